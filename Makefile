@@ -1,0 +1,39 @@
+# Two commands matter: `make demo` and `make test`. Both set up .venv by themselves.
+PYTHON ?= python3.11
+BIN := .venv/bin
+# Ray's token authentication writes a token into the home directory; nothing of this needs it.
+export RAY_AUTH_MODE ?= disabled
+
+.PHONY: demo test lint format types check bench clean
+
+demo: .venv/ready
+	$(BIN)/python jobs/demo/run.py demo-out
+
+test: .venv/ready
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: .venv/ready
+	$(BIN)/mypy
+
+check: lint types test
+
+format: .venv/ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/ready
+	$(BIN)/python jobs/bench_plan.py
+
+clean:
+	rm -rf .venv demo-out
+
+# torch is installed first and by its pin: an open range would pull gigabytes of CUDA packages.
+.venv/ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@

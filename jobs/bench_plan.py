@@ -1,0 +1,193 @@
+"""Benchmark of the planner: packs, time and balance, beside the seed's heap algorithm. Exits 1 on a missed target.
+
+python jobs/bench_plan.py [--samples 1000000] [--capacity 16384] [--seed 0] [--repeats 3]
+
+A step is a run of W packs, one per rank; max/mean over its packs is what the slowest rank costs the others (1 = ideal).
+"""
+
+import argparse
+import heapq
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pipeline.plan import greedy_knapsack, plan_bins
+from pipeline.plan.balance import pack_cost
+
+Ints = NDArray[np.int64]
+Bins = Sequence[Sequence[int] | Ints]
+WORLD_SIZES = (8, 64, 512)
+
+
+def mixed_samples(num_samples: int, capacity: int, seed: int, text_share: float = 0.25) -> tuple[Ints, Ints]:
+    """Lengths and visual tokens: at capacity 16384 25% of the samples are text, 85% of the tokens visual."""
+    rng = np.random.default_rng(seed)
+    is_text = rng.random(num_samples) < text_share
+    num_images = np.where(is_text, 0, np.minimum(rng.geometric(0.65, num_samples), 6))
+    visual = np.zeros(num_samples)
+    for image in range(6):
+        visual += (num_images > image) * np.clip(rng.lognormal(np.log(450), 0.8, num_samples), 64, 4096)
+    text = np.where(is_text, rng.lognormal(np.log(200), 1.0, num_samples), rng.lognormal(np.log(30), 1.0, num_samples))
+    visual_tokens = np.minimum(visual, capacity * 9 // 10).astype(np.int64)
+    return np.minimum(visual_tokens + np.maximum(text, 8).astype(np.int64), capacity), visual_tokens
+
+
+def heap_knapsack(lengths: Ints, capacity: int) -> list[list[int]]:
+    """The seed's algorithm: by decreasing length into the least filled bin if it fits, else a new bin (worst fit)."""
+    bins: list[list[int]] = []
+    heap: list[tuple[int, int]] = []
+    for sample in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[sample])
+        if heap and heap[0][0] + length <= capacity:
+            fill, bin_ = heap[0]
+            bins[bin_].append(sample)
+            heapq.heapreplace(heap, (fill + length, bin_))
+        else:
+            bins.append([sample])
+            heapq.heappush(heap, (length, len(bins) - 1))
+    return bins
+
+
+def heap_sorted(lengths: Ints, visual_tokens: Ints, capacity: int, seed: int) -> Bins:
+    return sorted(heap_knapsack(lengths, capacity), key=lambda bin_: int(visual_tokens[bin_].sum()))
+
+
+def shuffled(bins: list[list[int]], seed: int) -> Bins:
+    return [bins[i] for i in np.random.default_rng(seed).permutation(len(bins)).tolist()]
+
+
+def heap_shuffled(lengths: Ints, visual_tokens: Ints, capacity: int, seed: int) -> Bins:
+    return shuffled(heap_knapsack(lengths, capacity), seed)
+
+
+def best_fit_shuffled(lengths: Ints, visual_tokens: Ints, capacity: int, seed: int) -> Bins:
+    return shuffled(greedy_knapsack(lengths, capacity), seed)
+
+
+def planned(lengths: Ints, visual_tokens: Ints, capacity: int, seed: int) -> Bins:
+    return plan_bins(lengths, visual_tokens, capacity=capacity, seed=seed)
+
+
+PLANNERS: dict[str, Callable[[Ints, Ints, int, int], Bins]] = {
+    "heap, sorted by VT": heap_sorted,
+    "heap, shuffled": heap_shuffled,
+    "greedy_knapsack, shuffled": best_fit_shuffled,
+    "plan_bins": planned,
+}
+
+
+def steps_of(values: Ints, world_size: int) -> NDArray[np.float64]:
+    """Full steps as rows. 5 packs, world 2 -> 2 rows"""
+    num_steps = len(values) // world_size
+    return values[: num_steps * world_size].reshape(num_steps, world_size).astype(np.float64)
+
+
+def max_over_mean(values: Ints) -> list[float]:
+    """Mean over steps; a step of zeros is balanced, not judged if there is no full step."""
+    ratios = []
+    for world_size in WORLD_SIZES:
+        steps = steps_of(values, world_size)
+        steps[steps.sum(axis=1) == 0] = 1
+        ratios.append(float(np.mean(steps.max(axis=1) / steps.mean(axis=1))) if len(steps) else np.nan)
+    return ratios
+
+
+def trend(values: Ints) -> list[float]:
+    """Correlation of step number and the step's sum."""
+    sums = [steps_of(values, world_size).sum(axis=1) for world_size in WORLD_SIZES]
+    return [float(np.corrcoef(np.arange(len(s)), s)[0, 1]) if len(s) > 2 and s.std() else 0.0 for s in sums]
+
+
+def measure(bins: Bins, lengths: Ints, visual_tokens: Ints, capacity: int) -> dict[str, list[float]]:
+    pack_of = np.full(len(lengths), -1)
+    pack_of[np.concatenate([np.asarray(b) for b in bins])] = np.repeat(np.arange(len(bins)), [len(b) for b in bins])
+    assert pack_of.min() >= 0 and sum(map(len, bins)) == len(lengths), "each sample once"
+    is_text = (visual_tokens == 0).astype(np.int64)
+    tokens, visual, squares, text = (
+        np.bincount(pack_of, weights=values, minlength=len(bins)).astype(np.int64)
+        for values in (lengths, visual_tokens, lengths**2, lengths * is_text)
+    )
+    assert tokens.max() <= capacity
+    text_shares = [steps_of(text, w).sum(axis=1) / steps_of(tokens, w).sum(axis=1) for w in WORLD_SIZES]
+    return {
+        "packs / bound": [len(bins) / -(-int(lengths.sum()) // capacity)],
+        "VT max/mean": max_over_mean(visual),
+        "sum len^2 max/mean": max_over_mean(squares),
+        "cost max/mean": max_over_mean(pack_cost(tokens, visual, squares)),
+        "corr(step, VT)": trend(visual),
+        "text share std": [float(s.std()) if len(s) else np.nan for s in text_shares],
+        "text share max": [float(s.max()) if len(s) else np.nan for s in text_shares],
+    }
+
+
+def compare(lengths: Ints, visual_tokens: Ints, capacity: int, seed: int, repeats: int) -> dict[str, list[float]]:
+    """Print one row per planner; return the measurements of the last, plan_bins."""
+    seconds: dict[str, list[float]] = {name: [] for name in PLANNERS}
+    results: dict[str, dict[str, list[float]]] = {}
+    for _ in range(repeats):  # in turn, so that a busy machine slows all of them alike
+        for name, planner in PLANNERS.items():
+            start = time.perf_counter()
+            bins = planner(lengths, visual_tokens, capacity, seed)
+            seconds[name].append(time.perf_counter() - start)
+            if name not in results:
+                results[name] = measure(bins, lengths, visual_tokens, capacity)
+    for name, result in results.items():
+        result["seconds"] = [statistics.median(seconds[name])]
+    digits = {"packs / bound": "{:.5f}", "seconds": "{:.2f}", "corr(step, VT)": "{:+.2f}"}
+    columns = ("packs / bound", "seconds", "VT max/mean", "sum len^2 max/mean", "cost max/mean", "corr(step, VT)")
+    rows = [["", *columns, "text share std"]]
+    for name, result in results.items():
+        cells = [[digits.get(column, "{:.3f}").format(v) for v in result[column]] for column in rows[0][1:]]
+        rows.append([name, *("/".join(cell) for cell in cells)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return results["plan_bins"]
+
+
+def missed_targets(result: dict[str, list[float]], limits: dict[str, float]) -> list[str]:
+    """Every measurement above its limit; sizes with too few packs for a step are not judged."""
+    return [
+        f"{name} = {value:.5f}, target <= {limit}"
+        for name, limit in limits.items()
+        for value in map(abs, result[name])
+        if value > limit
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Benchmark of the planner; exits 1 if it misses a target.")
+    parser.add_argument("--samples", type=int, default=1_000_000)
+    parser.add_argument("--capacity", type=int, default=16384)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+
+    missed = []
+    max_seconds = max(1.0, 4.0 * args.samples / 1e6) if args.samples <= 1_000_000 else 6.0 * args.samples / 1e6
+    balanced = {"VT max/mean": 1.02, "cost max/mean": 1.01, "corr(step, VT)": 0.1, "seconds": max_seconds}
+    mixed = {"packs / bound": 1.0005, **balanced, "text share std": 0.1, "text share max": 0.95}
+    for title, text_share, limits in (
+        ("mixed: 25% text", 0.25, mixed),
+        ("image-only", 0.0, {"packs / bound": 1.005, "seconds": max_seconds}),
+    ):
+        lengths, visual_tokens = mixed_samples(args.samples, args.capacity, args.seed, text_share)
+        print(
+            f"\n{title}: {args.samples} samples, {visual_tokens.sum() / lengths.sum():.0%} of the tokens visual, "
+            f"capacity {args.capacity}; at {'/'.join(map(str, WORLD_SIZES))} ranks, median of {args.repeats} times"
+        )
+        result = compare(lengths, visual_tokens, args.capacity, args.seed, args.repeats)
+        missed += [f"{title}: {miss}" for miss in missed_targets(result, limits)]
+    print("\n" + ("\n".join(f"MISSED {miss}" for miss in missed) or "plan_bins meets all targets"))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

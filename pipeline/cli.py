@@ -1,0 +1,139 @@
+"""neatpack pack | plan | verify."""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline import __version__
+from pipeline.config import PackConfig, UserError, absolute, add_flags, load_config
+
+DONE, FAILED, WRONG_INPUT = 0, 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    # Nothing here trains; libraries that warn about missing accelerators only confuse.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        return args.run(args)
+    except UserError as error:
+        print(f"neatpack: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        print("neatpack: stopped; run the same command again to go on", file=sys.stderr)
+        return FAILED
+    except BrokenPipeError:  # the reader of our output has seen enough
+        sys.stderr.close()
+        return DONE
+
+
+class _Help(argparse.HelpFormatter):
+    """Flags and their explanations side by side."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="neatpack",
+        description="Packs multimodal conversations, once and exactly, into ready-to-train webdataset shards.",
+        epilog="Exit codes: 0 done, 1 the job or a check failed, 2 the input is wrong.",
+    )
+    parser.add_argument("--version", action="version", version=f"neatpack {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    pack = commands.add_parser(
+        "pack",
+        formatter_class=_Help,
+        help="pack the data sets of a meta JSON into shards",
+        description="Pack the data sets of a meta JSON into OUT/shards/*.tar, with an index, statistics and a ledger "
+        "of every input row. Killed at any instant, the same command goes on where it was.",
+        epilog="Example: neatpack pack --meta meta.json --processor Qwen/Qwen2.5-VL-7B-Instruct --out packed "
+        "--pack-size 16384",
+    )
+    add_flags(pack)
+    pack.set_defaults(run=_pack)
+
+    plan = commands.add_parser(
+        "plan",
+        formatter_class=_Help,
+        help="measure and plan only: what would packing give?",
+        description="Measure every row and plan the packs, without decoding a pixel; print what packing would give. "
+        "With --out or --work the measured tokens are kept, and `pack` starts from them.",
+    )
+    add_flags(plan, omit=("overwrite",), optional=("out",))
+    plan.set_defaults(run=_plan)
+
+    verify = commands.add_parser(
+        "verify",
+        formatter_class=_Help,
+        help="prove a finished output",
+        description="Check digests, tars, index, ledger and every pack of a finished output: each input row exactly "
+        "once, planned = materialized lengths, labels on assistant tokens only, media tokens = grid tokens.",
+    )
+    verify.add_argument("out", metavar="OUT", help="a finished output")
+    verify.add_argument("--engine", choices=("inline", "ray"), default="inline", help="ray: shards in parallel")
+    verify.set_defaults(run=_verify)
+    return parser
+
+
+def _pack(args: argparse.Namespace) -> int:
+    from pipeline.pack import run_pack  # torch and transformers take seconds; --help should not
+    from pipeline.shard.report import describe_output
+
+    config = load_config(args)
+    packed = run_pack(config)
+    if packed.already_done:
+        print(f"{config.out} is finished and made from the same inputs: nothing to do")
+    print(describe_output(Path(config.out), packed.manifest, reused_shards=packed.reused_shards))
+    return DONE
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from pipeline.pack import run_plan
+    from pipeline.shard.report import describe_plan
+
+    config = load_config(args, optional=("out",))
+    if config.out or config.work:
+        print(describe_plan(run_plan(config), config))
+        return DONE
+    with tempfile.TemporaryDirectory(prefix="neatpack-plan-") as folder:
+        args.work = folder
+        config = load_config(args, optional=("out",))
+        print(describe_plan(run_plan(config), config))
+    return DONE
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+    from pipeline.tasks import engine
+
+    out = Path(absolute("OUT", args.out))
+    manifest = read_manifest(out)
+    if isinstance(manifest, str):
+        print(f"neatpack: {manifest}", file=sys.stderr)
+        return FAILED
+    problems = verify_ledger(out, manifest)
+    with engine(PackConfig(engine=args.engine)) as running:
+        items = [(out, manifest, number) for number in range(len(manifest["shards"]))]
+        for found in running.run(verify_shard, items, title="verify", unit="shard"):
+            problems += found
+    counts = manifest["counts"]
+    for problem in problems:
+        print(problem)
+    if problems:
+        print(f"{out}: {len(problems)} problems", file=sys.stderr)
+        return FAILED
+    print(
+        f"{out}: verified. {counts['rows']:,} input rows accounted for, {counts['packed']:,} samples and "
+        f"{counts['tokens']:,} tokens in {counts['packs']:,} packs, {len(items)} shards"
+    )
+    return DONE
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

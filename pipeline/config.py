@@ -1,0 +1,231 @@
+"""PackConfig: everything a run depends on, from flags or a YAML file. Unknown keys fail."""
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+
+class UserError(ValueError):
+    """The user's input is wrong (exit code 2): says what was got, what was expected and the remedy."""
+
+
+def _key(default: Any, text: str, *, shapes: str = "", required: bool = False) -> Any:
+    """A config key. `shapes`: the stage whose result it shapes; keys of none (paths, engine) are not fingerprinted."""
+    return field(default=default, metadata={"help": text, "shapes": shapes, "required": required})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackConfig:
+    meta: str = _key("", "meta JSON: data set name -> file_name, columns, tags, media_dir, sample_ratio", required=True)
+    processor: str = _key("", "processor: a local directory or a hub id", required=True)
+    out: str = _key("", "output directory", required=True)
+    datasets: tuple[str, ...] = _key((), "only these data sets of the meta JSON (comma-separated)")
+    family: str = _key("", "model family; default: from the processor's class name", shapes="measure")
+    placeholders: Literal["strict", "lenient"] = _key(
+        "strict",
+        "strict: the number of <image> tags must equal the number of images. lenient: surplus tags stay as text, "
+        "surplus media go before the first user turn",
+        shapes="measure",
+    )
+    min_pixels: int = _key(0, "smallest image area; 0: the processor's own", shapes="measure")
+    max_pixels: int = _key(0, "largest image area; 0: the processor's own", shapes="measure")
+    pack_size: int = _key(8192, "tokens in a pack, at most", shapes="plan")
+    packing_ratio: float = _key(1.0, "fill packs to this share of pack-size only", shapes="plan")
+    max_visual_tokens: int = _key(
+        0, "visual tokens in a pack, at most (memory of the vision tower); 0: no bound", shapes="plan"
+    )
+    overlong: Literal["drop", "truncate", "error"] = _key(
+        "drop", "samples longer than a pack: drop (in the ledger), truncate (keeps whole media), error", shapes="plan"
+    )
+    drop_long_samples: bool | None = _key(None, "true: overlong=drop; false: overlong=error", shapes="plan")
+    max_packs: int = _key(0, "write this many packs at most; 0: all", shapes="plan")
+    group_size: int = _key(
+        512, "packs in a balanced group; data-parallel sizes that divide it are balanced", shapes="plan"
+    )
+    seed: int = _key(0, "seed of the pack order", shapes="plan")
+    fake_image: bool = _key(
+        True, "give a pack without media a tiny masked image, so that the vision tower always runs", shapes="plan"
+    )
+    resize: Literal["torch", "pil"] = _key(
+        "torch", "torch: bit-equal to the HF torchvision backend. pil: bit-equal to the HF PIL backend", shapes="render"
+    )
+    shard_mb: int = _key(256, "cut a shard after about this many MiB", shapes="render")
+    work: str = _key("", "where measured tokens and plans are kept for the next run; default: OUT/work")
+    engine: Literal["ray", "inline"] = _key("ray", "ray: a cluster (RAY_ADDRESS) or this machine. inline: in-process")
+    num_workers: int = _key(0, "processes at once; 0: every CPU that Ray has")
+    overwrite: bool = _key(False, "start anew over an output made from other inputs or another config")
+
+    def __post_init__(self) -> None:
+        if self.pack_size < 16:
+            raise UserError(f"pack_size is {self.pack_size}; it must be at least 16")
+        if not 0 < self.packing_ratio <= 1:
+            raise UserError(f"packing_ratio is {self.packing_ratio}; it must be above 0 and at most 1")
+        for key in ("min_pixels", "max_pixels", "max_visual_tokens", "max_packs", "num_workers", "seed"):
+            if getattr(self, key) < 0:
+                raise UserError(f"{key} is {getattr(self, key)}; it must not be negative")
+        for key in ("group_size", "shard_mb"):
+            if getattr(self, key) < 1:
+                raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1")
+        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
+            raise UserError(f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}")
+
+    @property
+    def overlong_policy(self) -> str:
+        if self.drop_long_samples is None:
+            return self.overlong
+        return "drop" if self.drop_long_samples else "error"
+
+    @property
+    def fill(self) -> int:
+        """Tokens up to which packs are filled."""
+        return int(self.pack_size * self.packing_ratio)
+
+    @property
+    def work_dir(self) -> Path:
+        return Path(self.work) if self.work else Path(self.out) / "work"
+
+    def shaping(self, *stages: str) -> dict[str, Any]:
+        """The keys that shape the results of these stages."""
+        return {
+            f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.metadata["shapes"] in stages
+        }
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def fingerprint(*parts: Any) -> str:
+    """Twenty hex digits that change whenever any part changes; parts are JSON values."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:20]
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser, *, omit: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> None:
+    """One flag per config key. Flags have no defaults here, so that an absent flag leaves the YAML's value alone."""
+    parser.add_argument(
+        "--config", metavar="FILE.yaml", help="the same keys from a YAML file (pack_size: 8192); flags win"
+    )
+    for f in dataclasses.fields(PackConfig):
+        if f.name in omit:
+            continue
+        text, kind = f.metadata["help"], _field_types()[f.name]
+        if f.metadata["required"] and f.name not in optional:
+            text += " (required)"
+        elif f.default not in ("", (), None):
+            text += f" (default: {str(f.default).lower() if kind is bool else f.default})"
+        if bool in _members(kind):
+            parser.add_argument(flag(f.name), action=argparse.BooleanOptionalAction, default=None, help=text)
+        elif typing.get_origin(kind) is Literal:
+            parser.add_argument(flag(f.name), choices=typing.get_args(kind), help=text)
+        else:
+            parser.add_argument(flag(f.name), metavar=f.name.upper(), help=text)
+
+
+def load_config(args: argparse.Namespace, *, optional: tuple[str, ...] = ()) -> PackConfig:
+    """The YAML file's keys, overridden by the flags; paths made absolute against the caller's directory."""
+    known = {f.name: f for f in dataclasses.fields(PackConfig)}
+    values: dict[str, Any] = {}
+    if args.config:
+        values = _read_yaml(Path(args.config))
+        for key in values:
+            if key not in known:
+                raise UserError(f"{args.config}: unknown key {key!r}; known: {', '.join(known)}")
+    values |= {key: value for key, value in vars(args).items() if key in known and value is not None}
+    parsed = {key: _parse(key, value) for key, value in values.items()}
+    missing = [
+        flag(key) for key, f in known.items() if f.metadata["required"] and key not in optional and not parsed.get(key)
+    ]
+    if missing:
+        raise UserError(f"missing {', '.join(missing)}: give the flag, or the key in --config")
+    for key in ("meta", "out", "work"):
+        if parsed.get(key):
+            parsed[key] = absolute(flag(key), parsed[key])
+    if parsed.get("processor") and Path(parsed["processor"]).is_dir():
+        parsed["processor"] = str(Path(parsed["processor"]).resolve())
+    return PackConfig(**parsed)
+
+
+def absolute(name: str, path: str) -> str:
+    """An absolute path; a relative one is refused inside a Ray job, where it would land in a temporary directory."""
+    expanded = os.path.expanduser(path)
+    if not os.path.isabs(expanded) and "/runtime_resources/" in os.getcwd() and os.environ.get("RAY_ADDRESS"):
+        raise UserError(
+            f"{name} {path}: give an absolute path under `ray job submit`; a relative one would end up in "
+            "Ray's temporary copy of the working directory"
+        )
+    return os.path.abspath(expanded)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"--config {path}: no such file") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"--config {path}: not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise UserError(
+            f"--config {path}: expected keys and values like `pack_size: 8192`, got {type(values).__name__}"
+        )
+    return values
+
+
+def _field_types() -> dict[str, Any]:
+    return typing.get_type_hints(PackConfig)
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+
+
+def _parse(key: str, value: Any) -> Any:
+    """A flag's text or a YAML value as the type of its key."""
+    kind = _field_types()[key]
+    wrong = UserError(f"{key}: {value!r} is not {_describe(kind)}")
+    if value is None and type(None) in _members(kind):
+        return None
+    if bool in _members(kind):
+        if not isinstance(value, bool):
+            raise wrong
+        return value
+    if typing.get_origin(kind) is Literal:
+        if value not in typing.get_args(kind):
+            raise wrong
+        return value
+    if typing.get_origin(kind) is tuple:
+        names = value.split(",") if isinstance(value, str) else value
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise wrong
+        return tuple(name.strip() for name in names if name.strip())
+    if isinstance(value, bool) or (kind is str and not isinstance(value, str)):
+        raise wrong
+    try:
+        number = kind(value)
+    except (TypeError, ValueError):
+        raise wrong from None
+    if kind is int and isinstance(value, float):  # int(1.5) would drop the half in silence
+        raise wrong
+    return number
+
+
+def _describe(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    if typing.get_origin(kind) is tuple:
+        return "a list of names"
+    if bool in _members(kind):
+        return "true or false"
+    return {int: "a whole number", float: "a number", str: "a text"}[kind]

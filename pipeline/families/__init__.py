@@ -1,0 +1,1 @@
+"""What a model family is (base.py), and one small file for each."""

@@ -1,0 +1,203 @@
+"""Every source as lines of JSON: files cut by byte range, rows numbered before any is parsed.
+
+JSONL is read where it lies. A JSON array, a compressed file or parquet is first rewritten as JSONL under the work
+directory (embedded media into one `.bin` beside it), so that everything after this file knows one format.
+"""
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow.parquet as pq
+import zstandard
+
+from pipeline.config import UserError, fingerprint
+from pipeline.storage import sha256_of, write_whole
+
+PART_BYTES = 4 << 20  # about a second of tokenizing; fixed, so that parts do not depend on the number of workers
+_BLANK = b" \t\r\n\v\f"
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """The lines of `file` that start in the bytes [start, end), and the number of the first of them."""
+
+    file: str
+    start: int
+    end: int
+    first_row: int  # 0-based, blank lines not counted
+    num_rows: int
+    first_line: int  # 1-based, as editors count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lines:
+    """A data file as JSONL: the file itself or its rewriting, which keeps the digest of what it was made from."""
+
+    file: str
+    rewritten_from: str = ""  # sha256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A data file made readable: a digest of its content, and its parts."""
+
+    file: str
+    digest: str
+    parts: tuple[Part, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(part.num_rows for part in self.parts)
+
+
+def part_ranges(lines: Lines) -> list[tuple[int, int]]:
+    size = os.path.getsize(lines.file)
+    return [(start, min(size, start + PART_BYTES)) for start in range(0, size, PART_BYTES)]
+
+
+def scan(lines: Lines, ranges: list[tuple[int, int]]) -> list[tuple[int, int, str]]:
+    """Lines, rows and digest of each byte range: the one pass over the data that numbers its rows."""
+    counts = []
+    for start, end in ranges:
+        texts = list(_lines(Path(lines.file), start, end))
+        num_rows = sum(1 for text in texts if text.strip(_BLANK))
+        counts.append((len(texts), num_rows, sha256_of(Path(lines.file), start, end)))
+    return counts
+
+
+def source_of(lines: Lines, ranges: list[tuple[int, int]], counts: list[tuple[int, int, str]]) -> Source:
+    parts, first_row, first_line = [], 0, 1
+    for (start, end), (num_lines, num_rows, _) in zip(ranges, counts, strict=True):
+        parts.append(
+            Part(file=lines.file, start=start, end=end, first_row=first_row, num_rows=num_rows, first_line=first_line)
+        )
+        first_row += num_rows
+        first_line += num_lines
+    digest = lines.rewritten_from or fingerprint([digest for _, _, digest in counts])
+    return Source(file=lines.file, digest=digest, parts=tuple(parts))
+
+
+def as_lines(file: Path, imported: Path) -> Lines:
+    """The file itself if it is JSONL, else a rewriting of it under `imported`, in a folder named by its digest."""
+    with open(file, "rb") as head:
+        start = head.read(64).removeprefix(_BOM).lstrip(_BLANK)
+    if start.startswith(b"version https://git-lfs"):
+        raise UserError(f"{file}: a git-LFS pointer, not the data; run `git lfs pull`")
+    suffixes = [suffix.lower() for suffix in file.suffixes[-2:]]
+    packed = bool(suffixes) and suffixes[-1] in (".gz", ".zst")
+    suffix = (suffixes[-2] if len(suffixes) > 1 else "") if packed else (suffixes[-1] if suffixes else "")
+    if suffix == ".parquet" and not packed:
+        return _rewrite(file, imported, _parquet_rows)
+    if suffix in (".jsonl", ".ndjson"):
+        return _rewrite(file, imported, _unpacked_lines) if packed else Lines(file=str(file))
+    if suffix == ".json" and not packed:
+        if start.startswith(b"["):
+            return _rewrite(file, imported, _array_rows)
+        if start.startswith(b"{"):
+            return Lines(file=str(file))  # JSONL under another name
+        raise UserError(f"{file}: neither a JSON array nor JSON lines; it starts with {start[:20]!r}")
+    raise UserError(f"{file}: unknown kind of file; known: .json .jsonl .ndjson .jsonl.gz .jsonl.zst .parquet")
+
+
+def rows(part: Part) -> Iterator[tuple[int, int, bytes]]:
+    """Row number, line number and text of every row of a part."""
+    row, line_number = part.first_row, part.first_line
+    for line in _lines(Path(part.file), part.start, part.end):
+        if line.strip(_BLANK):
+            yield row, line_number, line
+            row += 1
+        line_number += 1
+
+
+def _lines(file: Path, start: int, end: int) -> Iterator[bytes]:
+    r"""Lines that start in [start, end), split on \n only: a U+2028 inside a string is not a line break."""
+    with open(file, "rb") as source:
+        if start:
+            source.seek(start - 1)
+            source.readline()  # the rest of a line that belongs to the part before (or just its \n)
+        while (position := source.tell()) < end and (line := source.readline()):
+            yield line.removeprefix(_BOM) if position == 0 else line
+
+
+def _rewrite(file: Path, imported: Path, write: Callable[[Path, BinaryIO], None]) -> Lines:
+    digest = sha256_of(file)
+    target = imported / digest / "rows.jsonl"
+    if not target.exists():
+        with write_whole(target) as out:
+            write(file, out)
+    return Lines(file=str(target), rewritten_from=digest)
+
+
+def _dump(row: Any) -> bytes:
+    return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def _array_rows(file: Path, out: BinaryIO) -> None:
+    """Element by element: the file's text is in memory once, its parsed rows never are."""
+    try:
+        text = file.read_bytes().removeprefix(_BOM).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: not UTF-8: {error}") from None
+    decoder, space = json.JSONDecoder(), " \t\r\n"
+
+    def skip(position: int) -> int:
+        while position < len(text) and text[position] in space:
+            position += 1
+        return position
+
+    def fail(position: int, message: str) -> UserError:
+        return UserError(f"{file}: broken JSON array at line {text.count(chr(10), 0, position) + 1}: {message}")
+
+    position = skip(text.index("[") + 1)
+    while text[position : position + 1] != "]":
+        try:
+            row, position = decoder.raw_decode(text, position)
+        except json.JSONDecodeError as error:
+            raise fail(error.pos, error.msg) from None
+        out.write(_dump(row))
+        position = skip(position)
+        if text[position : position + 1] == ",":
+            position = skip(position + 1)
+        elif text[position : position + 1] != "]":
+            raise fail(position, "expected , or ] after an element")
+
+
+def _unpacked_lines(file: Path, out: BinaryIO) -> None:
+    unpack = gzip.open if file.suffix.lower() == ".gz" else zstandard.open
+    try:
+        with unpack(file, "rb") as source:
+            while block := source.read(1 << 20):
+                out.write(block)
+    except (OSError, EOFError, zstandard.ZstdError) as error:
+        raise UserError(f"{file}: cannot be decompressed: {error}") from None
+
+
+def _parquet_rows(file: Path, out: BinaryIO) -> None:
+    """Rows as JSON; bytes of embedded media go to `media.bin` beside, and the row points there."""
+    media_path = Path(out.name).with_name("media.bin")
+    with write_whole(media_path) as media:
+
+        def place(value: Any) -> Any:
+            if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
+                start = media.tell()
+                media.write(value["bytes"])
+                return {"path": str(media_path), "offset": start, "length": len(value["bytes"])}
+            if isinstance(value, bytes):
+                return place({"bytes": value})
+            if isinstance(value, dict):
+                return {key: place(item) for key, item in value.items()}
+            if isinstance(value, list):
+                return [place(item) for item in value]
+            return value
+
+        for batch in pq.ParquetFile(file).iter_batches(batch_size=256):
+            for row in batch.to_pylist():
+                out.write(
+                    json.dumps(place(row), ensure_ascii=False, default=str).encode("utf-8", "surrogatepass") + b"\n"
+                )

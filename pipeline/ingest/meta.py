@@ -1,0 +1,121 @@
+"""The meta JSON: which data sets there are and how to read each."""
+
+import dataclasses
+import json
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.config import UserError
+
+MEDIA_COLUMNS = {"images": "image", "videos": "video", "audios": "audio"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    messages: str = "messages"
+    images: str = "images"
+    videos: str = "videos"
+    audios: str = "audios"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tags:
+    role_tag: str = "role"
+    content_tag: str = "content"
+    user_tag: str = "user"
+    assistant_tag: str = "assistant"
+    system_tag: str = "system"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dataset:
+    name: str
+    file: str
+    columns: Columns = Columns()
+    tags: Tags = Tags()
+    media_dir: str = ""
+    sample_ratio: float = 1.0
+
+    def described(self) -> dict[str, Any]:
+        """What shapes the rows, for fingerprints: not where they lie, which may change (the file has its digest)."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if key not in ("file", "media_dir")}
+
+
+def read_meta(path: Path, select: tuple[str, ...] = ()) -> list[Dataset]:
+    """The data sets of a meta JSON, in its order; `select` keeps only those named, in their order."""
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"--meta {path}: no such file") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"--meta {path}: not JSON: {error}") from None
+    if not isinstance(meta, dict) or not meta:
+        raise UserError(f"--meta {path}: expected an object of data sets, {{name: {{file_name: …}}}}")
+    for name in select:
+        if name not in meta:
+            raise UserError(f"--datasets {name}: not in {path}, which has {', '.join(meta)}")
+    return [_dataset(path, name, meta[name]) for name in select or meta]
+
+
+def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
+    where = f"{meta_path}: data set {name!r}"
+    if not isinstance(entry, dict):
+        raise UserError(f"{where}: expected an object, got {type(entry).__name__}")
+    known = ("file_name", "columns", "tags", "media_dir", "sample_ratio")
+    for key in entry:
+        if key not in known:
+            raise UserError(f"{where}: unknown key {key!r}; known: {', '.join(known)}")
+    file_name = entry.get("file_name")
+    if not isinstance(file_name, str) or not file_name:
+        raise UserError(f"{where}: file_name must be the path of a JSON, JSONL or parquet file, got {file_name!r}")
+    file = meta_path.parent / file_name
+    if not file.is_file():
+        raise UserError(f"{where}: file_name {file} does not exist; it is taken relative to the meta file")
+    media_dir = entry.get("media_dir", "")
+    if media_dir is not None and not isinstance(media_dir, str):
+        raise UserError(f"{where}: media_dir must be a directory, got {media_dir!r}")
+    ratio = entry.get("sample_ratio", 1.0)
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio) or ratio < 0:
+        raise UserError(f"{where}: sample_ratio must be a number of at least 0, got {ratio!r}")
+    return Dataset(
+        name=name,
+        file=str(file.resolve()),
+        columns=_names(Columns, where, "columns", entry.get("columns")),
+        tags=_names(Tags, where, "tags", entry.get("tags")),
+        media_dir=str((meta_path.parent / (media_dir or "")).resolve()),
+        sample_ratio=float(ratio),
+    )
+
+
+def _names(kind: Any, where: str, key: str, entry: Any) -> Any:
+    """`columns` or `tags`: an object of names."""
+    if entry is None:
+        return kind()
+    if not isinstance(entry, dict):
+        raise UserError(f"{where}: {key} must be an object, got {type(entry).__name__}")
+    known = [f.name for f in dataclasses.fields(kind)]
+    for name, value in entry.items():
+        if name not in known:
+            raise UserError(f"{where}: unknown key {name!r} in {key}; known: {', '.join(known)}")
+        if not isinstance(value, str) or not value:
+            raise UserError(f"{where}: {key}.{name} must be a name, got {value!r}")
+    return kind(**entry)
+
+
+def copies_of_rows(num_rows: int, ratio: float) -> np.ndarray:
+    """How often each row is taken. The draw is Random(42).sample over the row numbers, as the seed documents it.
+
+    0.5 of 4 rows -> [0, 1, 0, 1] (say); 2.5 -> [2, 3, 2, 3]. Any ratio above 0 takes at least one row.
+    """
+    whole = int(ratio)
+    copies = np.full(num_rows, whole, dtype=np.int32)
+    drawn = math.floor(num_rows * (ratio - whole))
+    if whole == 0 and ratio > 0 and num_rows:
+        drawn = max(1, drawn)
+    copies[random.Random(42).sample(range(num_rows), drawn)] += 1
+    return copies

@@ -1,0 +1,147 @@
+"""One row of a ShareGPT-style data set, in any dialect of columns and tags, as an Example."""
+
+import json
+import os
+import re
+from typing import Any
+
+from pipeline.ingest.meta import MEDIA_COLUMNS, Dataset
+from pipeline.records import Example, MediaKind, MediaRef, Role, Skip, Turn
+
+_PLACEHOLDER = re.compile(r"(<image>|<video>|<audio>)", re.IGNORECASE)
+
+
+def parse_row(line: bytes, line_number: int) -> dict[str, Any] | Skip:
+    try:
+        row = json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Skip(reason="bad_row", detail=f"line {line_number}: broken JSON: {error}")
+    if not isinstance(row, dict):
+        return Skip(
+            reason="bad_row", detail=f"line {line_number}: a JSON {_json_name(row)} where an object was expected"
+        )
+    return row
+
+
+def convert(row: dict[str, Any], dataset: Dataset, *, lenient: bool = False) -> Example | Skip:
+    """Roles by the data set's tags; user text cut at its placeholders, which take the media in order.
+
+    Each piece of user text is stripped and empty ones vanish; assistant and system text stay as they are, and tags in
+    them are text. Strict: per kind, tags and media must be equally many. Lenient: surplus tags stay as text, surplus
+    media go before the first user turn.
+    """
+    turns = _turns(row, dataset)
+    if isinstance(turns, Skip):
+        return turns
+    media: dict[MediaKind, list[MediaRef]] = {}
+    for column, kind in MEDIA_COLUMNS.items():
+        refs = _media(
+            row.get(getattr(dataset.columns, column)), kind, getattr(dataset.columns, column), dataset.media_dir
+        )
+        if isinstance(refs, Skip):
+            return refs
+        media[kind] = refs  # type: ignore[index]
+    user_text = " ".join(text for role, text in turns if role == "user")
+    tags = [tag.lower().strip("<>") for tag in _PLACEHOLDER.findall(user_text)]
+    surplus: list[MediaRef] = []
+    for kind, refs in media.items():
+        if tags.count(kind) != len(refs) and not lenient:
+            return Skip(
+                reason="bad_placeholders",
+                detail=f"{tags.count(kind)} <{kind}> tags but {len(refs)} {kind}s; fix the row or set "
+                "placeholders: lenient",
+            )
+        surplus += refs[tags.count(kind) :]
+    if not any(role == "assistant" for role, _ in turns):
+        return Skip(reason="no_target", detail="no assistant turn")
+
+    waiting = {kind: iter(refs) for kind, refs in media.items()}
+    converted: list[Turn] = []
+    for role, text in turns:
+        if role == "user":
+            first = [] if any(turn.role == "user" for turn in converted) else surplus
+            converted.append(Turn(role=role, parts=(*first, *_user_parts(text, waiting))))
+        else:
+            converted.append(Turn(role=role, parts=(text,)))
+    if surplus and not any(turn.role == "user" for turn in converted):
+        return Skip(reason="bad_placeholders", detail=f"{len(surplus)} media but no user turn to put them in")
+    return Example(turns=tuple(converted))
+
+
+def _turns(row: dict[str, Any], dataset: Dataset) -> list[tuple[Role, str]] | Skip:
+    tags, column = dataset.tags, dataset.columns.messages
+    messages = row.get(column)
+    if not isinstance(messages, list):
+        problem = f"is a {_json_name(messages)}" if column in row else "is absent"
+        return Skip(reason="bad_row", detail=f"column {column!r} {problem}; expected a list of turns")
+    if not messages:
+        return Skip(reason="bad_row", detail="empty conversation")
+    roles: dict[str, Role] = {tags.user_tag: "user", tags.assistant_tag: "assistant", tags.system_tag: "system"}
+    turns = []
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict):
+            return Skip(reason="bad_row", detail=f"turn {number} is a {_json_name(message)}; expected an object")
+        role, content = message.get(tags.role_tag), message.get(tags.content_tag)
+        if not isinstance(role, str) or role not in roles:
+            return Skip(reason="bad_row", detail=f"turn {number}: unknown role {role!r}; known: {', '.join(roles)}")
+        if not isinstance(content, str):
+            problem = f"is a {_json_name(content)}" if tags.content_tag in message else "is absent"
+            return Skip(reason="bad_row", detail=f"turn {number}: {tags.content_tag!r} {problem}; expected a text")
+        if not _is_unicode(content):
+            return Skip(reason="bad_row", detail=f"turn {number}: not Unicode text: half of a surrogate pair")
+        turns.append((roles[role], content))
+    return turns
+
+
+def _media(value: Any, kind: str, column: str, media_dir: str) -> list[MediaRef] | Skip:
+    """A media column: a list, one entry, null or absent; an entry is a path or an object with `path`."""
+    entries = [] if value is None else value if isinstance(value, list) else [value]
+    refs = []
+    for entry in entries:
+        path = entry.get("path") if isinstance(entry, dict) else entry
+        if not isinstance(path, str) or not path:
+            return Skip(reason="bad_row", detail=f"column {column!r}: {str(entry)[:80]!r} is not a path")
+        where = {key: entry[key] for key in ("offset", "length") if key in entry} if isinstance(entry, dict) else {}
+        if not all(isinstance(number, int) and number >= 0 for number in where.values()):
+            return Skip(
+                reason="bad_row", detail=f"column {column!r}: offset and length must be whole numbers, got {where}"
+            )
+        refs.append(MediaRef(kind=kind, path=os.path.join(media_dir, path), **where))  # type: ignore[arg-type]
+    return refs
+
+
+def _user_parts(text: str, waiting: dict[MediaKind, Any]) -> tuple[str | MediaRef, ...]:
+    """Pieces of text and media in order: "<image>\\nWho?" -> (image, "Who?")."""
+    parts: list[str | MediaRef] = []
+    literal = ""  # text so far, with placeholders that no medium is left for
+    for piece in _PLACEHOLDER.split(text):
+        medium = next(waiting[piece.lower().strip("<>")], None) if _PLACEHOLDER.fullmatch(piece) else None  # type: ignore[index]
+        if medium is None:
+            literal += piece
+            continue
+        parts += [literal.strip(), medium]
+        literal = ""
+    parts.append(literal.strip())
+    kept = tuple(part for part in parts if part != "")
+    return kept or ("",)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _json_name(value: Any) -> str:
+    names = {
+        dict: "object",
+        list: "list",
+        str: "text",
+        bool: "boolean",
+        int: "number",
+        float: "number",
+        type(None): "null",
+    }
+    return names[type(value)]

@@ -1,0 +1,44 @@
+"""Which tokens are trained on, and the shift: both written here and nowhere else."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.records import IGNORE
+
+
+@dataclass(frozen=True, slots=True)
+class TurnMarkers:
+    """Token ids around an assistant turn, as the chat template writes them.
+
+    `header` introduces the turn (`<|im_start|>assistant`); the one token after it belongs to the header too (the line
+    break, which byte-pair encoding may have merged with line breaks of the answer: "\\n" or "\\n\\n"); `end` closes it.
+    """
+
+    header: tuple[int, ...]
+    end: int
+
+
+def target_mask(ids: np.ndarray, markers: TurnMarkers) -> np.ndarray:
+    """True for the tokens of assistant text and for the end-of-turn token after it.
+
+    header (7, 8), end 9: ids [7, 5, 1, 4, 9, 1, 7, 8, 1, 4, 4, 9, 1] -> only [4, 4, 9] of the second turn.
+    """
+    mask = np.zeros(len(ids), dtype=bool)
+    header = np.asarray(markers.header)
+    starts = np.flatnonzero(ids == header[0])
+    starts = starts[starts + len(header) <= len(ids)]
+    for offset in range(1, len(header)):
+        starts = starts[ids[starts + offset] == header[offset]]
+    ends = np.flatnonzero(ids == markers.end)
+    for start in (starts + len(header) + 1).tolist():
+        after = np.searchsorted(ends, start)
+        # A truncated sample may end inside the answer.
+        stop = int(ends[after]) + 1 if after < len(ends) else len(ids)
+        mask[start:stop] = True
+    return mask
+
+
+def shifted(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels of next-token prediction: ids [a, b, c], mask [0, 1, 1] -> inputs [a, b], labels [b, c]."""
+    return ids[:-1], np.where(mask[1:], ids[1:], np.int32(IGNORE)).astype(np.int32)

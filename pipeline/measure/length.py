@@ -1,0 +1,65 @@
+"""Example -> Measured: exact lengths from the real template, the real tokenizer and the media headers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pipeline.families.base import Family
+from pipeline.labels import target_mask
+from pipeline.measure.probe import MediaError, image_size
+from pipeline.records import Example, Measured, MeasuredMedia, MediaRef, Skip
+
+
+def measure(examples: Sequence[Example], family: Family) -> list[Measured | Skip]:
+    """Many at once: the tokenizer is fastest in batches. Media are probed first, so that bad rows are not tokenized."""
+    results: list[Measured | Skip | tuple[MeasuredMedia, ...]] = [_probe(example, family) for example in examples]
+    good = [index for index, result in enumerate(results) if not isinstance(result, Skip)]
+    for index, ids in zip(good, family.encode([examples[index] for index in good]), strict=True):
+        media = results[index]
+        assert isinstance(media, tuple)
+        assert np.count_nonzero(ids == family.image_token_id) == len(media), "template and media disagree"
+        results[index] = measured(ids, media, family)
+    return results  # type: ignore[return-value]
+
+
+def measured(ids: np.ndarray, media: tuple[MeasuredMedia, ...], family: Family) -> Measured:
+    visual_tokens = sum(family.image.tokens(medium.grid) for medium in media)
+    # Each placeholder gives way to its tokens, and the shift takes one: 10 ids, 1 image of 64 -> 10 - 1 + 64 - 1 = 72.
+    return Measured(ids=ids, media=media, tokens=len(ids) - len(media) + visual_tokens - 1, visual_tokens=visual_tokens)
+
+
+def truncated(whole: Measured, limit: int, family: Family) -> Measured | None:
+    """The longest beginning of at most `limit` tokens that ends outside an image; None if it has no target left."""
+    is_image = whole.ids == family.image_token_id
+    expanded = np.ones(len(whole.ids), dtype=np.int64)
+    expanded[is_image] = [family.image.tokens(medium.grid) for medium in whole.media]
+    # limit + 1 ids before the shift are `limit` after it.
+    keep = int(np.searchsorted(np.cumsum(expanded), limit + 1, side="right"))
+    start_token = family.fake_image_ids[0]
+    if 0 < keep < len(whole.ids) and is_image[keep] and whole.ids[keep - 1] == start_token:
+        keep -= 1  # an opening marker without its image
+    ids = whole.ids[:keep]
+    if not target_mask(ids, family.markers)[1:].any():
+        return None
+    cut = measured(ids, whole.media[: int(np.count_nonzero(is_image[:keep]))], family)
+    assert cut.tokens <= limit
+    return cut
+
+
+def _probe(example: Example, family: Family) -> tuple[MeasuredMedia, ...] | Skip:
+    for ref in example.media:
+        if ref.kind not in family.spec.takes:
+            return Skip(reason=f"{ref.kind}_unsupported", detail=f"{family.spec.name} does not take {ref.kind}s")
+    try:
+        return tuple(_probe_image(ref, family) for ref in example.media)
+    except MediaError as error:
+        return error.skip
+
+
+def _probe_image(ref: MediaRef, family: Family) -> MeasuredMedia:
+    height, width = image_size(ref)
+    try:
+        grid = family.image.grid(height, width)
+    except ValueError as error:  # an aspect ratio that smart_resize refuses
+        raise MediaError("bad_media", f"{ref.path}: {error}") from None
+    return MeasuredMedia(ref=ref, height=height, width=width, grid=grid)

@@ -1,0 +1,95 @@
+"""Media headers: the size of a picture as displayed, without decoding it."""
+
+import io
+import struct
+import warnings
+from typing import BinaryIO
+
+from PIL import ExifTags, Image
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+
+from pipeline.records import MediaRef, Skip
+
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
+
+
+class MediaError(Exception):
+    """A medium that cannot be used; carries the Skip for its row."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.skip = Skip(reason=reason, detail=detail)
+
+
+def open_media(ref: MediaRef) -> BinaryIO:
+    """The bytes of a medium as a file."""
+    try:
+        file = open(ref.path, "rb")  # noqa: SIM115 (the caller closes it)
+        if ref.length < 0:
+            return file
+        with file:
+            file.seek(ref.offset)
+            return io.BytesIO(file.read(ref.length))
+    except OSError as error:
+        raise MediaError("missing_media", f"{ref.path}: {error.strerror or error}") from None
+
+
+def open_image(ref: MediaRef, file: BinaryIO) -> Image.Image:
+    """An image whose header has been read and whose pixels have not."""
+    with warnings.catch_warnings():
+        # Pillow warns of large pictures and odd metadata; what it cannot read it raises.
+        warnings.simplefilter("ignore")
+        try:
+            return Image.open(file)
+        except MemoryError:
+            raise  # our trouble, not the picture's
+        except Exception as error:  # broken files raise anything: OSError, SyntaxError, struct.error, EOFError …
+            raise bad_media(ref, error) from None
+
+
+def bad_media(ref: MediaRef, error: Exception) -> MediaError:
+    return MediaError("bad_media", f"{ref.path}: {type(error).__name__}: {error}")
+
+
+def image_size(ref: MediaRef) -> tuple[int, int]:
+    """Height and width as displayed, that is after the EXIF orientation is applied."""
+    with open_media(ref) as file:
+        image = open_image(ref, file)
+        width, height = image.size
+        return (width, height) if _orientation(image, file) in _TURNED else (height, width)
+
+
+def _orientation(image: Image.Image, file: BinaryIO) -> int:
+    if isinstance(image, TiffImageFile):
+        return 1  # Pillow turns TIFFs itself, and has exchanged `size` already
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if isinstance(image, PngImageFile) and "exif" not in image.info and not _metadata_after_pixels(file):
+                # PngImageFile.getexif decodes the whole picture to look for metadata behind the pixels.
+                exif = Image.Image.getexif(image)
+            else:
+                exif = image.getexif()
+            return int(exif.get(ExifTags.Base.Orientation, 1))
+        except MemoryError:
+            raise
+        except Exception:  # a broken EXIF block must not cost the picture, and rendering treats it the same way
+            return 1
+
+
+def _metadata_after_pixels(file: BinaryIO) -> bool:
+    """Whether a PNG has an eXIf or text chunk behind its first IDAT, found by stepping over the chunks."""
+    position, seen_pixels = 8, False
+    while True:
+        file.seek(position)
+        head = file.read(8)
+        if len(head) < 8:
+            return False
+        length, kind = struct.unpack(">I4s", head)
+        if kind == b"IEND":
+            return False
+        seen_pixels |= kind == b"IDAT"
+        if seen_pixels and kind in (b"eXIf", b"iTXt", b"tEXt", b"zTXt"):
+            return True
+        position += 12 + length

@@ -1,0 +1,92 @@
+"""The token store: one Arrow file per part, one line per row read, good or skipped. Read by memory map, row by row."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.records import Measured, MeasuredMedia, MediaRef, Skip
+from pipeline.storage import read_arrow, write_arrow
+
+_MEDIUM = pa.struct(
+    [
+        ("kind", pa.string()),
+        ("path", pa.string()),
+        ("offset", pa.int64()),
+        ("length", pa.int64()),
+        ("height", pa.int32()),
+        ("width", pa.int32()),
+        ("grid", pa.list_(pa.int32(), 3)),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        ("row", pa.int64()),
+        ("tokens", pa.int32()),
+        ("visual_tokens", pa.int32()),
+        ("num_patches", pa.int32()),
+        ("reason", pa.string()),  # "" for a good row
+        ("detail", pa.string()),
+        ("ids", pa.list_(pa.int32())),
+        ("media", pa.list_(_MEDIUM)),
+    ]
+)
+
+
+def write_measured(path: Path, numbers: Sequence[int], results: Sequence[Measured | Skip]) -> None:
+    lines = [_line(number, result) for number, result in zip(numbers, results, strict=True)]
+    write_arrow(path, pa.Table.from_pylist(lines, schema=SCHEMA))
+
+
+def _line(row: int, result: Measured | Skip) -> dict[str, Any]:
+    if isinstance(result, Skip):
+        skipped = {"tokens": 0, "visual_tokens": 0, "num_patches": 0, "ids": [], "media": []}
+        return {"row": row, "reason": result.reason, "detail": result.detail, **skipped}
+    media = [
+        {
+            "kind": medium.ref.kind,
+            "path": medium.ref.path,
+            "offset": medium.ref.offset,
+            "length": medium.ref.length,
+            "height": medium.height,
+            "width": medium.width,
+            "grid": medium.grid,
+        }
+        for medium in result.media
+    ]
+    return {
+        "row": row,
+        "tokens": result.tokens,
+        "visual_tokens": result.visual_tokens,
+        "num_patches": sum(t * h * w for t, h, w in (medium.grid for medium in result.media)),
+        "reason": "",
+        "detail": "",
+        "ids": result.ids,
+        "media": media,
+    }
+
+
+# Packs draw their documents from all over the store; open files are kept, their pages are the system's.
+open_measured = lru_cache(maxsize=512)(read_arrow)
+
+
+def read_measured(path: Path, index: int) -> Measured:
+    """Line `index` of a part's file."""
+    table = open_measured(path)
+    media = tuple(
+        MeasuredMedia(
+            ref=MediaRef(kind=item["kind"], path=item["path"], offset=item["offset"], length=item["length"]),
+            height=item["height"],
+            width=item["width"],
+            grid=tuple(item["grid"]),
+        )
+        for item in table["media"][index].as_py()
+    )
+    return Measured(
+        ids=table["ids"][index].values.to_numpy(),
+        media=media,
+        tokens=table["tokens"][index].as_py(),
+        visual_tokens=table["visual_tokens"][index].as_py(),
+    )

@@ -1,0 +1,220 @@
+"""The plan of a run: which row goes into which pack, at which position, and which row goes nowhere, and why."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.config import PackConfig, UserError
+from pipeline.families.base import Family
+from pipeline.measure.length import truncated
+from pipeline.measure.store import open_measured, read_measured
+from pipeline.plan.plan import plan_bins
+
+SCHEMA = pa.schema(
+    [
+        ("pack", pa.int32()),  # -1: in no pack
+        ("position", pa.int32()),
+        ("dataset", pa.int32()),  # index into the run's data sets
+        ("row", pa.int64()),
+        ("repeat", pa.int32()),
+        ("part", pa.int32()),  # index into the run's measured parts, and the line in it
+        ("line", pa.int32()),
+        ("tokens", pa.int32()),
+        ("visual_tokens", pa.int32()),
+        ("num_patches", pa.int32()),
+        ("limit", pa.int32()),  # tokens to truncate to; 0: whole
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredPart:
+    dataset: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Lines of packed rows in pack order, then lines of skipped rows in source order (see SCHEMA)."""
+
+    table: pa.Table
+
+    @cached_property
+    def packed(self) -> pa.Table:
+        return self.table.slice(0, int(pc.sum(pc.greater_equal(self.table["pack"], 0)).as_py() or 0))
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where each pack's lines start in the table; one more at the end."""
+        packs = self.packed["pack"].to_numpy()
+        return np.searchsorted(packs, np.arange(self.num_packs + 1))
+
+    @property
+    def num_packs(self) -> int:
+        return int(self.packed["pack"][-1].as_py()) + 1 if len(self.packed) else 0
+
+    def per_pack(self, column: str) -> np.ndarray:
+        """Sum of a column over the documents of each pack."""
+        if not self.num_packs:
+            return np.zeros(0, dtype=np.int64)
+        return np.add.reduceat(self.packed[column].to_numpy().astype(np.int64), self.starts[:-1])
+
+
+def make_plan(
+    parts: Sequence[MeasuredPart],
+    copies: Sequence[np.ndarray],
+    datasets: Sequence[str],
+    family: Family,
+    config: PackConfig,
+) -> Plan:
+    """Assign every measured row, as often as `copies` (per data set, by row) says."""
+    lines = _lines(parts, copies)
+    reserve = len(family.fake_image_ids) if config.fake_image else 0
+    lines = _fit_overlong(lines, parts, datasets, family, config, reserve)
+    tokens, visual = lines["tokens"].to_numpy(), lines["visual_tokens"].to_numpy()
+    good = np.flatnonzero(pc.equal(lines["reason"], "").to_numpy())
+    # Rows that exceed the fill that packing_ratio asks for, but not the pack, get a pack of their own.
+    alone = tokens[good] > np.where(visual[good] > 0, config.fill, config.fill - reserve)
+    bins = [
+        good[~alone][bin_]
+        for bin_ in plan_bins(
+            tokens[good[~alone]],
+            visual[good[~alone]],
+            capacity=config.fill,
+            group_size=config.group_size,
+            seed=config.seed,
+            max_visual_tokens=config.max_visual_tokens or None,
+            text_reserve=reserve,
+        )
+    ]
+    bins += list(good[alone][:, None])
+    return Plan(_in_pack_order(lines, bins, config.max_packs))
+
+
+def shard_starts(plan: Plan, family: Family, shard_bytes: int) -> list[int]:
+    """First pack of each shard, and the number of packs at the end: cut where a shard would exceed `shard_bytes`."""
+    starts, filled = [0], 0
+    for number, size in enumerate(pack_bytes(plan, family).tolist()):
+        if filled and filled + size > shard_bytes:
+            starts.append(number)
+            filled = 0
+        filled += size
+    return [*starts, plan.num_packs] if plan.num_packs else [0]
+
+
+def pack_bytes(plan: Plan, family: Family) -> np.ndarray:
+    """About what each pack takes on disk: 21 bytes a token (ids, labels, 3 positions, type), pixels, headers."""
+    return 21 * plan.per_pack("tokens") + family.image.patch_bytes * plan.per_pack("num_patches") + 16_384
+
+
+def _lines(parts: Sequence[MeasuredPart], copies: Sequence[np.ndarray]) -> pa.Table:
+    """One line per row and repetition, in source order."""
+    tables = []
+    for index, part in enumerate(parts):
+        stored = open_measured(part.path)
+        repeats = copies[part.dataset][stored["row"].to_numpy()]
+        line = np.repeat(np.arange(len(stored), dtype=np.int32), repeats)
+        # repeats [1, 3] -> repeat numbers [0, 0, 1, 2]
+        repeat = np.arange(len(line)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        columns = {
+            "pack": np.full(len(line), -1),
+            "position": np.full(len(line), -1),
+            "dataset": np.full(len(line), part.dataset),
+            "repeat": repeat,
+            "part": np.full(len(line), index),
+            "line": line,
+            "limit": np.zeros(len(line)),
+        }
+        taken = stored.take(pa.array(line))
+        tables.append(
+            pa.table(
+                [
+                    pa.array(columns[field.name]).cast(field.type) if field.name in columns else taken[field.name]
+                    for field in SCHEMA
+                ],
+                schema=SCHEMA,
+            )
+        )
+    return pa.concat_tables(tables).combine_chunks() if tables else SCHEMA.empty_table()
+
+
+def _fit_overlong(
+    lines: pa.Table,
+    parts: Sequence[MeasuredPart],
+    datasets: Sequence[str],
+    family: Family,
+    config: PackConfig,
+    reserve: int,
+) -> pa.Table:
+    """Truncate, skip or refuse what does not fit a pack; skip what alone exceeds max_visual_tokens."""
+    tokens, visual = lines["tokens"].to_numpy().copy(), lines["visual_tokens"].to_numpy().copy()
+    patches, limits = lines["num_patches"].to_numpy().copy(), lines["limit"].to_numpy().copy()
+    reasons, details = lines["reason"].to_pylist(), lines["detail"].to_pylist()
+    room = np.where(visual > 0, config.pack_size, config.pack_size - reserve)
+    for index in np.flatnonzero(tokens > room).tolist():
+        length = int(tokens[index])
+        if config.overlong_policy == "error":
+            row = lines["row"][index].as_py()
+            raise UserError(
+                f"{datasets[lines['dataset'][index].as_py()]} row {row}: {length} tokens, a pack holds {room[index]}; "
+                "set overlong to truncate or drop, or raise pack_size"
+            )
+        cut, limit = None, 0
+        if config.overlong_policy == "truncate":
+            whole = read_measured(parts[lines["part"][index].as_py()].path, lines["line"][index].as_py())
+            for limit in (config.pack_size, config.pack_size - reserve):
+                cut = truncated(whole, limit, family)
+                if cut is None or cut.visual_tokens or cut.tokens <= config.pack_size - reserve:
+                    break
+        if cut is None:
+            reasons[index] = "overlong"
+            details[index] = f"{length} tokens, a pack holds {room[index]}"
+            if config.overlong_policy == "truncate":
+                details[index] += "; cut to that it would have no target"
+            continue
+        tokens[index], visual[index], limits[index] = cut.tokens, cut.visual_tokens, limit
+        patches[index] = sum(t * h * w for t, h, w in (medium.grid for medium in cut.media))
+        details[index] = f"truncated from {length} to {cut.tokens} tokens"
+    if config.max_visual_tokens:
+        for index in np.flatnonzero(visual > config.max_visual_tokens).tolist():
+            if not reasons[index]:
+                reasons[index] = "too_many_visual_tokens"
+                details[index] = f"{visual[index]} visual tokens, a pack may hold {config.max_visual_tokens}"
+    changed = {
+        "tokens": tokens,
+        "visual_tokens": visual,
+        "num_patches": patches,
+        "limit": limits,
+        "reason": reasons,
+        "detail": details,
+    }
+    for name, values in changed.items():
+        lines = lines.set_column(
+            SCHEMA.get_field_index(name), SCHEMA.field(name), pa.array(values, SCHEMA.field(name).type)
+        )
+    return lines
+
+
+def _in_pack_order(lines: pa.Table, bins: list[np.ndarray], max_packs: int) -> pa.Table:
+    pack, position = np.full(len(lines), -1, dtype=np.int32), np.full(len(lines), -1, dtype=np.int32)
+    kept = bins[:max_packs] if max_packs else bins
+    order = np.concatenate([*kept, np.zeros(0, dtype=np.int64)]).astype(np.int64)
+    sizes = np.array([len(bin_) for bin_ in kept], dtype=np.int64)
+    pack[order] = np.repeat(np.arange(len(kept)), sizes)
+    position[order] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    if max_packs and len(bins) > max_packs:
+        reasons = np.array(lines["reason"].to_pylist(), dtype=object)
+        reasons[np.concatenate(bins[max_packs:])] = "max_packs"
+        lines = lines.set_column(SCHEMA.get_field_index("reason"), "reason", pa.array(reasons, pa.string()))
+    lines = lines.set_column(0, SCHEMA.field("pack"), pa.array(pack)).set_column(
+        1, SCHEMA.field("position"), pa.array(position)
+    )
+    skipped = np.flatnonzero(pack < 0)
+    return lines.take(pa.array(np.concatenate([order, skipped])))

@@ -1,0 +1,269 @@
+"""Packing: which sample goes into which bin.
+
+`best_fit` packs tightest, `spread` packs evenly, and `pack` joins them: spread the long samples over a fixed number of
+bins so that every bin gets the same visual tokens (VT), then fill the gaps with the short ones by best fit.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+UNPLACED = -1
+SLACK = 1.0005  # packs over the lower bound that a better balance may cost
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Samples:
+    """What the packer knows of the samples, and the bins' limits."""
+
+    lengths: Ints
+    visual_tokens: Ints
+    capacity: int
+    max_visual_tokens: int | None
+    text_reserve: int  # tokens that a bin without a visual sample keeps free, for a fake image
+
+    @property
+    def is_visual(self) -> Mask:
+        return self.visual_tokens > 0
+
+    def sizes(self) -> Ints:
+        """Length, or the share of the VT limit in tokens if that is larger: sum(sizes) <= capacity keeps both limits.
+
+        capacity 100, at most 50 VT: a sample of 30 tokens with 20 VT has size max(30, 20 * 100 / 50) = 40.
+        """
+        if self.max_visual_tokens is None:
+            return self.lengths
+        return np.maximum(self.lengths, -(-self.visual_tokens * self.capacity // self.max_visual_tokens))
+
+    def lower_bound(self) -> int:
+        """No packing has fewer bins."""
+        num_tokens, num_visual = int(self.lengths.sum()), int(self.is_visual.sum())
+        bounds = [ceil_div(num_tokens, self.capacity), int((2 * self.lengths > self.capacity).sum())]
+        beside_visual = num_visual * self.capacity  # room in bins without a reserve
+        if num_tokens > beside_visual:
+            bounds.append(num_visual + ceil_div(num_tokens - beside_visual, self.capacity - self.text_reserve))
+        if self.max_visual_tokens is not None:
+            bounds.append(ceil_div(int(self.visual_tokens.sum()), self.max_visual_tokens))
+        return max(bounds)
+
+
+class Shelves:
+    """Bins by free tokens: shelf 7 holds the bins that have room for 7 tokens."""
+
+    def __init__(self, capacity: int) -> None:
+        self.shelves: list[list[Ints]] = [[] for _ in range(capacity + 1)]
+        self.occupied = bytearray(capacity + 1)
+
+    def put(self, room: int, bins: Ints) -> None:
+        if len(bins):
+            self.shelves[room].append(bins)
+            self.occupied[room] = 1
+
+    def find(self, room: int) -> int:
+        """The occupied shelf with the least room that is enough, or -1."""
+        return self.occupied.find(1, max(room, 0))
+
+    def take(self, room: int) -> Ints:
+        bins = self.shelves[room]
+        self.shelves[room] = []
+        self.occupied[room] = 0
+        return bins[0] if len(bins) == 1 else np.concatenate(bins)
+
+
+def best_fit(bin_of: Ints, num_bins: int, todo: Ints, sizes: Ints, samples: Samples) -> int:
+    """Put the samples `todo` into the bins by best-fit decreasing, opening bins as needed; return how many there are.
+
+    All samples of one size go at once. With room 7 the fullest fitting bin takes two samples of size 3 one after the
+    other, because after the first one it is fuller still; so does every bin on that shelf, until the samples run out.
+    """
+    capacity, reserve = samples.capacity, samples.text_reserve
+    is_visual = samples.is_visual
+    with_visual, text_only = Shelves(capacity), Shelves(capacity)
+    room = capacity - bin_sums(bin_of, sizes, num_bins)
+    has_visual = bin_sums(bin_of, samples.visual_tokens, num_bins) > 0
+    for value, bins in runs(room, np.flatnonzero(has_visual)):
+        with_visual.put(value, bins)
+    for value, bins in runs(room - reserve, np.flatnonzero(~has_visual)):
+        text_only.put(value, bins)
+
+    for key, batch in runs(-2 * sizes - is_visual, todo):  # longest first, at equal size the visual ones
+        size, visual = divmod(-key, 2)
+        release = reserve if visual else 0  # a visual sample may use the room kept for the fake image
+        while len(batch):
+            tight, loose = with_visual.find(size), text_only.find(size - release)
+            if tight < 0 and loose < 0:
+                num_new = ceil_div(len(batch), (capacity - reserve + release) // size)
+                text_only.put(capacity - reserve, np.arange(num_bins, num_bins + num_new))
+                num_bins += num_new
+                continue
+            if loose < 0 or 0 <= tight <= loose + release:
+                source, shelf, free = with_visual, tight, tight
+            else:
+                source, shelf, free = text_only, loose, loose + release
+            target = with_visual if visual else source
+            bins = source.take(shelf)
+            per_bin = free // size
+            num_placed = min(len(batch), len(bins) * per_bin)
+            num_full, rest = divmod(num_placed, per_bin)
+            num_touched = num_full + (rest > 0)
+            bin_of[batch[:num_placed]] = np.repeat(bins[:num_touched], per_bin)[:num_placed]
+            target.put(free - per_bin * size, bins[:num_full])
+            target.put(free - rest * size, bins[num_full:num_touched])
+            source.put(shelf, bins[num_touched:])
+            batch = batch[num_placed:]
+    return num_bins
+
+
+def spread(bin_of: Ints, num_bins: int, todo: Ints, sizes: Ints, samples: Samples) -> None:
+    """Put the samples `todo` into bins that have the least VT so far. What fits nowhere stays unplaced.
+
+    In rounds, by decreasing size: of the bins that can hold the longest sample left, the half with the least VT take
+    one sample each, the least filled bin the sample with the most VT.
+    """
+    visual_tokens = samples.visual_tokens
+    room = np.full(num_bins, samples.capacity)
+    filled = np.zeros(num_bins, dtype=np.int64)
+    todo = todo[np.argsort(-sizes[todo], kind="stable")]
+    ascending = -sizes[todo]
+    first = 0
+    # 20 samples per bin take 40 rounds of half the bins each. Where hardly a bin fits, rounds are many and small, and
+    # the rest is better left to best fit.
+    for _ in range(64 + 8 * len(todo) // num_bins):
+        first = max(first, int(np.searchsorted(ascending, -room.max())))
+        if first == len(todo):
+            break
+        fitting = np.flatnonzero(room >= -ascending[first])
+        num_pairs = min(ceil_div(len(fitting), 2), len(todo) - first)
+        bins = fitting[np.argsort(filled[fitting], kind="stable")[:num_pairs]]
+        batch = todo[first : first + num_pairs]
+        first += num_pairs
+        batch = batch[np.argsort(-visual_tokens[batch], kind="stable")]
+        no_visual = (visual_tokens[batch] == 0) & (filled[bins] == 0)
+        fits = sizes[batch] + no_visual * samples.text_reserve <= room[bins]
+        batch, bins = batch[fits], bins[fits]
+        bin_of[batch] = bins
+        room[bins] -= sizes[batch]
+        filled[bins] += visual_tokens[batch]
+
+
+def pack(samples: Samples) -> Ints:
+    """The bin of each sample: as few bins as best fit needs (to 0.05%), with VT as even as that allows.
+
+    The more is left to best fit, the fewer the bins and the less even the VT, so try from the evenest to the tightest
+    and stop at the first result near the lower bound. 1M samples, capacity 16384: the first try needs 1.00002 of it.
+    """
+    bound = samples.lower_bound()
+    best, best_num_bins = samples.lengths, math.inf
+    for filler in fillers(samples):
+        bin_of, num_bins = pack_around(filler, bound, samples)
+        if num_bins <= bound * SLACK:
+            return bin_of
+        if num_bins * SLACK < best_num_bins:
+            best, best_num_bins = bin_of, num_bins
+    return best
+
+
+def fillers(samples: Samples) -> Iterator[Mask]:
+    """Which samples to leave to best fit: short text, then short samples of any kind, at last all."""
+    sizes, is_text = samples.sizes(), ~samples.is_visual
+    for divisor in (8, 16, 32):
+        yield is_text & (sizes < samples.capacity // divisor)
+    for divisor in (32, 16, 8, 4):
+        yield sizes < samples.capacity // divisor
+    yield np.ones(len(sizes), dtype=np.bool_)
+
+
+def pack_around(filler: Mask, num_bins: int, samples: Samples) -> tuple[Ints, int]:
+    """Spread all samples but the filler over `num_bins` bins, then best-fit the rest."""
+    sizes = samples.sizes()
+    bin_of = np.full(len(sizes), UNPLACED, dtype=np.int64)
+    spread(bin_of, num_bins, np.flatnonzero(~filler), sizes, samples)
+    if samples.max_visual_tokens is not None:  # sizes overrate visual samples; text may use the true room
+        todo = np.flatnonzero((bin_of == UNPLACED) & samples.is_visual)
+        num_bins = best_fit(bin_of, num_bins, todo, sizes, samples)
+        sizes = samples.lengths
+    num_bins = best_fit(bin_of, num_bins, np.flatnonzero(bin_of == UNPLACED), sizes, samples)
+    used = np.bincount(bin_of, minlength=num_bins) > 0
+    return (np.cumsum(used) - 1)[bin_of], int(used.sum())
+
+
+def greedy_knapsack(lengths: ArrayLike, max_length: int) -> list[list[int]]:
+    """Best-fit decreasing: bins of sample indices (ascending) with at most `max_length` tokens each."""
+    sizes = as_ints("lengths", lengths)
+    check_lengths(sizes, max_length)
+    samples = Samples(
+        lengths=sizes,
+        visual_tokens=np.zeros_like(sizes),
+        capacity=max_length,
+        max_visual_tokens=None,
+        text_reserve=0,
+    )
+    bin_of = np.full(len(sizes), UNPLACED, dtype=np.int64)
+    best_fit(bin_of, 0, np.arange(len(sizes)), sizes, samples)
+    return [bin_.tolist() for bin_ in members(bin_of)]
+
+
+def greedy_knapsack_vt_balanced(lengths: ArrayLike, max_length: int, visual_tokens: ArrayLike) -> list[list[int]]:
+    """`greedy_knapsack`, then bins by ascending VT, so that neighbours have similar VT.
+
+    The order is a curriculum from text to images; `plan_bins` balances without one.
+    """
+    visual = as_ints("visual_tokens", visual_tokens)
+    bins = greedy_knapsack(lengths, max_length)
+    num_samples = sum(map(len, bins))
+    if len(visual) != num_samples:
+        raise ValueError(f"{num_samples} lengths but {len(visual)} visual_tokens; give one of each per sample")
+    return sorted(bins, key=lambda bin_: int(visual[bin_].sum()))
+
+
+def as_ints(name: str, values: ArrayLike) -> Ints:
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"{name} must be a 1-d array of integers, got shape {array.shape} of {array.dtype}")
+    return array.astype(np.int64)
+
+
+def check_lengths(lengths: Ints, capacity: int) -> None:
+    if capacity < 1:
+        raise ValueError(f"the capacity of a pack must be at least 1 token, got {capacity}")
+    refuse(lengths < 1, lengths, "tokens, but every sample needs at least 1; leave empty samples out")
+    refuse(lengths > capacity, lengths, f"tokens, but a pack holds {capacity}; drop or cut it, or raise the capacity")
+
+
+def refuse(bad: Mask, values: Ints, why: str) -> None:
+    """Name the first bad sample: the planner loses nothing in silence."""
+    if bad.any():
+        first = int(np.argmax(bad))
+        raise ValueError(f"sample {first} has {values[first]} {why} ({bad.sum()} such samples)")
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def bin_sums(bin_of: Ints, values: Ints, num_bins: int) -> Ints:
+    """Sum of the values in each bin; float64 sums of integers are exact below 2**53."""
+    placed = bin_of != UNPLACED
+    return np.bincount(bin_of[placed], weights=values[placed], minlength=num_bins).astype(np.int64)
+
+
+def runs(keys: Ints, items: Ints) -> Iterator[tuple[int, Ints]]:
+    """Items grouped by key, ascending; each group in the order given. keys [5, 3, 5], all -> (3, [1]), (5, [0, 2])"""
+    items = items[np.argsort(keys[items], kind="stable")]
+    keys = keys[items]
+    starts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 1)).tolist()
+    for first, last in zip(starts, [*starts[1:], len(items)], strict=False):
+        yield int(keys[first]), items[first:last]
+
+
+def members(bin_of: Ints) -> list[Ints]:
+    """The samples of each bin, ascending."""
+    ends = np.cumsum(np.bincount(bin_of)).tolist()
+    flat = np.argsort(bin_of, kind="stable")
+    return [flat[first:last] for first, last in zip([0, *ends[:-1]], ends, strict=False)]

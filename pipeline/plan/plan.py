@@ -1,0 +1,70 @@
+"""The whole planner: lengths and visual tokens in, packs in training order out."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pipeline.plan.balance import balanced_order
+from pipeline.plan.knapsack import Ints, Samples, as_ints, bin_sums, check_lengths, members, pack, refuse
+
+
+def plan_bins(
+    lengths: ArrayLike,
+    visual_tokens: ArrayLike,
+    *,
+    capacity: int,
+    group_size: int = 512,
+    seed: int = 0,
+    max_visual_tokens: int | None = None,
+    text_reserve: int = 0,
+) -> list[Ints]:
+    """Sample indices of each pack (ascending), packs in final order; each index exactly once.
+
+    lengths            tokens of each sample, text and media
+    visual_tokens      how many of them are media (VT)
+    capacity           tokens a pack can hold
+    group_size         packs that are alike in load; balanced for data-parallel sizes that divide it
+    max_visual_tokens  VT a pack can hold (default: no limit of its own)
+    text_reserve       tokens kept free in a pack without any VT, for a fake image
+    """
+    samples = Samples(
+        lengths=as_ints("lengths", lengths),
+        visual_tokens=as_ints("visual_tokens", visual_tokens),
+        capacity=capacity,
+        max_visual_tokens=max_visual_tokens,
+        text_reserve=text_reserve,
+    )
+    check(samples, group_size)
+    if not len(samples.lengths):
+        return []
+    bin_of = pack(samples)
+    num_bins = int(bin_of.max()) + 1
+    order = balanced_order(
+        bin_sums(bin_of, samples.lengths, num_bins),
+        bin_sums(bin_of, samples.visual_tokens, num_bins),
+        bin_sums(bin_of, samples.lengths**2, num_bins),
+        group_size=group_size,
+        seed=seed,
+    )
+    place = np.empty(num_bins, dtype=np.int64)
+    place[order] = np.arange(num_bins)
+    return members(place[bin_of])
+
+
+def check(samples: Samples, group_size: int) -> None:
+    """Refuse what cannot be packed."""
+    lengths, visual_tokens, reserve = samples.lengths, samples.visual_tokens, samples.text_reserve
+    if len(lengths) != len(visual_tokens):
+        raise ValueError(f"{len(lengths)} lengths but {len(visual_tokens)} visual_tokens; give one of each per sample")
+    if group_size < 1:
+        raise ValueError(f"group_size must be at least 1 pack, got {group_size}")
+    if not 0 <= reserve < samples.capacity:
+        raise ValueError(f"text_reserve must be 0 or more and below the capacity {samples.capacity}, got {reserve}")
+    check_lengths(lengths, samples.capacity)
+    too_long = ~samples.is_visual & (lengths > samples.capacity - reserve)
+    refuse(too_long, lengths, f"text tokens, but a pack keeps {reserve} of {samples.capacity} free for a fake image")
+    refuse(visual_tokens < 0, visual_tokens, "visual tokens; give 0 or more")
+    if samples.max_visual_tokens is not None:
+        if samples.max_visual_tokens < 1:
+            raise ValueError(f"max_visual_tokens must be at least 1 or None, got {samples.max_visual_tokens}")
+        above = visual_tokens > samples.max_visual_tokens
+        refuse(above, visual_tokens, f"visual tokens, but a pack may hold {samples.max_visual_tokens}; leave it out")

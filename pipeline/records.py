@@ -1,0 +1,122 @@
+"""The nouns that cross stage boundaries. Imports nothing of ours."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+MediaKind = Literal["image", "video", "audio"]
+Role = Literal["system", "user", "assistant"]
+
+IGNORE = -100  # label of a position that is not trained on
+
+# Why an input row is not in a pack. A closed list: the ledger holds no other reason.
+REASONS = {
+    "sampled_out": "left out by the data set's sample_ratio",
+    "bad_row": "not a usable conversation: broken JSON, not an object, unknown role, empty, wrong types",
+    "bad_placeholders": "the number of <image>/<video>/<audio> tags differs from the number of media",
+    "no_target": "no assistant turn, so there is nothing to learn from",
+    "missing_media": "a media file does not exist or may not be read",
+    "bad_media": "a media file cannot be decoded, or its shape is outside what the model takes",
+    "video_unsupported": "the row has a video and this model family cannot take one yet",
+    "audio_unsupported": "the row has audio and this model family cannot take it",
+    "overlong": "longer than a pack (see --overlong)",
+    "too_many_visual_tokens": "more visual tokens than --max-visual-tokens allows in a pack",
+    "max_packs": "its pack lies beyond --max-packs",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaRef:
+    """Where the bytes of a medium are: a whole file, or `length` bytes of it from `offset`."""
+
+    kind: MediaKind
+    path: str
+    offset: int = 0
+    length: int = -1  # -1: to the end of the file
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    role: Role
+    parts: tuple[str | MediaRef, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Example:
+    """One conversation, in our own dialect: roles normalised, placeholders replaced by references."""
+
+    turns: tuple[Turn, ...]
+
+    @property
+    def media(self) -> tuple[MediaRef, ...]:
+        return tuple(part for turn in self.turns for part in turn.parts if isinstance(part, MediaRef))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skip:
+    """A row that will not be packed, and why."""
+
+    reason: str
+    detail: str
+
+    def __post_init__(self) -> None:
+        assert self.reason in REASONS, self.reason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredMedia:
+    """A medium and the shape it will have: source size as displayed, patch grid after resizing."""
+
+    ref: MediaRef
+    height: int
+    width: int
+    grid: tuple[int, int, int]  # temporal, vertical and horizontal patches, before merging
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """A tokenized conversation: ids with one placeholder token per medium, and what each will expand to.
+
+    `tokens` counts what the sample occupies in a pack: expanded and shifted, so one less than the expanded ids.
+    """
+
+    ids: np.ndarray  # int32
+    media: tuple[MeasuredMedia, ...]
+    tokens: int
+    visual_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One rendered document: expanded, labelled, positioned and shifted."""
+
+    input_ids: np.ndarray  # int32 [L]
+    labels: np.ndarray  # int32 [L], already shifted
+    position_ids: np.ndarray  # int32 [3, L] for mRoPE families, else [L]
+    mm_token_type_ids: np.ndarray  # uint8 [L]: 0 text, 1 image, 2 video
+    pixel_values: np.ndarray  # uint8 [patches, channels * patch * patch]
+    image_grid_thw: np.ndarray  # int64 [images, 3]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """The source of one document of a pack, and its share of it. A fake image has dataset "" and row -1."""
+
+    dataset: str
+    row: int
+    repeat: int
+    tokens: int
+    visual_tokens: int
+    num_images: int
+    num_videos: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pack:
+    """One training sequence: documents concatenated, in the layout that goes to disk."""
+
+    number: int
+    arrays: dict[str, np.ndarray]
+    documents: tuple[Document, ...]
+    fake_image: bool

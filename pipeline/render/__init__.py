@@ -1,0 +1,1 @@
+"""From measured rows to the arrays of a pack."""

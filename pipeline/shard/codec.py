@@ -1,0 +1,96 @@
+"""Pack <-> members of a tar: .npy arrays and one .json, byte-deterministic, readable by any webdataset reader.
+
+Every pack of an output has the same members, in the same order, and JSON of one schema: an absent medium is an empty
+array. Members start on 512-byte boundaries and .npy headers are padded to 64: a mapped tar is a zero-copy store.
+"""
+
+import dataclasses
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from pipeline.records import Document, Pack
+
+ARRAYS = {
+    "input_ids": np.int32,
+    "labels": np.int32,
+    "position_ids": np.int32,
+    "seq_lens": np.int32,
+    "mm_token_type_ids": np.uint8,
+    "image_grid_thw": np.int64,
+    "pixel_values": np.uint8,
+}
+MEMBERS = (*(f"{name}.npy" for name in ARRAYS), "json")
+_BLOCK = tarfile.BLOCKSIZE
+
+
+def pack_key(number: int) -> str:
+    return f"{number:09d}"
+
+
+def write_pack(file: BinaryIO, offset: int, pack: Pack) -> tuple[int, list[tuple[int, int]]]:
+    """Append a pack to a tar that ends at `offset`; the new end, and (offset, size) of every member in order."""
+    places = []
+    for member, head, body in _members(pack):
+        size = len(head) + len(body)
+        info = tarfile.TarInfo(f"{pack_key(pack.number)}.{member}")
+        info.size, info.mode = size, 0o444
+        file.write(info.tobuf(format=tarfile.USTAR_FORMAT))
+        file.write(head)
+        file.write(body)
+        file.write(bytes(-size % _BLOCK))
+        places.append((offset + _BLOCK, size))
+        offset += _BLOCK + size + -size % _BLOCK
+    return offset, places
+
+
+def write_end(file: BinaryIO) -> None:
+    file.write(bytes(2 * _BLOCK))
+
+
+def read_pack(members: Mapping[str, bytes | memoryview]) -> Pack:
+    """A pack from the contents of its members."""
+    header = json.loads(bytes(members["json"]))
+    return Pack(
+        number=header["pack"],
+        arrays={name: read_array(members[f"{name}.npy"]) for name in ARRAYS},
+        documents=tuple(Document(**document) for document in header["documents"]),
+        fake_image=header["fake_image"],
+    )
+
+
+def read_array(content: bytes | memoryview) -> np.ndarray:
+    """The array of an .npy file, without copying it."""
+    head = io.BytesIO(bytes(content[:256]))
+    version = np.lib.format.read_magic(head)
+    assert version == (1, 0), version
+    shape, fortran_order, dtype = np.lib.format.read_array_header_1_0(head)
+    assert not fortran_order and not dtype.hasobject
+    return np.frombuffer(content, dtype=dtype, offset=head.tell()).reshape(shape)
+
+
+def _members(pack: Pack) -> Iterator[tuple[str, bytes, bytes | memoryview]]:
+    for name, dtype in ARRAYS.items():
+        array = np.ascontiguousarray(pack.arrays[name])
+        assert array.dtype == dtype, (name, array.dtype)
+        head = io.BytesIO()
+        np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
+        # A memoryview of an empty array cannot be cast.
+        yield f"{name}.npy", head.getvalue(), array.data.cast("B") if array.size else b""
+    yield "json", b"", json.dumps(_header(pack), ensure_ascii=False).encode()
+
+
+def _header(pack: Pack) -> dict[str, Any]:
+    return {
+        "pack": pack.number,
+        "codec": "u8",
+        "num_tokens": len(pack.arrays["input_ids"]),
+        "num_images": sum(document.num_images for document in pack.documents),
+        "num_videos": sum(document.num_videos for document in pack.documents),
+        "fake_image": pack.fake_image,
+        "documents": [dataclasses.asdict(document) for document in pack.documents],
+    }

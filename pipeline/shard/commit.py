@@ -1,0 +1,147 @@
+"""The last step of a run: index, stats, ledger, pixel table, and then the manifest, whose existence means done."""
+
+import dataclasses
+import importlib.metadata
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline import __version__
+from pipeline.config import PackConfig, UserError, fingerprint
+from pipeline.families.base import Family
+from pipeline.plan.assign import Plan
+from pipeline.render.media import pixel_table
+from pipeline.shard.codec import MEMBERS
+from pipeline.shard.ledger import make_ledger, reason_counts
+from pipeline.shard.stats import dataset_stats, make_index, pack_stats, shard_stats
+from pipeline.storage import read_json, sha256_of, write_json, write_parquet, write_whole
+
+FORMAT = 1
+VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "numpy")  # packages that shape the tensors
+OURS = ("manifest.json", "index.parquet", "pixel_table.npy", "stats", "ledger", "shards", "work/run.json", "work/done")
+
+
+def versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in VERSIONED}
+
+
+def claim(out: Path, identity: dict[str, Any], *, overwrite: bool) -> bool:
+    """Make OUT ours for this identity (inputs, processor, config, versions). True: it is finished already.
+
+    Refuses an output, finished or begun, of another identity, naming the difference, unless `overwrite`.
+    """
+    for record in (out / "manifest.json", out / "work" / "run.json"):
+        if record.exists():
+            theirs = read_json(record)["identity"]
+            if theirs == identity:
+                return record.name == "manifest.json"
+            if not overwrite:
+                raise UserError(
+                    f"{out} was made from something else:\n  "
+                    + "\n  ".join(differences(theirs, identity))
+                    + "\ngive --overwrite to start anew, or another --out"
+                )
+            for name in OURS:  # the manifest first: without it nobody takes the rest for a finished output
+                _remove(out / name)
+    strangers = [path.name for path in out.iterdir() if path.name != "work"] if out.is_dir() else []
+    if strangers and not (out / "work" / "run.json").exists():
+        raise UserError(f"--out {out} holds other files ({', '.join(sorted(strangers)[:3])}); give an empty directory")
+    write_json(out / "work" / "run.json", {"identity": identity})
+    return False
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """What differs, in words: "config.pack_size: 8192 -> 4096"."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines = []
+        for key in [*old, *(key for key in new if key not in old)]:
+            lines += differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+        return lines
+    return [] if old == new else [f"{where}: {old} -> {new}"]
+
+
+def commit(
+    out: Path,
+    notes: Sequence[dict[str, Any]],
+    plan: Plan,
+    copies: Sequence[np.ndarray],
+    datasets: Sequence[str],
+    family: Family,
+    config: PackConfig,
+    identity: dict[str, Any],
+) -> dict[str, Any]:
+    """Write everything but the shards, the manifest last; returns the manifest."""
+    index = make_index(notes, MEMBERS, len(family.fake_image_ids))
+    lost = [line for note in notes for line in note["lost"]]
+    ledgers = make_ledger(plan, datasets, copies, lost)
+    rows = [len(numbers) for numbers in copies]
+    tables = {
+        "index.parquet": index,
+        "stats/shards.parquet": shard_stats(index),
+        "stats/packs.parquet": pack_stats(index, config.pack_size),
+        "stats/datasets.parquet": dataset_stats(datasets, rows, ledgers),
+        **{f"ledger/{number:05d}.parquet": ledger for number, ledger in enumerate(ledgers)},
+    }
+    for name, table in tables.items():
+        write_parquet(out / name, table)
+    with write_whole(out / "pixel_table.npy") as file:
+        np.save(file, pixel_table(family.image, config.resize))
+    ledger = pa.concat_tables(ledgers)
+    firsts = {note["shard"]: note["packs"][0]["pack"] for note in notes if note["packs"]}
+    manifest = {
+        "format": FORMAT,
+        "neatpack": __version__,
+        "fingerprint": fingerprint(identity),
+        "identity": identity,
+        "family": _family(family),
+        "pixels": {"codec": "u8", "resize": config.resize, "table": "pixel_table.npy"},
+        "counts": {
+            "rows": sum(rows),
+            "samples": len(ledger),
+            "packed": int(pc.sum(pc.equal(ledger["status"], "packed")).as_py() or 0),
+            "skipped": reason_counts(ledger),
+            "packs": len(index),
+            "tokens": int(pc.sum(index["tokens"]).as_py() or 0),
+            "visual_tokens": int(pc.sum(index["visual_tokens"]).as_py() or 0),
+            "target_tokens": int(pc.sum(index["target_tokens"]).as_py() or 0),
+        },
+        "shards": [
+            {
+                "name": note["shard"],
+                "bytes": note["bytes"],
+                "sha256": note["sha256"],
+                "first_pack": firsts.get(note["shard"], -1),
+                "num_packs": len(note["packs"]),
+            }
+            for note in notes
+        ],
+        "files": {name: sha256_of(out / name) for name in (*tables, "pixel_table.npy")},
+    }
+    write_json(out / "manifest.json", manifest)
+    return manifest
+
+
+def _family(family: Family) -> dict[str, Any]:
+    """What a reader of the shards needs to know of the model family."""
+    return {
+        "name": family.spec.name,
+        "image_token_id": family.image_token_id,
+        "video_token_id": family.video_token_id,
+        "assistant_header_ids": list(family.markers.header),
+        "end_of_turn_id": family.markers.end,
+        "fake_image_ids": family.fake_image_ids.tolist(),
+        "media_axes": family.spec.media_axes,
+        "image": dataclasses.asdict(family.image),
+    }
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,101 @@
+"""The ledger: one line per input row and repetition, packed (where) or skipped (why). It must add up."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.plan.assign import Plan
+
+SCHEMA = pa.schema(
+    [
+        ("dataset", pa.string()),
+        ("row", pa.int64()),
+        ("repeat", pa.int32()),
+        ("status", pa.string()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+        ("pack", pa.int32()),
+        ("position", pa.int32()),
+        ("tokens", pa.int32()),
+        ("visual_tokens", pa.int32()),
+    ]
+)
+
+
+def make_ledger(
+    plan: Plan, datasets: Sequence[str], copies: Sequence[np.ndarray], lost: Sequence[dict[str, Any]]
+) -> list[pa.Table]:
+    """A table per data set, by row and repetition. `lost`: planned rows whose media turned out unreadable."""
+    table = plan.table
+    pack, dataset = table["pack"].to_numpy().copy(), table["dataset"].to_numpy()
+    row, repeat = table["row"].to_numpy(), table["repeat"].to_numpy()
+    reason = np.array(table["reason"].to_pylist(), dtype=object)
+    detail = np.array(table["detail"].to_pylist(), dtype=object)
+    if lost:
+        found = {(line["dataset"], line["row"], line["repeat"]): line for line in lost}
+        affected = np.isin(row, [line["row"] for line in lost])
+        for index in np.flatnonzero(affected).tolist():
+            if line := found.pop((int(dataset[index]), int(row[index]), int(repeat[index])), None):
+                pack[index], reason[index], detail[index] = -1, line["reason"], line["detail"]
+        assert not found, "a lost row that was not planned"
+    is_packed = pack >= 0
+    columns = {
+        "row": row,
+        "repeat": repeat,
+        "status": np.where(is_packed, "packed", "skipped"),
+        "reason": reason,
+        "detail": detail,
+        "pack": pack,
+        "position": _positions(pack),
+        "tokens": np.where(is_packed, table["tokens"].to_numpy(), 0),
+        "visual_tokens": np.where(is_packed, table["visual_tokens"].to_numpy(), 0),
+    }
+    tables = []
+    for index, name in enumerate(datasets):
+        mine = np.flatnonzero(dataset == index)
+        lines = _table(name, {key: values[mine] for key, values in columns.items()})
+        tables.append(
+            pa.concat_tables([lines, _sampled_out(name, copies[index])]).sort_by(
+                [("row", "ascending"), ("repeat", "ascending")]
+            )
+        )
+    return tables
+
+
+def reason_counts(ledger: pa.Table) -> dict[str, int]:
+    skipped = ledger.filter(pc.equal(ledger["status"], "skipped"))
+    return {item["values"]: item["counts"] for item in pc.value_counts(skipped["reason"]).to_pylist()}
+
+
+def _positions(pack: np.ndarray) -> np.ndarray:
+    """Index of each line among those of its pack; lines come in pack order. packs [0, 0, -1, 1] -> [0, 1, -1, 0]."""
+    positions = np.full(len(pack), -1, dtype=np.int32)
+    packed = np.flatnonzero(pack >= 0)
+    if len(packed):
+        numbers = pack[packed]
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        positions[packed] = np.arange(len(packed)) - np.repeat(starts, np.diff(starts, append=len(packed)))
+    return positions
+
+
+def _sampled_out(name: str, copies: np.ndarray) -> pa.Table:
+    rows = np.flatnonzero(copies == 0)
+    fixed = {
+        "repeat": 0,
+        "status": "skipped",
+        "reason": "sampled_out",
+        "detail": "",
+        "pack": -1,
+        "position": -1,
+        "tokens": 0,
+        "visual_tokens": 0,
+    }
+    return _table(name, {"row": rows} | {key: np.full(len(rows), value) for key, value in fixed.items()})
+
+
+def _table(name: str, columns: dict[str, np.ndarray]) -> pa.Table:
+    values = {"dataset": np.full(len(columns["row"]), name, dtype=object), **columns}
+    return pa.table([pa.array(values[field.name].tolist(), field.type) for field in SCHEMA], schema=SCHEMA)

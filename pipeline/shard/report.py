@@ -1,0 +1,101 @@
+"""What came out, or would: a summary that a person reads in ten seconds."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.config import PackConfig
+from pipeline.plan.assign import pack_bytes
+from pipeline.records import REASONS
+from pipeline.shard.stats import step_imbalance
+
+if TYPE_CHECKING:
+    from pipeline.pack import Planned
+
+
+def describe_output(out: Path, manifest: Mapping[str, Any], *, reused_shards: int = 0) -> str:
+    counts, config = manifest["counts"], manifest["identity"]["config"]
+    index = pq.read_table(out / "index.parquet", columns=["tokens", "visual_tokens", "num_documents", "num_images"])
+    size = sum(shard["bytes"] for shard in manifest["shards"])
+    shards = f"{len(manifest['shards']):,} shards, {_bytes(size)}"
+    if reused_shards:
+        shards += f" ({reused_shards:,} finished by an earlier run)"
+    lines = _load_lines(index["tokens"].to_numpy(), index["visual_tokens"].to_numpy(), config["pack_size"])
+    lines.insert(1, ("images", f"{pc.sum(index['num_images']).as_py() or 0:,}"))
+    return "\n".join(
+        [
+            str(out),
+            *_table(
+                [
+                    ("rows", f"{counts['rows']:,} read, {counts['packed']:,} samples packed"),
+                    *lines,
+                    ("on disk", shards),
+                ]
+            ),
+            *_skips(counts["skipped"], counts["samples"]),
+        ]
+    )
+
+
+def describe_plan(planned: "Planned", config: PackConfig) -> str:
+    plan = planned.plan
+    skipped = plan.table.slice(len(plan.packed))
+    counts = {item["values"]: item["counts"] for item in pc.value_counts(skipped["reason"]).to_pylist()}
+    sampled_out = sum(int((copies == 0).sum()) for copies in planned.copies)
+    if sampled_out:
+        counts["sampled_out"] = sampled_out
+    rows = sum(source.num_rows for source in planned.sources)
+    size = int(pack_bytes(plan, planned.family).sum())
+    cut = int((plan.packed["limit"].to_numpy() > 0).sum())
+    lines = [
+        ("rows", f"{rows:,} read, {len(plan.packed):,} samples to pack"),
+        *_load_lines(plan.per_pack("tokens"), plan.per_pack("visual_tokens"), config.pack_size),
+        ("on disk", f"about {_bytes(size)}"),
+    ]
+    if cut:
+        lines.append(("truncated", f"{cut:,} samples"))
+    return "\n".join(["plan", *_table(lines), *_skips(counts, len(plan.table) + sampled_out)])
+
+
+def _load_lines(tokens: np.ndarray, visual: np.ndarray, pack_size: int) -> list[tuple[str, str]]:
+    """Packs, fill and balance."""
+    num_packs = len(tokens)
+    if not num_packs:
+        return [("packs", "0")]
+    share = visual.sum() / max(1, tokens.sum())
+    lines = [
+        ("packs", f"{num_packs:,} of {pack_size:,} tokens, {tokens.sum() / (num_packs * pack_size):.2%} full"),
+        ("tokens", f"{tokens.sum():,}, {share:.0%} of them visual"),
+    ]
+    ranks = [size for size in (8, 64, 512) if num_packs >= size]
+    if visual.any() and ranks:
+        spread = ", ".join(f"{step_imbalance(visual, size):.3f} at {size} ranks" for size in ranks)
+        lines.append(("balance", f"slowest rank / mean, visual tokens: {spread}"))
+    return lines
+
+
+def _skips(counts: Mapping[str, int], samples: int) -> list[str]:
+    if not counts:
+        return ["  nothing skipped"]
+    total = sum(counts.values())
+    lines = [f"  skipped   {total:,} of {samples:,}; the ledger names each row"]
+    for reason in REASONS:
+        if reason in counts:
+            lines.append(f"    {counts[reason]:>8,}  {reason}: {REASONS[reason]}")
+    return lines
+
+
+def _table(lines: list[tuple[str, str]]) -> list[str]:
+    return [f"  {name:<9} {text}" for name, text in lines]
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,93 @@
+"""Figures of an output, for people and for parquet readers: per shard, per pack, per data set."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline.records import REASONS
+from pipeline.shard.ledger import reason_counts
+
+INDEX_SCHEMA = pa.schema(
+    [
+        ("pack", pa.int32()),
+        ("shard", pa.string()),
+        ("offset", pa.int64()),
+        ("bytes", pa.int64()),
+        ("tokens", pa.int32()),  # length of input_ids
+        ("fake_tokens", pa.int32()),  # of which the fake image's
+        ("visual_tokens", pa.int32()),
+        ("target_tokens", pa.int32()),
+        ("squares", pa.int64()),  # sum of squared document lengths: what attention costs
+        ("num_documents", pa.int32()),
+        ("num_images", pa.int32()),
+        ("num_patches", pa.int32()),
+        ("members", pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))),
+    ]
+)
+
+
+def make_index(notes: Sequence[dict[str, Any]], members: Sequence[str], fake_tokens: int) -> pa.Table:
+    """One line per pack: where it is and what is in it."""
+    lines = []
+    for note in notes:
+        for pack in note["packs"]:
+            places = zip(members, pack["members"], strict=True)
+            lines.append(
+                {key: pack[key] for key in INDEX_SCHEMA.names if key in pack}
+                | {
+                    "shard": note["shard"],
+                    "fake_tokens": fake_tokens if pack["fake_image"] else 0,
+                    "members": [{"name": name, "offset": offset, "size": size} for name, (offset, size) in places],
+                }
+            )
+    return pa.Table.from_pylist(lines, schema=INDEX_SCHEMA)
+
+
+def shard_stats(index: pa.Table) -> pa.Table:
+    sums = [
+        ("pack", "count"),
+        *(
+            (name, "sum")
+            for name in ("bytes", "tokens", "visual_tokens", "target_tokens", "num_documents", "num_images")
+        ),
+    ]
+    grouped = index.drop_columns(["members"]).group_by("shard", use_threads=False).aggregate(sums)
+    names = {"pack_count": "num_packs"} | {f"{name}_sum": name for name, _ in sums[1:]}
+    return grouped.rename_columns([names.get(name, name) for name in grouped.column_names])
+
+
+def pack_stats(index: pa.Table, pack_size: int) -> pa.Table:
+    fill = pc.divide(pc.cast(index["tokens"], pa.float64()), float(pack_size))
+    kept = index.drop_columns(["offset", "members"])
+    return kept.append_column("fill", fill)
+
+
+def dataset_stats(datasets: Sequence[str], num_rows: Sequence[int], ledgers: Sequence[pa.Table]) -> pa.Table:
+    """Per data set: rows in the file, samples packed (repetitions count), tokens, and skips by reason."""
+    lines = []
+    for name, rows, ledger in zip(datasets, num_rows, ledgers, strict=True):
+        skips = reason_counts(ledger)
+        packed = len(ledger) - sum(skips.values())
+        sums = {key: pc.sum(ledger[key]).as_py() or 0 for key in ("tokens", "visual_tokens")}
+        lines.append(
+            {"dataset": name, "rows": rows, "samples": len(ledger), "packed": packed, **sums}
+            | {reason: skips.get(reason, 0) for reason in REASONS}
+        )
+    schema = pa.schema(
+        [
+            ("dataset", pa.string()),
+            *((key, pa.int64()) for key in ("rows", "samples", "packed", "tokens", "visual_tokens", *REASONS)),
+        ]
+    )
+    return pa.Table.from_pylist(lines, schema=schema)
+
+
+def step_imbalance(values: np.ndarray, num_ranks: int) -> float:
+    """Mean over steps (runs of `num_ranks` packs) of the largest value against the mean one: 1.0 is perfect."""
+    steps = values[: len(values) // num_ranks * num_ranks].reshape(-1, num_ranks).astype(np.float64)
+    means = steps.mean(axis=1)
+    steps, means = steps[means > 0], means[means > 0]
+    return float((steps.max(axis=1) / means).mean()) if len(steps) else 1.0

@@ -1,0 +1,259 @@
+"""Proof of a finished output, from what is on disk alone: every promise that can be checked is checked."""
+
+import hashlib
+import json
+import mmap
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.labels import TurnMarkers, target_mask
+from pipeline.records import IGNORE, REASONS, Pack
+from pipeline.shard.codec import MEMBERS, pack_key, read_pack
+from pipeline.shard.commit import FORMAT
+from pipeline.storage import read_json, sha256_of
+
+MAX_PROBLEMS = 20  # of a shard; a broken one would fill the screen
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """What the manifest says a pack must obey."""
+
+    pack_size: int
+    image_token_id: int
+    markers: TurnMarkers
+    merge_size: int
+    patch_bytes: int
+    fake_image_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, manifest: dict[str, Any]) -> "Rules":
+        family, image = manifest["family"], manifest["family"]["image"]
+        return cls(
+            pack_size=manifest["identity"]["config"]["pack_size"],
+            image_token_id=family["image_token_id"],
+            markers=TurnMarkers(header=tuple(family["assistant_header_ids"]), end=family["end_of_turn_id"]),
+            merge_size=image["merge_size"],
+            patch_bytes=len(image["mean"]) * image["patch_size"] ** 2,
+            fake_image_ids=tuple(family["fake_image_ids"]),
+        )
+
+
+def verify_ledger(out: Path, manifest: dict[str, Any]) -> list[str]:
+    """Digests of the tables, conservation of rows and tokens, index against manifest."""
+    problems = []
+    for name, digest in manifest["files"].items():
+        if not (out / name).is_file():
+            problems.append(f"{name}: missing")
+        elif sha256_of(out / name) != digest:
+            problems.append(f"{name}: sha256 differs from the manifest's")
+    if problems:
+        return problems
+    index = pq.read_table(out / "index.parquet")
+    ledger = read_ledger(out, manifest)
+    packed = ledger.filter(pc.equal(ledger["status"], "packed"))
+    problems += _conservation(ledger, manifest)
+    sums = {
+        "tokens in the ledger": pc.sum(packed["tokens"]).as_py() or 0,
+        "tokens in the index, less fake images": (pc.sum(index["tokens"]).as_py() or 0)
+        - (pc.sum(index["fake_tokens"]).as_py() or 0),
+    }
+    if len(set(sums.values())) > 1:
+        problems.append("; ".join(f"{count} {what}" for what, count in sums.items()))
+    places = packed.select(["pack", "position"]).group_by(["pack", "position"]).aggregate([])
+    if len(places) != len(packed):
+        problems.append("ledger: two rows at one position of a pack")
+    if (shards := sum(shard["num_packs"] for shard in manifest["shards"])) != len(index):
+        problems.append(f"{len(index)} packs in the index, {shards} in the shards")
+    if manifest["counts"]["packs"] != len(index) or manifest["counts"]["packed"] != len(packed):
+        problems.append("manifest: its counts differ from index and ledger")
+    return problems
+
+
+def read_ledger(out: Path, manifest: dict[str, Any]) -> pa.Table:
+    return pa.concat_tables([pq.read_table(out / name) for name in manifest["files"] if name.startswith("ledger/")])
+
+
+def verify_shard(out: Path, manifest: dict[str, Any], number: int) -> list[str]:
+    """One shard: digest, tar structure, index, and every pack in it."""
+    shard = manifest["shards"][number]
+    path = out / "shards" / shard["name"]
+    if not path.is_file():
+        return [f"{shard['name']}: missing"]
+    if path.stat().st_size != shard["bytes"]:
+        return [f"{shard['name']}: {path.stat().st_size} bytes where the manifest has {shard['bytes']}"]
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        view = memoryview(content)
+        try:
+            if hashlib.sha256(view).hexdigest() != shard["sha256"]:
+                return [f"{shard['name']}: sha256 differs from the manifest's"]
+            found = [
+                f"{shard['name']}: {problem}" for problem in _tar_problems(out, path, view, shard, Rules.of(manifest))
+            ]
+        finally:
+            view.release()
+    more = [f"{shard['name']}: and {len(found) - MAX_PROBLEMS} more"] if len(found) > MAX_PROBLEMS else []
+    return found[:MAX_PROBLEMS] + more
+
+
+def check_pack(pack: Pack, rules: Rules) -> list[str]:
+    """What is wrong with the arrays of a pack; nothing, we hope."""
+    arrays, length = pack.arrays, len(pack.arrays["input_ids"])
+    problems = []
+    if length > rules.pack_size:
+        problems.append(f"{length} tokens, above pack_size {rules.pack_size}")
+    shapes = {
+        "labels": (length,),
+        "mm_token_type_ids": (length,),
+        "position_ids": (3, length),
+        "seq_lens": (len(pack.documents),),
+    }
+    problems += [
+        f"{name} has shape {arrays[name].shape}, expected {shape}"
+        for name, shape in shapes.items()
+        if arrays[name].shape != shape
+    ]
+    planned = [document.tokens for document in pack.documents]
+    if arrays["seq_lens"].tolist() != planned:
+        problems.append(f"document lengths {arrays['seq_lens'].tolist()} differ from the planned {planned}")
+    if problems or sum(planned) != length:
+        return problems or [f"documents of {sum(planned)} tokens in a pack of {length}"]
+    return [f"document {index}: {problem}" for index, problem in _document_problems(pack, rules)]
+
+
+def _document_problems(pack: Pack, rules: Rules) -> Iterator[tuple[int, str]]:
+    arrays = pack.arrays
+    grids, patches = arrays["image_grid_thw"], arrays["pixel_values"]
+    start = image = 0
+    for index, document in enumerate(pack.documents):
+        stop = start + document.tokens
+        ids, labels = arrays["input_ids"][start:stop], arrays["labels"][start:stop]
+        positions = arrays["position_ids"][:, start:stop]
+        if positions[:, 0].any() or (positions < 0).any() or (positions >= len(ids)).any():
+            yield index, "positions do not start at 0 and stay below the document's length"
+        is_fake = document.row < 0
+        if is_fake and ids.tolist() != list(rules.fake_image_ids):
+            yield index, "the fake image has other tokens"
+        yield from ((index, problem) for problem in _label_problems(ids, labels, rules, is_fake))
+        mine = grids[image : image + document.num_images]
+        tokens = int(np.count_nonzero(ids == rules.image_token_id))
+        expected = int((mine.prod(axis=1) // rules.merge_size**2).sum())
+        if not tokens == expected == document.visual_tokens:
+            yield index, f"{tokens} media tokens, grids for {expected}, planned {document.visual_tokens}"
+        if not np.array_equal(arrays["mm_token_type_ids"][start:stop] == 1, ids == rules.image_token_id):
+            yield index, "mm_token_type_ids differ from the media tokens"
+        start, image = stop, image + document.num_images
+    if image != len(grids):
+        yield len(pack.documents), f"documents have {image} images, the pack {len(grids)}"
+    if patches.shape != (int(grids.prod(axis=1).sum()), rules.patch_bytes):
+        yield len(pack.documents), f"pixel_values {patches.shape} do not fit the grids"
+
+
+def _label_problems(ids: np.ndarray, labels: np.ndarray, rules: Rules, is_fake: bool) -> list[str]:
+    """Labels are the next token where the next token is assistant's, and -100 elsewhere.
+
+    The shift has cut the last token off the inputs; it is known only through its label.
+    """
+    last = labels[-1] if labels[-1] != IGNORE else rules.image_token_id
+    whole = np.append(ids, last)
+    mask = target_mask(whole, rules.markers)[1:] & (not is_fake)
+    mask[-1] &= labels[-1] != IGNORE
+    expected = np.where(mask, whole[1:], IGNORE)
+    problems = []
+    if not np.array_equal(labels, expected):
+        at = int(np.flatnonzero(labels != expected)[0])
+        problems.append(f"label {labels[at]} at token {at}, expected {expected[at]}")
+    if not is_fake and not (labels != IGNORE).any():
+        problems.append("no target")
+    return problems
+
+
+def _conservation(ledger: pa.Table, manifest: dict[str, Any]) -> list[str]:
+    """Every input row once per repetition, with a known status and reason."""
+    problems = []
+    lines = ledger.select(["dataset", "row", "repeat"]).group_by(["dataset", "row", "repeat"]).aggregate([])
+    if len(lines) != len(ledger):
+        problems.append(f"ledger: {len(ledger) - len(lines)} rows are there twice")
+    for name, entry in manifest["identity"]["inputs"].items():
+        rows = pc.unique(ledger.filter(pc.equal(ledger["dataset"], name))["row"]).to_numpy()
+        if len(rows) != entry["rows"] or (len(rows) and not (np.sort(rows) == np.arange(len(rows))).all()):
+            problems.append(f"ledger: data set {name} has {entry['rows']} rows, the ledger {len(rows)}")
+    packed = pc.equal(ledger["status"], "packed")
+    skipped = pc.and_(pc.equal(ledger["status"], "skipped"), pc.is_in(ledger["reason"], pa.array(list(REASONS))))
+    named = pc.or_(pc.and_(packed, pc.equal(ledger["reason"], "")), skipped)
+    if not pc.all(named).as_py() and len(ledger):
+        problems.append("ledger: a line that is neither packed nor skipped for a known reason")
+    if not pc.all(pc.equal(packed, pc.greater_equal(ledger["pack"], 0))).as_py() and len(ledger):
+        problems.append("ledger: a packed row without a pack, or a skipped one with")
+    return problems
+
+
+def _tar_problems(out: Path, path: Path, view: memoryview, shard: dict[str, Any], rules: Rules) -> Iterator[str]:
+    index = pq.read_table(out / "index.parquet", filters=[("shard", "=", shard["name"])]).to_pylist()
+    if len(index) != shard["num_packs"]:
+        yield f"{shard['num_packs']} packs by the manifest, {len(index)} by the index"
+    ledger = _ledger_of_packs(out, [line["pack"] for line in index])
+    with tarfile.open(path) as tar:
+        members = {member.name: (member.offset_data, member.size) for member in tar}
+    expected = {f"{pack_key(line['pack'])}.{name}" for line in index for name in MEMBERS}
+    if members.keys() != expected:
+        yield f"tar members differ from the index: {sorted(members.keys() ^ expected)[:3]}"
+        return
+    for line in index:
+        key = pack_key(line["pack"])
+        places = {place["name"]: (place["offset"], place["size"]) for place in line["members"]}
+        if places != {name: members[f"{key}.{name}"] for name in MEMBERS}:
+            yield f"pack {line['pack']}: the index has other member offsets than the tar"
+            continue
+        try:
+            pack = read_pack({name: view[start : start + size] for name, (start, size) in places.items()})
+        except (ValueError, KeyError, AssertionError, json.JSONDecodeError) as error:
+            yield f"pack {line['pack']}: cannot be read: {error}"
+            continue
+        yield from (f"pack {line['pack']}: {problem}" for problem in check_pack(pack, rules))
+        if len(pack.arrays["input_ids"]) != line["tokens"]:
+            yield f"pack {line['pack']}: {len(pack.arrays['input_ids'])} tokens, the index has {line['tokens']}"
+        sources = [
+            (document.dataset, document.row, document.repeat, document.tokens, document.visual_tokens)
+            for document in pack.documents
+            if document.row >= 0
+        ]
+        if sources != ledger.get(line["pack"], []):
+            yield f"pack {line['pack']}: its documents differ from the ledger's"
+        del pack  # its arrays are views of the map, which must be free of them when it is closed
+
+
+def _ledger_of_packs(out: Path, packs: list[int]) -> dict[int, list[tuple[Any, ...]]]:
+    """Documents by pack and position, as the ledger has them."""
+    if not packs:
+        return {}
+    within = [("pack", ">=", min(packs)), ("pack", "<=", max(packs))]
+    tables = [pq.read_table(path, filters=within) for path in sorted((out / "ledger").glob("*.parquet"))]
+    lines = pa.concat_tables(tables).sort_by([("pack", "ascending"), ("position", "ascending")])
+    documents: dict[int, list[tuple[Any, ...]]] = {}
+    for line in lines.to_pylist():
+        source = (line["dataset"], line["row"], line["repeat"], line["tokens"], line["visual_tokens"])
+        documents.setdefault(line["pack"], []).append(source)
+    return documents
+
+
+def read_manifest(out: Path) -> dict[str, Any] | str:
+    """The manifest, or what is wrong with it."""
+    path = out / "manifest.json"
+    if not path.is_file():
+        return f"{path}: missing, so the output is not finished; run pack again"
+    try:
+        manifest = read_json(path)
+    except json.JSONDecodeError as error:
+        return f"{path}: not JSON: {error}"
+    if manifest.get("format") != FORMAT:
+        return f"{path}: format {manifest.get('format')}, this version knows {FORMAT}"
+    return manifest

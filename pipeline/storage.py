@@ -1,0 +1,67 @@
+"""Files of ours on disk: written whole or not at all."""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+@contextlib.contextmanager
+def write_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that appears under its name only when complete; a crash leaves a `.part` file that the next run replaces.
+
+    The name of the `.part` file carries the process id: two attempts at one task (a retry, a slow worker thought dead)
+    must not write into each other's file. Whoever renames last wins, with the same bytes.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    with write_whole(path) as file:
+        file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    with write_whole(path) as file:
+        pq.write_table(table, file, compression="zstd")
+
+
+def write_arrow(path: Path, table: pa.Table) -> None:
+    """An uncompressed Arrow file of one batch: memory-mapped and read by row without decoding."""
+    with write_whole(path) as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table.combine_chunks(), max_chunksize=max(1, table.num_rows))
+
+
+def read_arrow(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def sha256_of(path: Path, start: int = 0, end: int | None = None) -> str:
+    """Digest of a file, or of its bytes [start, end)."""
+    digest = hashlib.sha256()
+    left = (os.path.getsize(path) if end is None else end) - start
+    with open(path, "rb") as file:
+        file.seek(start)
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+            left -= len(block)
+    return digest.hexdigest()

@@ -1,0 +1,131 @@
+"""Ordering: steps are balanced at nested sizes, and the epoch has no trend."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.plan import plan_bins
+from pipeline.plan.balance import balanced_order, correlation, nested_shuffle, nested_sizes, pack_cost, sort_by_load
+
+CAPACITY = 4096
+
+
+@pytest.fixture(scope="module")
+def mixed() -> tuple[Any, Any]:
+    """20k samples, 25% of them text: about 2000 packs."""
+    rng = np.random.default_rng(3)
+    visual = np.clip(rng.lognormal(np.log(380), 0.6, 20_000), 64, 2048).astype(int)
+    visual[rng.random(20_000) < 0.25] = 0
+    text = np.clip(rng.lognormal(np.log(np.where(visual, 20, 130)), 0.8), 5, 2000).astype(int)
+    return visual + text, visual
+
+
+def loads(bins: list[Any], lengths: Any, visual: Any) -> tuple[Any, Any, Any]:
+    tokens = np.array([lengths[b].sum() for b in bins])
+    visual_sums = np.array([visual[b].sum() for b in bins])
+    return tokens, visual_sums, pack_cost(tokens, visual_sums, np.array([(lengths[b] ** 2).sum() for b in bins]))
+
+
+def max_over_mean(load: Any, size: int) -> float:
+    steps = load[: len(load) // size * size].reshape(-1, size)
+    return float((steps.max(axis=1) / steps.mean(axis=1)).mean())
+
+
+@pytest.mark.parametrize(
+    ("group_size", "sizes"),
+    [(1, [1]), (6, [6, 2, 1]), (8, [8, 4, 2, 1]), (7, [7, 1]), (480, [480, 96, 32, 16, 8, 4, 2, 1])],
+)
+def test_nested_sizes(group_size: int, sizes: list[int]) -> None:
+    assert nested_sizes(group_size) == sizes
+
+
+@given(st.integers(0, 200), st.sampled_from([1, 2, 6, 12, 16]), st.integers(0, 1000))
+@settings(max_examples=200, deadline=None)
+def test_aligned_blocks_hold_neighbours(num_packs: int, group_size: int, seed: int) -> None:
+    sizes = nested_sizes(group_size)
+    order = nested_shuffle(np.arange(num_packs), sizes, np.random.PCG64(seed))
+    assert sorted(order.tolist()) == list(range(num_packs))
+    num_full = num_packs // group_size * group_size
+    tail = set(order[num_full:].tolist())
+    for size in sizes:
+        for block in order[: num_packs // size * size].reshape(-1, size).tolist():
+            missing = set(range(min(block), max(block) + 1)) - set(block)
+            assert missing <= tail  # the tail is cut out of the middle; a block may reach across
+
+
+def test_shuffle_moves_groups_blocks_and_packs() -> None:
+    order = nested_shuffle(np.arange(64), [8, 4, 2, 1], np.random.PCG64(0)).tolist()
+    for size in (8, 4, 2):
+        firsts = [min(order[i : i + size]) for i in range(0, 64, size)]
+        assert firsts != sorted(firsts)
+    assert any(a > b for a, b in zip(order[::2], order[1::2], strict=True))
+
+
+def test_the_rest_comes_last_from_the_middle() -> None:
+    order = nested_shuffle(np.arange(11), [4, 2, 1], np.random.PCG64(0)).tolist()
+    assert sorted(order[8:]) == [4, 5, 6]
+
+
+def test_strips_go_up_and_down() -> None:
+    # 4 packs in groups of 1: two strips of VT (100, 100) and (200, 200), costs ascending, then descending
+    order = sort_by_load(np.array([200, 100, 200, 100]), np.array([5, 2, 6, 1]), 1)
+    assert order.tolist() == [3, 1, 2, 0]
+
+
+def test_few_text_packs_are_not_neighbours() -> None:
+    visual = np.full(1024, 1000)
+    visual[:8] = 0
+    order = sort_by_load(visual, visual + np.arange(1024), 512)
+    assert np.flatnonzero(visual[order] == 0).tolist() == [2, 5, 8, 11, 14, 17, 20, 23]
+
+
+def test_correlation() -> None:
+    assert correlation(np.arange(16), 1) == pytest.approx(1)
+    assert correlation(-np.arange(64), 2) == pytest.approx(-1)
+    assert correlation(np.ones(64, dtype=np.int64), 2) == 0
+    assert correlation(np.arange(16), 4) == 0  # 4 steps are no trend
+
+
+def test_cost_of_one_long_document_exceeds_many_short_ones() -> None:
+    tokens, visual = np.array([16000, 16000]), np.array([0, 0])
+    long, short = pack_cost(tokens, visual, np.array([16000**2, 160 * 100**2])).tolist()
+    assert 1.2 < long / short < 1.25
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_balanced_and_without_trend(mixed: tuple[Any, Any], seed: int) -> None:
+    lengths, visual = mixed
+    bins = plan_bins(lengths, visual, capacity=CAPACITY, group_size=64, seed=seed)
+    assert len(bins) <= 1.0005 * -(-lengths.sum() // CAPACITY) + 1
+    _, visual_sums, cost = loads(bins, lengths, visual)
+    for size in (8, 64):
+        assert max_over_mean(visual_sums, size) <= 1.02
+        assert max_over_mean(cost, size) <= 1.01
+        steps = visual_sums[: len(bins) // size * size].reshape(-1, size).sum(axis=1)
+        assert abs(np.corrcoef(np.arange(len(steps)), steps)[0, 1]) < 0.1
+        assert steps.min() > 0.3 * steps.mean()  # no step of text alone
+
+
+def test_no_trend_in_few_groups() -> None:
+    # 20 groups: one shuffle in two would have |r| > 0.15
+    visual = np.repeat(np.arange(20), 32) * 100
+    for seed in range(20):
+        order = balanced_order(np.full(640, 4096), visual, np.full(640, 10**6), group_size=32, seed=seed)
+        assert max(abs(correlation(visual[order], size)) for size in (1, 8, 32)) < 0.1
+
+
+def test_seed_changes_the_order(mixed: tuple[Any, Any]) -> None:
+    lengths, visual = mixed
+    orders = [[b.tolist() for b in plan_bins(lengths, visual, capacity=CAPACITY, seed=seed)] for seed in (0, 0, 1)]
+    assert orders[0] == orders[1]
+    assert orders[0] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2])
+
+
+def test_plan_is_frozen() -> None:
+    # the same on every machine and numpy version, or finished outputs could not be resumed
+    bins = plan_bins([7, 5, 4, 3, 3, 2, 6, 10], [6, 0, 3, 0, 2, 0, 5, 0], capacity=10, group_size=2, seed=1)
+    assert [b.tolist() for b in bins] == []
