@@ -36,4 +36,7 @@ clean:
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	# Beside the environment, not in it: next to a CPU-only torch it breaks the import of transformers' image code. One test
+	# compares with it in a process of its own, and skips where it is not to be had.
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/torchvision torchvision==0.28.0
 	touch $@

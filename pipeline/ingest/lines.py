@@ -4,7 +4,6 @@ JSONL is read where it lies. A JSON array, a compressed file or parquet is first
 directory (embedded media into one `.bin` beside it), so that everything after this file knows one format.
 """
 
-import gzip
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -12,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pyarrow as pa
 import pyarrow.parquet as pq
-import zstandard
 
 from pipeline.config import UserError, fingerprint
 from pipeline.storage import sha256_of, write_whole
@@ -135,7 +134,8 @@ def _rewrite(file: Path, imported: Path, write: Callable[[Path, BinaryIO], None]
 
 
 def _dump(row: Any) -> bytes:
-    return json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+    """A row as a line; what JSON has no form for (a date in parquet) becomes text."""
+    return json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass") + b"\n"
 
 
 def _array_rows(file: Path, out: BinaryIO) -> None:
@@ -155,26 +155,36 @@ def _array_rows(file: Path, out: BinaryIO) -> None:
         return UserError(f"{file}: broken JSON array at line {text.count(chr(10), 0, position) + 1}: {message}")
 
     position = skip(text.index("[") + 1)
-    while text[position : position + 1] != "]":
+    more = text[position : position + 1] != "]"
+    while more:
         try:
-            row, position = decoder.raw_decode(text, position)
+            row, end = decoder.raw_decode(text, position)
+            out.write(_dump(row))
         except json.JSONDecodeError as error:
             raise fail(error.pos, error.msg) from None
-        out.write(_dump(row))
-        position = skip(position)
-        if text[position : position + 1] == ",":
+        except RecursionError:
+            raise fail(position, "too deeply nested") from None
+        except ValueError as error:  # a number of thousands of digits
+            raise fail(position, str(error)) from None
+        position = skip(end)
+        more = text[position : position + 1] == ","
+        if more:
             position = skip(position + 1)
         elif text[position : position + 1] != "]":
             raise fail(position, "expected , or ] after an element")
+    position = skip(position + 1)
+    if position < len(text):
+        raise fail(position, "text after the array; is it two files in one?")
 
 
 def _unpacked_lines(file: Path, out: BinaryIO) -> None:
-    unpack = gzip.open if file.suffix.lower() == ".gz" else zstandard.open
+    kind = "gzip" if file.suffix.lower() == ".gz" else "zstd"
     try:
-        with unpack(file, "rb") as source:
+        # Arrow's streams read on where one frame ends and another begins, and refuse a file that ends inside one.
+        with pa.input_stream(str(file), compression=kind) as source:
             while block := source.read(1 << 20):
                 out.write(block)
-    except (OSError, EOFError, zstandard.ZstdError) as error:
+    except OSError as error:
         raise UserError(f"{file}: cannot be decompressed: {error}") from None
 
 
@@ -196,8 +206,9 @@ def _parquet_rows(file: Path, out: BinaryIO) -> None:
                 return [place(item) for item in value]
             return value
 
-        for batch in pq.ParquetFile(file).iter_batches(batch_size=256):
-            for row in batch.to_pylist():
-                out.write(
-                    json.dumps(place(row), ensure_ascii=False, default=str).encode("utf-8", "surrogatepass") + b"\n"
-                )
+        try:
+            for batch in pq.ParquetFile(file).iter_batches(batch_size=256):
+                for row in batch.to_pylist():
+                    out.write(_dump(place(row)))
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{file}: not a readable parquet file: {error}") from None

@@ -1,9 +1,11 @@
 """The meta JSON: which data sets there are and how to read each."""
 
 import dataclasses
+import itertools
 import json
 import math
 import random
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,18 +50,28 @@ class Dataset:
 
 def read_meta(path: Path, select: tuple[str, ...] = ()) -> list[Dataset]:
     """The data sets of a meta JSON, in its order; `select` keeps only those named, in their order."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """An object whose keys are all different; Python's own reader keeps the last of two and says nothing."""
+        for key, count in Counter(key for key, _ in pairs).items():
+            if count > 1:
+                raise UserError(f"--meta {path}: {key!r} is there twice; rename or remove one")
+        return dict(pairs)
+
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
+        meta = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
     except FileNotFoundError:
         raise UserError(f"--meta {path}: no such file") from None
-    except json.JSONDecodeError as error:
+    except OSError as error:
+        raise UserError(f"--meta {path}: cannot be read: {error.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"--meta {path}: not JSON: {error}") from None
     if not isinstance(meta, dict) or not meta:
         raise UserError(f"--meta {path}: expected an object of data sets, {{name: {{file_name: …}}}}")
     for name in select:
         if name not in meta:
             raise UserError(f"--datasets {name}: not in {path}, which has {', '.join(meta)}")
-    return [_dataset(path, name, meta[name]) for name in select or meta]
+    return [_dataset(path, name, meta[name]) for name in dict.fromkeys(select or meta)]
 
 
 def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
@@ -82,11 +94,17 @@ def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
     ratio = entry.get("sample_ratio", 1.0)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio) or ratio < 0:
         raise UserError(f"{where}: sample_ratio must be a number of at least 0, got {ratio!r}")
+    tags = _names(Tags, where, "tags", entry.get("tags"))
+    for one, other in itertools.combinations(("user_tag", "assistant_tag", "system_tag"), 2):
+        if getattr(tags, one) == getattr(tags, other):
+            raise UserError(
+                f"{where}: tags.{one} and tags.{other} are both {getattr(tags, one)!r}; give each role its own"
+            )
     return Dataset(
         name=name,
         file=str(file.resolve()),
         columns=_names(Columns, where, "columns", entry.get("columns")),
-        tags=_names(Tags, where, "tags", entry.get("tags")),
+        tags=tags,
         media_dir=str((meta_path.parent / (media_dir or "")).resolve()),
         sample_ratio=float(ratio),
     )
@@ -114,7 +132,7 @@ def copies_of_rows(num_rows: int, ratio: float) -> np.ndarray:
     """
     whole = int(ratio)
     copies = np.full(num_rows, whole, dtype=np.int32)
-    drawn = math.floor(num_rows * (ratio - whole))
+    drawn = math.floor(num_rows * ratio) - num_rows * whole  # not of the difference: 10 * (2.3 - 2) is 2.999…
     if whole == 0 and ratio > 0 and num_rows:
         drawn = max(1, drawn)
     copies[random.Random(42).sample(range(num_rows), drawn)] += 1

@@ -83,14 +83,15 @@ def nested_shuffle(packs: Ints, sizes: list[int], random: np.random.PCG64) -> In
     num_groups, num_rest = divmod(len(packs), size)
     middle = num_groups // 2 * size
     rest = packs[middle : middle + num_rest]
-    blocks = np.concatenate([packs[:middle], packs[middle + num_rest :]]).reshape(1, -1)
-    if num_groups:
-        for num_children in (num_groups, *(a // b for a, b in pairwise(sizes))):
-            blocks = blocks.reshape(len(blocks), num_children, -1)
-            keys = random.random_raw(blocks.shape[:2])
-            blocks = np.take_along_axis(blocks, np.argsort(keys, axis=1, kind="stable")[:, :, None], axis=1)
-            blocks = blocks.reshape(-1, blocks.shape[2])
-    shuffled = blocks.reshape(-1)
+    shuffled = np.concatenate([packs[:middle], packs[middle + num_rest :]])
+    num_blocks = 1
+    for num_children in (num_groups, *(a // b for a, b in pairwise(sizes))):
+        if num_groups == 0:
+            break
+        keys = random.random_raw(num_blocks * num_children).reshape(num_blocks, num_children, 1)
+        children = shuffled.reshape(num_blocks, num_children, -1)
+        shuffled = np.take_along_axis(children, np.argsort(keys, axis=1, kind="stable"), axis=1).reshape(-1)
+        num_blocks *= num_children
     return np.concatenate([shuffled, nested_shuffle(rest, smaller, random)]) if num_rest else shuffled
 
 

@@ -180,7 +180,10 @@ def fillers(samples: Samples) -> Iterator[Mask]:
 
 
 def pack_around(filler: Mask, num_bins: int, samples: Samples) -> tuple[Ints, int]:
-    """Spread all samples but the filler over `num_bins` bins, then best-fit the rest."""
+    """Spread all samples but the filler over `num_bins` bins, then best-fit the rest; return how many bins it took.
+
+    No bin stays empty: `num_bins` is a lower bound, and best fit opens bins only when no empty one is left.
+    """
     sizes = samples.sizes()
     bin_of = np.full(len(sizes), UNPLACED, dtype=np.int64)
     spread(bin_of, num_bins, np.flatnonzero(~filler), sizes, samples)
@@ -188,9 +191,7 @@ def pack_around(filler: Mask, num_bins: int, samples: Samples) -> tuple[Ints, in
         todo = np.flatnonzero((bin_of == UNPLACED) & samples.is_visual)
         num_bins = best_fit(bin_of, num_bins, todo, sizes, samples)
         sizes = samples.lengths
-    num_bins = best_fit(bin_of, num_bins, np.flatnonzero(bin_of == UNPLACED), sizes, samples)
-    used = np.bincount(bin_of, minlength=num_bins) > 0
-    return (np.cumsum(used) - 1)[bin_of], int(used.sum())
+    return bin_of, best_fit(bin_of, num_bins, np.flatnonzero(bin_of == UNPLACED), sizes, samples)
 
 
 def greedy_knapsack(lengths: ArrayLike, max_length: int) -> list[list[int]]:

@@ -55,11 +55,11 @@ def check(samples: Samples, group_size: int) -> None:
     lengths, visual_tokens, reserve = samples.lengths, samples.visual_tokens, samples.text_reserve
     if len(lengths) != len(visual_tokens):
         raise ValueError(f"{len(lengths)} lengths but {len(visual_tokens)} visual_tokens; give one of each per sample")
+    check_lengths(lengths, samples.capacity)
     if group_size < 1:
         raise ValueError(f"group_size must be at least 1 pack, got {group_size}")
     if not 0 <= reserve < samples.capacity:
         raise ValueError(f"text_reserve must be 0 or more and below the capacity {samples.capacity}, got {reserve}")
-    check_lengths(lengths, samples.capacity)
     too_long = ~samples.is_visual & (lengths > samples.capacity - reserve)
     refuse(too_long, lengths, f"text tokens, but a pack keeps {reserve} of {samples.capacity} free for a fake image")
     refuse(visual_tokens < 0, visual_tokens, "visual tokens; give 0 or more")

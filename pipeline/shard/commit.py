@@ -39,7 +39,9 @@ def claim(out: Path, identity: dict[str, Any], *, overwrite: bool) -> bool:
         if record.exists():
             theirs = read_json(record)["identity"]
             if theirs == identity:
-                return record.name == "manifest.json"
+                if record.name == "manifest.json":
+                    return True
+                break
             if not overwrite:
                 raise UserError(
                     f"{out} was made from something else:\n  "
@@ -51,6 +53,8 @@ def claim(out: Path, identity: dict[str, Any], *, overwrite: bool) -> bool:
     strangers = [path.name for path in out.iterdir() if path.name != "work"] if out.is_dir() else []
     if strangers and not (out / "work" / "run.json").exists():
         raise UserError(f"--out {out} holds other files ({', '.join(sorted(strangers)[:3])}); give an empty directory")
+    for left_over in out.rglob(".*.part"):  # of a run that was killed
+        left_over.unlink(missing_ok=True)
     write_json(out / "work" / "run.json", {"identity": identity})
     return False
 

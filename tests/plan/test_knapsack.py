@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.plan import greedy_knapsack, greedy_knapsack_vt_balanced, plan_bins
+from pipeline.plan.knapsack import UNPLACED, Samples, best_fit, spread
 
 CAPACITY = 40
 
@@ -54,6 +55,38 @@ samples = st.lists(sample, max_size=60)
 def test_best_fit_takes_the_fullest_bin() -> None:
     # 6 -> bin 0 (room 4), 5 -> bin 1 (room 5), 4 -> the fuller bin 0, 3 -> bin 1, 2 -> bin 1
     assert greedy_knapsack([6, 5, 4, 3, 2], 10) == [[0, 2], [1, 3, 4]]
+
+
+def place(function: Any, lengths: list[int], visual: list[int], bin_of: list[int], num_bins: int, reserve: int) -> Any:
+    """Let best_fit or spread place what is UNPLACED, capacity 10."""
+    samples = Samples(
+        lengths=np.array(lengths),
+        visual_tokens=np.array(visual),
+        capacity=10,
+        max_visual_tokens=None,
+        text_reserve=reserve,
+    )
+    placed = np.array(bin_of)
+    function(placed, num_bins, np.flatnonzero(placed == UNPLACED), samples.lengths, samples)
+    return placed.tolist()
+
+
+@pytest.mark.parametrize(
+    ("length", "visual", "bin_"),
+    [(2, 0, 1), (3, 0, 0), (3, 1, 1), (4, 1, 0), (7, 0, 2), (7, 1, 2)],
+)
+def test_best_fit_counts_the_reserve_as_room_for_visual_samples_only(length: int, visual: int, bin_: int) -> None:
+    # reserve 1. Bin 0 has a visual sample and room 4; bin 1 is text, room 2, or 3 for a visual sample; bin 2 is new
+    assert place(best_fit, [6, 7, length], [1, 0, visual], [0, 1, UNPLACED], 2, reserve=1)[2] == bin_
+
+
+def test_spread_gives_the_most_visual_tokens_to_the_bin_with_the_least() -> None:
+    # 4 bins, two per round: VT 4 and 1 into bins 0 and 1, then 3 and 2 into 2 and 3; 4 and 3 into 1 and 3, 2 and 1
+    # into 2 and 0
+    lengths, visual = [5, 5, 5, 5, 4, 4, 4, 4], [1, 4, 3, 2, 4, 3, 2, 1]
+    placed = place(spread, lengths, visual, [UNPLACED] * 8, 4, reserve=0)
+    sums = np.bincount(placed, weights=visual)
+    assert sums.tolist() == [5, 5, 5, 5]
 
 
 def test_equal_lengths_fill_a_bin_before_the_next() -> None:
@@ -152,7 +185,12 @@ def test_greedy_knapsack(drawn: list[tuple[int, int]], spare: int) -> None:
 def test_plan_bins(drawn: list[tuple[int, int]], group_size: int, seed: int, reserve: int, spare: int | None) -> None:
     lengths, visual = np.array([n for n, _ in drawn], dtype=int), np.array([v for _, v in drawn], dtype=int)
     limit = None if spare is None else int(visual.max(initial=1)) + spare
-    options = {"group_size": group_size, "seed": seed, "max_visual_tokens": limit, "text_reserve": reserve}
+    options: dict[str, Any] = {
+        "group_size": group_size,
+        "seed": seed,
+        "max_visual_tokens": limit,
+        "text_reserve": reserve,
+    }
     bins = plan_bins(lengths, visual, capacity=CAPACITY, **options)
     check(bins, lengths, visual, CAPACITY, limit, reserve)
     assert as_lists(plan_bins(lengths, visual, capacity=CAPACITY, **options)) == as_lists(bins)

@@ -1,0 +1,48 @@
+"""What tests share: the demo processor that the project ships, and the real processors where ../shared is."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # no token in the home directory
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from helpers import DEMO_PROCESSOR, REAL_PROCESSORS, SHARED, TinyData
+
+from pipeline.families.registry import family_for
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of real data and processors beside the project."""
+    if not SHARED.is_dir():
+        pytest.skip("../shared (real data and processors) is not here")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def demo_family():
+    return family_for(str(DEMO_PROCESSOR))
+
+
+@pytest.fixture(scope="session", params=["demo", *REAL_PROCESSORS])
+def processor(request) -> str:
+    """Each processor in turn: the demo's always, the real ones where ../shared is."""
+    if request.param == "demo":
+        return str(DEMO_PROCESSOR)
+    path = SHARED / "processors" / request.param
+    if not path.is_dir():
+        pytest.skip(f"../shared/processors/{request.param} is not here")
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def family(processor):
+    return family_for(processor)
+
+
+@pytest.fixture
+def tiny(tmp_path) -> TinyData:
+    return TinyData(tmp_path / "data")

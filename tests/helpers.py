@@ -1,0 +1,91 @@
+"""Small data sets for tests, and ways to look at outputs."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from PIL import Image
+
+from pipeline.config import PackConfig
+from pipeline.records import Pack
+from pipeline.shard.codec import read_pack
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO_PROCESSOR = ROOT / "jobs" / "demo" / "processor"
+SHARED = ROOT.parent / "shared"
+REAL_PROCESSORS = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl")
+
+
+def picture(path: Path, height: int, width: int, *, seed: int = 0, mode: str = "RGB", **save: Any) -> Path:
+    """Smooth colours with noise: compresses like a photo and tells rows from columns."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    channels = [(y * (3 + c) + x * (5 - c)) % 256 for c in range(3)]
+    pixels = np.stack(channels, axis=-1) // 2 + rng.integers(0, 100, (height, width, 3))
+    image = Image.fromarray(pixels.astype(np.uint8))
+    if mode == "RGBA":
+        image.putalpha(Image.fromarray(((x + y) % 256).astype(np.uint8)))
+    elif mode != "RGB":
+        image = image.convert(mode)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **save)
+    return path
+
+
+class TinyData:
+    """A data set in the making: rows of messages/images, written as one JSONL with its meta."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.rows: list[Any] = []
+
+    def text(self, question: str, answer: str) -> "TinyData":
+        return self.row([("user", question), ("assistant", answer)])
+
+    def image(self, height: int, width: int, question: str = "<image>What?", answer: str = "That.") -> "TinyData":
+        name = f"{len(self.rows)}.png"
+        picture(self.folder / name, height, width, seed=len(self.rows))
+        return self.row([("user", question), ("assistant", answer)], images=[name])
+
+    def row(self, turns: list[tuple[str, str]], **columns: Any) -> "TinyData":
+        self.rows.append({"messages": [{"role": role, "content": text} for role, text in turns], **columns})
+        return self
+
+    def write(self, *, ratio: float = 1.0) -> Path:
+        lines = (row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in self.rows)
+        (self.folder / "rows.jsonl").write_text("".join(line + "\n" for line in lines))
+        meta = {"tiny": {"file_name": "rows.jsonl", "media_dir": ".", "sample_ratio": ratio}}
+        (self.folder / "meta.json").write_text(json.dumps(meta))
+        return self.folder / "meta.json"
+
+
+def mixed_rows(data: TinyData, num_text: int = 30, num_images: int = 12) -> TinyData:
+    """Rows of many lengths, some with a picture."""
+    for i in range(num_text):
+        data.text(f"Count to {i}.", " ".join(map(str, range(1, i * 5 + 2))))
+    for i in range(num_images):
+        data.image(40 + 17 * i, 60 + 11 * (i % 5), answer="It is number " + str(i) * (i + 1))
+    return data
+
+
+def tiny_config(meta: Path, out: Path, **overrides: Any) -> PackConfig:
+    values = {"meta": str(meta), "processor": str(DEMO_PROCESSOR), "out": str(out), "pack_size": 512,
+              "engine": "inline", "shard_mb": 1, "group_size": 4} | overrides  # fmt: skip
+    return PackConfig(**values)
+
+
+def files_of(out: Path) -> dict[str, bytes]:
+    """Everything in an output but its work folder."""
+    paths = (path for path in sorted(out.rglob("*")) if path.is_file())
+    return {str(path.relative_to(out)): path.read_bytes() for path in paths if path.relative_to(out).parts[0] != "work"}
+
+
+def packs_of(out: Path) -> Iterator[Pack]:
+    """The packs of an output, by its index."""
+    for line in pq.read_table(out / "index.parquet").to_pylist():
+        content = (out / "shards" / line["shard"]).read_bytes()
+        yield read_pack({m["name"]: content[m["offset"] : m["offset"] + m["size"]] for m in line["members"]})

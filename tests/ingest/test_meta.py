@@ -1,0 +1,245 @@
+"""The meta JSON: what is read, what is refused and in which words, and how often each row is taken."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config import UserError
+from pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, read_meta
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with the data files a.jsonl and sub/b.json."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.jsonl").touch()
+    (tmp_path / "sub" / "b.json").touch()
+    return tmp_path
+
+
+def write(folder: Path, meta: Any) -> Path:
+    path = folder / "meta.json"
+    path.write_text(meta if isinstance(meta, str) else json.dumps(meta), encoding="utf-8")
+    return path
+
+
+def test_defaults(folder: Path) -> None:
+    (dataset,) = read_meta(write(folder, {"a": {"file_name": "a.jsonl"}}))
+    assert dataset == Dataset(
+        name="a",
+        file=str(folder / "a.jsonl"),
+        columns=Columns(messages="messages", images="images", videos="videos", audios="audios"),
+        tags=Tags(
+            role_tag="role", content_tag="content", user_tag="user", assistant_tag="assistant", system_tag="system"
+        ),
+        media_dir=str(folder),
+        sample_ratio=1.0,
+    )
+
+
+def test_every_key(folder: Path) -> None:
+    tags = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt", "system_tag": "s"}
+    columns = {"messages": "conversations", "images": "image", "videos": "video", "audios": "audio"}
+    entry = {
+        "file_name": "sub/b.json",
+        "columns": columns,
+        "tags": tags,
+        "media_dir": "sub/media",
+        "sample_ratio": 2,
+    }
+    (dataset,) = read_meta(write(folder, {"b": entry}))
+    assert dataset == Dataset(
+        name="b",
+        file=str(folder / "sub" / "b.json"),
+        columns=Columns(**columns),
+        tags=Tags(**tags),
+        media_dir=str(folder / "sub" / "media"),
+        sample_ratio=2.0,
+    )
+
+
+def test_some_names_keep_the_defaults_of_the_others(folder: Path) -> None:
+    entry = {"file_name": "a.jsonl", "columns": {"messages": "turns"}, "tags": {"user_tag": "human"}}
+    (dataset,) = read_meta(write(folder, {"a": entry}))
+    assert dataset.columns == Columns(messages="turns")
+    assert dataset.tags == Tags(user_tag="human")
+
+
+@pytest.mark.parametrize("key", ["columns", "tags", "media_dir"])
+def test_null_is_the_default(folder: Path, key: str) -> None:
+    (dataset,) = read_meta(write(folder, {"a": {"file_name": "a.jsonl", key: None}}))
+    assert dataset == read_meta(write(folder, {"a": {"file_name": "a.jsonl"}}))[0]
+
+
+def test_paths_are_relative_to_the_meta_file_and_absolute_ones_stay(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    entries = {
+        "relative": {"file_name": "../a.jsonl", "media_dir": "../pictures"},
+        "absolute": {"file_name": str(folder / "a.jsonl"), "media_dir": "/pictures"},
+    }
+    write(folder / "sub", entries)
+    relative, absolute = read_meta(Path("../sub/meta.json"))
+    assert relative.file == absolute.file == str(folder / "a.jsonl")
+    assert (relative.media_dir, absolute.media_dir) == (str(folder / "pictures"), "/pictures")
+
+
+def test_order_is_the_files_or_that_of_the_selection(folder: Path) -> None:
+    path = write(folder, {name: {"file_name": "a.jsonl"} for name in ("z", "a", "m")})
+    assert [dataset.name for dataset in read_meta(path)] == ["z", "a", "m"]
+    assert [dataset.name for dataset in read_meta(path, ("m", "z"))] == ["m", "z"]
+
+
+def test_a_name_selected_twice_is_taken_once(folder: Path) -> None:
+    path = write(folder, {name: {"file_name": "a.jsonl"} for name in ("a", "b")})
+    assert [dataset.name for dataset in read_meta(path, ("b", "a", "b"))] == ["b", "a"]
+
+
+def test_what_is_not_selected_is_not_checked(folder: Path) -> None:
+    path = write(folder, {"good": {"file_name": "a.jsonl"}, "bad": {"file_name": "absent.jsonl"}})
+    assert [dataset.name for dataset in read_meta(path, ("good",))] == ["good"]
+    with pytest.raises(UserError, match="'bad'"):
+        read_meta(path)
+
+
+def test_described_leaves_out_where_the_files_lie(folder: Path) -> None:
+    """A fingerprint must not change when the data move."""
+    (folder / "sub" / "a.jsonl").touch()
+    here = read_meta(write(folder, {"a": {"file_name": "a.jsonl", "sample_ratio": 0.5}}))[0].described()
+    there = read_meta(write(folder / "sub", {"a": {"file_name": "a.jsonl", "sample_ratio": 0.5}}))[0].described()
+    assert here == there
+    assert here.keys() == {"name", "columns", "tags", "sample_ratio"}
+
+
+# What is wrong with the file as a whole -> words of the message.
+WRONG_FILES = {
+    "not JSON": ("{", "not JSON"),
+    "a list": ([{"file_name": "a.jsonl"}], "expected an object of data sets"),
+    "empty": ({}, "expected an object of data sets"),
+    "null": (None, "expected an object of data sets"),
+    "twice": ('{"a": {"file_name": "a.jsonl"}, "a": {"file_name": "sub/b.json"}}', "'a' is there twice"),
+    "key twice": ('{"a": {"file_name": "a.jsonl", "file_name": "sub/b.json"}}', "'file_name' is there twice"),
+}
+
+
+@pytest.mark.parametrize(("content", "words"), WRONG_FILES.values(), ids=WRONG_FILES)
+def test_wrong_files(folder: Path, content: Any, words: str) -> None:
+    path = write(folder, content)
+    with pytest.raises(UserError) as caught:
+        read_meta(path)
+    assert f"--meta {path}" in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"absent\.json: no such file"):
+        read_meta(folder / "absent.json")
+    with pytest.raises(UserError, match=f"--meta {folder}"):
+        read_meta(folder)
+    (folder / "latin.json").write_bytes('{"é": 1}'.encode("latin-1"))
+    with pytest.raises(UserError, match=r"latin\.json: not JSON"):
+        read_meta(folder / "latin.json")
+
+
+def test_an_unknown_selection_names_what_there_is(folder: Path) -> None:
+    path = write(folder, {"a": {"file_name": "a.jsonl"}, "b": {"file_name": "a.jsonl"}})
+    with pytest.raises(UserError) as caught:
+        read_meta(path, ("a", "c"))
+    assert str(caught.value) == f"--datasets c: not in {path}, which has a, b"
+
+
+GOOD = {"file_name": "a.jsonl"}
+# What is wrong with a data set -> the key and the remedy that the message names.
+WRONG_ENTRIES = {
+    "not an object": ("a.jsonl", "expected an object, got str"),
+    "unknown key": (GOOD | {"colums": {}}, "unknown key 'colums'; known: file_name, columns, tags"),
+    "no file_name": ({}, "file_name must be the path of a JSON, JSONL or parquet file, got None"),
+    "empty file_name": ({"file_name": ""}, "file_name must be the path of a JSON, JSONL or parquet file, got ''"),
+    "file_name is a list": ({"file_name": ["a.jsonl"]}, "file_name must be the path"),
+    "missing file": ({"file_name": "c.jsonl"}, "c.jsonl does not exist; it is taken relative to the meta file"),
+    "a directory": ({"file_name": "sub"}, "sub does not exist"),
+    "media_dir": (GOOD | {"media_dir": ["x"]}, "media_dir must be a directory, got ['x']"),
+    "negative ratio": (GOOD | {"sample_ratio": -0.1}, "sample_ratio must be a number of at least 0, got -0.1"),
+    "ratio is a text": (GOOD | {"sample_ratio": "0.5"}, "sample_ratio must be a number of at least 0, got '0.5'"),
+    "ratio is true": (GOOD | {"sample_ratio": True}, "sample_ratio must be a number of at least 0, got True"),
+    "ratio is null": (GOOD | {"sample_ratio": None}, "sample_ratio must be a number of at least 0, got None"),
+    "ratio is NaN": (GOOD | {"sample_ratio": float("nan")}, "sample_ratio must be a number of at least 0, got nan"),
+    "ratio is infinite": (GOOD | {"sample_ratio": float("inf")}, "sample_ratio must be a number"),
+    "columns": (GOOD | {"columns": ["messages"]}, "columns must be an object, got list"),
+    "unknown column": (GOOD | {"columns": {"image": "x"}}, "unknown key 'image' in columns; known: messages, images"),
+    "column is a number": (GOOD | {"columns": {"images": 1}}, "columns.images must be a name, got 1"),
+    "column is empty": (GOOD | {"columns": {"images": ""}}, "columns.images must be a name, got ''"),
+    "tags": (GOOD | {"tags": "chatml"}, "tags must be an object, got str"),
+    "unknown tag": (GOOD | {"tags": {"user": "human"}}, "unknown key 'user' in tags; known: role_tag, content_tag"),
+    "tag is null": (GOOD | {"tags": {"user_tag": None}}, "tags.user_tag must be a name, got None"),
+    "one tag for two roles": (
+        GOOD | {"tags": {"user_tag": "assistant"}},
+        "tags.user_tag and tags.assistant_tag are both 'assistant'; give each role its own",
+    ),
+    "a role's tag is another's default": (
+        GOOD | {"tags": {"assistant_tag": "system"}},
+        "tags.assistant_tag and tags.system_tag are both 'system'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("entry", "words"), WRONG_ENTRIES.values(), ids=WRONG_ENTRIES)
+def test_wrong_entries_name_data_set_key_and_remedy(folder: Path, entry: Any, words: str) -> None:
+    path = write(folder, {"fine": GOOD, "mine": entry})
+    with pytest.raises(UserError) as caught:
+        read_meta(path)
+    assert str(caught.value).startswith(f"{path}: data set 'mine': ")
+    assert words in str(caught.value)
+
+
+# ---------------------------------------------------------------- sample_ratio
+
+
+def test_copies_literally() -> None:
+    assert copies_of_rows(4, 0).tolist() == [0, 0, 0, 0]
+    assert copies_of_rows(4, 0.5).tolist() == [1, 0, 0, 1]  # Random(42).sample(range(4), 2) == [0, 3]
+    assert copies_of_rows(4, 1).tolist() == [1, 1, 1, 1]
+    assert copies_of_rows(4, 1.5).tolist() == [2, 1, 1, 2]
+    assert copies_of_rows(4, 2).tolist() == [2, 2, 2, 2]
+    assert copies_of_rows(4, 0.74).sum() == 2  # rounded down
+    assert copies_of_rows(4, 1e-9).tolist() == [1, 0, 0, 0]  # any ratio above 0 takes a row
+    assert copies_of_rows(4, 1 + 1e-9).tolist() == [1, 1, 1, 1]  # but not one more
+    assert copies_of_rows(1, 0).tolist() == [0]
+    assert copies_of_rows(1, 0.3).tolist() == [1]
+    assert copies_of_rows(1, 1.5).tolist() == [1]
+    for ratio in (0, 0.5, 1, 1.5):
+        assert copies_of_rows(0, ratio).tolist() == []
+
+
+def test_copies_are_the_documented_draw() -> None:
+    expected = np.zeros(1000, dtype=int)
+    expected[random.Random(42).sample(range(1000), 370)] = 1
+    assert copies_of_rows(1000, 0.37).tolist() == expected.tolist()
+    assert copies_of_rows(1000, 3.375).tolist() != copies_of_rows(1000, 3.374).tolist()
+    expected[:] = 3
+    expected[random.Random(42).sample(range(1000), 375)] += 1
+    assert copies_of_rows(1000, 3.375).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(("ratio", "total"), [(1.1, 11), (2.3, 23), (4.7, 47), (9.9, 99)])
+def test_a_decimal_ratio_loses_no_row_to_rounding(ratio: float, total: int) -> None:
+    assert copies_of_rows(10, ratio).sum() == total  # 10 * (2.3 - 2) is 2.999…
+
+
+@given(st.integers(0, 300), st.floats(0, 5))
+def test_copies_always_add_up(num_rows: int, ratio: float) -> None:
+    copies = copies_of_rows(num_rows, ratio)
+    assert len(copies) == num_rows
+    assert set(copies.tolist()) <= {int(ratio), int(ratio) + 1}
+    wanted = int(num_rows * ratio)
+    assert copies.sum() == (max(1, wanted) if ratio > 0 and num_rows else wanted)
+    assert copies.tolist() == copies_of_rows(num_rows, ratio).tolist()
