@@ -12,55 +12,37 @@ import pyarrow.parquet as pq
 
 from jobs.demo.make_data import make_demo
 
-PROCESSOR = Path(__file__).parent / "processor"
+PROCESSOR = os.path.relpath(Path(__file__).parent / "processor")
 
 
 def main(folder: str) -> int:
-    out = Path(folder).resolve()
-    shutil.rmtree(out, ignore_errors=True)
-    meta = make_demo(out / "data")
-    print(
-        f"drew {sum(1 for _ in (out / 'data').rglob('*.*'))} files under {os.path.relpath(out / 'data')}\n", flush=True
-    )
-    packed = out / "packed"
-    for command in (
-        [
-            "plan",
-            "--meta",
-            meta,
-            "--processor",
-            PROCESSOR,
-            "--pack-size",
-            "2048",
-            "--work",
-            packed / "work",
-            "--engine",
-            "inline",
-        ],
-        ["pack", "--meta", meta, "--processor", PROCESSOR, "--pack-size", "2048", "--out", packed, "--shard-mb", "16"],
+    shutil.rmtree(folder, ignore_errors=True)
+    meta = make_demo(Path(folder) / "data")
+    print(f"drew {sum(1 for _ in meta.parent.rglob('*.*'))} files under {folder}/data\n", flush=True)
+    packed = f"{folder}/packed"
+    what = ["--meta", str(meta), "--processor", PROCESSOR, "--pack-size", "2048"]
+    for arguments in (
+        ["plan", *what, "--work", f"{packed}/work", "--engine", "inline"],
+        ["pack", *what, "--out", packed, "--shard-mb", "16"],
         ["verify", packed],
     ):
-        arguments = [os.path.relpath(part) if isinstance(part, Path) else part for part in command]
         print("$ neatpack " + " ".join(arguments), flush=True)
         code = subprocess.run([sys.executable, "-m", "pipeline.cli", *arguments], check=False).returncode
         if code:
             return code
         print(flush=True)
-    show_skipped(packed)
-    print(
-        f"\nthe shards are plain webdataset tars: tar tf {os.path.relpath(packed / 'shards' / 'pack-000000.tar')} | head"
-    )
+    show_skipped(Path(packed))
+    print(f"\nthe shards are plain webdataset tars: tar tf {packed}/shards/pack-000000.tar | head")
     return 0
 
 
 def show_skipped(packed: Path) -> None:
     """The rows that were not packed, as the ledger has them."""
     print("skipped, from the ledger:")
+    skipped = [("status", "=", "skipped"), ("reason", "!=", "sampled_out")]
     for path in sorted((packed / "ledger").glob("*.parquet")):
-        for line in pq.read_table(
-            path, filters=[("status", "=", "skipped"), ("reason", "!=", "sampled_out")]
-        ).to_pylist():
-            detail = line["detail"].replace(str(packed.parent) + "/", "")
+        for line in pq.read_table(path, filters=skipped).to_pylist():
+            detail = line["detail"].replace(f"{packed.parent.resolve()}/", "")
             print(f"  {line['dataset']:<8} row {line['row']:>3}  {line['reason']:<16} {detail[:90]}")
 
 

@@ -14,7 +14,7 @@ _PLACEHOLDER = re.compile(r"(<image>|<video>|<audio>)", re.IGNORECASE)
 def parse_row(line: bytes, line_number: int) -> dict[str, Any] | Skip:
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, a number of thousands of digits
         return Skip(reason="bad_row", detail=f"line {line_number}: broken JSON: {error}")
     if not isinstance(row, dict):
         return Skip(
@@ -72,7 +72,7 @@ def _turns(row: dict[str, Any], dataset: Dataset) -> list[tuple[Role, str]] | Sk
     tags, column = dataset.tags, dataset.columns.messages
     messages = row.get(column)
     if not isinstance(messages, list):
-        problem = f"is a {_json_name(messages)}" if column in row else "is absent"
+        problem = f"is a JSON {_json_name(messages)}" if column in row else "is absent"
         return Skip(reason="bad_row", detail=f"column {column!r} {problem}; expected a list of turns")
     if not messages:
         return Skip(reason="bad_row", detail="empty conversation")
@@ -80,12 +80,12 @@ def _turns(row: dict[str, Any], dataset: Dataset) -> list[tuple[Role, str]] | Sk
     turns = []
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
-            return Skip(reason="bad_row", detail=f"turn {number} is a {_json_name(message)}; expected an object")
+            return Skip(reason="bad_row", detail=f"turn {number} is a JSON {_json_name(message)}; expected an object")
         role, content = message.get(tags.role_tag), message.get(tags.content_tag)
         if not isinstance(role, str) or role not in roles:
             return Skip(reason="bad_row", detail=f"turn {number}: unknown role {role!r}; known: {', '.join(roles)}")
         if not isinstance(content, str):
-            problem = f"is a {_json_name(content)}" if tags.content_tag in message else "is absent"
+            problem = f"is a JSON {_json_name(content)}" if tags.content_tag in message else "is absent"
             return Skip(reason="bad_row", detail=f"turn {number}: {tags.content_tag!r} {problem}; expected a text")
         if not _is_unicode(content):
             return Skip(reason="bad_row", detail=f"turn {number}: not Unicode text: half of a surrogate pair")
@@ -99,10 +99,10 @@ def _media(value: Any, kind: str, column: str, media_dir: str) -> list[MediaRef]
     refs = []
     for entry in entries:
         path = entry.get("path") if isinstance(entry, dict) else entry
-        if not isinstance(path, str) or not path:
+        if not isinstance(path, str) or not path or not _is_unicode(path):
             return Skip(reason="bad_row", detail=f"column {column!r}: {str(entry)[:80]!r} is not a path")
         where = {key: entry[key] for key in ("offset", "length") if key in entry} if isinstance(entry, dict) else {}
-        if not all(isinstance(number, int) and number >= 0 for number in where.values()):
+        if not all(type(number) is int and 0 <= number < 1 << 63 for number in where.values()):
             return Skip(
                 reason="bad_row", detail=f"column {column!r}: offset and length must be whole numbers, got {where}"
             )

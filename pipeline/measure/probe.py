@@ -1,6 +1,7 @@
 """Media headers: the size of a picture as displayed, without decoding it."""
 
 import io
+import os
 import struct
 import warnings
 from typing import BinaryIO
@@ -26,13 +27,19 @@ def open_media(ref: MediaRef) -> BinaryIO:
     """The bytes of a medium as a file."""
     try:
         file = open(ref.path, "rb")  # noqa: SIM115 (the caller closes it)
-        if ref.length < 0:
+        if not ref.offset and ref.length < 0:
             return file
         with file:
+            size = os.fstat(file.fileno()).st_size
+            end = ref.offset + ref.length if ref.length >= 0 else size
+            if max(ref.offset, end) > size:
+                raise MediaError("bad_media", f"{ref.path}: has {size} bytes, and not {ref.offset} to {end}")
             file.seek(ref.offset)
-            return io.BytesIO(file.read(ref.length))
+            return io.BytesIO(file.read(end - ref.offset))
     except OSError as error:
         raise MediaError("missing_media", f"{ref.path}: {error.strerror or error}") from None
+    except ValueError as error:  # a name that no file can have, with a zero byte in it
+        raise MediaError("missing_media", f"{ref.path!r}: {error}") from None
 
 
 def open_image(ref: MediaRef, file: BinaryIO) -> Image.Image:
@@ -61,17 +68,19 @@ def image_size(ref: MediaRef) -> tuple[int, int]:
 
 
 def _orientation(image: Image.Image, file: BinaryIO) -> int:
-    if isinstance(image, TiffImageFile):
+    if isinstance(image, TiffImageFile) and ExifTags.Base.Orientation in image.tag_v2:
         return 1  # Pillow turns TIFFs itself, and has exchanged `size` already
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            if isinstance(image, PngImageFile) and "exif" not in image.info and not _metadata_after_pixels(file):
+            if isinstance(image, PngImageFile):
                 # PngImageFile.getexif decodes the whole picture to look for metadata behind the pixels.
+                if _metadata_after_pixels(file):
+                    image.load()
                 exif = Image.Image.getexif(image)
             else:
                 exif = image.getexif()
-            return int(exif.get(ExifTags.Base.Orientation, 1))
+            return exif.get(ExifTags.Base.Orientation, 1)
         except MemoryError:
             raise
         except Exception:  # a broken EXIF block must not cost the picture, and rendering treats it the same way

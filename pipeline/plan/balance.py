@@ -55,7 +55,7 @@ def sort_by_load(visual_tokens: Ints, cost: Ints, group_size: int) -> Ints:
     if num_poor > len(cost) * MAX_POOR:
         num_poor = 0
     poor, rich = by_visual[:num_poor], by_visual[num_poor:]
-    num_strips = max(1, round((len(cost) / group_size) ** 0.5))
+    num_strips = max(1, round((len(cost) / group_size) ** 0.5 / 2))  # 100 groups: 5 strips of 20 groups each
     strips = [strip[np.argsort(cost[strip], kind="stable")] for strip in np.array_split(rich, num_strips)]
     alike = np.concatenate([strip[:: -1 if i % 2 else 1] for i, strip in enumerate(strips)])
     return np.insert(alike, 2 * np.arange(1, num_poor + 1), poor)

@@ -43,7 +43,7 @@ def test_nested_sizes(group_size: int, sizes: list[int]) -> None:
 
 
 @given(st.integers(0, 200), st.sampled_from([1, 2, 6, 12, 16]), st.integers(0, 1000))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_aligned_blocks_hold_neighbours(num_packs: int, group_size: int, seed: int) -> None:
     sizes = nested_sizes(group_size)
     order = nested_shuffle(np.arange(num_packs), sizes, np.random.PCG64(seed))
@@ -70,9 +70,9 @@ def test_the_rest_comes_last_from_the_middle() -> None:
 
 
 def test_strips_go_up_and_down() -> None:
-    # 4 packs in groups of 1: two strips of VT (100, 100) and (200, 200), costs ascending, then descending
-    order = sort_by_load(np.array([200, 100, 200, 100]), np.array([5, 2, 6, 1]), 1)
-    assert order.tolist() == [3, 1, 2, 0]
+    # 16 packs in groups of 1: two strips, VT 100 with ascending cost, then VT 200 with descending cost
+    order = sort_by_load(np.array([200, 100] * 8), np.arange(16)[::-1], 1)
+    assert order.tolist() == [15, 13, 11, 9, 7, 5, 3, 1, 0, 2, 4, 6, 8, 10, 12, 14]
 
 
 def test_few_text_packs_are_not_neighbours() -> None:

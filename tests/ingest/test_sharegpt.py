@@ -1,0 +1,424 @@
+"""One row -> an Example or a Skip: every reason literally, every dialect, and no medium lost or moved."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.ingest.meta import Columns, Dataset, Tags
+from pipeline.ingest.sharegpt import convert, parse_row
+from pipeline.records import Example, MediaRef, Skip, Turn
+
+PLAIN = Dataset(name="plain", file="rows.jsonl", media_dir="/media")
+LLAVA = Dataset(
+    name="llava",
+    file="rows.json",
+    columns=Columns(messages="conversations", images="image"),
+    tags=Tags(role_tag="from", content_tag="value", user_tag="human", assistant_tag="gpt", system_tag="sys"),
+    media_dir="/media",
+)
+
+
+def image(name: str) -> MediaRef:
+    return MediaRef(kind="image", path=f"/media/{name}")
+
+
+def video(name: str) -> MediaRef:
+    return MediaRef(kind="video", path=f"/media/{name}")
+
+
+def audio(name: str) -> MediaRef:
+    return MediaRef(kind="audio", path=f"/media/{name}")
+
+
+def row(*said: str, **columns: Any) -> dict[str, Any]:
+    """Turns of user and assistant, alternating."""
+    roles = ["user", "assistant"] * len(said)
+    return {
+        "messages": [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)],
+        **columns,
+    }
+
+
+def parts(value: Example | Skip) -> list[tuple[Any, ...]]:
+    assert isinstance(value, Example), value
+    return [turn.parts for turn in value.turns]
+
+
+# ---------------------------------------------------------------- lines
+
+
+def test_a_line_is_an_object() -> None:
+    assert parse_row(b' {"a": "\xe2\x80\xa8"}\r\n', 1) == {"a": "\u2028"}
+
+
+# Line -> the detail that goes to the ledger, after "line 7: ".
+BROKEN_LINES = {
+    "cut": (b'{"a": 1', "broken JSON: Expecting ',' delimiter: line 1 column 8 (char 7)"),
+    "not JSON": (b"hello", "broken JSON: Expecting value: line 1 column 1 (char 0)"),
+    "two objects": (b"{} {}", "broken JSON: Extra data: line 1 column 4 (char 3)"),
+    "not UTF-8": (b'{"a": "\xff"}', "broken JSON: 'utf-8' codec can't decode byte 0xff in position 7"),
+    "too deep": (b"[" * 100_000, "broken JSON: maximum recursion depth exceeded"),
+    "a huge number": (b'{"a": ' + b"9" * 5000 + b"}", "broken JSON: Exceeds the limit (4300 digits)"),
+    "a list": (b"[{}]", "a JSON list where an object was expected"),
+    "a text": (b'"x"', "a JSON text where an object was expected"),
+    "a number": (b"1.5", "a JSON number where an object was expected"),
+    "a whole number": (b"15", "a JSON number where an object was expected"),
+    "a boolean": (b"true", "a JSON boolean where an object was expected"),
+    "null": (b"null", "a JSON null where an object was expected"),
+}
+
+
+@pytest.mark.parametrize(("line", "detail"), BROKEN_LINES.values(), ids=BROKEN_LINES)
+def test_broken_lines_name_their_number(line: bytes, detail: str) -> None:
+    skip = parse_row(line, 7)
+    assert isinstance(skip, Skip)
+    assert skip.reason == "bad_row"
+    assert skip.detail.startswith(f"line 7: {detail}")
+
+
+@given(st.binary(max_size=30))
+def test_any_bytes_are_a_row_or_a_skip(line: bytes) -> None:
+    assert isinstance(parse_row(line, 1), dict | Skip)
+
+
+# ---------------------------------------------------------------- conversations
+
+
+def test_plain_conversation() -> None:
+    assert convert(row("Hi.", "Hello."), PLAIN) == Example(
+        turns=(Turn(role="user", parts=("Hi.",)), Turn(role="assistant", parts=("Hello.",)))
+    )
+
+
+def test_another_dialect() -> None:
+    value = {
+        "id": 7,
+        "image": "a.jpg",
+        "conversations": [
+            {"from": "sys", "value": "Be brief."},
+            {"from": "human", "value": "<image>\nWho?"},
+            {"from": "gpt", "value": "Me."},
+        ],
+        "messages": "not ours",
+        "images": ["not ours"],
+    }
+    assert convert(value, LLAVA) == Example(
+        turns=(
+            Turn(role="system", parts=("Be brief.",)),
+            Turn(role="user", parts=(image("a.jpg"), "Who?")),
+            Turn(role="assistant", parts=("Me.",)),
+        )
+    )
+
+
+def test_a_dialect_does_not_know_the_roles_of_another() -> None:
+    value = {"conversations": [{"from": "user", "value": "x"}, {"from": "gpt", "value": "y"}]}
+    detail = "turn 0: unknown role 'user'; known: human, gpt, sys"
+    assert convert(value, LLAVA) == Skip(reason="bad_row", detail=detail)
+
+
+def test_text_of_the_user_is_stripped_and_that_of_others_is_not() -> None:
+    value = row("  \n Hi. \u3000", "  Hello.\n")
+    value["messages"].insert(0, {"role": "system", "content": " Be brief.\n"})
+    assert parts(convert(value, PLAIN)) == [(" Be brief.\n",), ("Hi.",), ("  Hello.\n",)]
+
+
+def test_empty_texts_stay_turns() -> None:
+    assert parts(convert(row("", ""), PLAIN)) == [("",), ("",)]
+    assert parts(convert(row("  ", "x"), PLAIN)) == [("",), ("x",)]
+
+
+def test_roles_need_not_alternate() -> None:
+    value = {"messages": [{"role": role, "content": role} for role in ("assistant", "user", "user", "assistant")]}
+    assert parts(convert(value, PLAIN)) == [("assistant",), ("user",), ("user",), ("assistant",)]
+
+
+def turn(**keys: Any) -> dict[str, Any]:
+    return {"messages": [keys, {"role": "assistant", "content": "x"}]}
+
+
+# Row -> reason and detail.
+BAD_ROWS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no messages": ({"other": []}, "bad_row", "column 'messages' is absent; expected a list of turns"),
+    "null messages": ({"messages": None}, "bad_row", "column 'messages' is a JSON null; expected a list of turns"),
+    "messages are a text": (
+        {"messages": "Hi."},
+        "bad_row",
+        "column 'messages' is a JSON text; expected a list of turns",
+    ),
+    "messages are one turn": (
+        {"messages": {}},
+        "bad_row",
+        "column 'messages' is a JSON object; expected a list of turns",
+    ),
+    "empty": ({"messages": []}, "bad_row", "empty conversation"),
+    "a turn is a text": ({"messages": ["Hi."]}, "bad_row", "turn 0 is a JSON text; expected an object"),
+    "a turn is null": (
+        {"messages": [{"role": "user", "content": "x"}, None]},
+        "bad_row",
+        "turn 1 is a JSON null; expected an object",
+    ),
+    "unknown role": (
+        turn(role="tool", content="x"),
+        "bad_row",
+        "turn 0: unknown role 'tool'; known: user, assistant, system",
+    ),
+    "no role": (turn(content="x"), "bad_row", "turn 0: unknown role None; known: user, assistant, system"),
+    "role is a list": (
+        turn(role=["user"], content="x"),
+        "bad_row",
+        "turn 0: unknown role ['user']; known: user, assistant, system",
+    ),
+    "no content": (turn(role="user"), "bad_row", "turn 0: 'content' is absent; expected a text"),
+    "null content": (turn(role="user", content=None), "bad_row", "turn 0: 'content' is a JSON null; expected a text"),
+    "content is a number": (
+        turn(role="user", content=42),
+        "bad_row",
+        "turn 0: 'content' is a JSON number; expected a text",
+    ),
+    "content in parts": (
+        turn(role="user", content=[{"type": "text", "text": "x"}]),
+        "bad_row",
+        "turn 0: 'content' is a JSON list; expected a text",
+    ),
+    "half a character": (
+        turn(role="user", content="\ud83d"),
+        "bad_row",
+        "turn 0: not Unicode text: half of a surrogate pair",
+    ),
+    "no assistant": (row("Hi."), "no_target", "no assistant turn"),
+    "a tag too many": (
+        row("<image><image>", "x", images=["a.jpg"]),
+        "bad_placeholders",
+        "2 <image> tags but 1 images; fix the row or set placeholders: lenient",
+    ),
+    "a medium too many": (
+        row("<image>", "x", images=["a.jpg", "b.jpg"]),
+        "bad_placeholders",
+        "1 <image> tags but 2 images; fix the row or set placeholders: lenient",
+    ),
+    "tags without a column": (
+        row("the <video> tag", "x"),
+        "bad_placeholders",
+        "1 <video> tags but 0 videos; fix the row or set placeholders: lenient",
+    ),
+    "another kind": (
+        row("<image>", "x", videos=["a.mp4"]),
+        "bad_placeholders",
+        "1 <image> tags but 0 images; fix the row or set placeholders: lenient",
+    ),
+    "tag in the answer": (
+        row("Show me.", "<image>", images=["a.jpg"]),
+        "bad_placeholders",
+        "0 <image> tags but 1 images; fix the row or set placeholders: lenient",
+    ),
+    "medium is a number": (row("<image>", "x", images=[7]), "bad_row", "column 'images': '7' is not a path"),
+    "medium is null": (row("<image>", "x", images=[None]), "bad_row", "column 'images': 'None' is not a path"),
+    "medium is empty": (row("<image>", "x", images=""), "bad_row", "column 'images': '' is not a path"),
+    "object without path": (
+        row("<audio>", "x", audios={"url": "y"}),
+        "bad_row",
+        "column 'audios': \"{'url': 'y'}\" is not a path",
+    ),
+    "media are nested": (row("<image>", "x", images=[["a.jpg"]]), "bad_row", "column 'images': \"['a.jpg']\" is not a"),
+    "media are true": (row("<image>", "x", images=True), "bad_row", "column 'images': 'True' is not a path"),
+    "path is half a character": (
+        row("<image>", "x", images=["\ud83d.jpg"]),
+        "bad_row",
+        "column 'images': '\\ud83d.jpg' is not a path",
+    ),
+    "offset is negative": (
+        row("<image>", "x", images={"path": "a", "offset": -1, "length": 3}),
+        "bad_row",
+        "column 'images': offset and length must be whole numbers, got {'offset': -1, 'length': 3}",
+    ),
+    "offset is true": (
+        row("<image>", "x", images={"path": "a", "offset": True, "length": 3}),
+        "bad_row",
+        "column 'images': offset and length must be whole numbers, got {'offset': True, 'length': 3}",
+    ),
+    "offset is beyond any file": (
+        row("<image>", "x", images={"path": "a", "offset": 1 << 63, "length": 3}),
+        "bad_row",
+        "column 'images': offset and length must be whole numbers, got {'offset': 9223372036854775808, 'length': 3}",
+    ),
+    "offset is a text": (
+        row("<image>", "x", images={"path": "a", "offset": "0"}),
+        "bad_row",
+        "column 'images': offset and length must be whole numbers, got {'offset': '0'}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("value", "reason", "detail"), BAD_ROWS.values(), ids=BAD_ROWS)
+def test_bad_rows(value: dict[str, Any], reason: str, detail: str) -> None:
+    skip = convert(value, PLAIN)
+    assert isinstance(skip, Skip)
+    assert (skip.reason, skip.detail[: len(detail)]) == (reason, detail)
+    skip.detail.encode()  # goes to disk as UTF-8
+
+
+# ---------------------------------------------------------------- media columns
+
+
+@pytest.mark.parametrize(
+    "column",
+    [["a.jpg"], "a.jpg", {"path": "a.jpg"}, [{"path": "a.jpg"}], {"path": "a.jpg", "bytes": None, "height": 3}],
+    ids=str,
+)
+def test_a_medium_in_every_form(column: Any) -> None:
+    assert parts(convert(row("<image>Who?", "Me.", images=column), PLAIN)) == [(image("a.jpg"), "Who?"), ("Me.",)]
+
+
+@pytest.mark.parametrize("columns", [{}, {"images": None}, {"images": []}], ids=str)
+def test_no_medium_in_every_form(columns: dict[str, Any]) -> None:
+    assert parts(convert(row("Who?", "Me.", **columns), PLAIN)) == [("Who?",), ("Me.",)]
+
+
+def test_a_medium_inside_a_file() -> None:
+    column = [{"path": "/work/media.bin", "offset": 0, "length": 12}, {"path": "media.bin", "offset": 12, "length": 0}]
+    assert parts(convert(row("<image><image>", "x", images=column), PLAIN))[0] == (
+        MediaRef(kind="image", path="/work/media.bin", offset=0, length=12),
+        MediaRef(kind="image", path="/media/media.bin", offset=12, length=0),
+    )
+
+
+def test_absolute_paths_stay() -> None:
+    assert parts(convert(row("<image>", "x", images="/else/a.jpg"), PLAIN))[0][0].path == "/else/a.jpg"
+
+
+# ---------------------------------------------------------------- placeholders
+
+
+def test_text_is_cut_at_its_placeholders() -> None:
+    value = row(
+        " One <image>\n two <IMAGE> <Video>three ",
+        "<image> stays in an answer",
+        "\t<image>",
+        "x",
+        images=["1.jpg", "2.jpg", "3.jpg"],
+        videos="1.mp4",
+    )
+    assert parts(convert(value, PLAIN)) == [
+        ("One", image("1.jpg"), "two", image("2.jpg"), video("1.mp4"), "three"),
+        ("<image> stays in an answer",),
+        (image("3.jpg"),),
+        ("x",),
+    ]
+
+
+def test_tags_of_the_system_turn_are_text() -> None:
+    value = row("Hi.", "Hello.")
+    value["messages"].insert(0, {"role": "system", "content": "<image>"})
+    assert parts(convert(value, PLAIN)) == [("<image>",), ("Hi.",), ("Hello.",)]
+
+
+def test_lookalikes_are_text() -> None:
+    assert parts(convert(row("< image> <images> <img> <image", "x"), PLAIN))[0] == ("< image> <images> <img> <image",)
+
+
+def test_lenient_surplus_tags_stay_as_text() -> None:
+    value = row("<image> and <image> and <video>.", "x", images=["1.jpg"])
+    assert parts(convert(value, PLAIN, lenient=True)) == [
+        (image("1.jpg"), "and <image> and <video>."),
+        ("x",),
+    ]
+
+
+def test_lenient_surplus_media_go_before_the_first_user_turn() -> None:
+    value = row("Look: <image>", "x", "<audio>", "y", images=["1.jpg", "2.jpg", "3.jpg"], audios=["1.wav"], videos="v")
+    value["messages"].insert(0, {"role": "system", "content": "s"})
+    assert parts(convert(value, PLAIN, lenient=True)) == [
+        ("s",),
+        (image("2.jpg"), image("3.jpg"), video("v"), "Look:", image("1.jpg")),
+        ("x",),
+        (audio("1.wav"),),
+        ("y",),
+    ]
+
+
+def test_lenient_equals_strict_where_the_counts_agree() -> None:
+    value = row("a <image> b", "x", "<image>", "y", images=["1.jpg", "2.jpg"])
+    assert convert(value, PLAIN, lenient=True) == convert(value, PLAIN)
+
+
+def test_lenient_media_without_a_user_turn() -> None:
+    value = {"messages": [{"role": "assistant", "content": "x"}], "images": ["1.jpg", "2.jpg"]}
+    detail = "2 media but no user turn to put them in"
+    assert convert(value, PLAIN, lenient=True) == Skip(reason="bad_placeholders", detail=detail)
+
+
+# ---------------------------------------------------------------- properties
+
+PIECE = st.sampled_from(["<image>", "<IMAGE>", "<video>", "<audio>", "word", " ", "\n", "<im", "age>", "<image"])
+TURNS = st.lists(st.tuples(st.sampled_from(["user", "assistant", "system"]), st.lists(PIECE, max_size=6)), max_size=5)
+
+
+def tags_of(text: str) -> list[str]:
+    """An independent count: what stands between < and > and is a kind, in any case."""
+    inside = [piece.split(">")[0].lower() for piece in text.split("<")[1:] if ">" in piece]
+    return [name for name in inside if name in ("image", "video", "audio")]
+
+
+def conversation(turns: list[tuple[str, list[str]]]) -> dict[str, Any]:
+    turns = [*turns, ("assistant", ["The end."])]
+    return {"messages": [{"role": role, "content": "".join(pieces)} for role, pieces in turns]}
+
+
+@given(TURNS)
+def test_strict_media_come_in_column_order_and_none_is_lost(turns: list[tuple[str, list[str]]]) -> None:
+    value = conversation(turns)
+    user_tags = [tag for m in value["messages"] if m["role"] == "user" for tag in tags_of(m["content"])]
+    for kind in ("image", "video", "audio"):
+        value[kind + "s"] = [f"{number}.{kind}" for number in range(user_tags.count(kind))]
+    example = convert(value, PLAIN)
+    assert isinstance(example, Example)
+    assert [ref.kind for ref in example.media] == user_tags
+    for kind in ("image", "video", "audio"):
+        assert [ref.path for ref in example.media if ref.kind == kind] == [f"/media/{p}" for p in value[kind + "s"]]
+    assert [turn.role for turn in example.turns] == [message["role"] for message in value["messages"]]
+    for said, message in zip(example.turns, value["messages"], strict=True):
+        if said.role != "user":
+            assert said.parts == (message["content"],)
+            continue
+        kept = "".join(part if isinstance(part, str) else f"<{part.kind}>" for part in said.parts)
+        assert "".join(kept.split()) == "".join(message["content"].split()).replace("<IMAGE>", "<image>")
+
+
+@given(TURNS, st.integers(0, 4), st.integers(0, 2))
+def test_lenient_loses_no_medium_and_no_text(turns: list[tuple[str, list[str]]], images: int, videos: int) -> None:
+    value = conversation(turns)
+    value |= {"images": [f"{n}.jpg" for n in range(images)], "videos": [f"{n}.mp4" for n in range(videos)]}
+    example = convert(value, PLAIN, lenient=True)
+    if isinstance(example, Skip):
+        assert not any(role == "user" for role, _ in turns)
+        assert example.reason == "bad_placeholders"
+        return
+    assert sorted(ref.path for ref in example.media) == sorted(f"/media/{n}" for n in value["images"] + value["videos"])
+    user_tags = [tag for m in value["messages"] if m["role"] == "user" for tag in tags_of(m["content"])]
+    texts = [part for said in example.turns if said.role == "user" for part in said.parts if isinstance(part, str)]
+    left = [tag for text in texts for tag in tags_of(text)]
+    for kind, count in {"image": images, "video": videos, "audio": 0}.items():
+        assert left.count(kind) == max(0, user_tags.count(kind) - count)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["messages", "images", "role", "content", "path", "user", "assistant"]),
+                inner,
+                max_size=4,
+            )
+        ),
+    )
+)
+def test_any_json_is_converted_or_skipped(value: Any) -> None:
+    parsed = parse_row(json.dumps(value).encode(), 1)
+    result = parsed if isinstance(parsed, Skip) else convert(parsed, PLAIN)
+    assert isinstance(result, Example | Skip)

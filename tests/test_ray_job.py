@@ -1,0 +1,86 @@
+"""`ray job submit --working-dir . -- python pipeline/pack.py …` on a real, small cluster on this machine."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from helpers import DEMO_PROCESSOR, ROOT, files_of, mixed_rows, tiny_config
+
+from pipeline.pack import run_pack
+
+RAY = str(Path(sys.executable).with_name("ray"))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def cluster(tmp_path_factory):
+    """A head node on loopback, ended by its process id: `ray stop` would end everybody's."""
+    folder = tmp_path_factory.mktemp("ray")
+    session = tempfile.mkdtemp(prefix="np")  # short: the paths of its sockets may have 107 characters
+    dashboard = free_port()
+    command = [
+        RAY, "start", "--head", "--block", "--num-cpus", "2", "--node-ip-address", "127.0.0.1",
+        "--port", str(free_port()),
+        "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard), "--disable-usage-stats",
+        "--ray-client-server-port", str(free_port()), "--temp-dir", session,
+    ]  # fmt: skip
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    environment["RAY_AUTH_MODE"] = "disabled"
+    log = open(folder / "head.log", "wb")  # noqa: SIM115 (closed below)
+    head = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    address = f"http://127.0.0.1:{dashboard}"
+    try:
+        deadline = time.monotonic() + 90
+        while True:
+            try:
+                urllib.request.urlopen(f"{address}/api/version", timeout=5).read()
+                break
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                assert head.poll() is None, (folder / "head.log").read_text()[-2000:]
+                assert time.monotonic() < deadline, "the cluster did not come up"
+                time.sleep(0.5)
+        yield address, environment
+    finally:
+        head.send_signal(signal.SIGTERM)
+        head.wait(timeout=60)
+        log.close()
+        shutil.rmtree(session, ignore_errors=True)
+
+
+def test_the_job_gives_the_same_bytes_and_refuses_relative_paths(cluster, tiny, tmp_path):
+    address, environment = cluster
+    meta = mixed_rows(tiny).write()
+    run_pack(tiny_config(meta, tmp_path / "expected"))
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT / "pipeline", checkout / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
+
+    def submit(out: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [RAY, "job", "submit", "--address", address, "--working-dir", str(checkout), "--",
+             sys.executable, "pipeline/pack.py", "--meta", str(meta), "--processor", str(DEMO_PROCESSOR),
+             "--out", out, "--pack-size", "512", "--shard-mb", "1", "--group-size", "4"],
+            env=environment, capture_output=True, text=True, timeout=240,
+        )  # fmt: skip
+
+    done = submit(str(tmp_path / "out"))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "samples packed" in done.stdout
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "expected")
+
+    refused = submit("relative-out")
+    assert refused.returncode != 0
+    assert "give an absolute path under `ray job submit`" in refused.stdout + refused.stderr
