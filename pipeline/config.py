@@ -174,6 +174,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"--config {path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"--config {path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--config {path}: not UTF-8: {error}") from None
     except yaml.YAMLError as error:
         raise UserError(f"--config {path}: not YAML: {error}") from None
     if not isinstance(values, dict):

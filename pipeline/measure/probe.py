@@ -6,7 +6,7 @@ import struct
 import warnings
 from typing import BinaryIO
 
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
@@ -51,6 +51,8 @@ def open_image(ref: MediaRef, file: BinaryIO) -> Image.Image:
             return Image.open(file)
         except MemoryError:
             raise  # our trouble, not the picture's
+        except UnidentifiedImageError:  # its own words hold the file object and its address, other in every run
+            raise MediaError("bad_media", f"{ref.path}: not a picture of a kind that Pillow knows") from None
         except Exception as error:  # broken files raise anything: OSError, SyntaxError, struct.error, EOFError …
             raise bad_media(ref, error) from None
 

@@ -1,0 +1,314 @@
+"""PackConfig: flags over YAML over defaults, strict types and keys, absolute paths, fingerprints."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config import PackConfig, UserError, absolute, add_flags, fingerprint, load_config
+
+REQUIRED = ("--meta", "/m.json", "--processor", "p", "--out", "/o")
+
+
+def load(*flags: str, required: tuple[str, ...] = REQUIRED, optional: tuple[str, ...] = ()) -> PackConfig:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, optional=optional)
+    return load_config(parser.parse_args([*required, *flags]), optional=optional)
+
+
+@pytest.fixture
+def yaml(tmp_path: Path) -> Any:
+    def write(text: str | bytes) -> str:
+        path = tmp_path / "config.yaml"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return str(path)
+
+    return write
+
+
+# ---------------------------------------------------------------- where values come from
+
+
+def test_defaults() -> None:
+    assert load() == PackConfig(meta="/m.json", processor="p", out="/o")
+    assert load().pack_size == 8192
+
+
+def test_flags_over_yaml_over_defaults(yaml: Any) -> None:
+    file = yaml("pack_size: 4096\nseed: 7\ngroup_size: 16\nfake_image: false\n")
+    config = load("--config", file, "--pack-size", "2048", "--seed", "0")
+    assert (config.pack_size, config.seed, config.group_size, config.fake_image) == (2048, 0, 16, False)
+    assert config.shard_mb == 256
+
+
+def test_everything_from_yaml(yaml: Any) -> None:
+    file = yaml(
+        "meta: /m.json\nprocessor: p\nout: /o\ndatasets: [a, b]\npacking_ratio: 1\ndrop_long_samples: null\n"
+        "overlong: truncate\noverwrite: true\n"
+    )
+    assert load("--config", file, required=()) == PackConfig(
+        meta="/m.json",
+        processor="p",
+        out="/o",
+        datasets=("a", "b"),
+        packing_ratio=1.0,
+        overlong="truncate",
+        overwrite=True,
+    )
+
+
+def test_a_flag_switches_off_what_yaml_switched_on(yaml: Any) -> None:
+    file = yaml("overwrite: true\ndrop_long_samples: true\n")
+    config = load("--config", file, "--no-overwrite", "--no-drop-long-samples")
+    assert (config.overwrite, config.drop_long_samples) == (False, False)
+
+
+def test_every_key_is_a_flag_and_of_its_type() -> None:
+    flags = {
+        "--datasets": ("a, b,", ("a", "b")),
+        "--family": ("qwen3_vl", "qwen3_vl"),
+        "--placeholders": ("lenient", "lenient"),
+        "--min-pixels": ("1", 1),
+        "--max-pixels": ("2", 2),
+        "--pack-size": ("16", 16),
+        "--packing-ratio": ("0.5", 0.5),
+        "--max-visual-tokens": ("3", 3),
+        "--overlong": ("error", "error"),
+        "--max-packs": ("4", 4),
+        "--group-size": ("5", 5),
+        "--seed": ("6", 6),
+        "--resize": ("pil", "pil"),
+        "--shard-mb": ("7", 7),
+        "--work": ("/w", "/w"),
+        "--engine": ("inline", "inline"),
+        "--num-workers": ("8", 8),
+    }
+    switches = {"--drop-long-samples": True, "--no-fake-image": False, "--overwrite": True}
+    config = load(*(text for name, (value, _) in flags.items() for text in (name, value)), *switches)
+    found = dataclasses.asdict(config)
+    expected = {name: value for name, (_, value) in flags.items()} | {
+        name.replace("--no-", "--"): value for name, value in switches.items()
+    }
+    for name, value in expected.items():
+        key = name.removeprefix("--").replace("-", "_")
+        assert (found[key], type(found[key])) == (value, type(value)), name
+    assert {f"--{key.replace('_', '-')}" for key in found} == {*expected, "--meta", "--processor", "--out"}
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def refused(*flags: str, required: tuple[str, ...] = REQUIRED) -> str:
+    with pytest.raises(UserError) as caught:
+        load(*flags, required=required)
+    return str(caught.value)
+
+
+def test_unknown_keys_name_the_known_ones(yaml: Any) -> None:
+    file = yaml("pack-size: 4096\n")
+    message = refused("--config", file)
+    assert message.startswith(f"{file}: unknown key 'pack-size'; known: meta, processor, out, ")
+    assert ", pack_size, " in message
+
+
+WRONG_TYPES = {
+    "pack_size: many": "pack_size: 'many' is not a whole number",
+    "pack_size: 1.5": "pack_size: 1.5 is not a whole number",
+    "pack_size: 1024.0": "pack_size: 1024.0 is not a whole number",
+    "pack_size: true": "pack_size: True is not a whole number",
+    "pack_size: null": "pack_size: None is not a whole number",
+    "pack_size: [16]": "pack_size: [16] is not a whole number",
+    "packing_ratio: much": "packing_ratio: 'much' is not a number",
+    "packing_ratio: false": "packing_ratio: False is not a number",
+    "meta: 7": "meta: 7 is not a text",
+    "out: null": "out: None is not a text",
+    "fake_image: 1": "fake_image: 1 is not true or false",
+    "fake_image: 'no'": "fake_image: 'no' is not true or false",
+    "fake_image: null": "fake_image: None is not true or false",
+    "drop_long_samples: 'yes'": "drop_long_samples: 'yes' is not true or false",
+    "overlong: cut": "overlong: 'cut' is not one of drop, truncate, error",
+    "overlong: [drop]": "overlong: ['drop'] is not one of drop, truncate, error",
+    "datasets: 7": "datasets: 7 is not a list of names",
+    "datasets: [a, 7]": "datasets: ['a', 7] is not a list of names",
+    "datasets: null": "datasets: None is not a list of names",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG_TYPES.items())
+def test_wrong_types_in_yaml(yaml: Any, text: str, message: str) -> None:
+    required = ("--processor", "p") if text.startswith(("meta", "out")) else REQUIRED  # a flag would win
+    assert refused("--config", yaml(text), required=required) == message
+
+
+def test_wrong_types_in_flags() -> None:
+    assert refused("--pack-size", "8k") == "pack_size: '8k' is not a whole number"
+    assert refused("--packing-ratio", "most") == "packing_ratio: 'most' is not a number"
+
+
+WRONG_VALUES = {
+    ("--pack-size", "15"): "pack_size is 15; it must be at least 16",
+    ("--packing-ratio", "0"): "packing_ratio is 0.0; it must be above 0 and at most 1",
+    ("--packing-ratio", "1.01"): "packing_ratio is 1.01; it must be above 0 and at most 1",
+    ("--packing-ratio", "nan"): "packing_ratio is nan; it must be above 0 and at most 1",
+    ("--seed", "-1"): "seed is -1; it must not be negative",
+    ("--min-pixels", "-1"): "min_pixels is -1; it must not be negative",
+    ("--max-packs", "-1"): "max_packs is -1; it must not be negative",
+    ("--group-size", "0"): "group_size is 0; it must be at least 1",
+    ("--shard-mb", "0"): "shard_mb is 0; it must be at least 1",
+    ("--min-pixels", "2", "--max-pixels", "1"): "min_pixels 2 is above max_pixels 1",
+}
+
+
+@pytest.mark.parametrize(("flags", "message"), WRONG_VALUES.items(), ids=" ".join)
+def test_wrong_values(flags: tuple[str, ...], message: str) -> None:
+    assert refused(*flags) == message
+
+
+def test_missing_keys_are_all_named(yaml: Any) -> None:
+    assert refused(required=()) == "missing --meta, --processor, --out: give the flag, or the key in --config"
+    file = yaml("meta: /m.json\nout: ''\n")
+    assert refused("--config", file, required=()) == (
+        "missing --processor, --out: give the flag, or the key in --config"
+    )
+
+
+def test_optional_keys_may_be_missing() -> None:
+    config = load(required=("--meta", "/m.json", "--processor", "p"), optional=("out",))
+    assert config.out == ""
+
+
+BROKEN_YAML: dict[str | bytes, str] = {
+    "pack_size: [": "not YAML: ",
+    "": "expected keys and values like `pack_size: 8192`, got NoneType",
+    "- pack_size": "expected keys and values like `pack_size: 8192`, got list",
+    "pack_size": "expected keys and values like `pack_size: 8192`, got str",
+    b"meta: \xe9": "not UTF-8",
+}
+
+
+@pytest.mark.parametrize(("text", "words"), BROKEN_YAML.items(), ids=map(repr, BROKEN_YAML))
+def test_broken_yaml(yaml: Any, text: str | bytes, words: str) -> None:
+    file = yaml(text)
+    assert refused("--config", file).startswith(f"--config {file}: {words}")
+
+
+def test_yaml_that_cannot_be_read(tmp_path: Path) -> None:
+    assert refused("--config", str(tmp_path / "absent.yaml")) == f"--config {tmp_path}/absent.yaml: no such file"
+    assert refused("--config", str(tmp_path)) == f"--config {tmp_path}: cannot be read: Is a directory"
+
+
+def test_yaml_runs_nothing(yaml: Any) -> None:
+    assert "not YAML" in refused("--config", yaml("meta: !!python/object/apply:os.getcwd []\n"))
+
+
+# ---------------------------------------------------------------- paths
+
+
+def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, yaml: Any) -> None:
+    (tmp_path / "here" / "processor").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", "/home/me")
+    config = load(
+        "--config", yaml("work: ../w\n"), required=("--meta", "m.json", "--processor", "processor", "--out", "~/o")
+    )
+    assert config.meta == str(tmp_path / "here" / "m.json")  # against the caller's folder, not the YAML's
+    assert config.work == str(tmp_path / "w")
+    assert config.out == "/home/me/o"
+    assert config.processor == str(tmp_path / "here" / "processor")
+    assert load(required=(*REQUIRED[:2], "--processor", "Qwen/Qwen2-VL", *REQUIRED[4:])).processor == "Qwen/Qwen2-VL"
+
+
+@pytest.fixture
+def job_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory in which Ray runs a submitted job."""
+    folder = tmp_path / "session" / "runtime_resources" / "working_dir_files" / "_ray_pkg_0123"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--out", "o"), ("--meta", "m.json"), ("--work", "w"), ("--out", "./o"), ("--out", "../o")],
+    ids=" ".join,
+)
+def test_relative_paths_are_refused_inside_a_ray_job(job_copy: Path, flags: tuple[str, str]) -> None:
+    assert refused(*flags).startswith(f"{flags[0]} {flags[1]}: give an absolute path under `ray job submit`; ")
+
+
+def test_absolute_paths_are_taken_inside_a_ray_job(job_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert load("--work", "~/w") == PackConfig(meta="/m.json", processor="p", out="/o", work="/home/me/w")
+
+
+def test_relative_paths_are_taken_elsewhere(job_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS")
+    assert absolute("--out", "o") == str(job_copy / "o")  # no job, a folder of that name
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    monkeypatch.chdir(tmp_path)
+    assert absolute("--out", "o") == str(tmp_path / "o")  # a cluster, but no job
+
+
+def test_work_lies_in_the_output_unless_named() -> None:
+    assert PackConfig(out="/o").work_dir == Path("/o/work")
+    assert PackConfig(out="/o", work="/w").work_dir == Path("/w")
+
+
+# ---------------------------------------------------------------- what follows from a config
+
+
+def test_drop_long_samples_wins_over_overlong() -> None:
+    assert PackConfig().overlong_policy == "drop"
+    assert PackConfig(overlong="truncate").overlong_policy == "truncate"
+    assert PackConfig(overlong="truncate", drop_long_samples=True).overlong_policy == "drop"
+    assert PackConfig(overlong="truncate", drop_long_samples=False).overlong_policy == "error"
+
+
+def test_fill() -> None:
+    assert PackConfig(pack_size=1000, packing_ratio=0.9).fill == 900
+    assert PackConfig(pack_size=1001, packing_ratio=0.5).fill == 500
+    assert PackConfig(pack_size=1000).fill == 1000
+
+
+def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
+    config = PackConfig(pack_size=100, datasets=("a",))
+    assert config.shaping("measure") == {"family": "", "placeholders": "strict", "min_pixels": 0, "max_pixels": 0}
+    assert config.shaping("render") == {"resize": "torch", "shard_mb": 256}
+    assert config.shaping("plan") == {
+        "pack_size": 100,
+        "packing_ratio": 1.0,
+        "max_visual_tokens": 0,
+        "overlong": "drop",
+        "drop_long_samples": None,
+        "max_packs": 0,
+        "group_size": 512,
+        "seed": 0,
+        "fake_image": True,
+    }
+    everything = config.shaping("measure", "plan", "render")
+    assert everything == config.shaping("measure") | config.shaping("plan") | config.shaping("render")
+    unshaped = {field.name for field in dataclasses.fields(config)} - everything.keys()
+    assert unshaped == {"meta", "processor", "out", "datasets", "work", "engine", "num_workers", "overwrite"}
+
+
+def test_fingerprint_changes_with_every_part() -> None:
+    print_ = fingerprint({"a": 1, "b": [1, 2]}, "x")
+    assert len(print_) == 20
+    assert print_ == fingerprint({"b": [1, 2], "a": 1}, "x")  # the order of keys says nothing
+    others = [
+        fingerprint({"a": 1, "b": [2, 1]}, "x"),
+        fingerprint({"a": 2, "b": [1, 2]}, "x"),
+        fingerprint({"a": 1, "b": [1, 2]}, "y"),
+        fingerprint({"a": 1, "b": [1, 2]}),
+        fingerprint("x", {"a": 1, "b": [1, 2]}),
+    ]
+    assert len({print_, *others}) == 6
+    assert fingerprint("ab", "c") != fingerprint("a", "bc")
+
+
+def test_fingerprint_is_stable() -> None:
+    """A literal: outputs that exist must be recognised by later versions."""
+    assert fingerprint({"pack_size": 8192, "text": "é"}, [1, None]) == "4827e146209ae294fa07"

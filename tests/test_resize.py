@@ -1,0 +1,98 @@
+"""smart_resize is transformers' own, to the pixel, for every size."""
+
+import ast
+import importlib.util
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as hf_image
+
+from pipeline.resize import smart_resize_image, smart_resize_video
+
+
+def hf_function(module: str, name: str) -> Callable[..., Any]:
+    """A function of the installed transformers by its source alone: its module needs torchvision, it does not."""
+    spec = importlib.util.find_spec("transformers")
+    assert spec
+    assert spec.origin
+    path = Path(spec.origin).parent.joinpath(*module.split(".")).with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name)
+    namespace: dict[str, Any] = {"math": math}
+    exec(compile(ast.Module([function], []), str(path), "exec"), namespace)
+    return namespace[name]
+
+
+hf_video = hf_function("models.qwen3_vl.video_processing_qwen3_vl", "smart_resize")
+
+
+def outcome(function: Callable[..., Any], *arguments: int) -> Any:
+    """The size, or that there is none."""
+    try:
+        return function(*arguments)
+    except ValueError:
+        return ValueError
+
+
+SIDE = st.one_of(st.integers(1, 300), st.integers(1, 20_000))
+FACTOR = st.sampled_from([14, 16, 28, 32])
+# Bounds as processors have them, as users set them, and none at all.
+BOUNDS = st.one_of(
+    st.sampled_from([(56 * 56, 14 * 14 * 4 * 1280), (3136, 12_845_056), (65_536, 16_777_216), (1, 10**12)]),
+    st.integers(1, 10**6).flatmap(lambda low: st.tuples(st.just(low), st.integers(low, 10**7))),
+)
+
+
+@given(height=SIDE, width=SIDE, factor=FACTOR, bounds=BOUNDS)
+@example(height=1, width=200, factor=28, bounds=(3136, 12_845_056))
+@example(height=1, width=201, factor=28, bounds=(3136, 12_845_056))
+@example(height=14, width=42, factor=28, bounds=(1, 10**12))  # halves: round to even
+@example(height=1, width=1, factor=32, bounds=(1, 1))
+@settings(max_examples=1000, deadline=None)
+def test_image(height: int, width: int, factor: int, bounds: tuple[int, int]) -> None:
+    arguments = (height, width, factor, *bounds)
+    assert outcome(smart_resize_image, *arguments) == outcome(hf_image, *arguments)
+
+
+@given(frames=st.integers(2, 800), height=SIDE, width=SIDE, factor=FACTOR, bounds=BOUNDS)
+@example(frames=3, height=64, width=64, factor=32, bounds=(1, 10**12))
+@example(frames=5, height=64, width=64, factor=32, bounds=(25_000, 10**12))  # 5 frames count as 4
+@example(frames=2, height=1, width=201, factor=28, bounds=(3136, 12_845_056))
+@example(frames=2, height=1, width=100, factor=28, bounds=(1, 10**12))  # blown up to 28 x 2800
+@settings(max_examples=1000, deadline=None)
+def test_video(frames: int, height: int, width: int, factor: int, bounds: tuple[int, int]) -> None:
+    arguments = (frames, height, width, 2, factor, *bounds)
+    assert outcome(smart_resize_video, *arguments) == outcome(hf_video, *arguments)
+
+
+@given(height=st.integers(1, 5000), width=st.integers(1, 5000), temporal_factor=st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_video_with_another_temporal_factor(height: int, width: int, temporal_factor: int) -> None:
+    arguments = (16, height, width, temporal_factor, 32, 4096, 10**7)
+    assert outcome(smart_resize_video, *arguments) == outcome(hf_video, *arguments)
+
+
+def test_defaults_are_those_of_the_reference() -> None:
+    assert smart_resize_image(640, 480) == hf_image(640, 480) == (644, 476)
+    assert smart_resize_image(5000, 5000) == hf_image(5000, 5000) == (980, 980)
+    assert smart_resize_image(1, 1) == hf_image(1, 1) == (56, 56)
+    # The video's are Qwen3-VL's: blocks of 32, 128 x 128 to 16 * 16 * 2 * 2 * 2 * 6144 pixels a clip.
+    assert smart_resize_video(4, 100, 100) == smart_resize_video(4, 100, 100, 2, 32, 16_384, 12_582_912) == (96, 96)
+    assert smart_resize_video(768, 720, 1280) == (96, 160)
+
+
+def test_a_clip_shorter_than_a_temporal_patch_has_a_size() -> None:
+    with pytest.raises(ValueError, match="must be larger than temporal_factor"):
+        hf_video(1, 640, 480)
+    assert smart_resize_video(1, 640, 480) == smart_resize_video(2, 640, 480) == (640, 480)
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 201), (201, 1), (10, 20_000)])
+def test_too_long_pictures_are_refused_in_words(height: int, width: int) -> None:
+    with pytest.raises(ValueError, match=rf"aspect ratio \d+:1 is above 200:1 \({width}x{height}\); crop the picture"):
+        smart_resize_image(height, width)
