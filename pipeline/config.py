@@ -55,6 +55,9 @@ class PackConfig:
     fake_image: bool = _key(
         True, "give a pack without media a tiny masked image, so that the vision tower always runs", shapes="plan"
     )
+    align: int = _key(
+        1, "pad every document to a multiple of this many tokens; 2*cp for context parallelism", shapes="plan"
+    )
     resize: Literal["torch", "pil"] = _key(
         "torch", "torch: bit-equal to the HF torchvision backend. pil: bit-equal to the HF PIL backend", shapes="render"
     )
@@ -72,9 +75,11 @@ class PackConfig:
         for key in ("min_pixels", "max_pixels", "max_visual_tokens", "max_packs", "num_workers", "seed"):
             if getattr(self, key) < 0:
                 raise UserError(f"{key} is {getattr(self, key)}; it must not be negative")
-        for key in ("group_size", "shard_mb"):
+        for key in ("group_size", "shard_mb", "align"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1")
+        if self.pack_size % self.align:
+            raise UserError(f"pack_size {self.pack_size} is not a multiple of align {self.align}")
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
             raise UserError(f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}")
 
@@ -87,7 +92,7 @@ class PackConfig:
     @property
     def fill(self) -> int:
         """Tokens up to which packs are filled."""
-        return int(self.pack_size * self.packing_ratio)
+        return int(self.pack_size * self.packing_ratio) // self.align * self.align
 
     @property
     def work_dir(self) -> Path:

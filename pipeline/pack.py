@@ -232,6 +232,7 @@ def _shard_jobs(config: PackConfig, planned: Planned) -> list[ShardJob]:
             datasets=tuple(dataset.name for dataset in planned.datasets),
             resize=config.resize,
             fake_image=config.fake_image,
+            align=config.align,
             out=str(out),
             done=str(done / f"{number:06d}.json"),
             fingerprint=fingerprint(planned.identity),

@@ -114,7 +114,7 @@ class Document:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pack:
-    """One training sequence: documents concatenated, in the layout that goes to disk."""
+    """One training sequence: documents end to end, each padded to the alignment, in the layout that goes to disk."""
 
     number: int
     arrays: dict[str, np.ndarray]

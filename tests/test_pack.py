@@ -139,6 +139,22 @@ def test_every_pack_has_the_same_members_and_json_keys(tiny, tmp_path):
     assert len({tuple(names) for names in members.values()}) == 1
 
 
+@pytest.mark.parametrize("align", [8, 6])
+def test_documents_are_aligned(tiny, tmp_path, align):
+    """Padding counts against the capacity, is trained on nowhere, and is not in the ledger."""
+    size = 504  # a multiple of both
+    meta = mixed_rows(tiny).write()
+    run_pack(tiny_config(meta, tmp_path / "out", align=align, pack_size=size))
+    run_pack(tiny_config(meta, tmp_path / "plain", pack_size=size))
+    assert_verified(tmp_path / "out")
+    for pack in packs_of(tmp_path / "out"):
+        padded = pack.arrays["seq_lens_padded"]
+        assert (padded % align == 0).all() and ((padded - pack.arrays["seq_lens"]) < align).all()
+        assert padded.sum() == len(pack.arrays["input_ids"]) <= size
+    plain, out = ledger_of(tmp_path / "plain"), ledger_of(tmp_path / "out")
+    assert [line["tokens"] for line in out] == [line["tokens"] for line in plain]
+
+
 class TestOverlong:
     def test_dropped_by_default_and_said_so(self, tiny, tmp_path):
         tiny.text("long", "word " * 600).text("short", "word")

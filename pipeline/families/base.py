@@ -103,6 +103,11 @@ class Family:
     def video_token_id(self) -> int:
         return self._token_id(self.spec.video_token)
 
+    @property
+    def padding_id(self) -> int:
+        padding = self.tokenizer.pad_token_id
+        return 0 if padding is None else int(padding)
+
     @cached_property
     def markers(self) -> TurnMarkers:
         *header, line_break = self.tokenizer.encode(self.spec.assistant_header, add_special_tokens=False)

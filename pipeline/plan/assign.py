@@ -76,9 +76,9 @@ def make_plan(
 ) -> Plan:
     """Assign every measured row, as often as `copies` (per data set, by row) says."""
     lines = _lines(parts, copies)
-    reserve = len(family.fake_image_ids) if config.fake_image else 0
+    reserve = int(aligned(np.array(len(family.fake_image_ids)), config.align)) if config.fake_image else 0
     lines = _fit_overlong(lines, parts, datasets, family, config, reserve)
-    tokens, visual = lines["tokens"].to_numpy(), lines["visual_tokens"].to_numpy()
+    tokens, visual = aligned(lines["tokens"].to_numpy(), config.align), lines["visual_tokens"].to_numpy()
     good = np.flatnonzero(pc.equal(lines["reason"], "").to_numpy())
     # Rows that exceed the fill that packing_ratio asks for, but not the pack, get a pack of their own.
     alone = tokens[good] > np.where(visual[good] > 0, config.fill, config.fill - reserve)
@@ -107,6 +107,11 @@ def shard_starts(plan: Plan, family: Family, shard_bytes: int) -> list[int]:
             filled = 0
         filled += size
     return [*starts, plan.num_packs] if plan.num_packs else [0]
+
+
+def aligned(tokens: np.ndarray, align: int) -> np.ndarray:
+    """What documents occupy in a pack: [5, 8] tokens with align 4 -> [8, 8]."""
+    return -(-tokens // align) * align
 
 
 def pack_bytes(plan: Plan, family: Family) -> np.ndarray:
@@ -158,7 +163,7 @@ def _fit_overlong(
     patches, limits = lines["num_patches"].to_numpy().copy(), lines["limit"].to_numpy().copy()
     reasons, details = lines["reason"].to_pylist(), lines["detail"].to_pylist()
     room = np.where(visual > 0, config.pack_size, config.pack_size - reserve)
-    for index in np.flatnonzero(tokens > room).tolist():
+    for index in np.flatnonzero(aligned(tokens, config.align) > room).tolist():
         length = int(tokens[index])
         if config.overlong_policy == "error":
             row = lines["row"][index].as_py()

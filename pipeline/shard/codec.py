@@ -20,6 +20,7 @@ ARRAYS = {
     "labels": np.int32,
     "position_ids": np.int32,
     "seq_lens": np.int32,
+    "seq_lens_padded": np.int32,
     "mm_token_type_ids": np.uint8,
     "image_grid_thw": np.int64,
     "pixel_values": np.uint8,

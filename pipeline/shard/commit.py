@@ -139,6 +139,7 @@ def _family(family: Family) -> dict[str, Any]:
         "assistant_header_ids": list(family.markers.header),
         "end_of_turn_id": family.markers.end,
         "fake_image_ids": family.fake_image_ids.tolist(),
+        "padding_id": family.padding_id,
         "media_axes": family.spec.media_axes,
         "image": dataclasses.asdict(family.image),
     }

@@ -17,6 +17,7 @@ INDEX_SCHEMA = pa.schema(
         ("offset", pa.int64()),
         ("bytes", pa.int64()),
         ("tokens", pa.int32()),  # length of input_ids
+        ("padding_tokens", pa.int32()),  # of which alignment
         ("fake_tokens", pa.int32()),  # of which the fake image's
         ("visual_tokens", pa.int32()),
         ("target_tokens", pa.int32()),

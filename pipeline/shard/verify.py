@@ -31,6 +31,8 @@ class Rules:
     """What the manifest says a pack must obey."""
 
     pack_size: int
+    align: int
+    padding_id: int
     image_token_id: int
     markers: TurnMarkers
     merge_size: int
@@ -43,6 +45,8 @@ class Rules:
         family, image = manifest["family"], manifest["family"]["image"]
         return cls(
             pack_size=manifest["identity"]["config"]["pack_size"],
+            align=manifest["identity"]["config"]["align"],
+            padding_id=family["padding_id"],
             image_token_id=family["image_token_id"],
             markers=TurnMarkers(header=tuple(family["assistant_header_ids"]), end=family["end_of_turn_id"]),
             merge_size=image["merge_size"],
@@ -68,8 +72,10 @@ def verify_ledger(out: Path, manifest: dict[str, Any]) -> list[str]:
     problems += _conservation(ledger, manifest)
     sums = {
         "tokens in the ledger": pc.sum(packed["tokens"]).as_py() or 0,
-        "tokens in the index, less fake images": (pc.sum(index["tokens"]).as_py() or 0)
-        - (pc.sum(index["fake_tokens"]).as_py() or 0),
+        "tokens in the index, less fake images and padding": sum(
+            sign * (pc.sum(index[name]).as_py() or 0)
+            for name, sign in (("tokens", 1), ("fake_tokens", -1), ("padding_tokens", -1))
+        ),
     }
     if len(set(sums.values())) > 1:
         problems.append("; ".join(f"{count} {what}" for what, count in sums.items()))
@@ -120,6 +126,7 @@ def check_pack(pack: Pack, rules: Rules) -> list[str]:
         "mm_token_type_ids": (length,),
         "position_ids": (3, length),
         "seq_lens": (len(pack.documents),),
+        "seq_lens_padded": (len(pack.documents),),
     }
     problems += [
         f"{name} has shape {arrays[name].shape}, expected {shape}"
@@ -129,8 +136,11 @@ def check_pack(pack: Pack, rules: Rules) -> list[str]:
     planned = [document.tokens for document in pack.documents]
     if arrays["seq_lens"].tolist() != planned:
         problems.append(f"document lengths {arrays['seq_lens'].tolist()} differ from the planned {planned}")
-    if problems or sum(planned) != length:
-        return problems or [f"documents of {sum(planned)} tokens in a pack of {length}"]
+    padded = [-(-tokens // rules.align) * rules.align for tokens in planned]
+    if not problems and (arrays["seq_lens_padded"].tolist() != padded or sum(padded) != length):
+        problems.append(f"padded lengths {arrays['seq_lens_padded'].tolist()}, expected {padded} of {length} in all")
+    if problems:
+        return problems
     return [f"document {index}: {problem}" for index, problem in _document_problems(pack, rules)]
 
 
@@ -158,7 +168,10 @@ def _document_problems(pack: Pack, rules: Rules) -> Iterator[tuple[int, str]]:
             positions = rules.positions(types, mine.tolist(), merge_size=rules.merge_size)
             if not np.array_equal(arrays["position_ids"][..., start:stop], positions):
                 yield index, "positions differ from those of the document alone"
-        start, image = stop, image + document.num_images
+        end = start + int(arrays["seq_lens_padded"][index])
+        if (arrays["labels"][stop:end] != IGNORE).any() or (arrays["input_ids"][stop:end] != rules.padding_id).any():
+            yield index, "its padding has labels or tokens"
+        start, image = end, image + document.num_images
     if image != len(grids):
         yield len(pack.documents), f"documents have {image} images, the pack {len(grids)}"
     if patches.shape != (int(grids.prod(axis=1).sum()), rules.patch_bytes):

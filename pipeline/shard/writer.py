@@ -30,6 +30,7 @@ class ShardJob:
     datasets: tuple[str, ...]
     resize: str
     fake_image: bool
+    align: int
     out: str
     done: str
     fingerprint: str
@@ -109,7 +110,7 @@ def render_packs(
             )
             samples.append((document, sample))
         if samples:
-            yield build_pack(number, samples, family, fake_image=job.fake_image)
+            yield build_pack(number, samples, family, fake_image=job.fake_image, align=job.align)
 
 
 class _Digesting:
@@ -131,6 +132,7 @@ def _index_line(pack: Pack, start: int, end: int, members: list[tuple[int, int]]
         "offset": start,
         "bytes": end - start,
         "tokens": len(pack.arrays["input_ids"]),
+        "padding_tokens": int((pack.arrays["seq_lens_padded"] - pack.arrays["seq_lens"]).sum()),
         "visual_tokens": sum(document.visual_tokens for document in pack.documents),
         "target_tokens": int((pack.arrays["labels"] >= 0).sum()),
         "squares": int((lengths**2).sum()),

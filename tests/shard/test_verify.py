@@ -50,6 +50,7 @@ def test_good_packs_have_no_problems(output):
         ({"labels": lambda a: np.full_like(a, -100)}, "expected"),
         ({"labels": lambda a: np.roll(a, 1)}, "label"),
         ({"seq_lens": lambda a: a[::-1].copy()}, "differ from the planned"),
+        ({"seq_lens_padded": lambda a: a + 1}, "padded lengths"),
         ({"position_ids": lambda a: a + 1}, "positions differ"),
         ({"position_ids": put((0, -1), 10_000)}, "positions differ"),
         ({"position_ids": lambda a: a[::-1].copy()}, "positions differ"),

@@ -1,0 +1,277 @@
+"""Real broken files: every one of them ends in the ledger with the outcome that its note asks for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.config import PackConfig, UserError
+from pipeline.pack import run_pack
+from pipeline.records import MediaRef
+from pipeline.render.media import decode_image
+from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+NASTY = SHARED / "data" / "nasty"
+
+pytestmark = pytest.mark.skipif(
+    not NASTY.is_dir(), reason="the collection of broken files (../shared/data/nasty) is not here"
+)
+
+
+def packed(meta: Path, out: Path, **overrides: Any) -> dict[str, list[dict[str, Any]]]:
+    """Ledger lines by data set, of an output that was verified."""
+    config = {"processor": str(SHARED / "processors" / "qwen2.5-vl"), "engine": "inline", "pack_size": 20480}
+    run_pack(PackConfig(meta=str(meta), out=str(out), **config | overrides))
+    manifest = read_manifest(out)
+    assert isinstance(manifest, dict)
+    problems = verify_ledger(out, manifest)
+    for number in range(len(manifest["shards"])):
+        problems += verify_shard(out, manifest, number)
+    assert problems == []
+    ledger = pa.concat_tables([pq.read_table(path) for path in sorted((out / "ledger").iterdir())]).to_pylist()
+    return {name: [line for line in ledger if line["dataset"] == name] for name in manifest["identity"]["inputs"]}
+
+
+def expectations(kind: str) -> dict[str, str]:
+    """File -> what its note asks for."""
+    if not NASTY.is_dir():
+        return {}
+    lines = (NASTY / "expected.jsonl").read_text(encoding="utf-8").splitlines()
+    entries = [json.loads(line) for line in lines]
+    return {entry["file"]: entry["expected"] for entry in entries if entry["file"].startswith(kind + "/")}
+
+
+# ---------------------------------------------------------------- media
+
+# Where the note leaves the choice to us: what we do, visual tokens, and why.
+POLICIES = {
+    "images/animated-loop-3.gif": ("packed", 130),  # the first frame, 370x285
+    "images/rotating-squares.webp": ("packed", 9),  # the first frame, 80x80
+    "images/ball.png": ("packed", 16),  # the first frame, 100x100
+    "images/white-1x1.jpg": ("packed", 4),  # grown to the processor's min_pixels
+    "images/png-transparent.png": ("packed", 4),  # the same, on white
+    "images/161x1.jpg": ("packed", 26),  # 161:1 is below the model's 200:1
+    "images/black_large.webp": ("packed", 16320),  # 144 MP, below Pillow's limit; shrunk to max_pixels
+    # 400:1 is above it: a grid of such a picture does not exist.
+    "images/ui-bg_glass_50_3baae3_1x400.png": ("aspect ratio 400:1 is above 200:1 (1x400); crop the picture", 0),
+}
+# Why the others are not packed.
+REFUSALS = {
+    "images/corrupt.jpg": "OSError: broken data stream when reading image file",
+    "images/truncated_400b.jpg": "OSError: Truncated File Read",
+    "images/half_download_dev.jpg": "OSError: image file is truncated (32 bytes not processed)",
+    "images/decompression_bomb.gif": "DecompressionBombError: Image size (4364696535 pixels) exceeds limit of",
+    "images/zPug_3.heic": "not a picture of a kind that Pillow knows",
+    "images/zero_byte.jpg": "not a picture of a kind that Pillow knows",
+    "images/error_page.jpg": "not a picture of a kind that Pillow knows",
+    "images/broken.png": "not a picture of a kind that Pillow knows",
+}
+
+
+@pytest.fixture(scope="module")
+def media(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Ledger lines by file: every row of nasty/meta.json has one."""
+    ledger = packed(NASTY / "meta.json", tmp_path_factory.mktemp("media") / "out")
+    lines = {}
+    for name in ("nasty_images", "nasty_videos"):
+        rows = (NASTY / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        for row, line in zip(rows, ledger[name], strict=True):
+            lines[json.loads(row)["id"]] = line
+    return lines
+
+
+def test_every_file_has_its_line(media: dict[str, dict[str, Any]]) -> None:
+    assert media.keys() == expectations("images").keys() | expectations("videos").keys()
+
+
+@pytest.mark.parametrize("file", expectations("images"))
+def test_image(media: dict[str, dict[str, Any]], file: str) -> None:
+    expected, line = expectations("images")[file], media[file]
+    if expected == "decode":
+        assert line["status"] == "packed"
+        assert line["visual_tokens"] > 0
+    elif expected == "decode_policy":
+        outcome, visual_tokens = POLICIES[file]
+        if outcome == "packed":
+            assert (line["status"], line["visual_tokens"]) == ("packed", visual_tokens)
+        else:
+            assert (line["status"], line["reason"]) == ("skipped", "bad_media")
+            assert line["detail"] == f"{NASTY / file}: {outcome}"
+    else:
+        assert expected in ("reject", "reject_unless_plugin", "reject_or_partial")
+        assert (line["status"], line["reason"], line["tokens"]) == ("skipped", "bad_media", 0)
+        assert line["detail"].startswith(f"{NASTY / file}: {REFUSALS[file]}")
+
+
+@pytest.mark.parametrize("file", expectations("videos"))
+def test_video(media: dict[str, dict[str, Any]], file: str) -> None:
+    assert (media[file]["status"], media[file]["reason"]) == ("skipped", "video_unsupported")
+
+
+def pixels(name: str) -> np.ndarray:
+    return decode_image(MediaRef(kind="image", path=str(NASTY / "images" / name))).astype(int)
+
+
+def test_eight_orientations_are_one_picture(media: dict[str, dict[str, Any]]) -> None:
+    upright = pixels("landscape_1.jpg")
+    assert upright.shape == (450, 600, 3)
+    for number in range(2, 9):
+        turned = pixels(f"landscape_{number}.jpg")
+        assert np.abs(turned - upright).mean() < 5  # of JPEG
+        assert media[f"images/landscape_{number}.jpg"]["tokens"] == media["images/landscape_1.jpg"]["tokens"]
+
+
+@pytest.mark.parametrize(
+    "name", ["L_16__128x128.png", "rgb_pytorch16.png", "cmyk_pytorch.jpg", "grayalpha_pytorch.png"]
+)
+def test_odd_modes_keep_their_contrast(name: str) -> None:
+    """Neither wrapped nor clipped: not all white, not all black."""
+    picture = pixels(name)
+    assert picture.shape[2] == 3
+    assert picture.min() >= 0
+    assert picture.max() <= 255
+    assert picture.std() > 20
+
+
+# ---------------------------------------------------------------- data files
+
+LLAVA = {
+    "columns": {"messages": "conversations"},
+    "tags": {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"},
+}
+DATA = {
+    "mantis_video_unmodified.json": {
+        "columns": {"messages": "conversation", "videos": "video"},
+        "media_dir": "media/mantis",
+    },
+    "content_parts.jsonl": {},
+    "toolcall_roles.json": LLAVA,
+    "bom_crlf_blank.jsonl": {},
+    "one_broken_line.jsonl": {},
+    "bad_rows.jsonl": {"media_dir": "media"},
+}
+
+
+def write_meta(folder: Path, files: dict[str, Any]) -> Path:
+    entries = {
+        name: entry
+        | {"file_name": str(NASTY / "data" / name), "media_dir": str(SHARED / "data" / entry.get("media_dir", ""))}
+        for name, entry in files.items()
+    }
+    (folder / "meta.json").write_text(json.dumps(entries))
+    return folder / "meta.json"
+
+
+def outcomes(lines: list[dict[str, Any]]) -> list[str]:
+    """ "packed", or "reason: detail", row by row."""
+    assert [line["row"] for line in lines] == list(range(len(lines)))
+    return [line["reason"] and f"{line['reason']}: {line['detail']}" or line["status"] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("strict")
+    return packed(write_meta(folder, DATA), folder / "out")
+
+
+@pytest.fixture(scope="module")
+def lenient(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("lenient")
+    return packed(write_meta(folder, DATA), folder / "out", placeholders="lenient")
+
+
+def test_every_data_file_is_tried() -> None:
+    lines = (NASTY / "data_expected.jsonl").read_text(encoding="utf-8").splitlines()
+    assert {json.loads(line)["file"] for line in lines} == {f"data/{name}" for name in (*DATA, "lfs_pointer.json")}
+
+
+def test_videos_without_placeholders(strict: dict[str, Any], lenient: dict[str, Any]) -> None:
+    name = "mantis_video_unmodified.json"
+    problem = "0 <video> tags but 1 videos; fix the row or set placeholders: lenient"
+    assert outcomes(strict[name]) == [f"bad_placeholders: {problem}"] * 4
+    # Lenient takes them, the family does not; that one file is missing does not matter then.
+    assert outcomes(lenient[name]) == ["video_unsupported: qwen2_vl does not take videos"] * 4
+
+
+def test_content_in_parts_is_another_format(strict: dict[str, Any]) -> None:
+    problem = "bad_row: turn 0: 'content' is a JSON list; expected a text"
+    assert outcomes(strict["content_parts.jsonl"]) == [problem] * 24
+
+
+def test_unknown_roles_are_not_merged(strict: dict[str, Any]) -> None:
+    rows = json.loads((NASTY / "data" / "toolcall_roles.json").read_text(encoding="utf-8"))
+    expected = []
+    for row in rows:
+        roles = [message["from"] for message in row["conversations"]]
+        if "function_call" in roles:
+            where = roles.index("function_call")
+            expected.append(f"bad_row: turn {where}: unknown role 'function_call'; known: human, gpt, system")
+        else:
+            expected.append("packed")
+    assert expected.count("packed") == 19
+    assert outcomes(strict["toolcall_roles.json"]) == expected
+
+
+def test_bom_crlf_and_blank_lines_change_nothing(strict: dict[str, Any]) -> None:
+    assert [(line["status"], line["tokens"]) for line in strict["bom_crlf_blank.jsonl"]] == [
+        ("packed", tokens) for tokens in (414, 38, 349, 67, 116, 139, 61, 369)
+    ]
+
+
+def test_a_broken_line_costs_one_row(strict: dict[str, Any]) -> None:
+    lines = strict["one_broken_line.jsonl"]
+    found = outcomes(lines)
+    assert found[3].startswith("bad_row: line 4: broken JSON: ")
+    assert found[:3] + found[4:] == ["packed"] * 6
+    # The rows are those of the file above, read from clean lines.
+    assert [line["tokens"] for line in lines] == [414, 38, 349, 0, 116, 139, 61]
+
+
+BAD_ROWS = [
+    "bad_row: empty conversation",
+    "bad_row: column 'messages' is a JSON null; expected a list of turns",
+    "packed",  # the assistant begins
+    "no_target: no assistant turn",
+    "packed",  # an empty question
+    "packed",  # two user turns
+    "packed",  # a system turn
+    "bad_placeholders: 1 <image> tags but 0 images; fix the row or set placeholders: lenient",
+    "bad_placeholders: 2 <image> tags but 1 images; fix the row or set placeholders: lenient",
+    "bad_placeholders: 0 <image> tags but 1 images; fix the row or set placeholders: lenient",
+    "bad_placeholders: 1 <image> tags but 2 images; fix the row or set placeholders: lenient",
+    "",  # a path out of the media folder: below
+    "bad_placeholders: 1 <image> tags but 0 images; fix the row or set placeholders: lenient",
+    "bad_row: column 'messages' is absent; expected a list of turns",
+    "bad_row: turn 0: 'content' is absent; expected a text",
+    "bad_row: turn 0: 'content' is a JSON number; expected a text",
+]
+
+
+def test_bad_rows_one_by_one(strict: dict[str, Any]) -> None:
+    found = outcomes(strict["bad_rows.jsonl"])
+    outside = found[11].split(":")[0]
+    assert outside in ("missing_media", "bad_media")  # whether /etc/hostname is there or not, it is no picture
+    assert found == BAD_ROWS[:11] + [found[11]] + BAD_ROWS[12:]
+
+
+def test_bad_rows_leniently(lenient: dict[str, Any]) -> None:
+    lines = lenient["bad_rows.jsonl"]
+    expected = [text if "bad_placeholders" not in text else "packed" for text in BAD_ROWS]
+    assert [text for row, text in enumerate(outcomes(lines)) if row != 11] == expected[:11] + expected[12:]
+    # Tags without a picture are text; pictures without a tag go to the front (66 and 77 tokens).
+    assert [lines[row]["visual_tokens"] for row in (7, 8, 9, 10, 12)] == [0, 66, 66, 143, 0]
+
+
+def test_a_git_lfs_pointer_stops_the_run_at_once(tmp_path: Path) -> None:
+    meta = write_meta(tmp_path, {"bom_crlf_blank.jsonl": {}, "lfs_pointer.json": {}})
+    with pytest.raises(UserError) as caught:
+        packed(meta, tmp_path / "out")
+    assert str(caught.value) == (
+        f"{NASTY / 'data' / 'lfs_pointer.json'}: a git-LFS pointer, not the data; run `git lfs pull`"
+    )
+    assert not (tmp_path / "out" / "manifest.json").exists()
