@@ -122,7 +122,7 @@ def test_eight_orientations_are_one_picture(media: dict[str, dict[str, Any]]) ->
     assert upright.shape == (450, 600, 3)
     for number in range(2, 9):
         turned = pixels(f"landscape_{number}.jpg")
-        assert np.abs(turned - upright).mean() < 5  # of JPEG
+        assert np.abs(turned - upright).mean() < 20  # compressed apart: 15; turned a wrong way: above 50
         assert media[f"images/landscape_{number}.jpg"]["tokens"] == media["images/landscape_1.jpg"]["tokens"]
 
 

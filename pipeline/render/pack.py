@@ -28,7 +28,17 @@ def build_pack(
     padding = [-length % align for length in lengths]
 
     def joined(name: str, fill: int) -> np.ndarray:
-        pieces = [_padded(getattr(sample, name), count, fill) for sample, count in zip(rendered, padding, strict=True)]
+        """An array of all documents, padding included: it comes last, where causal attention cannot see it."""
+        arrays = [getattr(sample, name) for sample in rendered]
+        pads = [np.full(count, fill, dtype=arrays[0].dtype) for count in padding]
+        return np.concatenate([piece for pair in zip(arrays, pads, strict=True) for piece in pair])
+
+    def joined_positions() -> np.ndarray:
+        """They go on through the padding: to a reader of positions alone, a document ends where its padding does."""
+        pieces = []
+        for sample, count in zip(rendered, padding, strict=True):
+            after = np.arange(count, dtype=np.int32) + sample.position_ids.max() + 1
+            pieces += [sample.position_ids, np.broadcast_to(after, (*sample.position_ids.shape[:-1], count))]
         return np.concatenate(pieces, axis=-1)
 
     return Pack(
@@ -36,7 +46,7 @@ def build_pack(
         arrays={
             "input_ids": joined("input_ids", family.padding_id),
             "labels": joined("labels", IGNORE),
-            "position_ids": joined("position_ids", 0),
+            "position_ids": joined_positions(),
             "mm_token_type_ids": joined("mm_token_type_ids", 0),
             "seq_lens": np.array(lengths, dtype=np.int32),
             "seq_lens_padded": np.add(lengths, padding, dtype=np.int32),
@@ -46,10 +56,3 @@ def build_pack(
         documents=tuple(documents),
         fake_image=add_fake,
     )
-
-
-def _padded(array: np.ndarray, count: int, fill: int) -> np.ndarray:
-    """Padding at the end of the last axis: what comes after a document cannot change it, attention being causal."""
-    if not count:
-        return array
-    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, count)], constant_values=fill)

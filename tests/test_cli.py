@@ -1,0 +1,384 @@
+"""The commands as a user meets them: exit codes, words, and what is left on disk."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import pipeline.pack
+from pipeline.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+PROCESSOR = str(ROOT / "jobs" / "demo" / "processor")
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """A command in this process: exit code, stdout, stderr."""
+
+    def call(*arguments: Any) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as stop:  # argparse
+            code = int(stop.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return call
+
+
+def conversation(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+@pytest.fixture(scope="module")
+def meta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """12 rows of text, 4 with a picture, and 3 bad ones."""
+    folder = tmp_path_factory.mktemp("data")
+    rows: list[Any] = [{"messages": conversation(f"Count to {i}.", "one two " * i)} for i in range(12)]
+    for i in range(4):
+        Image.new("RGB", (60 + 20 * i, 90), (50 * i, 99, 7)).save(folder / f"{i}.png")
+        rows.append({"messages": conversation("<image>What?", "That."), "images": [f"{i}.png"]})
+    rows += [[1], {"messages": conversation("<image>?", "!"), "images": ["absent.png"]}, {"messages": []}]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    entries = {"tiny": {"file_name": "rows.jsonl"}, "again": {"file_name": "rows.jsonl", "sample_ratio": 0.5}}
+    (folder / "meta.json").write_text(json.dumps(entries))
+    return folder / "meta.json"
+
+
+def flags(meta: Path, out: Path | None = None, /, **overrides: Any) -> list[str]:
+    values = {"meta": meta, "processor": PROCESSOR, "datasets": "tiny", "pack-size": 256, "engine": "inline"}
+    values |= ({"out": out} if out else {}) | {key.replace("_", "-"): value for key, value in overrides.items()}
+    return [str(text) for key, value in values.items() for text in (f"--{key}", value)]
+
+
+@pytest.fixture
+def out(run: Run, meta: Path, tmp_path: Path) -> Path:
+    """A finished output."""
+    assert run("pack", *flags(meta, tmp_path / "out"))[0] == 0
+    return tmp_path / "out"
+
+
+# ---------------------------------------------------------------- pack
+
+
+def test_pack_says_what_came_out(run: Run, meta: Path, tmp_path: Path) -> None:
+    code, printed, errors = run("pack", *flags(meta, tmp_path / "out"))
+    assert (code, errors) == (0, "")
+    lines = printed.splitlines()
+    assert lines[0] == str(tmp_path / "out")
+    assert lines[1] == "  rows      19 read, 16 samples packed"
+    assert "  skipped   3 of 19; the ledger names each row" in lines
+    assert any(
+        line.endswith(
+            "2  bad_row: not a usable conversation: broken JSON, not an object, unknown role, empty, wrong types"
+        )
+        for line in lines
+    )
+    assert any(line.endswith("1  missing_media: a media file does not exist or may not be read") for line in lines)
+    assert (tmp_path / "out" / "manifest.json").is_file()
+
+
+def test_a_second_run_says_that_there_is_nothing_to_do(run: Run, meta: Path, out: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    code, printed, errors = run("pack", *flags(meta, out))
+    assert (code, errors) == (0, "")
+    assert printed.splitlines()[0] == f"{out} is finished and made from the same inputs: nothing to do"
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_a_changed_config_is_refused_by_name_and_overwritten_on_demand(run: Run, meta: Path, out: Path) -> None:
+    before = (out / "manifest.json").read_bytes()
+    code, printed, errors = run("pack", *flags(meta, out, pack_size=128, seed=3))
+    assert (code, printed) == (2, "")
+    assert errors.splitlines() == [
+        f"neatpack: {out} was made from something else:",
+        "  config.pack_size: 256 -> 128",
+        "  config.seed: 0 -> 3",
+        "give --overwrite to start anew, or another --out",
+    ]
+    assert (out / "manifest.json").read_bytes() == before
+    code, _, errors = run("pack", *flags(meta, out, pack_size=128, seed=3), "--overwrite")
+    assert (code, errors) == (0, "")
+    assert json.loads((out / "manifest.json").read_text())["identity"]["config"]["pack_size"] == 128
+    assert run("verify", out)[0] == 0
+
+
+def test_other_data_sets_are_refused_by_name(run: Run, meta: Path, out: Path) -> None:
+    code, _, errors = run("pack", *flags(meta, out, datasets="tiny,again"))
+    assert code == 2
+    assert "inputs.again: None -> {" in errors
+    assert "inputs.tiny" not in errors
+
+
+def test_changed_rows_are_refused(run: Run, meta: Path, tmp_path: Path) -> None:
+    for name in ("meta.json", "rows.jsonl"):
+        (tmp_path / name).write_bytes((meta.parent / name).read_bytes())
+    assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "out"))[0] == 0
+    with open(tmp_path / "rows.jsonl", "a") as file:
+        file.write(json.dumps({"messages": conversation("More?", "Yes.")}) + "\n")
+    code, _, errors = run("pack", *flags(tmp_path / "meta.json", tmp_path / "out"))
+    assert code == 2
+    assert "inputs.tiny.rows: 19 -> 20" in errors
+    assert "inputs.tiny.content: " in errors
+
+
+def test_another_pack_size_reuses_the_token_store(
+    run: Run, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    measure = pipeline.pack.measure
+    monkeypatch.setattr(pipeline.pack, "measure", lambda *arguments: calls.append(1) or measure(*arguments))
+    work = tmp_path / "work"
+    assert run("pack", *flags(meta, tmp_path / "a", work=work))[0] == 0
+    assert calls
+    calls.clear()
+    before = {path: path.stat().st_mtime_ns for path in (work / "measured").rglob("*")}
+    assert run("pack", *flags(meta, tmp_path / "b", work=work, pack_size=128))[0] == 0
+    assert calls == []
+    assert {path: path.stat().st_mtime_ns for path in (work / "measured").rglob("*")} == before
+    assert run("verify", tmp_path / "b")[0] == 0
+    assert run("pack", *flags(meta, tmp_path / "c", work=work, max_pixels=10_000))[0] == 0
+    assert calls  # what changes lengths is measured anew
+
+
+def test_an_output_that_holds_strangers_is_refused(run: Run, meta: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").touch()
+    for more in ([], ["--overwrite"]):
+        code, _, errors = run("pack", *flags(meta, tmp_path / "out"), *more)
+        assert code == 2
+        assert errors == f"neatpack: --out {tmp_path / 'out'} holds other files (thesis.tex); give an empty directory\n"
+        assert (tmp_path / "out" / "thesis.tex").exists()
+
+
+def test_config_file(run: Run, meta: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"meta: {meta}\nprocessor: {PROCESSOR}\ndatasets: [tiny]\nout: {tmp_path / 'out'}\n"
+        "pack_size: 256\nengine: inline\n"
+    )
+    assert run("pack", "--config", config, "--pack-size", 200)[0] == 0
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["identity"]["config"]["pack_size"] == 200
+
+
+# ---------------------------------------------------------------- what is wrong with the input: exit code 2
+
+WRONG_INPUTS: dict[str, tuple[dict[str, Any], str]] = {
+    "no meta": ({"meta": "/absent/meta.json"}, "--meta /absent/meta.json: no such file"),
+    "no such data set": ({"datasets": "huge"}, "--datasets huge: not in "),
+    "no processor": ({"processor": "/absent/processor"}, "--processor /absent/processor: "),
+    "no family": ({"family": "gpt"}, "--family gpt: unknown; known: qwen2_vl, qwen3_vl"),
+    "a tiny pack": ({"pack-size": 4}, "pack_size is 4; it must be at least 16"),
+    "not a number": ({"pack-size": "8k"}, "pack_size: '8k' is not a whole number"),
+    "an overlong row": ({"pack-size": 32, "overlong": "error"}, "tiny row "),
+    "no config file": ({"config": "/absent.yaml"}, "--config /absent.yaml: no such file"),
+}
+
+
+@pytest.mark.parametrize("command", ["pack", "plan"])
+@pytest.mark.parametrize(("change", "words"), WRONG_INPUTS.values(), ids=WRONG_INPUTS)
+def test_wrong_input(run: Run, meta: Path, tmp_path: Path, command: str, change: dict[str, Any], words: str) -> None:
+    code, printed, errors = run(command, *flags(meta, tmp_path / "out", **change))
+    assert (code, printed) == (2, "")
+    assert errors.startswith(f"neatpack: {words}")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_wrong_flags(run: Run, meta: Path) -> None:
+    for arguments, words in [
+        ([], "the following arguments are required: COMMAND"),
+        (["pak"], "invalid choice: 'pak'"),
+        (["pack", "--pack-sise", "1"], "unrecognized arguments: --pack-sise 1"),
+        (["pack", *flags(meta), "--engine", "spark"], "invalid choice: 'spark'"),
+        (["verify"], "the following arguments are required: OUT"),
+    ]:
+        code, _, errors = run(*arguments)
+        assert (code, words in errors) == (2, True), arguments
+
+
+def test_missing_flags(run: Run, meta: Path) -> None:
+    code, _, errors = run("pack", *flags(meta))
+    assert (code, errors) == (2, "neatpack: missing --out: give the flag, or the key in --config\n")
+
+
+# ---------------------------------------------------------------- plan
+
+
+def test_plan_prints_what_packing_would_give(run: Run, meta: Path, tmp_path: Path) -> None:
+    code, planned, errors = run("plan", *flags(meta))
+    assert (code, errors) == (0, "")
+    lines = planned.splitlines()
+    assert lines[:2] == ["plan", "  rows      19 read, 16 samples to pack"]
+    assert [line.split()[0] for line in lines[2:5]] == ["packs", "tokens", "on"]
+    assert "  skipped   3 of 19; the ledger names each row" in lines
+    # and packing gives it: fake images aside, which only packing adds
+    code, packed, _ = run("pack", *flags(meta, tmp_path / "out"))
+    assert code == 0
+    packs = [line.split(",")[0] for line in (planned + packed).splitlines() if line.startswith("  packs")]
+    assert len(packs) == 2
+    assert packs[0] == packs[1]
+
+
+def test_plan_keeps_what_it_measured(run: Run, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("plan", *flags(meta, tmp_path / "out"))[0] == 0
+    assert not (tmp_path / "out" / "shards").exists()
+    monkeypatch.setattr(pipeline.pack, "measure", lambda *_: pytest.fail("measured again"))
+    assert run("pack", *flags(meta, tmp_path / "out"))[0] == 0
+
+
+def test_plan_decodes_no_pixels(run: Run, meta: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", lambda *_: pytest.fail("pixels were decoded"))
+    assert run("plan", *flags(meta))[0] == 0
+
+
+def test_plan_leaves_nothing_behind_without_a_folder(
+    run: Run, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert run("plan", *flags(meta))[0] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- verify: exit code 1 and what is wrong
+
+
+def test_verify_a_good_output(run: Run, out: Path) -> None:
+    code, printed, errors = run("verify", out)
+    assert (code, errors) == (0, "")
+    assert printed.startswith(f"{out}: verified. 19 input rows accounted for, 16 samples and ")
+
+
+def edit_manifest(out: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    manifest = json.loads((out / "manifest.json").read_text())
+    change(manifest)
+    (out / "manifest.json").write_text(json.dumps(manifest))
+
+
+def flip(path: Path, where: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[where] ^= 1
+    path.write_bytes(content)
+
+
+SHARD, LEDGER = "shards/pack-000000.tar", "ledger/00000.parquet"
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a bit in a shard": (lambda out: flip(out / SHARD, 5000), "pack-000000.tar: sha256 differs from the manifest's"),
+    "a shard is cut": (
+        lambda out: (out / SHARD).write_bytes((out / SHARD).read_bytes()[:-512]),
+        "pack-000000.tar: ",
+    ),
+    "a shard is gone": (lambda out: (out / SHARD).unlink(), "pack-000000.tar: missing"),
+    "the ledger is gone": (lambda out: (out / LEDGER).unlink(), "ledger/00000.parquet: missing"),
+    "a bit in the ledger": (
+        lambda out: flip(out / LEDGER, 100),
+        "ledger/00000.parquet: sha256 differs from the manifest's",
+    ),
+    "a bit in the index": (
+        lambda out: flip(out / "index.parquet", 100),
+        "index.parquet: sha256 differs from the manifest's",
+    ),
+    "the manifest has another digest": (
+        lambda out: edit_manifest(out, lambda m: m["shards"][0].update(sha256="0" * 64)),
+        "pack-000000.tar: sha256 differs from the manifest's",
+    ),
+    "the manifest counts another number of packs": (
+        lambda out: edit_manifest(out, lambda m: m["counts"].update(packs=99)),
+        "manifest: its counts differ from index and ledger",
+    ),
+    "the manifest knows more rows": (
+        lambda out: edit_manifest(out, lambda m: m["identity"]["inputs"]["tiny"].update(rows=20)),
+        "ledger: data set tiny has 20 rows, the ledger 19",
+    ),
+    "the manifest has lost its shards": (
+        lambda out: edit_manifest(out, lambda m: m["shards"].clear()),
+        " packs in the index, 0 in the shards",
+    ),
+    "the manifest asks for smaller packs": (
+        lambda out: edit_manifest(out, lambda m: m["identity"]["config"].update(pack_size=100)),
+        "above pack_size 100",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGES.values(), ids=DAMAGES)
+def test_verify_names_the_damage(run: Run, out: Path, damage: Callable[[Path], Any], words: str) -> None:
+    damage(out)
+    code, printed, errors = run("verify", out)
+    assert code == 1
+    assert words in printed
+    assert errors == f"{out}: {len(printed.splitlines())} problems\n"
+
+
+def test_verify_what_is_not_finished(run: Run, out: Path, tmp_path: Path) -> None:
+    (out / "manifest.json").unlink()
+    code, printed, errors = run("verify", out)
+    assert (code, printed) == (1, "")
+    assert errors == f"neatpack: {out}/manifest.json: missing, so the output is not finished; run pack again\n"
+    assert run("verify", tmp_path / "absent")[0] == 1
+
+
+def test_verify_a_broken_manifest(run: Run, out: Path) -> None:
+    (out / "manifest.json").write_text("{")
+    code, _, errors = run("verify", out)
+    assert code == 1
+    assert errors.startswith(f"neatpack: {out}/manifest.json: not JSON: ")
+    (out / "manifest.json").write_text('{"format": 99}')
+    assert run("verify", out)[::2] == (1, f"neatpack: {out}/manifest.json: format 99, this version knows 1\n")
+
+
+# ---------------------------------------------------------------- as programs
+
+
+def program(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd="/", timeout=60)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["pack", "--help"], ["plan", "--help"], ["verify", "--help"]])
+def test_help_needs_neither_torch_nor_ray(arguments: list[str]) -> None:
+    code = (
+        "import sys; from pipeline.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: print(*sorted({'torch', 'transformers', 'ray', 'numpy'} & set(sys.modules)), 'END')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: neatpack {arguments[0] if len(arguments) > 1 else ''}".rstrip())
+    assert done.stdout.splitlines()[-1] == " END".strip()
+
+
+def test_the_script_runs_from_anywhere() -> None:
+    done = program(str(ROOT / "pipeline" / "pack.py"), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: neatpack pack ")
+    assert "--pack-size" in done.stdout
+    done = program(str(ROOT / "pipeline" / "pack.py"), "--pack-size", "4")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "neatpack: missing --meta, --processor, --out: give the flag, or the key in --config\n"
+
+
+def test_help_names_every_key_and_its_default(run: Run) -> None:
+    code, printed, _ = run("pack", "--help")
+    words = " ".join(printed.split())
+    assert code == 0
+    for text in ("--meta META", "(required)", "--pack-size PACK_SIZE tokens in a pack, at most (default: 8192)"):
+        assert text in words
+    assert "--fake-image, --no-fake-image" in words
+    assert "(default: true)" in words
+    assert "--overwrite" not in run("plan", "--help")[1]
+
+
+def test_version(run: Run) -> None:
+    from pipeline import __version__
+
+    assert run("--version")[:2] == (0, f"neatpack {__version__}\n")
