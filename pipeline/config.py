@@ -80,6 +80,11 @@ class PackConfig:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1")
         if self.pack_size % self.align:
             raise UserError(f"pack_size {self.pack_size} is not a multiple of align {self.align}")
+        least = max(16, 2 * self.align)  # the fake image and a document, at least
+        if self.fill < least:
+            raise UserError(
+                f"packing_ratio {self.packing_ratio} fills packs to {self.fill} tokens; it must be at least {least}"
+            )
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
             raise UserError(f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}")
 

@@ -1,10 +1,13 @@
 """Which tokens are trained on, and the shift: both written here and nowhere else."""
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pipeline.records import IGNORE
+
+Array = TypeVar("Array", bound=Any)  # numpy's or torch's
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,11 @@ def target_mask(ids: np.ndarray, markers: TurnMarkers) -> np.ndarray:
     return mask
 
 
-def shifted(ids: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and labels of next-token prediction: ids [a, b, c], mask [0, 1, 1] -> inputs [a, b], labels [b, c]."""
-    return ids[:-1], np.where(mask[1:], ids[1:], np.int32(IGNORE)).astype(np.int32)
+def labels_of(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """ids [a, b, c], mask [0, 1, 1] -> [-100, b, c]."""
+    return np.where(mask, ids, np.int32(IGNORE)).astype(np.int32)
+
+
+def shifted(inputs: Array, labels: Array) -> tuple[Array, Array]:
+    """Next-token prediction, over the last axis: inputs [a, b, c], labels [-100, b, c] -> [a, b] and [b, c]."""
+    return inputs[..., :-1], labels[..., 1:]

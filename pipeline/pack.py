@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config import PackConfig, fingerprint
+from pipeline.config import PackConfig, UserError, fingerprint
 from pipeline.families.base import Family
 from pipeline.families.registry import family_for
 from pipeline.ingest.lines import Lines, Part, Source, as_lines, part_ranges, rows, scan, source_of
@@ -61,6 +61,8 @@ class Packed:
 
 def run_pack(config: PackConfig) -> Packed:
     out = Path(config.out)
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file; give a directory")
     with engine(config) as running:
         family, datasets, sources, identity = _inputs(config, running)
         if claim(out, identity, overwrite=config.overwrite):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -159,6 +160,39 @@ def test_an_output_that_holds_strangers_is_refused(run: Run, meta: Path, tmp_pat
         assert (tmp_path / "out" / "thesis.tex").exists()
 
 
+def test_an_output_that_is_a_file_is_refused(run: Run, meta: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    code, _, errors = run("pack", *flags(meta, tmp_path / "out"))
+    assert (code, errors) == (2, f"neatpack: --out {tmp_path / 'out'}: is a file; give a directory\n")
+
+
+def test_rows_that_nobody_expects_do_not_stop_the_run(run: Run, tmp_path: Path) -> None:
+    """Each of these raises something else than a plain OSError or JSONDecodeError somewhere below."""
+    (tmp_path / "a.png").write_bytes(b"0123456789")
+
+    def image(entry: Any) -> str:
+        return json.dumps({"messages": conversation("<image>", "x"), "images": entry})
+
+    rows = {
+        image("a\0.png"): "missing_media",
+        image("\ud83d.png"): "bad_row",
+        image("x" * 300): "missing_media",
+        image("."): "missing_media",
+        image({"path": "a.png", "offset": 1 << 62, "length": 1 << 62}): "bad_media",
+        image({"path": "a.png", "offset": 10**30, "length": 1}): "bad_row",
+        '{"messages": ' + "9" * 5000 + "}": "bad_row",
+        "[" * 100_000: "bad_row",
+        json.dumps({"messages": conversation("\0 <|im_start|> <|image_pad|> \ue000 \u2028", "\ufffe")}): "",
+        json.dumps({"messages": conversation("Hi.", "\ud83d")}): "bad_row",
+        json.dumps({"messages": conversation("Hi.", ""), "_text_tokens": "?", "mm_inputs_meta": 7}): "",
+    }
+    (tmp_path / "rows.jsonl").write_text("".join(row + "\n" for row in rows))
+    (tmp_path / "meta.json").write_text(json.dumps({"odd": {"file_name": "rows.jsonl"}}))
+    assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "out", datasets="odd"))[0] == 0
+    assert run("verify", tmp_path / "out")[0] == 0
+    assert pq.read_table(tmp_path / "out" / "ledger")["reason"].to_pylist() == list(rows.values())
+
+
 def test_config_file(run: Run, meta: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(
@@ -282,6 +316,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda out: flip(out / LEDGER, 100),
         "ledger/00000.parquet: sha256 differs from the manifest's",
     ),
+    "the pixel table is gone": (lambda out: (out / "pixel_table.npy").unlink(), "pixel_table.npy: missing"),
     "a bit in the index": (
         lambda out: flip(out / "index.parquet", 100),
         "index.parquet: sha256 differs from the manifest's",
@@ -318,6 +353,16 @@ def test_verify_names_the_damage(run: Run, out: Path, damage: Callable[[Path], A
     assert errors == f"{out}: {len(printed.splitlines())} problems\n"
 
 
+def test_verify_does_not_hold_shards_against_a_broken_table(run: Run, out: Path) -> None:
+    flip(out / "index.parquet", 100)
+    flip(out / SHARD, 5000)
+    assert run("verify", out)[:2] == (
+        1,
+        "index.parquet: sha256 differs from the manifest's\n"
+        "shards: not checked, for they are held against the index and the ledger\n",
+    )
+
+
 def test_verify_what_is_not_finished(run: Run, out: Path, tmp_path: Path) -> None:
     (out / "manifest.json").unlink()
     code, printed, errors = run("verify", out)
@@ -342,19 +387,26 @@ def program(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd="/", timeout=60)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["pack", "--help"], ["plan", "--help"], ["verify", "--help"]])
-def test_help_needs_neither_torch_nor_ray(arguments: list[str]) -> None:
+HELP = [["--help"], ["pack", "--help"], ["plan", "--help"], ["verify", "--help"]]
+WRONG = [["pack", "--pack-size", "8k"], ["plan", "--meta", "m.json"]]
+
+
+@pytest.mark.parametrize("arguments", [*HELP, *WRONG], ids=" ".join)
+def test_help_and_wrong_flags_need_neither_torch_nor_ray(arguments: list[str]) -> None:
     code = (
         "import sys; from pipeline.cli import main\n"
         "try: main(sys.argv[1:])\n"
-        "finally: print(*sorted({'torch', 'transformers', 'ray', 'numpy'} & set(sys.modules)), 'END')"
+        "finally: print('loaded:', *{'torch', 'transformers', 'ray', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=60
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"usage: neatpack {arguments[0] if len(arguments) > 1 else ''}".rstrip())
-    assert done.stdout.splitlines()[-1] == " END".strip()
+    assert done.stdout.splitlines()[-1] == "loaded:"
+    if arguments in HELP:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(" ".join(["usage: neatpack", *arguments[:-1]]))
+    else:
+        assert done.stderr.startswith("neatpack: ")
 
 
 def test_the_script_runs_from_anywhere() -> None:

@@ -72,12 +72,13 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--placeholders": ("lenient", "lenient"),
         "--min-pixels": ("1", 1),
         "--max-pixels": ("2", 2),
-        "--pack-size": ("16", 16),
+        "--pack-size": ("32", 32),
         "--packing-ratio": ("0.5", 0.5),
         "--max-visual-tokens": ("3", 3),
         "--overlong": ("error", "error"),
         "--max-packs": ("4", 4),
         "--group-size": ("5", 5),
+        "--align": ("2", 2),
         "--seed": ("6", 6),
         "--resize": ("pil", "pil"),
         "--shard-mb": ("7", 7),
@@ -150,6 +151,13 @@ def test_wrong_types_in_flags() -> None:
 WRONG_VALUES = {
     ("--pack-size", "15"): "pack_size is 15; it must be at least 16",
     ("--packing-ratio", "0"): "packing_ratio is 0.0; it must be above 0 and at most 1",
+    ("--packing-ratio", "1e-5"): "packing_ratio 1e-05 fills packs to 0 tokens; it must be at least 16",
+    (
+        "--pack-size",
+        "100",
+        "--packing-ratio",
+        "0.15",
+    ): "packing_ratio 0.15 fills packs to 15 tokens; it must be at least 16",
     ("--packing-ratio", "1.01"): "packing_ratio is 1.01; it must be above 0 and at most 1",
     ("--packing-ratio", "nan"): "packing_ratio is nan; it must be above 0 and at most 1",
     ("--seed", "-1"): "seed is -1; it must not be negative",
@@ -157,6 +165,9 @@ WRONG_VALUES = {
     ("--max-packs", "-1"): "max_packs is -1; it must not be negative",
     ("--group-size", "0"): "group_size is 0; it must be at least 1",
     ("--shard-mb", "0"): "shard_mb is 0; it must be at least 1",
+    ("--align", "0"): "align is 0; it must be at least 1",
+    ("--pack-size", "16", "--align", "16"): "packing_ratio 1.0 fills packs to 16 tokens; it must be at least 32",
+    ("--pack-size", "100", "--align", "8"): "pack_size 100 is not a multiple of align 8",
     ("--min-pixels", "2", "--max-pixels", "1"): "min_pixels 2 is above max_pixels 1",
 }
 
@@ -271,6 +282,7 @@ def test_fill() -> None:
     assert PackConfig(pack_size=1000, packing_ratio=0.9).fill == 900
     assert PackConfig(pack_size=1001, packing_ratio=0.5).fill == 500
     assert PackConfig(pack_size=1000).fill == 1000
+    assert PackConfig(pack_size=1000, packing_ratio=0.9, align=8).fill == 896
 
 
 def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
@@ -285,6 +297,7 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
         "drop_long_samples": None,
         "max_packs": 0,
         "group_size": 512,
+        "align": 1,
         "seed": 0,
         "fake_image": True,
     }

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.labels import TurnMarkers, shifted, target_mask
+from pipeline.labels import TurnMarkers, labels_of, shifted, target_mask
 
 MARKERS = TurnMarkers(header=(7, 8), end=9)
 
@@ -41,8 +41,11 @@ def test_against_a_state_machine(ids):
     assert targets(*ids) == sorted(set(expected))
 
 
-def test_shift():
-    inputs, labels = shifted(np.array([1, 2, 3], dtype=np.int32), np.array([False, False, True]))
-    assert inputs.tolist() == [1, 2]
-    assert labels.tolist() == [-100, 3]
+def test_labels_and_shift():
+    ids = np.array([1, 2, 3], dtype=np.int32)
+    labels = labels_of(ids, np.array([False, False, True]))
+    assert labels.tolist() == [-100, -100, 3]
     assert labels.dtype == np.int32
+    inputs, targets = shifted(ids, labels)
+    assert inputs.tolist() == [1, 2]
+    assert targets.tolist() == [-100, 3]

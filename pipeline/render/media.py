@@ -96,11 +96,3 @@ def pixel_table(geometry: ImageGeometry, resize: str) -> np.ndarray:
     # The torchvision backend folds the rescaling into mean and std.
     mean, std = (torch.tensor(values) * (1.0 / geometry.rescale_factor) for values in (geometry.mean, geometry.std))
     return ((torch.from_numpy(ramp).to(torch.float32) - mean[:, None]) / std[:, None]).numpy()
-
-
-def restore_pixels(stored: np.ndarray, table: np.ndarray, temporal_patch_size: int) -> np.ndarray:
-    """The HF processor's `pixel_values` (float32) from stored patches: look up, and repeat each patch in time."""
-    channels = len(table)
-    patches = stored.reshape(len(stored), channels, 1, -1)
-    floats = table[np.arange(channels)[:, None, None], patches]
-    return np.repeat(floats, temporal_patch_size, axis=2).reshape(len(stored), -1)

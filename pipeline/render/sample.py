@@ -3,7 +3,7 @@
 import numpy as np
 
 from pipeline.families.base import Family
-from pipeline.labels import shifted, target_mask
+from pipeline.labels import labels_of, shifted, target_mask
 from pipeline.mrope import IMAGE, TEXT
 from pipeline.records import IGNORE, Measured, Sample
 from pipeline.render.media import image_patches
@@ -16,7 +16,7 @@ def render_sample(measured: Measured, family: Family, resize: str) -> Sample:
     ids = expand(measured.ids, family.image_token_id, [family.image.tokens(grid) for grid in grids])
     types = token_types(ids, family)
     positions = family.positions(types, grids)
-    inputs, labels = shifted(ids, target_mask(ids, family.markers))
+    inputs, labels = shifted(ids, labels_of(ids, target_mask(ids, family.markers)))
     assert len(inputs) == measured.tokens, f"planned {measured.tokens} tokens, rendered {len(inputs)}"
     return Sample(
         input_ids=inputs,

@@ -49,7 +49,9 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # ---------------------------------------------------------------- byte ranges
 
-LINE = st.sampled_from(["{}", '{"a": 1}', '"\u2028"', '"x\u2029y\x85z"', "", " ", "\t", "\r", "é" * 9, "[" * 20])
+LINE = st.sampled_from(
+    ["{}", '{"a": 1}', '"\u2028"', '"x\u2029y\x85z"', "", " ", "\t", "\r", "é" * 9, "[" * 20, "\ufeff1"]
+)
 CONTENT = st.builds(
     lambda bom, pieces, last: (bom + "".join(text + end for text, end in pieces) + last).encode(),
     st.sampled_from(["", "\ufeff"]),

@@ -12,10 +12,11 @@ import torch
 from helpers import REAL_PROCESSORS, ROOT, picture
 from PIL import Image
 
+from loaders.pixels import looked_up
 from pipeline.families.registry import family_for
 from pipeline.measure.length import measure
 from pipeline.records import Example, MediaRef, Turn
-from pipeline.render.media import pixel_table, restore_pixels
+from pipeline.render.media import pixel_table
 from pipeline.render.sample import render_sample
 
 EXIF = Image.Exif()
@@ -68,7 +69,7 @@ def _example(turns):
 def test_the_default_path_equals_the_hf_processor(name, hf, shared):
     tensors, conversations = hf
     family = family_for(str(shared / "processors" / name))
-    table = pixel_table(family.image, "torch")
+    table = torch.from_numpy(pixel_table(family.image, "torch"))
     for number, turns in enumerate(conversations):
         expected = {
             key.rsplit("/", 1)[1]: value for key, value in tensors.items() if key.startswith(f"{name}/{number}/")
@@ -78,7 +79,7 @@ def test_the_default_path_equals_the_hf_processor(name, hf, shared):
         assert sample.input_ids.tolist() == expected["input_ids"][0, :-1].tolist()
         assert sample.mm_token_type_ids.tolist() == expected["mm_token_type_ids"][0, :-1].tolist()
         assert np.array_equal(sample.image_grid_thw, expected["image_grid_thw"])
-        restored = restore_pixels(sample.pixel_values, table, family.image.temporal_patch_size)
-        assert np.array_equal(restored, expected["pixel_values"]), f"conversation {number}"
-        bf16 = (torch.from_numpy(pixels).bfloat16() for pixels in (restored, expected["pixel_values"]))
-        assert torch.equal(*bf16)
+        stored, pixels = torch.from_numpy(sample.pixel_values), torch.from_numpy(expected["pixel_values"])
+        for dtype in (torch.float32, torch.bfloat16):
+            restored = looked_up(stored, table, family.image.temporal_patch_size, dtype)
+            assert torch.equal(restored, pixels.to(dtype)), f"conversation {number}"

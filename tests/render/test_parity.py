@@ -13,9 +13,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
+from loaders.pixels import looked_up
 from pipeline.measure.length import measure
 from pipeline.records import Example, Measured, MediaRef, Turn
-from pipeline.render.media import pixel_table, restore_pixels
+from pipeline.render.media import pixel_table
 from pipeline.render.sample import render_sample
 
 MODELS = {"qwen2_vl": Qwen2VLModel, "qwen2_5_vl": Qwen2_5_VLModel, "qwen3_vl": Qwen3VLModel}
@@ -119,13 +120,12 @@ def test_every_tensor_equals_the_hf_processors(family, processor, pictures):
         assert np.array_equal(sample.position_ids, positions[:, :-1])
         assert np.array_equal(sample.image_grid_thw, grids)
         if len(grids):
-            table = pixel_table(family.image, "pil")
-            restored = restore_pixels(sample.pixel_values, table, family.image.temporal_patch_size)
-            expected = features["pixel_values"]
-            assert expected.dtype == restored.dtype == np.float32
-            assert np.array_equal(restored, expected)
-            bf16 = torch.from_numpy(restored).bfloat16()
-            assert torch.equal(bf16, torch.from_numpy(expected).bfloat16())
+            table = torch.from_numpy(pixel_table(family.image, "pil"))
+            stored, expected = torch.from_numpy(sample.pixel_values), torch.from_numpy(features["pixel_values"])
+            for dtype in (torch.float32, torch.bfloat16):
+                restored = looked_up(stored, table, family.image.temporal_patch_size, dtype)
+                assert restored.dtype == dtype
+                assert torch.equal(restored, expected.to(dtype))
 
 
 def test_the_comparison_can_fail(family, pictures):

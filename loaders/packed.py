@@ -1,0 +1,125 @@
+"""neat_packed_vlm_collater: packs into one batch, with the attention mask that the model's kernel takes.
+
+    sdpa, eager         attention_mask is bool [B, 1, S, S], block-causal: transformers' own sdpa and eager attention
+    flash_attention_2   attention_mask is int [B, S], 1, 2, … per document and 0 for padding: kernels that read document
+                        numbers, such as transformers' flash attention with a patched `_get_unpad_data`
+    … and varlen_kwargs=True   no mask, but cu_seq_lens_q/k and max_length_q/k: transformers' flash attention as it is
+    thd                 no mask, but cu_seqlens(_padded) and seq_lens(_padded): varlen kernels, context parallelism
+
+Nothing is shifted here: that was done when the documents were rendered.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from loaders.media import concatenated_media, media_counts
+from pipeline.records import IGNORE
+
+NO_DOCUMENT = -1000  # fills up ragged rows of seq_lens, as the seed's THD format has it
+
+
+def neat_packed_vlm_collater(
+    batch: Sequence[dict[str, Any]],
+    padding_idx: int = 0,
+    max_length: int | None = None,
+    attn_implementation: str = "sdpa",
+    *,
+    materialize_4d_mask: bool = True,
+    varlen_kwargs: bool = False,
+) -> dict[str, Any]:
+    """Packs as `PackedShards` gives them -> a batch.
+
+    padding_idx          token id that fills packs up to a common length
+    max_length           that length; None: the longest pack's. A fixed one spares torch.compile new shapes
+    attn_implementation  see above
+    materialize_4d_mask  False: sdpa and eager get the document numbers [B, S] too, for code that builds its own mask
+    varlen_kwargs        flash_attention_2 as transformers' own varlen path takes it
+    """
+    if attn_implementation not in ("sdpa", "eager", "flash_attention_2", "thd"):
+        raise ValueError(f"attn_implementation {attn_implementation!r} is unknown; see loaders/packed.py")
+    if not batch:
+        return {}
+    longest = max(len(pack["input_ids"]) for pack in batch)
+    length = max_length if max_length is not None else longest
+    if longest > length:
+        raise ValueError(f"a pack of {longest} tokens does not fit max_length {length}; raise it to the pack size")
+
+    def stacked(name: str, fill: int) -> torch.Tensor:
+        rows = [pad(pack[name].long(), (0, length - pack[name].shape[-1]), value=fill) for pack in batch]
+        return torch.stack(rows, dim=-2)  # [B, S], and [3, B, S] for three-axis positions
+
+    documents = stacked("attention_mask", 0)
+    result: dict[str, Any] = {
+        "input_ids": stacked("input_ids", padding_idx),
+        "labels": stacked("labels", IGNORE),
+        "position_ids": stacked("position_ids", 0),
+        "mm_token_type_ids": stacked("mm_token_type_ids", 0),
+    }
+    if attn_implementation == "thd":
+        result |= _thd(batch, length)
+    elif attn_implementation == "flash_attention_2" and varlen_kwargs:
+        result |= _transformers_varlen(batch, length)
+    elif attn_implementation == "flash_attention_2" or not materialize_4d_mask:
+        result["attention_mask"] = documents
+    else:
+        result["attention_mask"] = block_causal_mask(documents)
+    if documents.max() > 1:
+        result["_packed_seq_ids"] = documents
+    return result | concatenated_media(batch) | media_counts(batch)
+
+
+def block_causal_mask(documents: torch.Tensor) -> torch.Tensor:
+    """Document numbers [B, S] -> bool [B, 1, S, S]: a token sees its own document up to itself.
+
+    [1, 1, 2, 0] -> rows 1000, 1100, 0010, 0001. Padding sees itself: a row that sees nothing would become NaN in
+    sdpa, and NaN times a weight of zero is NaN again.
+    """
+    length = documents.shape[-1]
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    real = (documents != 0)[:, None, :, None]
+    causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
+    return (same & real & causal) | torch.eye(length, dtype=torch.bool, device=documents.device)
+
+
+def _thd(batch: Sequence[dict[str, Any]], length: int) -> dict[str, Any]:
+    """Real and padded lengths; what fills a row up counts as padding of its last document."""
+    real = [pack["seq_lens"].long() for pack in batch]
+    padded = [pack["seq_lens_padded"].long().clone() for pack in batch]
+    for row in padded:
+        row[-1] += length - int(row.sum())
+
+    def ragged(rows: list[torch.Tensor]) -> torch.Tensor:
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=NO_DOCUMENT)
+
+    return {
+        "qkv_format": "thd",
+        "seq_lens": ragged(real),
+        "seq_lens_padded": ragged(padded),
+        "cu_seqlens": _cumulated(torch.cat(real)),
+        "cu_seqlens_padded": _cumulated(torch.cat(padded)),
+        "max_seqlen": int(torch.cat(padded).max()),
+    }
+
+
+def _transformers_varlen(batch: Sequence[dict[str, Any]], length: int) -> dict[str, Any]:
+    """For the rows laid end to end, B * S tokens; what fills a row up is a document of its own."""
+    lengths = []
+    for pack in batch:
+        padded = pack["seq_lens_padded"].long()
+        rest = length - int(padded.sum())
+        lengths += [padded] + ([torch.tensor([rest])] if rest else [])
+    cumulated, longest = _cumulated(torch.cat(lengths)), int(torch.cat(lengths).max())
+    return {
+        "cu_seq_lens_q": cumulated,
+        "cu_seq_lens_k": cumulated,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+
+
+def _cumulated(lengths: torch.Tensor) -> torch.Tensor:
+    """[3, 2] -> [0, 3, 5], int32 as kernels want it."""
+    return pad(lengths.cumsum(0), (1, 0)).int()

@@ -1,0 +1,36 @@
+"""pad_collate_fn: unpacked samples, each a row of its own, padded to a common length."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from loaders.media import concatenated_media, media_counts
+from pipeline.labels import shifted
+from pipeline.records import IGNORE
+
+
+def pad_collate_fn(examples: Sequence[dict[str, Any]], processor: Any, max_length: int | None = None) -> dict[str, Any]:
+    """Tokenized samples (input_ids, attention_mask, labels; not yet shifted) -> a batch, shifted.
+
+    Rows are padded to `max_length`, or to the longest sample; the shift then takes one token from each.
+    """
+    tokenizer = getattr(processor, "tokenizer", processor)
+    padding_id = getattr(tokenizer, "pad_token_id", None) or 0
+    longest = max(len(example["input_ids"]) for example in examples)
+    length = longest if max_length is None else max_length
+    if longest > length:
+        raise ValueError(f"a sample of {longest} tokens does not fit max_length {length}; drop or truncate it before")
+    fills = {"input_ids": padding_id, "attention_mask": 0, "labels": IGNORE, "mm_token_type_ids": 0}
+    rows = {
+        name: torch.stack([pad(torch.as_tensor(example[name]), (0, length - len(example[name])), value=fill)
+                           for example in examples])
+        for name, fill in fills.items()
+        if all(example.get(name) is not None for example in examples)
+    }  # fmt: skip
+    labels = rows.pop("labels")
+    batch: dict[str, Any] = {}
+    for name, values in rows.items():
+        batch[name], batch["labels"] = shifted(values, labels)
+    return batch | concatenated_media(examples) | media_counts(examples)

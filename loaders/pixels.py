@@ -1,0 +1,85 @@
+"""Stored bytes back to the `pixel_values` of the HF processor, bit for bit, by table look-up."""
+
+from collections.abc import MutableMapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+TABLE_KEY = "pixel_table"  # float32 [channels, 256], in a batch whose pixels are still uint8
+REPEAT_KEY = "temporal_patch_size"
+_CHUNK = 2048  # patches at a time: what is in work stays in the cache
+
+
+def restore_pixels(
+    batch: MutableMapping[str, Any], device: torch.device | str = "cpu", dtype: torch.dtype = torch.bfloat16
+) -> MutableMapping[str, Any]:
+    """Move uint8 `pixel_values` of a batch to `device` (a quarter of the bytes of what they become) and restore them.
+
+    The batch must come from `PackedShards(pixels="uint8")`, which puts the table in. Changed in place and returned.
+    """
+    table, repeat = batch.pop(TABLE_KEY), int(batch.pop(REPEAT_KEY))
+    batch["pixel_values"] = looked_up(batch["pixel_values"].to(device), table, repeat, dtype)
+    return batch
+
+
+def looked_up(stored: torch.Tensor, table: torch.Tensor, repeat: int, dtype: torch.dtype) -> torch.Tensor:
+    """[patches, channels * p * p] uint8 -> [patches, channels * repeat * p * p]: each patch is repeated in time.
+
+    fp32 values are the table's; bf16 ones are their rounding, as `pixel_values.to(torch.bfloat16)` gives them.
+    """
+    if stored.dtype != torch.uint8:
+        raise ValueError(f"pixel_values are {stored.dtype}, expected uint8 as stored")
+    area = stored.shape[1] // len(table)
+    if stored.device.type == "cpu" and area % 2 == 0 and dtype in _PAIRS:
+        return _looked_up_in_pairs(stored, table, repeat, dtype)
+    return _looked_up_singly(stored, table, repeat, dtype)
+
+
+def _looked_up_singly(stored: torch.Tensor, table: torch.Tensor, repeat: int, dtype: torch.dtype) -> torch.Tensor:
+    """For accelerators, and for patches of an odd number of pixels."""
+    channels = len(table)
+    out = torch.empty(len(stored), channels, repeat, stored.shape[1] // channels, dtype=dtype, device=stored.device)
+    values = table.to(stored.device, dtype).reshape(-1, 1)
+    first = torch.arange(channels, dtype=torch.int32, device=stored.device)[:, None] * 256
+    for start in range(0, len(stored), _CHUNK):
+        places = stored[start : start + _CHUNK].reshape(-1, channels, out.shape[-1]).int() + first
+        out[start : start + _CHUNK] = torch.nn.functional.embedding(places, values).squeeze(-1)[:, :, None]
+    return out.reshape(len(stored), -1)
+
+
+# Two neighbours at once: a pair of bytes is one of 65536, and their two values side by side are one wider integer.
+_PAIRS: dict[torch.dtype, tuple[torch.dtype, Any, Any]] = {
+    torch.bfloat16: (torch.int16, np.uint16, np.uint32),
+    torch.float32: (torch.int32, np.uint32, np.uint64),
+}
+
+
+def _looked_up_in_pairs(stored: torch.Tensor, table: torch.Tensor, repeat: int, dtype: torch.dtype) -> torch.Tensor:
+    """On a CPU: two to three times as fast as one by one (jobs/bench_load.py)."""
+    same_size, _, wide = _PAIRS[dtype]
+    pairs = _pair_tables(table.numpy().tobytes(), len(table), dtype)
+    num_patches, channels = len(stored), len(table)
+    bytes_in_pairs = stored.contiguous().numpy().view(np.uint16).reshape(num_patches, channels, -1)
+    out = np.empty((num_patches, channels, repeat, bytes_in_pairs.shape[2]), dtype=wide)
+    buffer = np.empty((min(_CHUNK, num_patches), bytes_in_pairs.shape[2]), dtype=wide)
+    for start in range(0, num_patches, _CHUNK):
+        stop = min(start + _CHUNK, num_patches)
+        values = buffer[: stop - start]
+        for channel in range(channels):
+            # mode="clip" spares numpy a copy; a uint16 cannot be out of range.
+            np.take(pairs[channel], bytes_in_pairs[start:stop, channel], out=values, mode="clip")
+            out[start:stop, channel] = values[:, None]
+    signed = np.int16 if same_size == torch.int16 else np.int32
+    return torch.from_numpy(out.reshape(num_patches, -1).view(signed)).view(dtype)
+
+
+@lru_cache(maxsize=8)
+def _pair_tables(table: bytes, channels: int, dtype: torch.dtype) -> list[np.ndarray]:
+    same_size, narrow, wide = _PAIRS[dtype]
+    floats = torch.frombuffer(bytearray(table), dtype=torch.float32).reshape(channels, 256)
+    bits = floats.to(dtype).view(same_size).numpy().view(narrow).astype(wide)
+    pair = np.arange(65536)
+    low, high = pair & 255, pair >> 8  # the first of two bytes is the low one
+    return [row[low] | (row[high] << wide(8 * np.dtype(narrow).itemsize)) for row in bits]

@@ -1,0 +1,352 @@
+"""Media under pipeline parallelism: cut by microbatch when collating, lent to stage 0 while a schedule runs.
+
+torch.distributed.pipelining cuts every tensor of a batch along its rows. That is right for input_ids and wrong for
+media: the patches of all images lie end to end, and a sample may own three images or none. So the collater cuts them,
+at the samples where torch does (by tensor_split: 5 samples over 4 microbatches are 2, 1, 1, 1), and stage 0 takes its
+chunk from there:
+
+    loader = DataLoader(..., collate_fn=wrap_vlm_collate_for_pp(collate, n_microbatches=4))
+    schedule = ScheduleGPipe(stage, 4, loss_fn, kwargs_chunk_spec={
+        "attention_mask": TensorChunkSpec(0),   # [B, 1, S, S] or indexed [B, S]
+        "position_ids": TensorChunkSpec(1),     # [3, B, S]: by default torch would cut the 3
+    })
+    with stage_vlm_media_for_pp(pp, model_parts, batch):  # on every rank
+        schedule.step(*inputs_of_stage_0, target=labels, attention_mask=mask, position_ids=positions)
+
+Mask and positions are kwargs of `step` on every rank: torch itself passes only activations from stage to stage. In
+stage 0's forward (chunks lie where the loader left them; move them to the device there):
+
+    number, self._vlm_chunk_idx = self._vlm_chunk_idx, self._vlm_chunk_idx + 1  # in microbatches without media, too
+    pixels, grid = self._vlm_pixel_values_chunks[number], self._vlm_image_grid_hws_chunks[number]
+
+- A PipelineStage made without input_args and output_args runs this forward once more, on the first microbatch, before
+  the first step and at each change between step and eval. Where `pp.info.stages` lists the stages of the rank, each
+  microbatch's number comes from the schedule itself and that does no harm; otherwise give PipelineStage both.
+- Make B a multiple of n_microbatches. Uneven chunks are cut rightly here, but torch's stages receive activations into
+  buffers of one shape.
+- Recomputing the whole of stage 0 in the backward pass would take further chunks: checkpoint its layers instead.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+VLM_PP_MEDIA_KEY = "_vlm_pp_media_chunks"
+
+_IMAGE_GRID_KEYS = ("image_grid_hws", "image_grid_thw", "image_sizes", "image_position_ids")
+_STEP3_KEYS = ("num_patches", "patch_pixel_values", "patch_newline_mask")
+_VLM_MEDIA_KEYS = (
+    "pixel_values",
+    "patch_pixel_values",
+    "num_patches",
+    "patch_newline_mask",
+    *_IMAGE_GRID_KEYS,
+    "n_images_per_sample",
+    "pixel_values_videos",
+    "video_grid_thw",
+    "n_videos_per_sample",
+)
+# What stage 0 can always ask for; "image_grid_hws" is whichever image grid there is.
+_CHUNK_KEYS = ("pixel_values", "image_grid_hws", *_STEP3_KEYS, "pixel_values_videos", "video_grid_thw")
+_TOKEN_TYPES = {"image": 1, "video": 2}  # values of mm_token_type_ids
+
+__all__ = [
+    "VLM_PP_MEDIA_KEY",
+    "chunk_step3_media",
+    "chunk_vlm_media",
+    "prepare_vlm_media_for_pp",
+    "stage_vlm_media_for_pp",
+    "wrap_vlm_collate_for_pp",
+]
+
+
+def _select_image_grid(
+    image_grid_hws: torch.Tensor | None,
+    image_grid_thw: torch.Tensor | None,
+    image_sizes: torch.Tensor | None,
+    image_position_ids: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """The first one given: patch grids before pixel sizes before positions."""
+    grids = (image_grid_hws, image_grid_thw, image_sizes, image_position_ids)
+    return next((grid for grid in grids if grid is not None), None)
+
+
+def chunk_vlm_media(
+    pixel_values: torch.Tensor,
+    image_grid: torch.Tensor,
+    batch_size: int,
+    n_microbatches: int,
+    n_images_per_sample: torch.Tensor | Sequence[int] | None = None,
+    *,
+    axis: str | None = None,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Pixels and grid rows of each microbatch, as views; a microbatch without images gets empty ones.
+
+    Rows of `pixel_values` are whole images, [N, C, H, W] or [N, patches, D], or the patches of all images end to end,
+    as many for an image as the product of its grid row. `axis` ("images" or "patches") says which; by default the
+    shapes tell. Images belong to samples by `n_images_per_sample`; without it, one to each, or all to the only one.
+    """
+    rows = _rows_per_item(pixel_values, image_grid, axis, "pixel_values")
+    images = _items_per_microbatch(len(rows), n_images_per_sample, batch_size, n_microbatches, "image")
+    return _cut(pixel_values, _sums(rows, images)), _cut(image_grid, images)
+
+
+def chunk_step3_media(
+    pixel_values: torch.Tensor,
+    batch_size: int,
+    n_microbatches: int,
+    num_patches: torch.Tensor | None = None,
+    patch_pixel_values: torch.Tensor | None = None,
+    patch_newline_mask: torch.Tensor | None = None,
+    n_images_per_sample: torch.Tensor | Sequence[int] | None = None,
+) -> dict[str, list[torch.Tensor]]:
+    """Step3 media of each microbatch: per image a row of `pixel_values` and a number of crops; all crops end to end.
+
+    The result has the keys that were given.
+    """
+    images = _items_per_microbatch(len(pixel_values), n_images_per_sample, batch_size, n_microbatches, "image")
+    chunks = {"pixel_values": _cut(pixel_values, images)}
+    crops = [0] * len(pixel_values)
+    if num_patches is not None:
+        num_patches = torch.as_tensor(num_patches)
+        crops = _ints(num_patches)
+        if len(crops) != len(pixel_values):
+            raise ValueError(
+                f"num_patches {_shape(num_patches)} does not fit pixel_values {_shape(pixel_values)}; "
+                "give the number of crops of each image"
+            )
+        chunks["num_patches"] = _cut(num_patches, images)
+    for key, rows in (("patch_pixel_values", patch_pixel_values), ("patch_newline_mask", patch_newline_mask)):
+        if rows is None:
+            continue
+        if len(rows) != sum(crops):
+            told = "is missing" if num_patches is None else f"adds up to {sum(crops)}"
+            raise ValueError(f"{key} {_shape(rows)}, but num_patches {told}; give the number of crops of each image")
+        chunks[key] = _cut(rows, _sums(crops, images))
+    return chunks
+
+
+def prepare_vlm_media_for_pp(
+    batch: MutableMapping[str, Any],
+    batch_size: int,
+    n_microbatches: int,
+    media_axes: Mapping[str, str] | None = None,
+) -> MutableMapping[str, Any]:
+    """Exchange a batch's media, in place, for VLM_PP_MEDIA_KEY: {name: a list of one chunk per microbatch, or None}.
+
+    `batch_size` is the number of rows of input_ids. Where that is 1 and the counts name several samples (packs laid end
+    to end, [1, total]), those samples are divided. `media_axes`, of a family, says what a row of pixel_values and of
+    pixel_values_videos is. A batch without media gets no VLM_PP_MEDIA_KEY.
+    """
+    chunks: dict[str, list[torch.Tensor] | None] = dict.fromkeys(_CHUNK_KEYS)
+    found = False
+    for medium, name, count_key, grid_keys, crop_keys in (
+        ("image", "pixel_values", "n_images_per_sample", _IMAGE_GRID_KEYS, _STEP3_KEYS),
+        ("video", "pixel_values_videos", "n_videos_per_sample", ("video_grid_thw",), ()),
+    ):
+        pixels, counts, axis = batch.get(name), batch.get(count_key), (media_axes or {}).get(name)
+        grids = {key: batch[key] for key in grid_keys if batch.get(key) is not None}
+        crops = {key: batch[key] for key in crop_keys if batch.get(key) is not None}
+        if pixels is None:
+            orphans = [key for key, value in (grids | crops).items() if len(value)]
+            if counts is not None and any(_ints(counts)):
+                orphans.append(count_key)
+            if orphans:
+                raise ValueError(f"the batch has {', '.join(orphans)} but no {name}; give both or neither")
+            continue
+        found = True
+        if counts is None and len(pixels) and batch_size > 1 and n_microbatches > 1:
+            _check_one_each(batch.get("mm_token_type_ids"), batch_size, medium, count_key)
+        if crops:
+            axis = "images"
+            chunks |= chunk_step3_media(pixels, batch_size, n_microbatches, **crops, n_images_per_sample=counts)
+        # The preferred grid tells the patches of an image; further ones are only cut along.
+        grid = _select_image_grid(*map(grids.get, _IMAGE_GRID_KEYS)) if medium == "image" else batch.get(grid_keys[0])
+        rows = _rows_per_item(pixels, grid, axis, name)
+        items = _items_per_microbatch(len(rows), counts, batch_size, n_microbatches, medium)
+        chunks[name] = _cut(pixels, _sums(rows, items))
+        for key, values in grids.items():
+            if len(values) != len(rows):
+                raise ValueError(
+                    f"{key} {_shape(values)} is for another number of {medium}s than {len(rows)}; fix or drop it"
+                )
+            chunks[key] = _cut(values, items)
+            if values is grid and medium == "image":
+                chunks["image_grid_hws"] = chunks[key]
+    for key in _VLM_MEDIA_KEYS:
+        batch.pop(key, None)
+    if found:
+        batch[VLM_PP_MEDIA_KEY] = chunks
+    return batch
+
+
+@contextmanager
+def stage_vlm_media_for_pp(
+    pp: Any, model_parts: list[torch.nn.Module], batch: MutableMapping[str, Any]
+) -> Iterator[None]:
+    """Lend a batch's chunks to stage 0 for one call of the schedule; afterwards, whatever happened, it has none.
+
+    Enter it on every rank: it takes VLM_PP_MEDIA_KEY out of the batch, and only the rank with `pp.info.has_first_stage`
+    attaches it, as `_vlm_<key>_chunks` and `_vlm_chunk_idx` of model_parts[0].
+    """
+    chunks = batch.pop(VLM_PP_MEDIA_KEY, None) or {}
+    if not pp.info.has_first_stage:
+        yield
+        return
+    first: Any = model_parts[0]
+    names = {key: f"_vlm_{key}_chunks" for key in (*_CHUNK_KEYS, *chunks)}
+    num_chunks = max((len(value) for value in chunks.values() if value is not None), default=None)
+    stages = [stage for stage in getattr(pp.info, "stages", None) or () if stage.submod is first]
+    originals = [stage.forward_one_chunk for stage in stages]
+    try:
+        for key, name in names.items():
+            setattr(first, name, chunks.get(key))
+        first._vlm_chunk_idx = 0 if chunks else None
+        if chunks:
+            for stage, original in zip(stages, originals, strict=True):
+                stage.forward_one_chunk = _numbered(original, first)
+        yield
+        if num_chunks is not None and first._vlm_chunk_idx > num_chunks:
+            raise RuntimeError(
+                f"stage 0 took {first._vlm_chunk_idx} chunks of {num_chunks}, so some went to the wrong microbatch: "
+                "give PipelineStage its input_args and output_args, or stage_vlm_media_for_pp the pp.info.stages"
+            )
+    finally:
+        for name in (*names.values(), "_vlm_chunk_idx"):
+            setattr(first, name, None)
+        for stage, original in zip(stages, originals, strict=True):
+            stage.forward_one_chunk = original
+
+
+def wrap_vlm_collate_for_pp(
+    collate_fn: Callable[[Any], MutableMapping[str, Any]],
+    n_microbatches: int,
+    media_axes: Mapping[str, str] | None = None,
+) -> Callable[[Any], MutableMapping[str, Any]]:
+    """`collate_fn`, and then prepare_vlm_media_for_pp; what is not a mapping passes through."""
+    return _CollateForPP(collate_fn, n_microbatches, media_axes)
+
+
+@dataclass(frozen=True)
+class _CollateForPP:
+    """A class and not a closure, so that it can be sent to spawned workers."""
+
+    collate_fn: Callable[[Any], Any]
+    n_microbatches: int
+    media_axes: Mapping[str, str] | None
+
+    def __post_init__(self) -> None:
+        if self.n_microbatches < 1:
+            raise ValueError(f"n_microbatches is {self.n_microbatches}; it must be at least 1")
+
+    def __call__(self, samples: Any) -> Any:
+        batch = self.collate_fn(samples)
+        if not isinstance(batch, MutableMapping) or not any(batch.get(key) is not None for key in _VLM_MEDIA_KEYS):
+            return batch
+        rows = next(
+            (batch[key] for key in ("input_ids", "inputs_embeds", "labels") if batch.get(key) is not None), None
+        )
+        if rows is None:
+            raise ValueError(
+                "the batch has media but neither input_ids, inputs_embeds nor labels; how many samples is it?"
+            )
+        # [total] is one sequence of packs end to end, as [1, total] is.
+        batch_size = 1 if rows.ndim == 1 else len(rows)
+        return prepare_vlm_media_for_pp(batch, batch_size, self.n_microbatches, self.media_axes)
+
+
+def _items_per_microbatch(num_items: int, counts: Any, batch_size: int, n_microbatches: int, medium: str) -> list[int]:
+    """Images or videos of each microbatch: counts [2, 0, 1, 1] over 2 microbatches -> [2, 2]."""
+    if batch_size < 1 or n_microbatches < 1:
+        raise ValueError(f"batch_size {batch_size} and n_microbatches {n_microbatches} must be at least 1")
+    if counts is not None:
+        per_sample = _ints(counts)
+        if min(per_sample, default=0) < 0 or sum(per_sample) != num_items:
+            raise ValueError(
+                f"n_{medium}s_per_sample {per_sample} adds up to {sum(per_sample)}, not to the {num_items} {medium}s; "
+                "fix the counts that the collater makes"
+            )
+        if len(per_sample) != batch_size and batch_size != 1:
+            raise ValueError(
+                f"n_{medium}s_per_sample {per_sample} is for {len(per_sample)} samples but the batch has {batch_size}; "
+                "give one count per row of input_ids"
+            )
+    elif batch_size == 1 or n_microbatches == 1 or num_items == 0:
+        per_sample = [num_items] + [0] * (batch_size - 1)
+    elif num_items == batch_size:
+        per_sample = [1] * batch_size
+    else:
+        raise ValueError(
+            f"{num_items} {medium}s in a batch of {batch_size} samples: whose are they? "
+            f"Give n_{medium}s_per_sample, one count per row of input_ids"
+        )
+    # By torch's own function: it is what cuts input_ids in torch.distributed.pipelining.
+    return [int(part.sum()) for part in torch.tensor(per_sample, dtype=torch.int64).tensor_split(n_microbatches)]
+
+
+def _rows_per_item(pixels: Any, grid: Any, axis: str | None, name: str) -> list[int]:
+    """Rows of pixels that belong to each image or video: 1, or its patches."""
+    if not isinstance(pixels, torch.Tensor):
+        raise ValueError(f"{name} is a {type(pixels).__name__}, not a tensor; stack or concatenate it when collating")
+    if axis not in (None, "patches", "images", "videos"):
+        raise ValueError(f"media_axes[{name!r}] is {axis!r}; it must be 'patches' or 'images'")
+    num_rows = len(pixels)
+    num_items = num_rows if grid is None else len(grid)
+    patches = None  # of each item, where the grid can tell: (h, w) or (t, h, w)
+    if grid is not None and grid.ndim == 2 and grid.shape[1] in (2, 3) and not grid.is_floating_point():
+        patches = grid.prod(1).tolist()
+    if axis in (None, "patches") and patches is not None and sum(patches) == num_rows:
+        return patches
+    # Without being told, a flat [N, D] is taken for patches: if it does not fit them, it is broken.
+    if axis != "patches" and num_items == num_rows and (axis or pixels.ndim > 2):
+        return [1] * num_rows
+    wanted = [] if grid is None or axis == "patches" else [f"{num_items} (one per image)"]
+    wanted += [f"{sum(patches)} (its patches)"] if patches is not None and axis in (None, "patches") else []
+    against = "no grid" if grid is None else f"a grid {_shape(grid)}, which wants {' or '.join(wanted) or 'other'} rows"
+    raise ValueError(
+        f"{name} {_shape(pixels)} cannot be aligned with {against}; "
+        "give the grid that belongs to it, and say by media_axes what a row is"
+    )
+
+
+def _check_one_each(token_types: Any, batch_size: int, medium: str, count_key: str) -> None:
+    """As many images as samples may still be two and none: where token types are at hand, look."""
+    if not isinstance(token_types, torch.Tensor) or token_types.ndim != 2 or len(token_types) != batch_size:
+        return
+    without = (~(token_types == _TOKEN_TYPES[medium]).any(1)).nonzero().flatten().tolist()
+    if without:
+        raise ValueError(
+            f"samples {without} have no {medium} tokens, so it cannot be one {medium} per sample; give {count_key}"
+        )
+
+
+def _numbered(forward_one_chunk: Callable[..., Any], first: Any) -> Callable[..., Any]:
+    """torch's own step of a stage, after telling the model which microbatch it is."""
+
+    def step(fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        first._vlm_chunk_idx = fwd_chunk_id
+        return forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    return step
+
+
+def _cut(rows: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
+    return list(rows.split(sizes))
+
+
+def _sums(values: list[int], sizes: list[int]) -> list[int]:
+    """Sums of consecutive groups: [4, 6, 8] in groups of 2, 0 and 1 -> [10, 0, 8]."""
+    rest = iter(values)
+    return [sum(islice(rest, size)) for size in sizes]
+
+
+def _ints(values: Any) -> list[int]:
+    return [int(value) for value in torch.as_tensor(values).flatten().tolist()]
+
+
+def _shape(tensor: torch.Tensor) -> list[int]:
+    return list(tensor.shape)

@@ -1,0 +1,138 @@
+"""Packs of a finished output by number: local shards are mapped, remote ones read by range."""
+
+import hashlib
+import io
+import json
+import mmap
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from pipeline.shard.codec import read_array
+
+FORMATS = (1,)  # versions of the format on disk that this reader knows
+
+
+class ShardError(ValueError):
+    """An output that cannot be read: says what was found, what was expected and the remedy."""
+
+
+class ShardReader:
+    """Reads OUT, a local directory or a URI (s3://bucket/out). Cheap to pickle: files are opened where they are used.
+
+    check: "none"; "sizes" compares the size of every shard with the manifest; "full" its sha256.
+    """
+
+    def __init__(self, out: str | Path, *, check: str = "sizes") -> None:
+        if check not in ("none", "sizes", "full"):
+            raise ValueError(f"check is {check!r}; it must be none, sizes or full")
+        self.out = str(out)
+        self.is_local = "://" not in self.out
+        self.manifest = self._read_manifest()
+        content = self._read_file("index.parquet")
+        if hashlib.sha256(content).hexdigest() != self.manifest["files"]["index.parquet"]:
+            raise ShardError(f"{self.out}/index.parquet: sha256 differs from the manifest's; run `neatpack verify`")
+        index = pq.read_table(io.BytesIO(content))
+        self.packs = index["pack"].to_numpy()
+        self._shard = index["shard"].to_pylist()
+        self._offset, self._bytes = index["offset"].to_numpy(), index["bytes"].to_numpy()
+        # Every pack has the same members in the same order, so their places are two matrices.
+        self.members: list[str] = [place["name"] for place in index["members"][0].as_py()] if len(index) else []
+        places = index["members"].combine_chunks().flatten()
+        shape = (len(index), len(self.members))
+        self._starts, self._sizes = (places.field(name).to_numpy().reshape(shape) for name in ("offset", "size"))
+        if check != "none":
+            self._check_shards(full=check == "full")
+
+    @property
+    def group_size(self) -> int:
+        return int(self.manifest["identity"]["config"]["group_size"])
+
+    def pixel_table(self) -> np.ndarray:
+        """float32 [channels, 256]: what each stored byte stands for."""
+        return np.load(io.BytesIO(self._read_file(self.manifest["pixels"]["table"])), allow_pickle=False)
+
+    def content(self, pack: int) -> memoryview:
+        """The bytes of a pack: a view of the mapped shard, or one ranged read."""
+        row = self._row(pack)
+        start, size = int(self._offset[row]), int(self._bytes[row])
+        name = f"shards/{self._shard[row]}"
+        if self.is_local:
+            return memoryview(_mapped(f"{self.out}/{name}"))[start : start + size]
+        filesystem, path = _filesystem(self.out)
+        with filesystem.open_input_file(f"{path}/{name}") as file:
+            # pyarrow's buffer is read-only, and torch wants to be able to write
+            return memoryview(bytearray(file.read_at(size, start)))
+
+    def members_of(self, pack: int, content: memoryview) -> dict[str, memoryview]:
+        """The members of a pack, as views of its bytes."""
+        row = self._row(pack)
+        starts, sizes = (self._starts[row] - self._offset[row]).tolist(), self._sizes[row].tolist()
+        places = zip(self.members, starts, sizes, strict=True)
+        return {name: content[start : start + size] for name, start, size in places}
+
+    def arrays(self, pack: int, content: memoryview) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """The arrays of a pack, as views of its bytes, and its JSON."""
+        members = self.members_of(pack, content)
+        header = json.loads(bytes(members.pop("json")))
+        return {name.removesuffix(".npy"): read_array(member) for name, member in members.items()}, header
+
+    def _row(self, pack: int) -> int:
+        row = int(np.searchsorted(self.packs, pack))
+        if row == len(self.packs) or self.packs[row] != pack:
+            raise IndexError(f"pack {pack} is not in {self.out}, which has {len(self.packs)} packs")
+        return row
+
+    def _read_manifest(self) -> dict[str, Any]:
+        try:
+            manifest = json.loads(self._read_file("manifest.json"))
+        except FileNotFoundError:
+            raise ShardError(f"{self.out}: no manifest.json, so packing has not finished; pack again") from None
+        if manifest.get("format") not in FORMATS:
+            known = ", ".join(map(str, FORMATS))
+            raise ShardError(
+                f"{self.out}: format {manifest.get('format')} is not known here (known: {known}); "
+                "use the neatpack that made it, or pack again"
+            )
+        return manifest
+
+    def _read_file(self, name: str) -> bytes:
+        if self.is_local:
+            return Path(self.out, name).read_bytes()
+        filesystem, path = _filesystem(self.out)
+        with filesystem.open_input_stream(f"{path}/{name}") as file:
+            return file.read()
+
+    def _check_shards(self, *, full: bool) -> None:
+        for shard in self.manifest["shards"]:
+            name = f"shards/{shard['name']}"
+            size = self._file_size(name)
+            if size != shard["bytes"]:
+                found = "is missing" if size is None else f"has {size} bytes, the manifest {shard['bytes']}"
+                raise ShardError(f"{self.out}/{name} {found}; run `neatpack verify`, and pack again what is broken")
+            if full and hashlib.sha256(self._read_file(name)).hexdigest() != shard["sha256"]:
+                raise ShardError(f"{self.out}/{name}: sha256 differs from the manifest's; pack again")
+
+    def _file_size(self, name: str) -> int | None:
+        if self.is_local:
+            path = Path(self.out, name)
+            return path.stat().st_size if path.is_file() else None
+        filesystem, base = _filesystem(self.out)
+        info = filesystem.get_file_info(f"{base}/{name}")
+        return info.size if info.is_file else None
+
+
+@lru_cache(maxsize=4096)
+def _mapped(path: str) -> mmap.mmap:
+    """A shard in memory, shared with every process that reads it. Copy-on-write: nobody can damage the file."""
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+@lru_cache(maxsize=8)
+def _filesystem(uri: str) -> tuple[fs.FileSystem, str]:
+    return fs.FileSystem.from_uri(uri)

@@ -1,0 +1,126 @@
+"""Packed training equals unpacked training: logits, loss and gradients of a pack are those of its documents alone.
+
+The documents alone run as transformers runs them: plain causal attention, positions from the model's own
+get_rope_index. Packs come from the pipeline, through shards and loader.
+"""
+
+import pytest
+import torch
+from helpers import DEMO_PROCESSOR, TinyData, mixed_rows, tiny_config
+from tiny_models import tiny_model
+
+from loaders import PackedShards, neat_packed_vlm_collater
+from pipeline.pack import run_pack
+
+FAMILIES = {"qwen2_vl": "qwen2_vl", "qwen2_5_vl": "qwen2_vl", "qwen3_vl": "qwen3_vl"}
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """Outputs by (family, alignment): text, one and several images per row, and text-only packs with the fake image."""
+    folder = tmp_path_factory.mktemp("equivalence")
+    data = mixed_rows(TinyData(folder / "data"), num_text=20, num_images=8)
+    names = ["20.png", "23.png", "26.png"]
+    data.row([("user", "<image><image>Which?"), ("assistant", "Both."), ("user", "And <image>?"), ("assistant", "No.")],
+             images=names)  # fmt: skip
+    meta = data.write()
+    made = {}
+    for family in ("qwen2_vl", "qwen3_vl"):
+        for align in (1, 8):
+            out = folder / f"{family}-{align}"
+            run_pack(tiny_config(meta, out, family=family, align=align, processor=str(DEMO_PROCESSOR)))
+            made[family, align] = out
+    return made
+
+
+MODEL_KEYS = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids", "pixel_values", "image_grid_thw")
+
+
+def model_inputs(batch):
+    return {key: batch[key] for key in MODEL_KEYS if key in batch}
+
+
+def documents_of(pack):
+    """Each document as a batch of its own, with no positions and no mask: the model makes them."""
+    start = image = patch = 0
+    for length, padded in zip(pack["seq_lens"].tolist(), pack["seq_lens_padded"].tolist(), strict=True):
+        inside = slice(start, start + length)
+        document = {key: pack[key][inside].long()[None] for key in ("input_ids", "labels", "mm_token_type_ids")}
+        num_tokens, grids = int(document["mm_token_type_ids"].sum()), []
+        while sum(int(grid.prod()) // 4 for grid in grids) < num_tokens:
+            grids.append(pack["image_grid_thw"][image])
+            image += 1
+        if grids:
+            document["image_grid_thw"] = torch.stack(grids)
+            num_patches = int(document["image_grid_thw"].prod(1).sum())
+            document["pixel_values"] = pack["pixel_values"][patch : patch + num_patches]
+            patch += num_patches
+        yield inside, document
+        start += padded
+
+
+def loss_of(logits, labels):
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="sum")
+
+
+def largest_difference(model, pack, batch):
+    logits = model(**model_inputs(batch)).logits
+    assert torch.isfinite(logits).all()
+    worst = 0.0
+    for inside, document in documents_of(pack):
+        alone = model(**model_inputs(document)).logits
+        worst = max(worst, float((logits[:, inside] - alone).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize("align", [1, 8])
+@pytest.mark.parametrize("kind", FAMILIES)
+@torch.no_grad()
+def test_logits_of_every_document(kind, align, outputs):
+    model = tiny_model(kind)
+    packs = list(PackedShards(outputs[FAMILIES[kind], align], pixels="fp32"))
+    assert any(pack["n_images"] > 2 for pack in packs), "several images in a pack"
+    assert any(pack["input_ids"][-1] == model.config.vision_end_token_id or align > 1 for pack in packs), "a fake image"
+    for pack in packs:
+        assert largest_difference(model, pack, neat_packed_vlm_collater([pack])) < 1e-5
+    # and in a batch of several packs, padded to one length
+    batch = neat_packed_vlm_collater(packs[:3], max_length=600)
+    logits = model(**model_inputs(batch)).logits
+    for row, pack in enumerate(packs[:3]):
+        for inside, document in documents_of(pack):
+            assert (logits[row, inside] - model(**model_inputs(document)).logits[0]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("align", [1, 8])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_loss_and_gradients(kind, align, outputs):
+    model = tiny_model(kind)
+    for pack in list(PackedShards(outputs[FAMILIES[kind], align], pixels="fp32"))[:4]:
+        batch = neat_packed_vlm_collater([pack])
+        packed_loss = loss_of(model(**model_inputs(batch)).logits, batch["labels"])
+        alone_loss = sum(loss_of(model(**model_inputs(d)).logits, d["labels"]) for _, d in documents_of(pack))
+        assert torch.allclose(packed_loss, alone_loss, rtol=1e-5)
+        packed_loss = packed_loss / batch["labels"].ne(-100).sum()
+        alone_loss = alone_loss / batch["labels"].ne(-100).sum()
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        packed, alone = (torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (packed_loss, alone_loss))
+        assert any(g is not None and float(g.abs().max()) > 1e-3 for g in packed)
+        for ours, theirs in zip(packed, alone, strict=True):
+            assert (ours is None) == (theirs is None)
+            assert ours is None or float((ours - theirs).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@torch.no_grad()
+def test_the_comparison_sees_what_is_broken(kind, outputs):
+    """A wrong mask, wrong positions, wrong order of pixels: each makes the logits differ."""
+    model = tiny_model(kind)
+    packs = list(PackedShards(outputs[FAMILIES[kind], 1], pixels="fp32"))
+    pack = next(p for p in packs if p["n_images"] and len(p["seq_lens"]) > 1)
+    good = neat_packed_vlm_collater([pack])
+    assert largest_difference(model, pack, good) < 1e-5
+    causal = torch.ones_like(good["attention_mask"]).tril()
+    flat = torch.arange(good["input_ids"].shape[1]).expand(3, 1, -1)
+    reversed_pixels = good["pixel_values"].flip(0)
+    for key, wrong in (("attention_mask", causal), ("position_ids", flat), ("pixel_values", reversed_pixels)):
+        assert largest_difference(model, pack, {**good, key: wrong}) > 1e-3, key

@@ -1,0 +1,533 @@
+"""Media cut by microbatch: what a microbatch gets is what its samples own, and nothing is lost."""
+
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.distributed.pipelining.microbatch import split_args_kwargs_into_chunks
+
+from loaders.pp_media import (
+    _VLM_MEDIA_KEYS,
+    VLM_PP_MEDIA_KEY,
+    _select_image_grid,
+    chunk_step3_media,
+    chunk_vlm_media,
+    prepare_vlm_media_for_pp,
+    stage_vlm_media_for_pp,
+    wrap_vlm_collate_for_pp,
+)
+from pipeline.families.registry import FAMILIES
+
+STAGE_KEYS = ("pixel_values", "image_grid_hws", "num_patches", "patch_pixel_values", "patch_newline_mask",
+              "pixel_values_videos", "video_grid_thw")  # fmt: skip
+STAGE_ATTRIBUTES = [f"_vlm_{key}_chunks" for key in STAGE_KEYS]
+
+
+def flat(grids, width: int = 1):
+    """Patches of images end to end; each row holds the number of its image."""
+    grid = torch.tensor(grids, dtype=torch.int64).reshape(len(grids), -1 if len(grids) else 3)
+    owner = torch.arange(len(grids)).repeat_interleave(grid.prod(1))
+    return owner.to(torch.float32)[:, None].repeat(1, width), grid
+
+
+def lists(chunks):
+    return [chunk.flatten().tolist() for chunk in chunks]
+
+
+def rows_of(batch_size, n_microbatches):
+    """Rows of input_ids in each microbatch, by the schedule's own splitting."""
+    args, _ = split_args_kwargs_into_chunks((torch.arange(batch_size),), {}, n_microbatches)
+    return [rows.tolist() for (rows,) in args]
+
+
+# --- the four layouts
+
+
+def test_one_full_image_per_sample():
+    pixels = torch.arange(4.0).reshape(4, 1, 1, 1)
+    sizes = torch.tensor([[10, 20], [11, 21], [12, 22], [13, 23]])
+    pixel_chunks, size_chunks = chunk_vlm_media(pixels, sizes, 4, 2)
+    assert lists(pixel_chunks) == [[0, 1], [2, 3]]
+    assert size_chunks[1].tolist() == [[12, 22], [13, 23]]
+    assert pixel_chunks[0].shape == (2, 1, 1, 1)
+
+
+def test_padded_patches_per_image():
+    pixels = torch.arange(12.0).reshape(3, 2, 2)
+    positions = torch.arange(12).reshape(3, 2, 2)
+    pixel_chunks, position_chunks = chunk_vlm_media(pixels, positions, 3, 3)
+    assert lists(pixel_chunks) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert lists(position_chunks) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_flat_patches_with_counts():
+    pixels, grid = flat([(1, 2, 2), (1, 2, 1), (1, 1, 1)])
+    pixel_chunks, grid_chunks = chunk_vlm_media(pixels, grid, 4, 2, torch.tensor([0, 2, 1, 0]))
+    assert lists(pixel_chunks) == [[0, 0, 0, 0, 1, 1], [2]]
+    assert grid_chunks[0].tolist() == [[1, 2, 2], [1, 2, 1]]
+    assert grid_chunks[1].tolist() == [[1, 1, 1]]
+
+
+def test_flat_patches_one_image_per_sample():
+    pixels, grid = flat([(2, 2), (1, 3)])  # (h, w)
+    pixel_chunks, grid_chunks = chunk_vlm_media(pixels, grid, 2, 2)
+    assert lists(pixel_chunks) == [[0, 0, 0, 0], [1, 1, 1]]
+    assert lists(grid_chunks) == [[2, 2], [1, 3]]
+
+
+def test_flat_patches_may_have_four_dimensions():
+    # Kimi-VL: a patch is [3, 14, 14]. Four patches of one image, in a batch of four.
+    pixels = torch.arange(4.0).reshape(4, 1, 1, 1)
+    pixel_chunks, _ = chunk_vlm_media(pixels, torch.tensor([[2, 2]]), 4, 4, [0, 0, 1, 0])
+    assert lists(pixel_chunks) == [[], [], [0, 1, 2, 3], []]
+
+
+def test_whole_images_with_counts():
+    pixels = torch.arange(3.0).reshape(3, 1, 1, 1)
+    pixel_chunks, _ = chunk_vlm_media(pixels, torch.tensor([[9, 9]] * 3), 2, 2, [3, 0])
+    assert lists(pixel_chunks) == [[0, 1, 2], []]
+
+
+def test_five_dimensions_are_images():
+    pixels = torch.arange(4.0).reshape(2, 2, 1, 1, 1)  # LLaVA-OneVision: [N, crops, C, H, W]
+    pixel_chunks, _ = chunk_vlm_media(pixels, torch.tensor([[9, 9], [8, 8]]), 2, 2)
+    assert lists(pixel_chunks) == [[0, 1], [2, 3]]
+
+
+# --- whose images
+
+
+def test_counts_win_over_a_coincidence():
+    # Two images in two samples, and both belong to the second.
+    pixels, grid = flat([(1, 1, 2), (1, 1, 3)])
+    assert lists(chunk_vlm_media(pixels, grid, 2, 2, [0, 2])[0]) == [[], [0, 0, 1, 1, 1]]
+    images = torch.arange(2.0).reshape(2, 1, 1, 1)
+    assert lists(chunk_vlm_media(images, torch.tensor([[5, 5]] * 2), 2, 2, [2, 0])[0]) == [[0, 1], []]
+
+
+def test_one_sample_owns_all():
+    pixels, grid = flat([(1, 1, 2), (1, 1, 3), (1, 1, 1)])
+    assert lists(chunk_vlm_media(pixels, grid, 1, 1)[0]) == [[0, 0, 1, 1, 1, 2]]
+
+
+def test_one_microbatch_needs_no_counts():
+    pixels, grid = flat([(1, 1, 2), (1, 1, 3), (1, 1, 1)])
+    assert lists(chunk_vlm_media(pixels, grid, 2, 1)[0]) == [[0, 0, 1, 1, 1, 2]]
+
+
+def test_empty_chunks_keep_shape_and_dtype():
+    pixels, grid = flat([(1, 2, 2)], width=7)
+    pixel_chunks, grid_chunks = chunk_vlm_media(pixels.to(torch.bfloat16), grid, 2, 2, [0, 1])
+    assert (pixel_chunks[0].shape, pixel_chunks[0].dtype) == ((0, 7), torch.bfloat16)
+    assert (grid_chunks[0].shape, grid_chunks[0].dtype) == ((0, 3), torch.int64)
+
+
+def test_no_image_at_all():
+    pixel_chunks, grid_chunks = chunk_vlm_media(torch.empty(0, 7), torch.empty(0, 3, dtype=torch.int64), 4, 2)
+    assert [chunk.shape for chunk in pixel_chunks] == [(0, 7)] * 2
+    assert [chunk.shape for chunk in grid_chunks] == [(0, 3)] * 2
+
+
+@pytest.mark.parametrize(("batch_size", "n_microbatches"), [(5, 4), (5, 2), (7, 3), (4, 4), (3, 1), (9, 4)])
+def test_cuts_where_torch_cuts_input_ids(batch_size, n_microbatches):
+    pixels, grid = flat([(1, 1, 1)] * batch_size)
+    assert lists(chunk_vlm_media(pixels, grid, batch_size, n_microbatches)[0]) == rows_of(batch_size, n_microbatches)
+
+
+def test_more_microbatches_than_samples():
+    # torch makes only three microbatches of these, and refuses to run; ours stay as many as were asked for.
+    pixels, grid = flat([(1, 1, 1)] * 3)
+    assert rows_of(3, 4) == [[0], [1], [2]]
+    assert lists(chunk_vlm_media(pixels, grid, 3, 4)[0]) == [[0], [1], [2], []]
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("grids", "batch_size", "counts", "message"),
+    [
+        ([(1, 1, 1)] * 3, 2, [1, 1], r"n_images_per_sample \[1, 1\] adds up to 2, not to the 3 images"),
+        ([(1, 1, 1)] * 3, 2, [4, -1], r"n_images_per_sample \[4, -1\]"),
+        ([(1, 1, 1)] * 3, 2, [1, 1, 1], "is for 3 samples but the batch has 2"),
+        ([(1, 1, 1)] * 3, 2, None, "3 images in a batch of 2 samples: whose are they. Give n_images_per_sample"),
+        ([(1, 1, 1)] * 3, 0, None, "batch_size 0"),
+    ],
+)
+def test_counts_that_cannot_be(grids, batch_size, counts, message):
+    pixels, grid = flat(grids)
+    with pytest.raises(ValueError, match=message):
+        chunk_vlm_media(pixels, grid, batch_size, 2, counts)
+
+
+@pytest.mark.parametrize(
+    ("shape", "grid", "message"),
+    [
+        ((5, 7), [[1, 2, 2], [1, 1, 2]], r"pixel_values \[5, 7\] .* grid \[2, 3\].* 6 \(its patches\)"),
+        ((2, 7), [[1, 2, 2], [1, 1, 2]], r"\[2, 7\]"),  # as many rows as images, but flat: broken, not "images"
+        ((3, 3, 8, 8), [[8, 8], [8, 8]], r"wants 2 \(one per image\) or 128 \(its patches\) rows"),
+        ((5, 7), [[0.5, 2.0], [1.0, 1.0]], "wants 2"),
+    ],
+)
+def test_layouts_that_cannot_be_aligned(shape, grid, message):
+    with pytest.raises(ValueError, match=message):
+        chunk_vlm_media(torch.zeros(shape), torch.tensor(grid), 2, 2)
+
+
+def test_the_axis_can_be_told():
+    pixels = torch.arange(2.0).reshape(2, 1)
+    grid = torch.tensor([[1, 2, 2], [1, 1, 2]])
+    assert lists(chunk_vlm_media(pixels, grid, 2, 2, axis="images")[0]) == [[0], [1]]
+    with pytest.raises(ValueError, match=r"wants 6 \(its patches\)"):
+        chunk_vlm_media(pixels, grid, 2, 2, axis="patches")
+    with pytest.raises(ValueError, match="it must be 'patches' or 'images'"):
+        chunk_vlm_media(pixels, grid, 2, 2, axis="frames")
+
+
+# --- properties
+
+
+@st.composite
+def batches(draw):
+    """Counts per sample, a grid row per image, the number of microbatches."""
+    counts = draw(st.lists(st.integers(0, 3), min_size=1, max_size=7))
+    side = st.integers(1, 3)
+    grids = draw(st.lists(st.tuples(side, side, side), min_size=sum(counts), max_size=sum(counts)))
+    return counts, grids, draw(st.integers(1, len(counts)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(batches(), st.sampled_from(["patches", "images", "padded"]))
+def test_each_microbatch_gets_the_media_of_its_samples(drawn, layout):
+    counts, grids, n_microbatches = drawn
+    pixels, grid = flat(grids)
+    if layout != "patches":
+        pixels = torch.arange(len(grids), dtype=torch.float32)
+        pixels = pixels.reshape(-1, 1, 1, 1) if layout == "images" else pixels.reshape(-1, 1, 1)
+    pixel_chunks, grid_chunks = chunk_vlm_media(pixels, grid, len(counts), n_microbatches, torch.tensor(counts))
+    assert torch.equal(torch.cat(pixel_chunks), pixels)
+    assert torch.equal(torch.cat(grid_chunks), grid)
+    owner = [sample for sample, count in enumerate(counts) for _ in range(count)]
+    for rows, pixel_chunk, grid_chunk in zip(
+        rows_of(len(counts), n_microbatches), pixel_chunks, grid_chunks, strict=True
+    ):
+        own = [image for image, sample in enumerate(owner) if sample in rows]
+        assert grid_chunk.tolist() == [list(grids[image]) for image in own]
+        assert sorted({int(image) for image in pixel_chunk.flatten()}) == own
+        if layout == "patches":
+            assert len(pixel_chunk) == int(grid_chunk.prod(1).sum())
+
+
+@settings(max_examples=100, deadline=None)
+@given(batches(), batches(), st.integers(1, 5))
+def test_a_whole_batch_loses_nothing(images, videos, n_microbatches):
+    samples = min(len(images[0]), len(videos[0]))
+    counts = {"n_images_per_sample": images[0][:samples], "n_videos_per_sample": videos[0][:samples]}
+    pixels, grid = flat(images[1][: sum(counts["n_images_per_sample"])])
+    frames, video_grid = flat(videos[1][: sum(counts["n_videos_per_sample"])])
+    ids = torch.arange(samples)[:, None]
+    batch = {"input_ids": ids, "pixel_values": pixels, "image_grid_thw": grid, "pixel_values_videos": frames,
+             "video_grid_thw": video_grid} | {key: torch.tensor(value) for key, value in counts.items()}  # fmt: skip
+    out = prepare_vlm_media_for_pp(batch, samples, n_microbatches)
+    assert out is batch
+    assert set(out) == {"input_ids", VLM_PP_MEDIA_KEY}
+    chunks = out[VLM_PP_MEDIA_KEY]
+    whole = {"pixel_values": pixels, "image_grid_hws": grid, "image_grid_thw": grid, "pixel_values_videos": frames,
+             "video_grid_thw": video_grid}  # fmt: skip
+    assert {key for key, value in chunks.items() if value is not None} == set(whole)
+    for key, tensor in whole.items():
+        assert len(chunks[key]) == n_microbatches
+        assert torch.equal(torch.cat(chunks[key]), tensor)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=6), st.integers(1, 6))
+def test_step3_crops_follow_their_images(samples, n_microbatches):
+    num_patches = torch.tensor([crops for sample in samples for crops in sample], dtype=torch.int64)
+    pixels = torch.arange(len(num_patches), dtype=torch.float32).reshape(-1, 1, 1, 1)
+    crops = pixels.flatten().repeat_interleave(num_patches)
+    newline = torch.arange(len(crops)) % 2 == 0
+    counts = [len(sample) for sample in samples]
+    chunks = chunk_step3_media(pixels, len(samples), n_microbatches, num_patches, crops, newline, counts)
+    assert torch.equal(torch.cat(chunks["patch_newline_mask"]), newline)
+    assert torch.equal(torch.cat(chunks["patch_pixel_values"]), crops)
+    assert [len(chunk) for chunk in chunks["patch_newline_mask"]] == [len(c) for c in chunks["patch_pixel_values"]]
+    for image, number, crop in zip(
+        chunks["pixel_values"], chunks["num_patches"], chunks["patch_pixel_values"], strict=True
+    ):
+        assert torch.equal(crop, image.flatten().repeat_interleave(number))
+
+
+# --- Step3
+
+
+def test_step3_literal():
+    pixels = torch.arange(4.0).reshape(4, 1, 1, 1)
+    crops = torch.tensor([10.0, 11, 12, 30, 31])
+    chunks = chunk_step3_media(pixels, 4, 2, torch.tensor([3, 0, 0, 2]), crops, crops > 11)
+    assert {key: lists(value) for key, value in chunks.items()} == {
+        "pixel_values": [[0, 1], [2, 3]],
+        "num_patches": [[3, 0], [0, 2]],
+        "patch_pixel_values": [[10, 11, 12], [30, 31]],
+        "patch_newline_mask": [[False, False, True], [True, True]],
+    }
+
+
+def test_step3_without_crops():
+    assert set(chunk_step3_media(torch.zeros(2, 3, 4, 4), 2, 2)) == {"pixel_values"}
+    none = chunk_step3_media(torch.zeros(2, 3, 4, 4), 2, 2, torch.tensor([0, 0]), torch.zeros(0, 3, 2, 2))
+    assert [chunk.shape for chunk in none["patch_pixel_values"]] == [(0, 3, 2, 2)] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"patch_pixel_values": torch.zeros(3, 1)}, r"patch_pixel_values \[3, 1\], but num_patches is missing"),
+        ({"num_patches": torch.tensor([1, 1]), "patch_pixel_values": torch.zeros(3, 1)}, "adds up to 2"),
+        ({"num_patches": torch.tensor([1, 1]), "patch_newline_mask": torch.zeros(3)}, r"patch_newline_mask \[3\]"),
+        ({"num_patches": torch.tensor([1])}, r"num_patches \[1\] does not fit pixel_values \[2, 3, 4, 4\]"),
+        ({"n_images_per_sample": [3, 0]}, "adds up to 3, not to the 2 images"),
+    ],
+)
+def test_step3_that_does_not_fit(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        chunk_step3_media(torch.zeros(2, 3, 4, 4), 2, 2, **arguments)
+
+
+def test_step3_batch():
+    batch = {"input_ids": torch.zeros(2, 5), "pixel_values": torch.arange(2.0).reshape(2, 1, 1, 1),
+             "num_patches": torch.tensor([2, 1]), "patch_pixel_values": torch.tensor([7.0, 8, 9]),
+             "image_sizes": torch.tensor([[5, 6], [7, 8]])}  # fmt: skip
+    chunks = prepare_vlm_media_for_pp(batch, 2, 2)[VLM_PP_MEDIA_KEY]
+    assert lists(chunks["patch_pixel_values"]) == [[7, 8], [9]]
+    assert lists(chunks["num_patches"]) == [[2], [1]]
+    assert lists(chunks["image_sizes"]) == lists(chunks["image_grid_hws"]) == [[5, 6], [7, 8]]
+    assert chunks["patch_newline_mask"] is None
+
+
+# --- a batch
+
+
+def test_the_keys():
+    assert VLM_PP_MEDIA_KEY == "_vlm_pp_media_chunks"
+    assert _VLM_MEDIA_KEYS == (
+        "pixel_values", "patch_pixel_values", "num_patches", "patch_newline_mask", "image_grid_hws", "image_grid_thw",
+        "image_sizes", "image_position_ids", "n_images_per_sample", "pixel_values_videos", "video_grid_thw",
+        "n_videos_per_sample",
+    )  # fmt: skip
+
+
+def test_grid_preference():
+    hws, thw, sizes, positions = (torch.tensor([i]) for i in range(4))
+    assert _select_image_grid(hws, thw, sizes, positions) is hws
+    assert _select_image_grid(None, thw, sizes, positions) is thw
+    assert _select_image_grid(None, None, sizes, positions) is sizes
+    assert _select_image_grid(None, None, None, positions) is positions
+    assert _select_image_grid(None, None, None, None) is None
+
+
+def test_every_grid_is_kept_under_its_name():
+    pixels, grid = flat([(1, 1, 2), (1, 1, 1)])
+    sizes = torch.tensor([[28, 56], [28, 28]])
+    batch = {"input_ids": torch.zeros(2, 3), "pixel_values": pixels, "image_grid_thw": grid, "image_sizes": sizes}
+    chunks = prepare_vlm_media_for_pp(batch, 2, 2)[VLM_PP_MEDIA_KEY]
+    assert set(chunks) == {*STAGE_KEYS, "image_grid_thw", "image_sizes"}
+    assert lists(chunks["image_grid_hws"]) == lists(chunks["image_grid_thw"]) == [[1, 1, 2], [1, 1, 1]]
+    assert lists(chunks["image_sizes"]) == [[28, 56], [28, 28]]
+    assert chunks["pixel_values_videos"] is None
+    with pytest.raises(ValueError, match=r"image_sizes \[1, 2\] is for another number of images than 2"):
+        prepare_vlm_media_for_pp({"pixel_values": pixels, "image_grid_thw": grid, "image_sizes": sizes[:1]}, 2, 2)
+
+
+def test_images_without_a_grid():
+    batch = {"input_ids": torch.zeros(2, 3), "pixel_values": torch.arange(3.0).reshape(3, 1, 1, 1),
+             "n_images_per_sample": torch.tensor([1, 2])}  # fmt: skip
+    chunks = prepare_vlm_media_for_pp(batch, 2, 2)[VLM_PP_MEDIA_KEY]
+    assert lists(chunks["pixel_values"]) == [[0], [1, 2]]
+    assert chunks["image_grid_hws"] is None
+    with pytest.raises(ValueError, match=r"pixel_values \[8, 7\] cannot be aligned with no grid"):
+        prepare_vlm_media_for_pp({"pixel_values": torch.zeros(8, 7)}, 8, 2)
+
+
+def test_videos_only():
+    frames, grid = flat([(2, 1, 1), (1, 1, 1)])
+    batch = {"input_ids": torch.zeros(2, 3), "pixel_values_videos": frames, "video_grid_thw": grid,
+             "n_videos_per_sample": torch.tensor([0, 2]), "n_images_per_sample": torch.tensor([0, 0])}  # fmt: skip
+    chunks = prepare_vlm_media_for_pp(batch, 2, 2)[VLM_PP_MEDIA_KEY]
+    assert lists(chunks["pixel_values_videos"]) == [[], [0, 0, 1]]
+    assert chunks["pixel_values"] is None
+    assert set(batch) == {"input_ids", VLM_PP_MEDIA_KEY}
+
+
+def test_a_family_tells_the_axis():
+    axes = FAMILIES["qwen2_vl"].media_axes
+    pixels, grid = flat([(1, 2, 2), (1, 1, 1)])
+    batch = {"input_ids": torch.zeros(2, 3), "pixel_values": pixels, "image_grid_thw": grid}
+    chunks = prepare_vlm_media_for_pp(batch, 2, 2, axes)[VLM_PP_MEDIA_KEY]
+    assert lists(chunks["pixel_values"]) == [[0, 0, 0, 0], [1]]
+    images = {"input_ids": torch.zeros(2, 3), "pixel_values": torch.zeros(2, 3, 8, 8), "image_grid_thw": grid}
+    with pytest.raises(ValueError, match=r"wants 5 \(its patches\) rows"):
+        prepare_vlm_media_for_pp(dict(images), 2, 2, axes)
+    assert len(prepare_vlm_media_for_pp(images, 2, 2)[VLM_PP_MEDIA_KEY]["pixel_values"][0]) == 1  # guessed: images
+
+
+def test_token_types_unmask_a_coincidence():
+    # Two images in two samples, no counts: one each, says the shape; both in the first, say the tokens.
+    pixels, grid = flat([(1, 1, 1), (1, 1, 1)])
+    batch = {"input_ids": torch.zeros(2, 3), "pixel_values": pixels, "image_grid_thw": grid}
+    with pytest.raises(ValueError, match=r"samples \[1\] have no image tokens.*give n_images_per_sample"):
+        prepare_vlm_media_for_pp(batch | {"mm_token_type_ids": torch.tensor([[1, 0, 1], [0, 0, 0]])}, 2, 2)
+    fine = batch | {"mm_token_type_ids": torch.tensor([[1, 0, 0], [0, 1, 0]])}
+    assert lists(prepare_vlm_media_for_pp(fine, 2, 2)[VLM_PP_MEDIA_KEY]["pixel_values"]) == [[0], [1]]
+    assert "mm_token_type_ids" in fine
+
+
+@pytest.mark.parametrize(
+    ("orphan", "message"),
+    [
+        ({"image_grid_thw": torch.ones(1, 3)}, "has image_grid_thw but no pixel_values"),
+        ({"n_images_per_sample": torch.tensor([1, 0])}, "has n_images_per_sample but no pixel_values"),
+        ({"video_grid_thw": torch.ones(1, 3)}, "has video_grid_thw but no pixel_values_videos"),
+        ({"pixel_values": [torch.zeros(3, 4, 4)]}, "pixel_values is a list, not a tensor"),
+    ],
+)
+def test_half_a_medium(orphan, message):
+    batch = {"input_ids": torch.zeros(2, 3), **orphan}
+    with pytest.raises(ValueError, match=message):
+        prepare_vlm_media_for_pp(batch, 2, 1)
+    assert set(batch) == {"input_ids", *orphan}  # a refused batch stays as it was
+
+
+# --- packs end to end
+
+
+def thd(rows):
+    pixels, grid = flat([(1, 1, 2), (1, 1, 1), (1, 1, 3)])
+    ids = torch.arange(12).reshape(rows) if rows else torch.arange(12)
+    return {"input_ids": ids, "labels": ids, "qkv_format": "thd", "pixel_values": pixels, "image_grid_thw": grid,
+            "cu_seqlens": torch.tensor([0, 6, 12]), "n_images_per_sample": torch.tensor([1, 2])}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [(2, 6), (1, 12), None])
+def test_thd_batches(rows):
+    for n_microbatches, expected in ((1, [[0, 0, 1, 2, 2, 2]]), (2, [[0, 0], [1, 2, 2, 2]])):
+        batch = wrap_vlm_collate_for_pp(thd, n_microbatches)(rows)
+        assert lists(batch[VLM_PP_MEDIA_KEY]["pixel_values"]) == expected
+        assert set(batch) == {"input_ids", "labels", "qkv_format", "cu_seqlens", VLM_PP_MEDIA_KEY}
+
+
+# --- the wrapper
+
+
+def identity(samples):
+    return samples
+
+
+def test_wrapper_lets_pass_what_has_no_media():
+    wrapped = wrap_vlm_collate_for_pp(identity, 2)
+    text = {"input_ids": torch.zeros(2, 3), "labels": torch.zeros(2, 3), "pixel_values": None}
+    assert wrapped(text) is text
+    assert set(text) == {"input_ids", "labels", "pixel_values"}
+    for other in (None, [1, 2], torch.zeros(2), "batch"):
+        assert wrapped(other) is other
+
+
+def test_wrapper_drops_counts_of_nothing():
+    batch = {"input_ids": torch.zeros(2, 3), "n_images_per_sample": torch.tensor([0, 0])}
+    assert set(wrap_vlm_collate_for_pp(identity, 2)(batch)) == {"input_ids"}
+
+
+def test_wrapper_can_be_sent_to_a_worker():
+    wrapped = pickle.loads(pickle.dumps(wrap_vlm_collate_for_pp(thd, 2)))
+    assert len(wrapped((2, 6))[VLM_PP_MEDIA_KEY]["pixel_values"]) == 2
+
+
+def test_wrapper_needs_rows_and_microbatches():
+    pixels, grid = flat([(1, 1, 1)])
+    with pytest.raises(ValueError, match="neither input_ids"):
+        wrap_vlm_collate_for_pp(identity, 2)({"pixel_values": pixels, "image_grid_thw": grid})
+    with pytest.raises(ValueError, match="n_microbatches is 0"):
+        wrap_vlm_collate_for_pp(identity, 0)
+
+
+# --- staging
+
+
+def pp_of(first=True, **info):
+    return SimpleNamespace(info=SimpleNamespace(has_first_stage=first, **info))
+
+
+def staged_batch():
+    pixels, grid = flat([(1, 1, 2), (1, 1, 1)])
+    return wrap_vlm_collate_for_pp(identity, 2)(
+        {"input_ids": torch.zeros(2, 3), "pixel_values": pixels, "image_grid_thw": grid}
+    )
+
+
+def test_staging():
+    batch, parts = staged_batch(), [torch.nn.Identity(), torch.nn.Identity()]
+    chunks = batch[VLM_PP_MEDIA_KEY]
+    with stage_vlm_media_for_pp(pp_of(), parts, batch):
+        assert set(batch) == {"input_ids"}
+        assert parts[0]._vlm_pixel_values_chunks is chunks["pixel_values"]
+        assert parts[0]._vlm_image_grid_hws_chunks is chunks["image_grid_hws"]
+        assert parts[0]._vlm_image_grid_thw_chunks is chunks["image_grid_thw"]
+        assert parts[0]._vlm_chunk_idx == 0
+        assert all(getattr(parts[0], name) is None for name in STAGE_ATTRIBUTES[2:])
+        assert not hasattr(parts[1], "_vlm_chunk_idx")
+        parts[0]._vlm_chunk_idx = 2
+    assert all(getattr(parts[0], name) is None for name in (*STAGE_ATTRIBUTES, "_vlm_image_grid_thw_chunks"))
+    assert parts[0]._vlm_chunk_idx is None
+
+
+def test_staging_detaches_on_exceptions():
+    batch, part = staged_batch(), torch.nn.Identity()
+    with pytest.raises(ZeroDivisionError), stage_vlm_media_for_pp(pp_of(), [part], batch):
+        assert part._vlm_pixel_values_chunks is not None
+        raise ZeroDivisionError
+    assert all(getattr(part, name) is None for name in (*STAGE_ATTRIBUTES, "_vlm_chunk_idx"))
+
+
+def test_other_ranks_only_lose_the_key():
+    batch, part = staged_batch(), torch.nn.Identity()
+    with stage_vlm_media_for_pp(pp_of(first=False), [part], batch):
+        assert set(batch) == {"input_ids"}
+        assert not hasattr(part, "_vlm_chunk_idx")
+
+
+def test_staging_a_text_batch():
+    part = torch.nn.Identity()
+    with stage_vlm_media_for_pp(pp_of(), [part], {"input_ids": torch.zeros(2, 3)}):
+        assert all(getattr(part, name) is None for name in (*STAGE_ATTRIBUTES, "_vlm_chunk_idx"))
+
+
+def test_a_forward_too_many_is_noticed():
+    batch, part = staged_batch(), torch.nn.Identity()
+    with (
+        pytest.raises(RuntimeError, match="stage 0 took 3 chunks of 2"),
+        stage_vlm_media_for_pp(pp_of(), [part], batch),
+    ):
+        part._vlm_chunk_idx = 3
+    assert part._vlm_pixel_values_chunks is None
+
+
+def test_the_schedule_numbers_the_chunks():
+    class Stage:
+        def __init__(self, submod):
+            self.submod = submod
+
+        def forward_one_chunk(self, fwd_chunk_id, args, kwargs=None):
+            self.submod._vlm_chunk_idx += 1
+            return self.submod._vlm_chunk_idx - 1, fwd_chunk_id, args
+
+    batch, part = staged_batch(), torch.nn.Identity()
+    stage, other = Stage(part), Stage(torch.nn.Identity())
+    with stage_vlm_media_for_pp(pp_of(stages=[other, stage]), [part, other.submod], batch):
+        part._vlm_chunk_idx += 1  # the forward by which torch learns the shapes
+        assert stage.forward_one_chunk(0, ("a",)) == (0, 0, ("a",))
+        assert stage.forward_one_chunk(1, ("b",), kwargs={}) == (1, 1, ("b",))
+    part._vlm_chunk_idx = 5
+    assert stage.forward_one_chunk(0, ()) == (5, 0, ())  # numbered no more
