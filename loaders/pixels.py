@@ -46,7 +46,7 @@ def _looked_up_singly(stored: torch.Tensor, table: torch.Tensor, repeat: int, dt
     for start in range(0, len(stored), _CHUNK):
         places = stored[start : start + _CHUNK].reshape(-1, channels, out.shape[-1]).int() + first
         out[start : start + _CHUNK] = torch.nn.functional.embedding(places, values).squeeze(-1)[:, :, None]
-    return out.reshape(len(stored), -1)
+    return out.flatten(1)
 
 
 # Two neighbours at once: a pair of bytes is one of 65536, and their two values side by side are one wider integer.
@@ -61,9 +61,10 @@ def _looked_up_in_pairs(stored: torch.Tensor, table: torch.Tensor, repeat: int, 
     same_size, _, wide = _PAIRS[dtype]
     pairs = _pair_tables(table.numpy().tobytes(), len(table), dtype)
     num_patches, channels = len(stored), len(table)
-    bytes_in_pairs = stored.contiguous().numpy().view(np.uint16).reshape(num_patches, channels, -1)
-    out = np.empty((num_patches, channels, repeat, bytes_in_pairs.shape[2]), dtype=wide)
-    buffer = np.empty((min(_CHUNK, num_patches), bytes_in_pairs.shape[2]), dtype=wide)
+    num_pairs = stored.shape[1] // channels // 2
+    bytes_in_pairs = stored.contiguous().numpy().view(np.uint16).reshape(num_patches, channels, num_pairs)
+    out = np.empty((num_patches, channels, repeat, num_pairs), dtype=wide)
+    buffer = np.empty((min(_CHUNK, num_patches), num_pairs), dtype=wide)
     for start in range(0, num_patches, _CHUNK):
         stop = min(start + _CHUNK, num_patches)
         values = buffer[: stop - start]
@@ -72,7 +73,7 @@ def _looked_up_in_pairs(stored: torch.Tensor, table: torch.Tensor, repeat: int, 
             np.take(pairs[channel], bytes_in_pairs[start:stop, channel], out=values, mode="clip")
             out[start:stop, channel] = values[:, None]
     signed = np.int16 if same_size == torch.int16 else np.int32
-    return torch.from_numpy(out.reshape(num_patches, -1).view(signed)).view(dtype)
+    return torch.from_numpy(out.view(signed)).view(dtype).flatten(1)
 
 
 @lru_cache(maxsize=8)

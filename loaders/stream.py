@@ -173,9 +173,14 @@ class PackedShards(IterableDataset[dict[str, Any]]):
             pool.shutdown(cancel_futures=True)
 
     def _item(self, number: int, content: memoryview) -> dict[str, Any]:
-        """Tensors that are views of the shard, but for restored pixels; the collater copies them into the batch."""
+        """Pixels as stored are a view of the shard until the collater copies them into the batch.
+
+        The other arrays are small and copied: code that masks labels in place must not find them masked in the next
+        epoch.
+        """
         arrays, header = self.reader.arrays(number, content)
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        pixels = torch.from_numpy(arrays.pop("pixel_values"))
+        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         padded = tensors["seq_lens_padded"].long()
         item: dict[str, Any] = {
             "pack": number,
@@ -187,9 +192,8 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         }
         dtype = PIXELS[self.pixels]
         if dtype is None:
-            return item | {TABLE_KEY: self.table, REPEAT_KEY: self.temporal_patch_size}
-        item["pixel_values"] = looked_up(item["pixel_values"], self.table, self.temporal_patch_size, dtype)
-        return item
+            return item | {"pixel_values": pixels, TABLE_KEY: self.table, REPEAT_KEY: self.temporal_patch_size}
+        return item | {"pixel_values": looked_up(pixels, self.table, self.temporal_patch_size, dtype)}
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,0 +1,210 @@
+"""The collaters, by hand and against a real model's own varlen path."""
+
+import pytest
+import torch
+from helpers import TinyData, mixed_rows, tiny_config
+from tiny_models import tiny_model
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from loaders import PackedShards, neat_packed_vlm_collater, pad_collate_fn, restore_pixels
+from loaders.packed import NO_DOCUMENT, block_causal_mask
+from loaders.pixels import _looked_up_singly, looked_up
+from pipeline.pack import run_pack
+
+
+def pack(ids, lens, *, padded=None, images=0):
+    padded = padded or lens
+    documents = [number for number, length in enumerate(padded, 1) for _ in range(length)]
+    return {
+        "input_ids": torch.tensor(ids, dtype=torch.int32),
+        "labels": torch.tensor(ids, dtype=torch.int32) + 100,
+        "position_ids": torch.tensor([ids] * 3, dtype=torch.int32),
+        "mm_token_type_ids": torch.zeros(len(ids), dtype=torch.uint8),
+        "attention_mask": torch.tensor(documents),
+        "seq_lens": torch.tensor(lens, dtype=torch.int32),
+        "seq_lens_padded": torch.tensor(padded, dtype=torch.int32),
+        "n_images": images,
+        "n_videos": 0,
+        "pixel_values": torch.full((4 * images, 6), float(ids[0])),
+        "image_grid_thw": torch.tensor([[1, 2, 2]] * images).reshape(-1, 3),
+    }
+
+
+TWO = [pack([1, 2, 3], [2, 1], images=2), pack([4, 5], [2])]
+
+
+def test_sdpa():
+    batch = neat_packed_vlm_collater(TWO, padding_idx=9)
+    assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 5, 9]]
+    assert batch["labels"].tolist() == [[101, 102, 103], [104, 105, -100]]
+    assert batch["position_ids"].shape == (3, 2, 3)
+    assert batch["position_ids"][1].tolist() == [[1, 2, 3], [4, 5, 0]]
+    assert batch["attention_mask"].shape == (2, 1, 3, 3)
+    assert batch["attention_mask"].int().tolist() == [
+        [[[1, 0, 0], [1, 1, 0], [0, 0, 1]]],
+        [[[1, 0, 0], [1, 1, 0], [0, 0, 1]]],  # the last row is padding, which sees itself
+    ]
+    assert batch["_packed_seq_ids"].tolist() == [[1, 1, 2], [1, 1, 0]]
+    assert batch["n_images_per_sample"].tolist() == [2, 0]
+    assert "n_videos_per_sample" not in batch
+    assert batch["pixel_values"].shape == (8, 6)
+    assert batch["image_grid_thw"].tolist() == [[1, 2, 2]] * 2
+    assert all(batch[key].dtype == torch.long for key in ("input_ids", "labels", "position_ids", "mm_token_type_ids"))
+
+
+def test_flash_attention_keeps_document_numbers():
+    batch = neat_packed_vlm_collater(TWO, attn_implementation="flash_attention_2")
+    assert batch["attention_mask"].tolist() == [[1, 1, 2], [1, 1, 0]]
+    assert torch.equal(
+        neat_packed_vlm_collater(TWO, materialize_4d_mask=False)["attention_mask"], batch["attention_mask"]
+    )
+
+
+def test_one_document_per_pack_needs_no_document_numbers():
+    assert "_packed_seq_ids" not in neat_packed_vlm_collater([pack([1, 2], [2])])
+
+
+def test_max_length():
+    assert neat_packed_vlm_collater(TWO, max_length=5)["input_ids"].shape == (2, 5)
+    with pytest.raises(ValueError, match="a pack of 3 tokens does not fit max_length 2"):
+        neat_packed_vlm_collater(TWO, max_length=2)
+
+
+def test_no_media_at_all():
+    batch = neat_packed_vlm_collater([pack([1, 2], [2])])
+    assert not {"pixel_values", "image_grid_thw", "n_images_per_sample"} & batch.keys()
+    assert neat_packed_vlm_collater([]) == {}
+
+
+def test_unknown_kernel():
+    with pytest.raises(ValueError, match="'ring' is unknown"):
+        neat_packed_vlm_collater(TWO, attn_implementation="ring")
+
+
+def test_thd():
+    aligned = pack([1, 2, 3, 0, 4, 5, 6, 7], [3, 4], padded=[4, 4])
+    batch = neat_packed_vlm_collater([aligned, pack([8, 9], [2])], attn_implementation="thd")
+    assert batch["qkv_format"] == "thd"
+    assert batch["seq_lens"].tolist() == [[3, 4], [2, NO_DOCUMENT]]
+    assert batch["seq_lens_padded"].tolist() == [[4, 4], [8, NO_DOCUMENT]]
+    assert batch["cu_seqlens"].tolist() == [0, 3, 7, 9]
+    assert batch["cu_seqlens_padded"].tolist() == [0, 4, 8, 16]
+    assert batch["cu_seqlens"].dtype == torch.int32
+    assert batch["max_seqlen"] == 8
+    assert "attention_mask" not in batch
+    assert batch["input_ids"].numel() == batch["cu_seqlens_padded"][-1]
+
+
+def test_transformers_varlen_kwargs():
+    batch = neat_packed_vlm_collater(TWO, attn_implementation="flash_attention_2", varlen_kwargs=True)
+    assert "attention_mask" not in batch
+    assert batch["cu_seq_lens_q"].tolist() == batch["cu_seq_lens_k"].tolist() == [0, 2, 3, 5, 6]
+    assert batch["max_length_q"] == batch["max_length_k"] == 2
+
+
+def test_documents_do_not_see_each_other():
+    documents = torch.tensor([[1, 1, 2, 2, 2, 3, 0, 0]])
+    mask = block_causal_mask(documents)[0, 0]
+    for query in range(8):
+        for key in range(8):
+            same = documents[0, query] == documents[0, key] != 0 and key <= query
+            assert mask[query, key] == (same or query == key)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packed")
+    run_pack(tiny_config(mixed_rows(TinyData(folder / "data"), num_text=12, num_images=6).write(), folder / "out"))
+    return folder / "out"
+
+
+def reference_varlen(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """A varlen kernel in plain torch, told of documents by cu_seq_lens_q only, as flash attention is."""
+    batch, heads, length, width = query.shape
+    groups = heads // key.shape[1]
+    flat = [x.repeat_interleave(heads // x.shape[1], 1).transpose(1, 2).reshape(batch * length, heads, width)
+            for x in (query, key, value)]  # fmt: skip
+    assert groups >= 1 and attention_mask is None
+    out = torch.zeros_like(flat[0])
+    bounds = kwargs["cu_seq_lens_q"].tolist()
+    for first, last in zip(bounds, bounds[1:], strict=False):
+        q, k, v = (x[first:last].transpose(0, 1) for x in flat)
+        out[first:last] = torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, scale=scaling
+        ).transpose(0, 1)
+    return out.reshape(batch, length, heads, width), None
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@torch.no_grad()
+def test_varlen_kwargs_reach_the_attention_of_the_real_models(kind, out):
+    """The kwargs go through transformers' forward down to the kernel, which sees just the documents."""
+    packs = list(PackedShards(out, pixels="fp32"))[:2]
+    model = tiny_model(kind)
+    keys = ("input_ids", "position_ids", "mm_token_type_ids", "pixel_values", "image_grid_thw", "attention_mask")
+    batch = neat_packed_vlm_collater(packs)
+    expected = model(**{key: batch[key] for key in keys}).logits
+    ALL_ATTENTION_FUNCTIONS.register("reference_varlen", reference_varlen)
+    model.model.language_model.config._attn_implementation = "reference_varlen"
+    varlen = neat_packed_vlm_collater(packs, attn_implementation="flash_attention_2", varlen_kwargs=True)
+    extra = {key: varlen[key] for key in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")}
+    logits = model(**{key: varlen[key] for key in keys if key in varlen}, **extra).logits
+    real = batch["labels"] != -100
+    assert (logits[real] - expected[real]).abs().max() < 1e-5
+
+
+def test_pixels_left_as_bytes_are_restored_later(out):
+    kept, restored = (list(PackedShards(out, pixels=kind)) for kind in ("uint8", "bf16"))
+    batch = neat_packed_vlm_collater(kept[:3])
+    assert batch["pixel_values"].dtype == torch.uint8
+    assert 4 * batch["pixel_values"].nbytes == neat_packed_vlm_collater(restored[:3])["pixel_values"].nbytes
+    batch = restore_pixels(batch, "cpu")
+    assert torch.equal(batch["pixel_values"], neat_packed_vlm_collater(restored[:3])["pixel_values"])
+    assert not {"pixel_table", "temporal_patch_size"} & batch.keys()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("num_patches", [0, 1, 5000])
+def test_both_ways_of_looking_up_agree(dtype, num_patches):
+    stored = torch.randint(0, 256, (num_patches, 3 * 4), dtype=torch.uint8)
+    table = torch.randn(3, 256)
+    pairs, single = looked_up(stored, table, 2, dtype), _looked_up_singly(stored, table, 2, dtype)
+    assert torch.equal(pairs, single)
+    if num_patches:
+        by_hand = [table[c, int(stored[-1, 4 * c + i])].to(dtype) for c in range(3) for _ in range(2) for i in range(4)]
+        assert pairs[-1].tolist() == [value.item() for value in by_hand]
+
+
+def test_only_stored_bytes_are_looked_up():
+    with pytest.raises(ValueError, match="expected uint8"):
+        looked_up(torch.zeros(1, 12), torch.zeros(3, 256), 2, torch.float32)
+
+
+class TestPadCollate:
+    class Processor:
+        class tokenizer:
+            pad_token_id = 7
+
+    def sample(self, *ids, **more):
+        tensor = torch.tensor(ids)
+        return {"input_ids": tensor, "attention_mask": torch.ones_like(tensor), "labels": tensor + 10, **more}
+
+    def test_pads_and_shifts(self):
+        batch = pad_collate_fn([self.sample(1, 2, 3), self.sample(4, 5)], self.Processor())
+        assert batch["input_ids"].tolist() == [[1, 2], [4, 5]]
+        assert batch["attention_mask"].tolist() == [[1, 1], [1, 1]]
+        assert batch["labels"].tolist() == [[12, 13], [15, -100]]
+
+    def test_to_a_fixed_length(self):
+        batch = pad_collate_fn([self.sample(1, 2, 3)], self.Processor(), max_length=5)
+        assert batch["input_ids"].tolist() == [[1, 2, 3, 7]]
+        assert batch["labels"].tolist() == [[12, 13, -100, -100]]
+        with pytest.raises(ValueError, match="3 tokens does not fit max_length 2"):
+            pad_collate_fn([self.sample(1, 2, 3)], self.Processor(), max_length=2)
+
+    def test_media_are_joined_and_counted(self):
+        grid = torch.tensor([[1, 2, 2], [1, 2, 4]])
+        rich = self.sample(1, 2, pixel_values=torch.ones(12, 3), image_grid_thw=grid)
+        batch = pad_collate_fn([self.sample(3, 4), rich], self.Processor())
+        assert batch["pixel_values"].shape == (12, 3)
+        assert batch["n_images_per_sample"].tolist() == [0, 2]

@@ -1,0 +1,380 @@
+"""PackedShards: order, ranks, workers, resuming and elasticity, on a real small output."""
+
+import multiprocessing
+import shutil
+
+import datasets
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from helpers import TinyData, mixed_rows, packs_of, tiny_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from loaders import PackedShards, neat_packed_vlm_collater
+from loaders.order import epoch_order, rank_share, worker_share
+from loaders.reader import ShardError
+from pipeline.pack import run_pack
+from pipeline.shard.stats import step_imbalance
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stream")
+    data = TinyData(folder / "data")
+    for _ in range(6):
+        mixed_rows(data, num_text=14, num_images=10)
+    run_pack(tiny_config(data.write(), folder / "out", pack_size=280, group_size=4))
+    assert len(list(packs_of(folder / "out"))) > 30
+    return folder / "out"
+
+
+def numbers(items):
+    return [item["pack"] for item in items]
+
+
+def stream(out, **options):
+    return PackedShards(out, pixels="uint8", check="none", **options)
+
+
+# Order: functions of integers
+
+
+ORDERS = st.tuples(st.integers(0, 60), st.sampled_from([1, 2, 4, 6, 12]), st.integers(0, 3), st.integers(0, 3))
+
+
+@given(ORDERS, st.lists(st.integers(0, 59), max_size=3))
+def test_an_epoch_has_every_pack_once_and_groups_stay_together(spec, missing):
+    num_packs, group_size, seed, epoch = spec
+    packs = np.setdiff1d(np.arange(num_packs), missing)
+    order = epoch_order(packs, group_size, seed, epoch)
+    assert sorted(order.tolist()) == packs.tolist()
+    assert order.tolist() == epoch_order(packs, group_size, seed, epoch).tolist()
+    whole = [g for g in range(num_packs // group_size + 1) if (packs // group_size == g).sum() == group_size]
+    groups = order[: len(whole) * group_size].reshape(-1, group_size) // group_size
+    assert sorted(groups[:, 0].tolist()) == whole
+    assert (groups == groups[:, :1]).all()
+
+
+def test_epochs_differ():
+    orders = {tuple(epoch_order(np.arange(64), 8, seed, epoch)) for seed in range(3) for epoch in range(3)}
+    assert len(orders) == 9
+
+
+def test_blocks_inside_a_group_stay_together_too():
+    """Group 8: aligned pairs and fours of a step are neighbours of the plan, so that 2 or 4 ranks are balanced."""
+    order = epoch_order(np.arange(64), 8, 1, 5)
+    for size in (2, 4, 8):
+        assert all(len(set(step // size)) == 1 for step in order.reshape(-1, size))
+
+
+def test_shares_by_hand():
+    order = np.array([10, 11, 12, 13, 14])
+    assert [rank_share(order, 0, r, 2, drop_last=True).tolist() for r in (0, 1)] == [[10, 12], [11, 13]]
+    assert [rank_share(order, 0, r, 2, drop_last=False).tolist() for r in (0, 1)] == [[10, 12, 14], [11, 13, 10]]
+    assert [rank_share(order, 3, r, 2, drop_last=True).tolist() for r in (0, 1)] == [[13], [14]]
+    assert [rank_share(order, 0, r, 7, drop_last=False).tolist() for r in range(7)] == [
+        [10],
+        [11],
+        [12],
+        [13],
+        [14],
+        [10],
+        [11],
+    ]
+    assert worker_share(5, 2, 0, 2).tolist() == [0, 1, 4]
+    assert worker_share(5, 2, 1, 2).tolist() == [2, 3]
+
+
+@given(num=st.integers(0, 50), world=st.integers(1, 8), position=st.integers(0, 50), drop_last=st.booleans())
+def test_ranks_share_what_is_left(num, world, position, drop_last):
+    order = np.arange(100, 100 + num)
+    shares = [rank_share(order, position, rank, world, drop_last=drop_last).tolist() for rank in range(world)]
+    assert len({len(share) for share in shares}) == 1
+    seen = [pack for step in zip(*shares, strict=True) for pack in step]
+    left = order[position:].tolist()
+    if drop_last:
+        assert seen == left[: len(left) // world * world]
+    else:
+        assert seen[: len(left)] == left
+        assert len(seen) - len(left) < world
+
+
+def test_steps_are_balanced_through_shuffled_epochs(tmp_path):
+    """The plan's balance survives the loader's shuffle: modelled on the visual tokens of 2,000 packs."""
+    rng = np.random.default_rng(0)
+    visual = np.sort(rng.integers(1000, 9000, 2048)).reshape(-1, 64)
+    visual = visual[rng.permutation(len(visual))].reshape(-1)  # groups of 64 alike packs
+    order = epoch_order(np.arange(2048), 64, 0, 3)
+    for world in (2, 8, 64):
+        assert step_imbalance(visual[order], world) < 1.04
+    assert step_imbalance(visual[rng.permutation(2048)], 64) > 1.5
+
+
+# The stream
+
+
+def test_items_are_the_packs(out):
+    packs = {pack.number: pack for pack in packs_of(out)}
+    items = list(PackedShards(out))
+    assert sorted(numbers(items)) == sorted(packs)
+    for item in items:
+        pack = packs[item["pack"]]
+        for name in ("input_ids", "labels", "position_ids", "seq_lens", "mm_token_type_ids", "image_grid_thw"):
+            assert np.array_equal(item[name].numpy(), pack.arrays[name])
+        assert item["attention_mask"].tolist() == [
+            document for document, length in enumerate(pack.arrays["seq_lens"], 1) for _ in range(length)
+        ]
+        assert item["n_images"] == len(pack.arrays["image_grid_thw"]) and item["n_videos"] == 0
+        assert item["pixel_values"].dtype == torch.bfloat16
+        assert item["pixel_values"].shape == (len(pack.arrays["pixel_values"]), 3 * 2 * 14 * 14)
+
+
+def test_random_access_and_zero_copy(out):
+    dataset = stream(out)
+    item, again = dataset.pack(3), dataset.pack(3)
+    assert item["pack"] == 3
+    assert item["pixel_values"].data_ptr() == again["pixel_values"].data_ptr(), "views of one map"
+    with pytest.raises(IndexError, match="pack 100000 is not in"):
+        dataset.pack(100_000)
+
+
+def test_writing_to_an_item_touches_neither_the_shard_nor_the_next_epoch(out):
+    before = {path.name: path.read_bytes() for path in (out / "shards").iterdir()}
+    labels = stream(out).pack(0)["labels"].clone()
+    stream(out).pack(0)["labels"][:] = -100
+    assert torch.equal(stream(out).pack(0)["labels"], labels)
+    pixels = stream(out).pack(0)["pixel_values"]
+    pixels[:1] = pixels[:1]
+    assert {path.name: path.read_bytes() for path in (out / "shards").iterdir()} == before
+
+
+@pytest.mark.parametrize("world", [1, 3, 4])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_the_ranks_together_see_the_epoch(out, world, drop_last):
+    ranks = [stream(out, rank=r, world_size=world, drop_last=drop_last) for r in range(world)]
+    per_rank = [numbers(rank) for rank in ranks]
+    assert len({len(share) for share in per_rank}) == 1
+    assert [len(rank) for rank in ranks] == [len(share) for share in per_rank]
+    seen = [pack for share in per_rank for pack in share]
+    total = len(ranks[0].reader.packs)
+    if drop_last:
+        assert len(seen) == len(set(seen)) == total // world * world
+    else:
+        assert set(seen) == set(ranks[0].reader.packs.tolist())
+
+
+def test_set_epoch_reshuffles_and_shuffle_false_is_the_plan(out):
+    dataset = stream(out)
+    first = numbers(dataset)
+    assert numbers(dataset) == first, "the same epoch again"
+    dataset.set_epoch(1)
+    assert sorted(numbers(dataset)) == sorted(first)
+    assert numbers(dataset) != first
+    dataset.set_epoch(0)
+    assert numbers(dataset) == first
+    assert numbers(stream(out, shuffle=False)) == dataset.reader.packs.tolist()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_workers_do_not_change_what_a_rank_sees(out, num_workers, batch_size):
+    def batches(workers):
+        dataset = stream(out, rank=1, world_size=2, batch_size=batch_size)
+        return list(DataLoader(dataset, batch_size=batch_size, num_workers=workers, collate_fn=numbers))
+
+    assert batches(num_workers) == batches(0)
+
+
+def test_a_persistent_worker_sees_the_new_epoch(out):
+    dataset = stream(out)
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True)
+    for epoch in (0, 1, 2):
+        dataset.set_epoch(epoch)
+        alone = stream(out)
+        alone.set_epoch(epoch)
+        assert numbers(loader) == numbers(alone)
+
+
+def test_collated_batches_through_workers(out):
+    dataset = PackedShards(out, batch_size=2)
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, collate_fn=neat_packed_vlm_collater)
+    tokens = sum(int((batch["labels"] != -100).sum()) for batch in loader)
+    assert tokens == sum(pq.read_table(out / "index.parquet")["target_tokens"].to_pylist())
+
+
+# Resuming
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    before=st.integers(1, 8),
+    after=st.integers(1, 8),
+    batch=st.integers(1, 3),
+    stop=st.integers(0, 40),
+    epoch=st.integers(0, 2),
+)
+def test_elastic_resume(out, before, after, batch, stop, epoch):
+    """Stop after any number of batches on some ranks, go on with others: together they see each pack once."""
+    datasets = [stream(out, rank=r, world_size=before, batch_size=batch) for r in range(before)]
+    seen = []
+    for dataset in datasets:
+        dataset.set_epoch(epoch)
+        loader = DataLoader(dataset, batch_size=batch, collate_fn=numbers)
+        seen += [pack for _, trained in zip(range(stop), loader, strict=False) for pack in trained]
+    states = [dataset.state_at(stop) for dataset in datasets]
+    assert all(state == states[0] for state in states), "one global position"
+    rest = []
+    for rank in range(after):
+        dataset = stream(out, rank=rank, world_size=after)
+        dataset.load_state_dict(states[0])
+        dataset.set_epoch(epoch)  # as training loops do; it must not rewind
+        rest += numbers(dataset)
+    packs = dataset.reader.packs.tolist()
+    assert not set(seen) & set(rest)
+    assert len(seen) + len(rest) == len(set(seen) | set(rest))
+    left_out = set(packs) - set(seen) - set(rest)
+    assert len(left_out) < max(before, after)
+
+
+@settings(max_examples=12, deadline=None)
+@given(workers=st.integers(0, 3), batch=st.integers(1, 2), stop=st.integers(0, 12), world=st.integers(1, 3))
+def test_exact_resume_through_stateful_dataloader(out, workers, batch, stop, world):
+    def loader():
+        dataset = stream(out, rank=world - 1, world_size=world, batch_size=batch)
+        return StatefulDataLoader(dataset, batch_size=batch, num_workers=workers, collate_fn=numbers)
+
+    whole = list(loader())
+    stop = min(stop, len(whole) - 1)
+    first = loader()
+    seen = [trained for _, trained in zip(range(stop), first, strict=False)]
+    state = first.state_dict()
+    second = loader()
+    second.load_state_dict(state)
+    assert seen + list(second) == whole
+
+
+@settings(max_examples=12, deadline=None)
+@given(workers=st.integers(0, 3), batch=st.integers(1, 2), stop=st.integers(0, 12))
+def test_exact_resume_through_a_plain_dataloader(out, workers, batch, stop):
+    def loader(state=None):
+        dataset = stream(out, batch_size=batch)
+        if state is not None:
+            dataset.load_state_dict(state)
+        return DataLoader(dataset, batch_size=batch, num_workers=workers, collate_fn=numbers)
+
+    whole = list(loader())
+    first = loader()
+    seen = [trained for _, trained in zip(range(stop), first, strict=False)]
+    assert seen + list(loader(first.dataset.state_at(len(seen)))) == whole
+
+
+def test_state_dict_in_process(out):
+    dataset = stream(out, rank=0, world_size=2)
+    whole = numbers(stream(out, rank=0, world_size=2))
+    items = iter(dataset)
+    seen = numbers([next(items), next(items), next(items)])
+    state = dataset.state_dict()
+    assert state["position"] == 6
+    resumed = stream(out, rank=0, world_size=2)
+    resumed.load_state_dict(state)
+    assert seen + numbers(resumed) == whole
+    resumed.set_epoch(1)
+    assert len(numbers(resumed)) == len(whole), "the next epoch is whole again"
+
+
+def test_states_that_do_not_fit_are_refused(out):
+    state = stream(out).state_dict()
+    with pytest.raises(ValueError, match="seed 0, this dataset has 1"):
+        stream(out, seed=1).load_state_dict(state)
+    with pytest.raises(ValueError, match="num_packs 5"):
+        stream(out).load_state_dict(state | {"num_packs": 5})
+    with pytest.raises(ValueError, match="same arrangement only"):
+        stream(out).load_state_dict(state | {"yielded": 1, "world_size": 1, "batch_size": 1, "num_workers": 2})
+
+
+# What is refused
+
+
+@pytest.fixture
+def damaged(out, tmp_path):
+    shutil.copytree(out, tmp_path / "copy", ignore=shutil.ignore_patterns("work"))
+    return tmp_path / "copy"
+
+
+def test_no_manifest(damaged):
+    (damaged / "manifest.json").unlink()
+    with pytest.raises(ShardError, match="packing has not finished"):
+        PackedShards(damaged)
+
+
+def test_unknown_format(damaged):
+    text = (damaged / "manifest.json").read_text()
+    (damaged / "manifest.json").write_text(text.replace('"format": 1,', '"format": 99,'))
+    with pytest.raises(ShardError, match="format 99 is not known here"):
+        PackedShards(damaged)
+
+
+def test_checksums(damaged):
+    shard = next((damaged / "shards").iterdir())
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    PackedShards(damaged)  # the size is right
+    with pytest.raises(ShardError, match="sha256 differs"):
+        PackedShards(damaged, check="full")
+    shard.write_bytes(content[:-512])
+    with pytest.raises(ShardError, match="bytes, the manifest"):
+        PackedShards(damaged)
+    shard.unlink()
+    with pytest.raises(ShardError, match="is missing"):
+        PackedShards(damaged)
+
+
+def test_a_changed_index(damaged):
+    (damaged / "index.parquet").write_bytes((damaged / "index.parquet").read_bytes() + b"x")
+    with pytest.raises(ShardError, match="index.parquet: sha256"):
+        PackedShards(damaged)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"rank": 1}, {"rank": 2, "world_size": 2}, {"pixels": "fp8"}, {"check": "some"}, {"batch_size": 0}]
+)
+def test_wrong_arguments(out, arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        PackedShards(out, **arguments)
+
+
+# Other readers and places
+
+
+def test_ranged_reads_give_the_same(out):
+    """A URI is read through pyarrow's file systems, by range and ahead of time: the way of object stores."""
+    local, remote = PackedShards(out), PackedShards(f"file://{out}", prefetch=3)
+    assert not remote.reader.is_local
+    for ours, theirs in zip(local, remote, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[k], theirs[k]) for k in ours if isinstance(ours[k], torch.Tensor))
+
+
+def test_hugging_face_datasets_reads_the_shards(out, tmp_path):
+    """With none of our code: columns by member, arrays as .npy."""
+    files = sorted(str(path) for path in (out / "shards").iterdir())
+    loaded = datasets.load_dataset("webdataset", data_files={"train": files}, split="train", cache_dir=str(tmp_path))
+    packs = {f"{pack.number:09d}": pack for pack in packs_of(out)}
+    assert len(loaded) == len(packs)
+    for row in loaded:
+        pack = packs[row["__key__"]]
+        for name, array in pack.arrays.items():
+            assert np.array_equal(np.asarray(row[f"{name}.npy"]).reshape(array.shape), array), name
+
+
+def test_reading_from_another_process(out):
+    """The dataset is pickled to spawned workers."""
+    loader = DataLoader(
+        stream(out), batch_size=None, num_workers=1, multiprocessing_context=multiprocessing.get_context("spawn")
+    )
+    assert numbers(loader) == numbers(stream(out))
