@@ -169,7 +169,7 @@ def test_counts_that_cannot_be(grids, batch_size, counts, message):
         ((5, 7), [[1, 2, 2], [1, 1, 2]], r"pixel_values \[5, 7\] .* grid \[2, 3\].* 6 \(its patches\)"),
         ((2, 7), [[1, 2, 2], [1, 1, 2]], r"\[2, 7\]"),  # as many rows as images, but flat: broken, not "images"
         ((3, 3, 8, 8), [[8, 8], [8, 8]], r"wants 2 \(one per image\) or 128 \(its patches\) rows"),
-        ((5, 7), [[0.5, 2.0], [1.0, 1.0]], "wants 2"),
+        ((5, 7), [[0.5, 2.0], [2.0, 2.0]], "wants 2"),  # 1 and 4 patches, but in floats
     ],
 )
 def test_layouts_that_cannot_be_aligned(shape, grid, message):
