@@ -14,7 +14,8 @@ chunk from there:
         schedule.step(*inputs_of_stage_0, target=labels, attention_mask=mask, position_ids=positions)
 
 Mask and positions are kwargs of `step` on every rank: torch itself passes only activations from stage to stage. In
-stage 0's forward (chunks lie where the loader left them; move them to the device there):
+stage 0's forward (chunks lie where the loader left them: move them to the device there, and if they are uint8, look
+them up there, by loaders.pixels.looked_up and the pixel_table of the batch):
 
     number, self._vlm_chunk_idx = self._vlm_chunk_idx, self._vlm_chunk_idx + 1  # in microbatches without media, too
     pixels, grid = self._vlm_pixel_values_chunks[number], self._vlm_image_grid_hws_chunks[number]

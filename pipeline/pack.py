@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config import PackConfig, UserError, fingerprint
+from pipeline.config import PackConfig, fingerprint
 from pipeline.families.base import Family
 from pipeline.families.registry import family_for
 from pipeline.ingest.lines import Lines, Part, Source, as_lines, part_ranges, rows, scan, source_of
 from pipeline.ingest.meta import Dataset, copies_of_rows, read_meta
 from pipeline.ingest.sharegpt import convert, parse_row
 from pipeline.measure.length import measure
-from pipeline.measure.store import write_measured
+from pipeline.measure.store import has_media_trouble, write_measured
 from pipeline.plan.assign import MeasuredPart, Plan, make_plan, shard_starts
 from pipeline.records import Example, Measured, Skip
-from pipeline.shard.commit import claim, commit, versions
+from pipeline.shard.commit import claim, commit, refuse_strangers, versions
 from pipeline.shard.writer import ShardJob, finished, write_shard
-from pipeline.storage import read_arrow, read_json, write_arrow, write_json
+from pipeline.storage import open_arrow, read_json, write_arrow, write_json
 from pipeline.tasks import Engine, engine
 
 SCAN_RANGES = 64  # byte ranges in a scanning task: 256 MiB, a fraction of a second
@@ -61,8 +61,7 @@ class Packed:
 
 def run_pack(config: PackConfig) -> Packed:
     out = Path(config.out)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file; give a directory")
+    refuse_strangers(out)
     with engine(config) as running:
         family, datasets, sources, identity = _inputs(config, running)
         if claim(out, identity, overwrite=config.overwrite):
@@ -130,8 +129,8 @@ def _plan(
     ]
     parts = _measure(config, running, family, datasets, sources, copies)
     plan_file = config.work_dir / "plans" / f"{fingerprint(identity)}.arrow"
-    if plan_file.exists():
-        plan = Plan(read_arrow(plan_file))
+    if plan_file.exists() and not config.overwrite:
+        plan = Plan(open_arrow(plan_file))
     else:
         plan = make_plan(parts, copies, [dataset.name for dataset in datasets], family, config)
         write_arrow(plan_file, plan.table)
@@ -171,7 +170,8 @@ def _measure(
         for number, part in enumerate(source.parts):
             path = config.work_dir / "measured" / made_of / f"{number:06d}.arrow"
             parts.append(MeasuredPart(dataset=index, path=path))
-            if not path.exists():
+            # A part with unreadable media is measured again on --overwrite: they may have been repaired since.
+            if not path.exists() or (config.overwrite and has_media_trouble(path)):
                 chosen = copies[index][part.first_row : part.first_row + part.num_rows] > 0
                 todo.append((dataset, part, chosen, path, config.placeholders == "lenient", _family_key(config)))
     running.run(measure_task, todo, title="measure")
@@ -211,12 +211,13 @@ def measure_task(
 
 
 def shard_task(job: ShardJob, family_key: tuple[Any, ...]) -> dict[str, Any]:
-    return write_shard(job, family_for(*family_key), _open_plan(job.plan))
+    return write_shard(job, family_for(*family_key), _open_plan(job.plan, Path(job.plan).stat().st_mtime_ns))
 
 
 @lru_cache(maxsize=1)
-def _open_plan(path: str) -> Plan:
-    return Plan(read_arrow(Path(path)))
+def _open_plan(path: str, _mtime: int) -> Plan:
+    """Once in a process: every shard's task needs it."""
+    return Plan(open_arrow(Path(path)))
 
 
 def _shard_jobs(config: PackConfig, planned: Planned) -> list[ShardJob]:

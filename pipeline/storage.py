@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -53,6 +54,17 @@ def write_arrow(path: Path, table: pa.Table) -> None:
 
 def read_arrow(path: Path) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def open_arrow(path: Path) -> pa.Table:
+    """As `read_arrow`, but a file is opened once in a process; one that was written anew is opened anew."""
+    stat = path.stat()
+    return _open_arrow(path, stat.st_mtime_ns, stat.st_ino)
+
+
+@lru_cache(maxsize=512)  # packs draw their documents from all over the token store
+def _open_arrow(path: Path, _mtime: int, _inode: int) -> pa.Table:
+    return read_arrow(path)
 
 
 def sha256_of(path: Path, start: int = 0, end: int | None = None) -> str:

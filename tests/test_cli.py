@@ -327,7 +327,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "the manifest counts another number of packs": (
         lambda out: edit_manifest(out, lambda m: m["counts"].update(packs=99)),
-        "manifest: its counts differ from index and ledger",
+        "manifest: counts.packs is 99, index and ledger say 2",
     ),
     "the manifest knows more rows": (
         lambda out: edit_manifest(out, lambda m: m["identity"]["inputs"]["tiny"].update(rows=20)),

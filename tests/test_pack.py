@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from pipeline.cli import main
 from pipeline.config import UserError
-from pipeline.measure.store import open_measured
 from pipeline.pack import run_pack
 from pipeline.shard.verify import read_ledger, read_manifest, verify_ledger, verify_shard
 
@@ -271,7 +270,6 @@ def test_conservation_for_any_rows(rows, ratio, size, seed, tmp_path_factory):
     counts = manifest["counts"]
     assert counts["rows"] == len(rows)
     assert counts["packed"] + sum(counts["skipped"].values()) == counts["samples"]
-    open_measured.cache_clear()
 
 
 # Byte-identical whatever the engine, the number of workers, or an interruption.
@@ -373,3 +371,15 @@ def test_the_real_data(name, shared, tmp_path):
     full = pa.compute.sum(pq.read_table(tmp_path / "out/index.parquet")["tokens"]).as_py()
     assert full / (counts["packs"] * 8192) > 0.98
     assert os.path.getsize(tmp_path / "out/shards/pack-000000.tar") == manifest["shards"][0]["bytes"]
+
+
+def test_repaired_media_are_picked_up_by_overwrite(tiny, tmp_path):
+    tiny.text("a", "b").row([("user", "<image>?"), ("assistant", "x")], images=["late.png"])
+    meta = tiny.write()
+    run_pack(tiny_config(meta, tmp_path / "out"))
+    assert ledger_of(tmp_path / "out")[1]["reason"] == "missing_media"
+    picture(tiny.folder / "late.png", 60, 60)
+    assert run_pack(tiny_config(meta, tmp_path / "out")).already_done
+    run_pack(tiny_config(meta, tmp_path / "out", overwrite=True))
+    assert_verified(tmp_path / "out")
+    assert [line["status"] for line in ledger_of(tmp_path / "out")] == ["packed", "packed"]

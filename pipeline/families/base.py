@@ -123,7 +123,9 @@ class Family:
     @cached_property
     def fingerprint(self) -> str:
         """Of everything in the processor that shapes ids, lengths or pixels."""
-        backend = self.tokenizer.backend_tokenizer.to_str()
+        backend = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        for setting in ("truncation", "padding"):  # left there by whoever called the tokenizer last
+            backend.pop(setting)
         return fingerprint(self.spec.name, backend, self.tokenizer.chat_template, self.config)
 
     def encode(self, examples: Sequence[Example]) -> list[np.ndarray]:

@@ -1,14 +1,14 @@
 """The token store: one Arrow file per part, one line per row read, good or skipped. Read by memory map, row by row."""
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.records import Measured, MeasuredMedia, MediaRef, Skip
-from pipeline.storage import read_arrow, write_arrow
+from pipeline.storage import open_arrow, write_arrow
 
 _MEDIUM = pa.struct(
     [
@@ -68,13 +68,15 @@ def _line(row: int, result: Measured | Skip) -> dict[str, Any]:
     }
 
 
-# Packs draw their documents from all over the store; open files are kept, their pages are the system's.
-open_measured = lru_cache(maxsize=512)(read_arrow)
+def has_media_trouble(path: Path) -> bool:
+    """Whether any row of a part was skipped for its media files."""
+    trouble = pa.array(["missing_media", "bad_media"])
+    return bool(pc.any(pc.is_in(open_arrow(path)["reason"], trouble)).as_py())
 
 
 def read_measured(path: Path, index: int) -> Measured:
     """Line `index` of a part's file."""
-    table = open_measured(path)
+    table = open_arrow(path)
     media = tuple(
         MeasuredMedia(
             ref=MediaRef(kind=item["kind"], path=item["path"], offset=item["offset"], length=item["length"]),

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from pipeline.config import PackConfig, UserError
 from pipeline.families.base import Family
 from pipeline.measure.length import truncated
-from pipeline.measure.store import open_measured, read_measured
+from pipeline.measure.store import read_measured
 from pipeline.plan.plan import plan_bins
+from pipeline.storage import open_arrow
 
 SCHEMA = pa.schema(
     [
@@ -123,7 +124,7 @@ def _lines(parts: Sequence[MeasuredPart], copies: Sequence[np.ndarray]) -> pa.Ta
     """One line per row and repetition, in source order."""
     tables = []
     for index, part in enumerate(parts):
-        stored = open_measured(part.path)
+        stored = open_arrow(part.path)
         repeats = copies[part.dataset][stored["row"].to_numpy()]
         line = np.repeat(np.arange(len(stored), dtype=np.int32), repeats)
         # repeats [1, 3] -> repeat numbers [0, 0, 1, 2]

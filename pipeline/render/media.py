@@ -44,7 +44,8 @@ def _as_displayed(image: Image.Image) -> Image.Image:
         image.getexif()
     except Exception:  # a broken EXIF block must not cost the picture; probing treats it the same way
         return image
-    return ImageOps.exif_transpose(image)
+    ImageOps.exif_transpose(image, in_place=True)  # not a copy: the picture may have a gigabyte
+    return image
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -22,12 +22,33 @@ from pipeline.shard.stats import dataset_stats, make_index, pack_stats, shard_st
 from pipeline.storage import read_json, sha256_of, write_json, write_parquet, write_whole
 
 FORMAT = 1
+KEYS = (
+    "format",
+    "neatpack",
+    "fingerprint",
+    "identity",
+    "family",
+    "pixels",
+    "counts",
+    "shards",
+    "files",
+)  # of a manifest
 VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "numpy")  # packages that shape the tensors
-OURS = ("manifest.json", "index.parquet", "pixel_table.npy", "stats", "ledger", "shards", "work/run.json", "work/done")
+RECORDS = ("manifest.json", "work/run.json")  # of a finished and of a begun output: what it was made from
+OURS = ("manifest.json", "index.parquet", "pixel_table.npy", "stats", "ledger", "shards", "work/done", "work/run.json")
 
 
 def versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in VERSIONED}
+
+
+def refuse_strangers(out: Path) -> None:
+    """OUT must be new, empty or ours; asked before anything is written there."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file; give a directory")
+    strangers = [path.name for path in out.iterdir() if path.name != "work"] if out.is_dir() else []
+    if strangers and not any((out / record).exists() for record in RECORDS):
+        raise UserError(f"--out {out} holds other files ({', '.join(sorted(strangers)[:3])}); give an empty directory")
 
 
 def claim(out: Path, identity: dict[str, Any], *, overwrite: bool) -> bool:
@@ -35,24 +56,20 @@ def claim(out: Path, identity: dict[str, Any], *, overwrite: bool) -> bool:
 
     Refuses an output, finished or begun, of another identity, naming the difference, unless `overwrite`.
     """
-    for record in (out / "manifest.json", out / "work" / "run.json"):
-        if record.exists():
-            theirs = read_json(record)["identity"]
-            if theirs == identity:
-                if record.name == "manifest.json":
-                    return True
-                break
-            if not overwrite:
+    if overwrite:
+        for name in OURS:  # the manifest first: without it nobody takes the rest for a finished output
+            _remove(out / name)
+    for record in RECORDS:
+        if (out / record).exists():
+            theirs = read_json(out / record)["identity"]
+            if theirs != identity:
                 raise UserError(
                     f"{out} was made from something else:\n  "
                     + "\n  ".join(differences(theirs, identity))
                     + "\ngive --overwrite to start anew, or another --out"
                 )
-            for name in OURS:  # the manifest first: without it nobody takes the rest for a finished output
-                _remove(out / name)
-    strangers = [path.name for path in out.iterdir() if path.name != "work"] if out.is_dir() else []
-    if strangers and not (out / "work" / "run.json").exists():
-        raise UserError(f"--out {out} holds other files ({', '.join(sorted(strangers)[:3])}); give an empty directory")
+            if record == "manifest.json":
+                return True
     for left_over in out.rglob(".*.part"):  # of a run that was killed
         left_over.unlink(missing_ok=True)
     write_json(out / "work" / "run.json", {"identity": identity})
@@ -104,16 +121,7 @@ def commit(
         "identity": identity,
         "family": _family(family),
         "pixels": {"codec": "u8", "resize": config.resize, "table": "pixel_table.npy"},
-        "counts": {
-            "rows": sum(rows),
-            "samples": len(ledger),
-            "packed": int(pc.sum(pc.equal(ledger["status"], "packed")).as_py() or 0),
-            "skipped": reason_counts(ledger),
-            "packs": len(index),
-            "tokens": int(pc.sum(index["tokens"]).as_py() or 0),
-            "visual_tokens": int(pc.sum(index["visual_tokens"]).as_py() or 0),
-            "target_tokens": int(pc.sum(index["target_tokens"]).as_py() or 0),
-        },
+        "counts": count_all(identity, ledger, index),
         "shards": [
             {
                 "name": note["shard"],
@@ -126,8 +134,21 @@ def commit(
         ],
         "files": {name: sha256_of(out / name) for name in (*tables, "pixel_table.npy")},
     }
+    assert tuple(manifest) == KEYS
     write_json(out / "manifest.json", manifest)
     return manifest
+
+
+def count_all(identity: dict[str, Any], ledger: pa.Table, index: pa.Table) -> dict[str, Any]:
+    """What an output has, in figures."""
+    return {
+        "rows": sum(entry["rows"] for entry in identity["inputs"].values()),
+        "samples": len(ledger),
+        "packed": int(pc.sum(pc.equal(ledger["status"], "packed")).as_py() or 0),
+        "skipped": reason_counts(ledger),
+        "packs": len(index),
+        **{name: int(pc.sum(index[name]).as_py() or 0) for name in ("tokens", "visual_tokens", "target_tokens")},
+    }
 
 
 def _family(family: Family) -> dict[str, Any]:

@@ -14,13 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.config import fingerprint
 from pipeline.families.base import PositionFunction
 from pipeline.families.registry import FAMILIES
 from pipeline.labels import TurnMarkers, target_mask
 from pipeline.mrope import IMAGE
 from pipeline.records import IGNORE, REASONS, Pack
 from pipeline.shard.codec import MEMBERS, pack_key, read_pack
-from pipeline.shard.commit import FORMAT
+from pipeline.shard.commit import FORMAT, KEYS, count_all
 from pipeline.storage import read_json, sha256_of
 
 MAX_PROBLEMS = 20  # of a shard; a broken one would fill the screen
@@ -84,8 +85,17 @@ def verify_ledger(out: Path, manifest: dict[str, Any]) -> list[str]:
         problems.append("ledger: two rows at one position of a pack")
     if (shards := sum(shard["num_packs"] for shard in manifest["shards"])) != len(index):
         problems.append(f"{len(index)} packs in the index, {shards} in the shards")
-    if manifest["counts"]["packs"] != len(index) or manifest["counts"]["packed"] != len(packed):
-        problems.append("manifest: its counts differ from index and ledger")
+    problems += [
+        f"manifest: counts.{name} is {manifest['counts'].get(name)}, index and ledger say {count}"
+        for name, count in count_all(manifest["identity"], ledger, index).items()
+        if manifest["counts"].get(name) != count
+    ]
+    if manifest["fingerprint"] != fingerprint(manifest["identity"]):
+        problems.append("manifest: its fingerprint is not that of its identity")
+    firsts = dict(zip(reversed(index["shard"].to_pylist()), reversed(index["pack"].to_pylist()), strict=True))
+    for shard in manifest["shards"]:
+        if shard["first_pack"] != (first := firsts.get(shard["name"], -1)):
+            problems.append(f"manifest: {shard['name']} starts at pack {shard['first_pack']}, by the index at {first}")
     return problems
 
 
@@ -275,6 +285,9 @@ def read_manifest(out: Path) -> dict[str, Any] | str:
         manifest = read_json(path)
     except json.JSONDecodeError as error:
         return f"{path}: not JSON: {error}"
-    if manifest.get("format") != FORMAT:
-        return f"{path}: format {manifest.get('format')}, this version knows {FORMAT}"
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+        return f"{path}: format {found}, this version knows {FORMAT}"
+    if missing := [key for key in KEYS if key not in manifest]:
+        return f"{path}: lacks {', '.join(missing)}"
     return manifest

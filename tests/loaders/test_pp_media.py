@@ -63,6 +63,13 @@ def test_padded_patches_per_image():
     assert lists(position_chunks) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
+def test_positions_are_not_a_grid():
+    # Their products, 2 and 0, would add up to the two rows; yet a row is an image.
+    positions = torch.tensor([[1, 1, 1, 2], [0, 1, 2, 3]])
+    pixel_chunks, _ = chunk_vlm_media(torch.arange(2.0).reshape(2, 1, 1), positions, 2, 2)
+    assert lists(pixel_chunks) == [[0], [1]]
+
+
 def test_flat_patches_with_counts():
     pixels, grid = flat([(1, 2, 2), (1, 2, 1), (1, 1, 1)])
     pixel_chunks, grid_chunks = chunk_vlm_media(pixels, grid, 4, 2, torch.tensor([0, 2, 1, 0]))
@@ -183,6 +190,9 @@ def test_the_axis_can_be_told():
     assert lists(chunk_vlm_media(pixels, grid, 2, 2, axis="images")[0]) == [[0], [1]]
     with pytest.raises(ValueError, match=r"wants 6 \(its patches\)"):
         chunk_vlm_media(pixels, grid, 2, 2, axis="patches")
+    patches, grid = flat([(1, 1, 2), (1, 1, 3)])
+    with pytest.raises(ValueError, match=r"\[5, 1\] .* wants 2 \(one per image\) rows"):
+        chunk_vlm_media(patches, grid, 2, 2, axis="images")
     with pytest.raises(ValueError, match="it must be 'patches' or 'images'"):
         chunk_vlm_media(pixels, grid, 2, 2, axis="frames")
 
@@ -306,6 +316,9 @@ def test_step3_batch():
     assert lists(chunks["num_patches"]) == [[2], [1]]
     assert lists(chunks["image_sizes"]) == lists(chunks["image_grid_hws"]) == [[5, 6], [7, 8]]
     assert chunks["patch_newline_mask"] is None
+    # num_patches is per image, so a row of pixel_values is an image, whatever its shape.
+    pooled = {"pixel_values": torch.arange(2.0).reshape(2, 1), "num_patches": torch.tensor([0, 0])}
+    assert lists(prepare_vlm_media_for_pp(pooled, 2, 2)[VLM_PP_MEDIA_KEY]["pixel_values"]) == [[0], [1]]
 
 
 # --- a batch
@@ -371,6 +384,8 @@ def test_a_family_tells_the_axis():
     images = {"input_ids": torch.zeros(2, 3), "pixel_values": torch.zeros(2, 3, 8, 8), "image_grid_thw": grid}
     with pytest.raises(ValueError, match=r"wants 5 \(its patches\) rows"):
         prepare_vlm_media_for_pp(dict(images), 2, 2, axes)
+    with pytest.raises(ValueError, match=r"wants 5 \(its patches\) rows"):
+        wrap_vlm_collate_for_pp(identity, 2, axes)(dict(images))
     assert len(prepare_vlm_media_for_pp(images, 2, 2)[VLM_PP_MEDIA_KEY]["pixel_values"][0]) == 1  # guessed: images
 
 
@@ -383,6 +398,10 @@ def test_token_types_unmask_a_coincidence():
     fine = batch | {"mm_token_type_ids": torch.tensor([[1, 0, 0], [0, 1, 0]])}
     assert lists(prepare_vlm_media_for_pp(fine, 2, 2)[VLM_PP_MEDIA_KEY]["pixel_values"]) == [[0], [1]]
     assert "mm_token_type_ids" in fine
+    videos = {"input_ids": torch.zeros(2, 3), "pixel_values_videos": pixels, "video_grid_thw": grid,
+              "mm_token_type_ids": torch.tensor([[2, 0, 1], [0, 1, 0]])}  # fmt: skip
+    with pytest.raises(ValueError, match=r"samples \[1\] have no video tokens.*give n_videos_per_sample"):
+        prepare_vlm_media_for_pp(videos, 2, 2)
 
 
 @pytest.mark.parametrize(

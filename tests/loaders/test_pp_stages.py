@@ -20,7 +20,7 @@ from tiny_models import tiny_model
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 
-from loaders import neat_packed_vlm_collater, stage_vlm_media_for_pp, wrap_vlm_collate_for_pp
+from loaders import VLM_PP_MEDIA_KEY, neat_packed_vlm_collater, stage_vlm_media_for_pp, wrap_vlm_collate_for_pp
 from pipeline.families.registry import FAMILIES
 from pipeline.mrope import mrope_positions
 
@@ -145,18 +145,14 @@ def run_stage(rank, folder):
     for case, (schedule_class, n_microbatches, packs, told) in CASES.items():
         wrapped = wrap_vlm_collate_for_pp(collate, n_microbatches, FAMILIES["qwen2_vl"].media_axes)
         batch = wrapped(packs_for(packs, model))
-        shapes = {}
+        shapes = []  # of a microbatch's input and output
         if told:
             rows = len(packs) // n_microbatches
             ids = torch.empty(rows, LENGTH, dtype=torch.int64)
             hidden = torch.empty(rows, LENGTH, 64, requires_grad=True)
             logits = torch.empty(rows, LENGTH, 2048, requires_grad=True)
-            shapes = (
-                {"input_args": ids, "output_args": hidden}
-                if rank == 0
-                else {"input_args": hidden, "output_args": logits}
-            )
-        stage = PipelineStage(part, rank, 2, torch.device("cpu"), **shapes)
+            shapes = [ids, hidden, logits][rank : rank + 2]
+        stage = PipelineStage(part, rank, 2, torch.device("cpu"), *shapes)
         schedule = schedule_class(
             stage,
             n_microbatches,
@@ -188,10 +184,8 @@ def run_stage(rank, folder):
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module")
-def piped(tmp_path_factory):
+def piped(folder):
     """Results of both processes, by case."""
-    folder = tmp_path_factory.mktemp("stages")
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
     if sys.platform == "linux":
         environment["GLOO_SOCKET_IFNAME"] = "lo"
@@ -234,27 +228,33 @@ def whole(model, packs, **changed):
     return logits.detach(), loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_stages_equal_the_whole_model(case, piped, model):
-    first, last = piped[case]
-    logits, loss, gradients = whole(model, CASES[case][2])
-    assert last["logits"].shape == logits.shape
-    assert (last["logits"] - logits).abs().max() < 1e-5
-    assert (last["evaluated"] - logits).abs().max() < 1e-5
-    assert abs(last["loss"] - loss) / loss < 1e-6
-    vision = {name: g for name, g in gradients.items() if name.startswith("model.visual.") and g is not None}
-    names = [name for name in first["gradients"] if name.startswith("visual.")]
-    assert len(names) == len(vision)
-    assert bool(names) == (CASES[case][2] is PACKS)
-    for name in names:
-        ours, theirs = first["gradients"][name], vision[f"model.{name}"]
-        assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max().clamp(min=1), name
+def test_stages_equal_the_whole_model(tmp_path, model):
+    """One test for all cases: starting two processes takes ten times as long as what they compute."""
+    close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
+    for case, (first, last) in piped(tmp_path).items():
+        print(case)  # shown if it fails
+        packs = CASES[case][2]
+        logits, loss, gradients = whole(model, packs)
+        close(last["logits"], logits)
+        close(last["evaluated"], logits)
+        close(last["loss"], loss)
+        vision = {name: g for name, g in gradients.items() if name.startswith("model.visual.") and g is not None}
+        names = [name for name in first["gradients"] if name.startswith("visual.")]
+        assert len(names) == len(vision)
+        assert bool(names) == (packs is PACKS)
+        for name in names:
+            scale = vision[f"model.{name}"].abs().max().clamp(min=1)
+            close(first["gradients"][name] / scale, vision[f"model.{name}"] / scale, atol=1e-4)
 
 
-def test_the_packs_are_tricky():
-    model_packs = packs_for(PACKS, tiny_model("qwen2_5_vl"))
-    batch = collate(model_packs)
-    assert batch["n_images_per_sample"].tolist() == [2, 0, 1, 1]
+def test_media_are_cut_alike_for_every_mask(model):
+    packs = packs_for(PACKS, model)
+    assert collate(packs)["n_images_per_sample"].tolist() == [2, 0, 1, 1]
+    for kind in ("sdpa", "flash_attention_2", "thd"):
+        chunks = wrap_vlm_collate_for_pp(partial(collate, attn_implementation=kind), 4)(packs)[VLM_PP_MEDIA_KEY]
+        for pack, pixels, grid in zip(packs, chunks["pixel_values"], chunks["image_grid_thw"], strict=True):
+            assert torch.equal(pixels, pack["pixel_values"])
+            assert torch.equal(grid, pack["image_grid_thw"])
 
 
 def test_the_comparison_sees_swapped_images(model):

@@ -14,6 +14,8 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from loaders.pixels import looked_up
+from pipeline.families.base import load_family
+from pipeline.families.registry import FAMILIES
 from pipeline.measure.length import measure
 from pipeline.records import Example, Measured, MediaRef, Turn
 from pipeline.render.media import pixel_table
@@ -135,3 +137,12 @@ def test_the_comparison_can_fail(family, pictures):
     pil, other = (render_sample(measured, family, resize).pixel_values for resize in ("pil", "torch"))
     assert pil.shape == other.shape
     assert not np.array_equal(pil, other)
+
+
+def test_the_fingerprint_is_of_the_processor_and_not_of_its_use(processor):
+    fresh, used = (load_family(processor, FAMILIES) for _ in range(2))
+    used.tokenizer(["a", "a b c"], padding=True, truncation=True, max_length=2)
+    assert fresh.fingerprint == used.fingerprint
+    changed = load_family(processor, FAMILIES)
+    changed.tokenizer.chat_template += " "
+    assert changed.fingerprint != fresh.fingerprint
