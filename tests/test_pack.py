@@ -1,5 +1,6 @@
 """The whole path on small data: what goes in comes out once, in the same bytes, whatever happens on the way."""
 
+import json
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from pipeline.cli import main
 from pipeline.config import UserError
 from pipeline.pack import run_pack
+from pipeline.shard.commit import differences
 from pipeline.shard.verify import read_ledger, read_manifest, verify_ledger, verify_shard
 
 
@@ -319,6 +321,8 @@ def test_same_bytes_after_kills_at_any_instant(data, expected, tmp_path):
         process.wait()
     assert kills >= 3
     assert subprocess.run(command, capture_output=True).returncode == 0
+    theirs, ours = (json.loads(files["manifest.json"])["identity"] for files in (expected, files_of(out)))
+    assert differences(theirs, ours) == []
     assert files_of(out) == expected
     assert not list(out.rglob("*.part")), "left-overs of killed runs"
 

@@ -1,5 +1,6 @@
 """The contract of a model family: what its file declares, and what a loaded processor can do with it."""
 
+import copy
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -224,7 +225,7 @@ def load_family(
         spec = matches[0]
     if not image_config:
         raise UserError(f"--processor {processor}: has neither preprocessor_config.json nor processor_config.json")
-    config = spec.image_defaults | image_config
+    config = copy.deepcopy(spec.image_defaults | image_config)
     for switch in ("do_resize", "do_rescale", "do_normalize"):
         if not config.get(switch, True):
             raise UserError(f"--processor {processor}: {switch} is false, which {spec.name} does not support")

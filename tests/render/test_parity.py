@@ -1,5 +1,6 @@
 """Every tensor of a rendered sample, against HF tokenizer, image processor and model on the same conversation."""
 
+import copy
 import re
 
 import numpy as np
@@ -69,7 +70,8 @@ def conversations(pictures):
 def hf_inputs(example, family):
     """Text, ids, pixels and grids as the HF processor makes them: expanded text, tokenizer, PIL image processor."""
     images = [ImageOps.exif_transpose(Image.open(ref.path)) for ref in example.media]
-    processor = Qwen2VLImageProcessorPil(**{k: v for k, v in family.config.items() if k != "image_processor_type"})
+    config = copy.deepcopy({k: v for k, v in family.config.items() if k != "image_processor_type"})
+    processor = Qwen2VLImageProcessorPil(**config)  # which writes into what it is given
     features = processor(images=images, return_tensors="np") if images else {}
     messages = [
         {"role": turn.role, "content": [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
