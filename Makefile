@@ -27,6 +27,8 @@ format: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python jobs/bench_plan.py
+	$(BIN)/python jobs/bench_render.py
+	$(BIN)/python jobs/bench_load.py
 
 clean:
 	rm -rf .venv demo-out
