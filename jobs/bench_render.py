@@ -54,7 +54,7 @@ def main() -> int:
         paths = [medium.ref.path for m in samples for medium in m.media]
         print(f"{len(good):,} rows, {sum(m.tokens for _, m in good):,} tokens, {len(paths):,} pictures; one core\n")
 
-        texts = [family._template(e.turns) for e, _ in good]
+        texts = [family.template(e.turns) for e, _ in good]
         bare = family.tokenizer.backend_tokenizer
         compare(
             "measure (convert, template, tokenize, probe)",

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from loaders.pixels import REPEAT_KEY, TABLE_KEY
+from loaders.pixels import LEFT_KEYS
 
 PIXEL_KEYS = ("pixel_values", "pixel_values_videos")
 GRID_KEYS = ("image_grid_thw", "image_position_ids", "video_grid_thw", "second_per_grid_ts")
@@ -18,8 +18,8 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         arrays = [sample[key] for sample in samples if sample.get(key) is not None]
         if any(len(array) for array in arrays):
             result[key] = torch.cat([array for array in arrays if len(array)])
-    if "pixel_values" in result and TABLE_KEY in samples[0]:
-        result |= {key: samples[0][key] for key in (TABLE_KEY, REPEAT_KEY)}
+    if any(key in result for key in PIXEL_KEYS) and LEFT_KEYS[0] in samples[0]:
+        result |= {key: samples[0][key] for key in LEFT_KEYS}
     return result
 
 

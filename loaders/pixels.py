@@ -8,19 +8,27 @@ import numpy as np
 import torch
 
 TABLE_KEY = "pixel_table"  # float32 [channels, 256], in a batch whose pixels are still uint8
+VIDEO_TABLE_KEY = "video_table"
 REPEAT_KEY = "temporal_patch_size"
+LEFT_KEYS = (TABLE_KEY, VIDEO_TABLE_KEY, REPEAT_KEY)
 _CHUNK = 2048  # patches at a time: what is in work stays in the cache
 
 
 def restore_pixels(
     batch: MutableMapping[str, Any], device: torch.device | str = "cpu", dtype: torch.dtype = torch.bfloat16
 ) -> MutableMapping[str, Any]:
-    """Move uint8 `pixel_values` of a batch to `device` (a quarter of the bytes of what they become) and restore them.
+    """Move uint8 pixels of a batch to `device` (a quarter of the bytes of what images become) and restore them.
 
-    The batch must come from `PackedShards(pixels="uint8")`, which puts the table in. Changed in place and returned.
+    The batch must come from `PackedShards(pixels="uint8")`, which puts the tables in. Changed in place and returned.
+    A batch without media is left as it is.
     """
-    table, repeat = batch.pop(TABLE_KEY), int(batch.pop(REPEAT_KEY))
-    batch["pixel_values"] = looked_up(batch["pixel_values"].to(device), table, repeat, dtype)
+    tables = {key: batch.pop(key, None) for key in LEFT_KEYS}
+    for key, table, repeat in (
+        ("pixel_values", tables[TABLE_KEY], tables[REPEAT_KEY]),
+        ("pixel_values_videos", tables[VIDEO_TABLE_KEY], 1),  # nothing is duplicated in a video
+    ):
+        if key in batch:
+            batch[key] = looked_up(batch[key].to(device), table, repeat, dtype)
     return batch
 
 

@@ -52,9 +52,9 @@ class ShardReader:
     def group_size(self) -> int:
         return int(self.manifest["identity"]["config"]["group_size"])
 
-    def pixel_table(self) -> np.ndarray:
-        """float32 [channels, 256]: what each stored byte stands for."""
-        return np.load(io.BytesIO(self._read_file(self.manifest["pixels"]["table"])), allow_pickle=False)
+    def pixel_table(self, name: str = "table") -> np.ndarray:
+        """float32 [channels, 256]: what each stored byte stands for, in images or (video_table) in videos."""
+        return np.load(io.BytesIO(self._read_file(self.manifest["pixels"][name])), allow_pickle=False)
 
     def content(self, pack: int) -> memoryview:
         """The bytes of a pack: a view of the mapped shard, or one ranged read."""

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders.order import epoch_order, rank_share, worker_share
-from loaders.pixels import REPEAT_KEY, TABLE_KEY, looked_up
+from loaders.pixels import REPEAT_KEY, TABLE_KEY, VIDEO_TABLE_KEY, looked_up
 from loaders.reader import ShardReader
 
 PIXELS = {"bf16": torch.bfloat16, "fp32": torch.float32, "uint8": None}
@@ -58,6 +58,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self.seed, self.batch_size, self.drop_last, self.shuffle = seed, batch_size, drop_last, shuffle
         self.pixels, self.prefetch = pixels, prefetch
         self.table = torch.from_numpy(self.reader.pixel_table())
+        self.video_table = torch.from_numpy(self.reader.pixel_table("video_table"))
         self.temporal_patch_size = int(self.reader.manifest["family"]["image"]["temporal_patch_size"])
         # Epoch and position in shared memory: a worker that lives on (persistent_workers) sees a new epoch too.
         self._start = torch.zeros(2, dtype=torch.int64).share_memory_()
@@ -179,7 +180,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         epoch.
         """
         arrays, header = self.reader.arrays(number, content)
-        pixels = torch.from_numpy(arrays.pop("pixel_values"))
+        pixels, frames = (torch.from_numpy(arrays.pop(name)) for name in ("pixel_values", "pixel_values_videos"))
         tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
         padded = tensors["seq_lens_padded"].long()
         item: dict[str, Any] = {
@@ -192,8 +193,12 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         }
         dtype = PIXELS[self.pixels]
         if dtype is None:
-            return item | {"pixel_values": pixels, TABLE_KEY: self.table, REPEAT_KEY: self.temporal_patch_size}
-        return item | {"pixel_values": looked_up(pixels, self.table, self.temporal_patch_size, dtype)}
+            item |= {TABLE_KEY: self.table, VIDEO_TABLE_KEY: self.video_table, REPEAT_KEY: self.temporal_patch_size}
+            return item | {"pixel_values": pixels, "pixel_values_videos": frames}
+        return item | {
+            "pixel_values": looked_up(pixels, self.table, self.temporal_patch_size, dtype),
+            "pixel_values_videos": looked_up(frames, self.video_table, 1, dtype),
+        }
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

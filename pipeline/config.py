@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import yaml
 
+VIDEO_KEYS = ("video_fps", "video_min_frames", "video_max_frames", "video_min_pixels", "video_max_pixels")
+
 
 class UserError(ValueError):
     """The user's input is wrong (exit code 2): says what was got, what was expected and the remedy."""
@@ -38,6 +40,13 @@ class PackConfig:
     )
     min_pixels: int = _key(0, "smallest image area; 0: the processor's own", shapes="measure")
     max_pixels: int = _key(0, "largest image area; 0: the processor's own", shapes="measure")
+    video_fps: float = _key(0.0, "frames taken per second of video; 0: the processor's own", shapes="measure")
+    video_min_frames: int = _key(0, "fewest frames of a video; 0: the processor's own", shapes="measure")
+    video_max_frames: int = _key(0, "most frames of a video; 0: the processor's own", shapes="measure")
+    video_min_pixels: int = _key(
+        0, "smallest area, of a frame (Qwen2, 2.5) or of a whole clip (Qwen3); 0: the processor's own", shapes="measure"
+    )
+    video_max_pixels: int = _key(0, "largest area, likewise; 0: the processor's own", shapes="measure")
     pack_size: int = _key(8192, "tokens in a pack, at most", shapes="plan")
     packing_ratio: float = _key(1.0, "fill packs to this share of pack-size only", shapes="plan")
     max_visual_tokens: int = _key(
@@ -72,7 +81,7 @@ class PackConfig:
             raise UserError(f"pack_size is {self.pack_size}; it must be at least 16")
         if not 0 < self.packing_ratio <= 1:
             raise UserError(f"packing_ratio is {self.packing_ratio}; it must be above 0 and at most 1")
-        for key in ("min_pixels", "max_pixels", "max_visual_tokens", "max_packs", "num_workers", "seed"):
+        for key in ("min_pixels", "max_pixels", "max_visual_tokens", "max_packs", "num_workers", "seed", *VIDEO_KEYS):
             if getattr(self, key) < 0:
                 raise UserError(f"{key} is {getattr(self, key)}; it must not be negative")
         for key in ("group_size", "shard_mb", "align"):

@@ -9,6 +9,7 @@ if __name__ == "__main__":  # run as a script, this folder is first on sys.path 
 
     raise SystemExit(main(["pack", *sys.argv[1:]]))
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.config import PackConfig, fingerprint
-from pipeline.families.base import Family
+from pipeline.families.base import Family, ProcessorKey
 from pipeline.families.registry import family_for
 from pipeline.ingest.lines import Lines, Part, Source, as_lines, part_ranges, rows, scan, source_of
 from pipeline.ingest.meta import Dataset, copies_of_rows, read_meta
@@ -71,7 +72,7 @@ def run_pack(config: PackConfig) -> Packed:
         before = [finished(job) for job in jobs]
         todo = [job for job, note in zip(jobs, before, strict=True) if note is None]
         written = iter(
-            running.run(shard_task, [(job, _family_key(config)) for job in todo], title="render", unit="shard")
+            running.run(shard_task, [(job, _processor_key(config)) for job in todo], title="render", unit="shard")
         )
         notes = [note if note is not None else next(written) for note in before]
         names = [dataset.name for dataset in datasets]
@@ -89,7 +90,7 @@ def run_plan(config: PackConfig) -> Planned:
 def _inputs(config: PackConfig, running: Engine) -> tuple[Family, list[Dataset], list[Source], dict[str, Any]]:
     """Read what there is, and say in one record what the output depends on."""
     datasets = read_meta(Path(config.meta), config.datasets)
-    family = family_for(*_family_key(config))
+    family = family_for(_processor_key(config))
     imported = config.work_dir / "imported"
     lines = running.run(as_lines, [(Path(dataset.file), imported) for dataset in datasets], title="open", unit="file")
     sources = _scan(lines, running)
@@ -173,16 +174,16 @@ def _measure(
             # A part with unreadable media is measured again on --overwrite: they may have been repaired since.
             if not path.exists() or (config.overwrite and has_media_trouble(path)):
                 chosen = copies[index][part.first_row : part.first_row + part.num_rows] > 0
-                todo.append((dataset, part, chosen, path, config.placeholders == "lenient", _family_key(config)))
+                todo.append((dataset, part, chosen, path, config.placeholders == "lenient", _processor_key(config)))
     running.run(measure_task, todo, title="measure")
     return parts
 
 
 def measure_task(
-    dataset: Dataset, part: Part, chosen: np.ndarray, path: Path, lenient: bool, family_key: tuple[Any, ...]
+    dataset: Dataset, part: Part, chosen: np.ndarray, path: Path, lenient: bool, key: ProcessorKey
 ) -> None:
     """Read, convert, tokenize and probe the chosen rows of a part into the token store."""
-    family = family_for(*family_key)
+    family = family_for(key)
     numbers: list[int] = []
     results: list[Measured | Skip] = []
     waiting: list[Example] = []
@@ -210,8 +211,8 @@ def measure_task(
     write_measured(path, numbers, results)
 
 
-def shard_task(job: ShardJob, family_key: tuple[Any, ...]) -> dict[str, Any]:
-    return write_shard(job, family_for(*family_key), _open_plan(job.plan, Path(job.plan).stat().st_mtime_ns))
+def shard_task(job: ShardJob, key: ProcessorKey) -> dict[str, Any]:
+    return write_shard(job, family_for(key), _open_plan(job.plan, Path(job.plan).stat().st_mtime_ns))
 
 
 @lru_cache(maxsize=1)
@@ -224,7 +225,7 @@ def _shard_jobs(config: PackConfig, planned: Planned) -> list[ShardJob]:
     out, done = Path(config.out), Path(config.out) / "work" / "done"
     parts_file = planned.plan_file.with_suffix(".parts.json")
     write_json(parts_file, [str(part.path) for part in planned.parts])
-    starts = shard_starts(planned.plan, planned.family, config.shard_mb << 20)
+    starts = shard_starts(planned.plan, config.shard_mb << 20)
     return [
         ShardJob(
             number=number,
@@ -244,5 +245,5 @@ def _shard_jobs(config: PackConfig, planned: Planned) -> list[ShardJob]:
     ]
 
 
-def _family_key(config: PackConfig) -> tuple[Any, ...]:
-    return config.processor, config.family, config.min_pixels, config.max_pixels
+def _processor_key(config: PackConfig) -> ProcessorKey:
+    return ProcessorKey(**{field.name: getattr(config, field.name) for field in dataclasses.fields(ProcessorKey)})

@@ -27,13 +27,28 @@ REASONS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """What a row asks of a video; what it is silent about, the processor decides."""
+
+    fps: float | None = None  # frames taken per second
+    frame_indices: tuple[int, ...] | None = None  # just these, counted from 0
+    start: float | None = None  # seconds: only the part between
+    end: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MediaRef:
-    """Where the bytes of a medium are: a whole file, or `length` bytes of it from `offset`."""
+    """Where the bytes of a medium are: a whole file, or `length` bytes of it from `offset`.
+
+    A video may also be a list of pictures, `frames`; then `path` is the first of them.
+    """
 
     kind: MediaKind
     path: str
     offset: int = 0
     length: int = -1  # -1: to the end of the file
+    frames: tuple[str, ...] = ()
+    sampling: Sampling = Sampling()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +87,10 @@ class MeasuredMedia:
     height: int
     width: int
     grid: tuple[int, int, int]  # temporal, vertical and horizontal patches, before merging
+    # Of videos only:
+    frames: tuple[int, ...] = ()  # which frames are taken
+    total_frames: int = 0
+    fps: float = 0.0  # of the source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +104,7 @@ class Measured:
     media: tuple[MeasuredMedia, ...]
     tokens: int
     visual_tokens: int
+    media_bytes: int  # on disk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +117,9 @@ class Sample:
     mm_token_type_ids: np.ndarray  # uint8 [L]: 0 text, 1 image, 2 video
     pixel_values: np.ndarray  # uint8 [patches, channels * patch * patch]
     image_grid_thw: np.ndarray  # int64 [images, 3]
+    pixel_values_videos: np.ndarray  # uint8 [patches, channels * temporal patch * patch * patch]
+    video_grid_thw: np.ndarray  # int64 [videos, 3]
+    second_per_grid_ts: np.ndarray  # float32 [videos]: seconds from one temporal patch to the next
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

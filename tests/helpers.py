@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+import torch
 from PIL import Image
+from transformers import AutoConfig, Qwen2_5_VLModel, Qwen2VLModel, Qwen3VLModel
 
 from pipeline.config import PackConfig
 from pipeline.records import Pack
@@ -89,3 +91,13 @@ def packs_of(out: Path) -> Iterator[Pack]:
     for line in pq.read_table(out / "index.parquet").to_pylist():
         content = (out / "shards" / line["shard"]).read_bytes()
         yield read_pack({m["name"]: content[m["offset"] : m["offset"] + m["size"]] for m in line["members"]})
+
+
+def bare_model(processor: str) -> Any:
+    """A model without weights: get_rope_index needs its config only."""
+    config = AutoConfig.from_pretrained(processor)
+    models = {"qwen2_vl": Qwen2VLModel, "qwen2_5_vl": Qwen2_5_VLModel, "qwen3_vl": Qwen3VLModel}
+    model = models[config.model_type].__new__(models[config.model_type])
+    torch.nn.Module.__init__(model)
+    model.config = config
+    return model

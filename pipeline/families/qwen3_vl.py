@@ -1,7 +1,92 @@
-"""Qwen3-VL, dense and MoE: as Qwen2-VL for text and images (its processor config says patches of 16)."""
+"""Qwen3-VL, dense and MoE: as Qwen2-VL for text and images; a video is frames with their times written between them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from pipeline.families import qwen2_vl
+import numpy as np
 
-SPEC = replace(qwen2_vl.SPEC, name="qwen3_vl", processor_classes=("Qwen3VLProcessor", "Qwen3VLMoeProcessor"))
+from pipeline.families import qwen2_vl
+from pipeline.families.base import Family, Grid, VideoGeometry
+from pipeline.mrope import mrope_positions
+from pipeline.records import MeasuredMedia
+from pipeline.resize import smart_resize_video
+
+VIDEO_DEFAULTS = {
+    **qwen2_vl.VIDEO_DEFAULTS,
+    "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
+    "patch_size": 16,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "do_sample_frames": True,
+    "fps": 2,
+    "max_video_tokens": 768,
+}
+
+
+def sample_frames(geometry: VideoGeometry, total: int, fps: float) -> np.ndarray:
+    """At the configured rate, within min_frames and max_frames, from the first frame to the last."""
+    if not geometry.samples_frames:
+        return np.arange(total)
+    wanted = geometry.num_frames
+    if wanted is None and geometry.fps is not None:
+        wanted = min(max(int(total / fps * geometry.fps), geometry.min_frames), geometry.max_frames, total)
+    elif wanted is None:
+        wanted = min(max(total, geometry.min_frames), geometry.max_frames)
+    return np.linspace(0, total - 1, min(wanted, total)).round().astype(np.int64)
+
+
+def resize_video(geometry: VideoGeometry, num_frames: int, height: int, width: int) -> tuple[int, int]:
+    """The pixel bounds cover the whole clip."""
+    patch = geometry.temporal_patch_size
+    num_frames = max(num_frames, patch)  # one frame is repeated to a whole temporal patch
+    max_pixels = geometry.max_pixels
+    if geometry.cap_pixels_per_frame:
+        share = min(geometry.max_video_tokens * geometry.factor**2, geometry.max_pixels // num_frames)
+        max_pixels = max(share, int(geometry.min_pixels * 1.05)) * num_frames
+    return smart_resize_video(num_frames, height, width, patch, geometry.factor, geometry.min_pixels, max_pixels)
+
+
+def expand_video(family: Family, video: MeasuredMedia) -> np.ndarray:
+    """Per temporal patch: its time as text, and its tokens between markers. "<0.2 seconds>", start, pad × n, end."""
+    per_frame = family.video.tokens((1, *video.grid[1:]))
+    before, after = family.vision_marker_ids
+    block = np.array([before, *[family.video_token_id] * per_frame, after], dtype=np.int32)
+    pieces = []
+    for seconds in _times(video, family.video.temporal_patch_size):
+        time = family.tokenizer.encode(f"<{seconds:.1f} seconds>", add_special_tokens=False)
+        pieces += [np.array(time, dtype=np.int32), block]
+    return np.concatenate(pieces)
+
+
+def _times(video: MeasuredMedia, patch: int) -> list[float]:
+    """The middle of each temporal patch: frames [0, 12, 25] at 25 fps, patches of 2 -> 0.24 s and 1.0 s."""
+    frames = list(video.frames)
+    frames += [frames[-1]] * (-len(frames) % patch)
+    times = [frame / video.fps for frame in frames]
+    return [(times[i] + times[i + patch - 1]) / 2 for i in range(0, len(times), patch)]
+
+
+def positions(
+    token_types: np.ndarray,
+    image_grids: Sequence[Grid],
+    video_grids: Sequence[Grid],
+    seconds_per_grid: Sequence[float],
+    *,
+    merge_size: int,
+    tokens_per_second: float | None,
+) -> np.ndarray:
+    """Time is in the text, so each temporal patch is a block of its own."""
+    frames = [(1, rows, columns) for count, rows, columns in video_grids for _ in range(count)]
+    return mrope_positions(token_types, image_grids, frames, merge_size=merge_size)
+
+
+SPEC = replace(
+    qwen2_vl.SPEC,
+    name="qwen3_vl",
+    processor_classes=("Qwen3VLProcessor", "Qwen3VLMoeProcessor"),
+    video_defaults=VIDEO_DEFAULTS,
+    sample_frames=sample_frames,
+    resize_video=resize_video,
+    expand_video=expand_video,
+    positions=positions,
+)

@@ -7,6 +7,7 @@ import numpy as np
 from pipeline.families.base import Family
 from pipeline.labels import target_mask
 from pipeline.measure.probe import MediaError, image_size
+from pipeline.measure.video import measure_video
 from pipeline.records import Example, Measured, MeasuredMedia, MediaRef, Skip
 
 
@@ -17,31 +18,36 @@ def measure(examples: Sequence[Example], family: Family) -> list[Measured | Skip
     for index, ids in zip(good, family.encode([examples[index] for index in good]), strict=True):
         media = results[index]
         assert isinstance(media, tuple)
-        assert np.count_nonzero(ids == family.image_token_id) == len(media), "template and media disagree"
+        assert np.count_nonzero(family.is_media(ids)) == len(media), "template and media disagree"
         results[index] = measured(ids, media, family)
     return results  # type: ignore[return-value]
 
 
 def measured(ids: np.ndarray, media: tuple[MeasuredMedia, ...], family: Family) -> Measured:
-    visual_tokens = sum(family.image.tokens(medium.grid) for medium in media)
+    expansions = [family.expansion(medium) for medium in media]
     # Each placeholder gives way to its tokens, and the shift takes one: 10 ids, 1 image of 64 -> 10 - 1 + 64 - 1 = 72.
-    return Measured(ids=ids, media=media, tokens=len(ids) - len(media) + visual_tokens - 1, visual_tokens=visual_tokens)
+    return Measured(
+        ids=ids,
+        media=media,
+        tokens=len(ids) - len(media) + sum(map(len, expansions)) - 1,
+        visual_tokens=sum(int(np.count_nonzero(family.is_media(expansion))) for expansion in expansions),
+        media_bytes=sum(family.media_bytes(medium) for medium in media),
+    )
 
 
 def truncated(whole: Measured, limit: int, family: Family) -> Measured | None:
-    """The longest beginning of at most `limit` tokens that ends outside an image; None if it has no target left."""
-    is_image = whole.ids == family.image_token_id
+    """The longest beginning of at most `limit` tokens that ends outside a medium; None if it has no target left."""
+    is_media = family.is_media(whole.ids)
     expanded = np.ones(len(whole.ids), dtype=np.int64)
-    expanded[is_image] = [family.image.tokens(medium.grid) for medium in whole.media]
+    expanded[is_media] = [len(family.expansion(medium)) for medium in whole.media]
     # limit + 1 ids before the shift are `limit` after it.
     keep = int(np.searchsorted(np.cumsum(expanded), limit + 1, side="right"))
-    start_token = family.fake_image_ids[0]
-    if 0 < keep < len(whole.ids) and is_image[keep] and whole.ids[keep - 1] == start_token:
-        keep -= 1  # an opening marker without its image
+    if 0 < keep < len(whole.ids) and is_media[keep] and whole.ids[keep - 1] == family.vision_marker_ids[0]:
+        keep -= 1  # an opening marker without its medium
     ids = whole.ids[:keep]
     if not target_mask(ids, family.markers)[1:].any():
         return None
-    cut = measured(ids, whole.media[: int(np.count_nonzero(is_image[:keep]))], family)
+    cut = measured(ids, whole.media[: int(np.count_nonzero(is_media[:keep]))], family)
     assert cut.tokens <= limit
     return cut
 
@@ -51,12 +57,14 @@ def _probe(example: Example, family: Family) -> tuple[MeasuredMedia, ...] | Skip
         if ref.kind not in family.spec.takes:
             return Skip(reason=f"{ref.kind}_unsupported", detail=f"{family.spec.name} does not take {ref.kind}s")
     try:
-        return tuple(_probe_image(ref, family) for ref in example.media)
+        return tuple(
+            measure_video(ref, family) if ref.kind == "video" else measure_image(ref, family) for ref in example.media
+        )
     except MediaError as error:
         return error.skip
 
 
-def _probe_image(ref: MediaRef, family: Family) -> MeasuredMedia:
+def measure_image(ref: MediaRef, family: Family) -> MeasuredMedia:
     height, width = image_size(ref)
     try:
         grid = family.image.grid(height, width)

@@ -19,6 +19,10 @@ _MEDIUM = pa.struct(
         ("height", pa.int32()),
         ("width", pa.int32()),
         ("grid", pa.list_(pa.int32(), 3)),
+        ("frames", pa.list_(pa.int32())),
+        ("total_frames", pa.int32()),
+        ("fps", pa.float64()),
+        ("frame_paths", pa.list_(pa.string())),
     ]
 )
 SCHEMA = pa.schema(
@@ -26,7 +30,7 @@ SCHEMA = pa.schema(
         ("row", pa.int64()),
         ("tokens", pa.int32()),
         ("visual_tokens", pa.int32()),
-        ("num_patches", pa.int32()),
+        ("media_bytes", pa.int64()),
         ("reason", pa.string()),  # "" for a good row
         ("detail", pa.string()),
         ("ids", pa.list_(pa.int32())),
@@ -42,7 +46,7 @@ def write_measured(path: Path, numbers: Sequence[int], results: Sequence[Measure
 
 def _line(row: int, result: Measured | Skip) -> dict[str, Any]:
     if isinstance(result, Skip):
-        skipped = {"tokens": 0, "visual_tokens": 0, "num_patches": 0, "ids": [], "media": []}
+        skipped = {"tokens": 0, "visual_tokens": 0, "media_bytes": 0, "ids": [], "media": []}
         return {"row": row, "reason": result.reason, "detail": result.detail, **skipped}
     media = [
         {
@@ -53,6 +57,10 @@ def _line(row: int, result: Measured | Skip) -> dict[str, Any]:
             "height": medium.height,
             "width": medium.width,
             "grid": medium.grid,
+            "frames": medium.frames,
+            "total_frames": medium.total_frames,
+            "fps": medium.fps,
+            "frame_paths": medium.ref.frames,
         }
         for medium in result.media
     ]
@@ -60,7 +68,7 @@ def _line(row: int, result: Measured | Skip) -> dict[str, Any]:
         "row": row,
         "tokens": result.tokens,
         "visual_tokens": result.visual_tokens,
-        "num_patches": sum(t * h * w for t, h, w in (medium.grid for medium in result.media)),
+        "media_bytes": result.media_bytes,
         "reason": "",
         "detail": "",
         "ids": result.ids,
@@ -79,10 +87,19 @@ def read_measured(path: Path, index: int) -> Measured:
     table = open_arrow(path)
     media = tuple(
         MeasuredMedia(
-            ref=MediaRef(kind=item["kind"], path=item["path"], offset=item["offset"], length=item["length"]),
+            ref=MediaRef(
+                kind=item["kind"],
+                path=item["path"],
+                offset=item["offset"],
+                length=item["length"],
+                frames=tuple(item["frame_paths"]),
+            ),
             height=item["height"],
             width=item["width"],
             grid=tuple(item["grid"]),
+            frames=tuple(item["frames"]),
+            total_frames=item["total_frames"],
+            fps=item["fps"],
         )
         for item in table["media"][index].as_py()
     )
@@ -91,4 +108,5 @@ def read_measured(path: Path, index: int) -> Measured:
         media=media,
         tokens=table["tokens"][index].as_py(),
         visual_tokens=table["visual_tokens"][index].as_py(),
+        media_bytes=table["media_bytes"][index].as_py(),
     )

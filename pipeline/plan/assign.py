@@ -27,7 +27,7 @@ SCHEMA = pa.schema(
         ("line", pa.int32()),
         ("tokens", pa.int32()),
         ("visual_tokens", pa.int32()),
-        ("num_patches", pa.int32()),
+        ("media_bytes", pa.int64()),
         ("limit", pa.int32()),  # tokens to truncate to; 0: whole
         ("reason", pa.string()),
         ("detail", pa.string()),
@@ -99,10 +99,10 @@ def make_plan(
     return Plan(_in_pack_order(lines, bins, config.max_packs))
 
 
-def shard_starts(plan: Plan, family: Family, shard_bytes: int) -> list[int]:
+def shard_starts(plan: Plan, shard_bytes: int) -> list[int]:
     """First pack of each shard, and the number of packs at the end: cut where a shard would exceed `shard_bytes`."""
     starts, filled = [0], 0
-    for number, size in enumerate(pack_bytes(plan, family).tolist()):
+    for number, size in enumerate(pack_bytes(plan).tolist()):
         if filled and filled + size > shard_bytes:
             starts.append(number)
             filled = 0
@@ -115,9 +115,9 @@ def aligned(tokens: np.ndarray, align: int) -> np.ndarray:
     return -(-tokens // align) * align
 
 
-def pack_bytes(plan: Plan, family: Family) -> np.ndarray:
+def pack_bytes(plan: Plan) -> np.ndarray:
     """About what each pack takes on disk: 21 bytes a token (ids, labels, 3 positions, type), pixels, headers."""
-    return 21 * plan.per_pack("tokens") + family.image.patch_bytes * plan.per_pack("num_patches") + 16_384
+    return 21 * plan.per_pack("tokens") + plan.per_pack("media_bytes") + 16_384
 
 
 def _lines(parts: Sequence[MeasuredPart], copies: Sequence[np.ndarray]) -> pa.Table:
@@ -161,7 +161,7 @@ def _fit_overlong(
 ) -> pa.Table:
     """Truncate, skip or refuse what does not fit a pack; skip what alone exceeds max_visual_tokens."""
     tokens, visual = lines["tokens"].to_numpy().copy(), lines["visual_tokens"].to_numpy().copy()
-    patches, limits = lines["num_patches"].to_numpy().copy(), lines["limit"].to_numpy().copy()
+    media, limits = lines["media_bytes"].to_numpy().copy(), lines["limit"].to_numpy().copy()
     reasons, details = lines["reason"].to_pylist(), lines["detail"].to_pylist()
     room = np.where(visual > 0, config.pack_size, config.pack_size - reserve)
     for index in np.flatnonzero(aligned(tokens, config.align) > room).tolist():
@@ -186,7 +186,7 @@ def _fit_overlong(
                 details[index] += "; cut to that it would have no target"
             continue
         tokens[index], visual[index], limits[index] = cut.tokens, cut.visual_tokens, limit
-        patches[index] = sum(t * h * w for t, h, w in (medium.grid for medium in cut.media))
+        media[index] = cut.media_bytes
         details[index] = f"truncated from {length} to {cut.tokens} tokens"
     if config.max_visual_tokens:
         for index in np.flatnonzero(visual > config.max_visual_tokens).tolist():
@@ -196,7 +196,7 @@ def _fit_overlong(
     changed = {
         "tokens": tokens,
         "visual_tokens": visual,
-        "num_patches": patches,
+        "media_bytes": media,
         "limit": limits,
         "reason": reasons,
         "detail": details,

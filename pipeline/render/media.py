@@ -7,7 +7,7 @@ import torch
 from PIL import Image, ImageOps
 from transformers.image_transforms import convert_to_rgb, normalize, rescale
 
-from pipeline.families.base import ImageGeometry
+from pipeline.families.base import Geometry, ImageGeometry
 from pipeline.measure.probe import MediaError, bad_media, open_image, open_media
 from pipeline.records import MeasuredMedia, MediaRef
 
@@ -83,7 +83,7 @@ def patchify(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:
     return np.ascontiguousarray(ordered).reshape(rows * columns * merge**2, channels * patch**2)
 
 
-def pixel_table(geometry: ImageGeometry, resize: str) -> np.ndarray:
+def pixel_table(geometry: Geometry, resize: str) -> np.ndarray:
     """What each byte stands for: float32 [channels, 256], by the arithmetic of the HF backend that `resize` equals."""
     ramp = np.tile(np.arange(256, dtype=np.uint8), (len(geometry.mean), 1))
     if resize == "pil":

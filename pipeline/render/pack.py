@@ -8,6 +8,7 @@ from pipeline.families.base import Family
 from pipeline.records import IGNORE, Document, Pack, Sample
 from pipeline.render.sample import fake_image_sample
 
+MEDIA = ("image_grid_thw", "pixel_values", "video_grid_thw", "second_per_grid_ts", "pixel_values_videos")
 FAKE_IMAGE = Document(dataset="", row=-1, repeat=0, tokens=3, visual_tokens=1, num_images=1, num_videos=0)
 
 
@@ -20,7 +21,7 @@ def build_pack(
     """
     documents = [document for document, _ in samples]
     rendered = [sample for _, sample in samples]
-    add_fake = fake_image and not any(len(sample.image_grid_thw) for sample in rendered)
+    add_fake = fake_image and not any(len(s.image_grid_thw) + len(s.video_grid_thw) for s in rendered)
     if add_fake:
         documents.append(FAKE_IMAGE)
         rendered.append(fake_image_sample(family))
@@ -50,8 +51,7 @@ def build_pack(
             "mm_token_type_ids": joined("mm_token_type_ids", 0),
             "seq_lens": np.array(lengths, dtype=np.int32),
             "seq_lens_padded": np.add(lengths, padding, dtype=np.int32),
-            "image_grid_thw": np.concatenate([sample.image_grid_thw for sample in rendered]),
-            "pixel_values": np.concatenate([sample.pixel_values for sample in rendered]),
+            **{name: np.concatenate([getattr(sample, name) for sample in rendered]) for name in MEDIA},
         },
         documents=tuple(documents),
         fake_image=add_fake,

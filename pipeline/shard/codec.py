@@ -24,6 +24,9 @@ ARRAYS = {
     "mm_token_type_ids": np.uint8,
     "image_grid_thw": np.int64,
     "pixel_values": np.uint8,
+    "video_grid_thw": np.int64,
+    "second_per_grid_ts": np.float32,
+    "pixel_values_videos": np.uint8,
 }
 MEMBERS = (*(f"{name}.npy" for name in ARRAYS), "json")
 _BLOCK = tarfile.BLOCKSIZE

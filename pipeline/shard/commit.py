@@ -35,7 +35,17 @@ KEYS = (
 )  # of a manifest
 VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "numpy")  # packages that shape the tensors
 RECORDS = ("manifest.json", "work/run.json")  # of a finished and of a begun output: what it was made from
-OURS = ("manifest.json", "index.parquet", "pixel_table.npy", "stats", "ledger", "shards", "work/done", "work/run.json")
+OURS = (
+    "manifest.json",
+    "index.parquet",
+    "pixel_table.npy",
+    "video_table.npy",
+    "stats",
+    "ledger",
+    "shards",
+    "work/done",
+    "work/run.json",
+)
 
 
 def versions() -> dict[str, str]:
@@ -110,8 +120,14 @@ def commit(
     }
     for name, table in tables.items():
         write_parquet(out / name, table)
-    with write_whole(out / "pixel_table.npy") as file:
-        np.save(file, pixel_table(family.image, config.resize))
+    # Videos are always resized and normalised as torchvision does: transformers has no other way.
+    pixel_tables = {
+        "pixel_table.npy": pixel_table(family.image, config.resize),
+        "video_table.npy": pixel_table(family.video, "torch"),
+    }
+    for name, values in pixel_tables.items():
+        with write_whole(out / name) as file:
+            np.save(file, values)
     ledger = pa.concat_tables(ledgers)
     firsts = {note["shard"]: note["packs"][0]["pack"] for note in notes if note["packs"]}
     manifest = {
@@ -120,7 +136,12 @@ def commit(
         "fingerprint": fingerprint(identity),
         "identity": identity,
         "family": _family(family),
-        "pixels": {"codec": "u8", "resize": config.resize, "table": "pixel_table.npy"},
+        "pixels": {
+            "codec": "u8",
+            "resize": config.resize,
+            "table": "pixel_table.npy",
+            "video_table": "video_table.npy",
+        },
         "counts": count_all(identity, ledger, index),
         "shards": [
             {
@@ -132,7 +153,7 @@ def commit(
             }
             for note in notes
         ],
-        "files": {name: sha256_of(out / name) for name in (*tables, "pixel_table.npy")},
+        "files": {name: sha256_of(out / name) for name in (*tables, *pixel_tables)},
     }
     assert tuple(manifest) == KEYS
     write_json(out / "manifest.json", manifest)
@@ -163,6 +184,8 @@ def _family(family: Family) -> dict[str, Any]:
         "padding_id": family.padding_id,
         "media_axes": family.spec.media_axes,
         "image": dataclasses.asdict(family.image),
+        "video": dataclasses.asdict(family.video),
+        "tokens_per_second": family.tokens_per_second,
     }
 
 

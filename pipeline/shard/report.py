@@ -49,7 +49,7 @@ def describe_plan(planned: "Planned", config: PackConfig) -> str:
     if sampled_out:
         counts["sampled_out"] = sampled_out
     rows = sum(source.num_rows for source in planned.sources)
-    size = int(pack_bytes(plan, planned.family).sum())
+    size = int(pack_bytes(plan).sum())
     cut = int((plan.packed["limit"].to_numpy() > 0).sum())
     lines = [
         ("rows", f"{rows:,} read, {len(plan.packed):,} samples to pack"),

@@ -24,7 +24,7 @@ INDEX_SCHEMA = pa.schema(
         ("squares", pa.int64()),  # sum of squared document lengths: what attention costs
         ("num_documents", pa.int32()),
         ("num_images", pa.int32()),
-        ("num_patches", pa.int32()),
+        ("num_videos", pa.int32()),
         ("members", pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))),
     ]
 )
@@ -52,7 +52,15 @@ def shard_stats(index: pa.Table) -> pa.Table:
         ("pack", "count"),
         *(
             (name, "sum")
-            for name in ("bytes", "tokens", "visual_tokens", "target_tokens", "num_documents", "num_images")
+            for name in (
+                "bytes",
+                "tokens",
+                "visual_tokens",
+                "target_tokens",
+                "num_documents",
+                "num_images",
+                "num_videos",
+            )
         ),
     ]
     grouped = index.drop_columns(["members"]).group_by("shard", use_threads=False).aggregate(sums)

@@ -18,7 +18,7 @@ from pipeline.config import fingerprint
 from pipeline.families.base import PositionFunction
 from pipeline.families.registry import FAMILIES
 from pipeline.labels import TurnMarkers, target_mask
-from pipeline.mrope import IMAGE
+from pipeline.mrope import IMAGE, TEXT, VIDEO
 from pipeline.records import IGNORE, REASONS, Pack
 from pipeline.shard.codec import MEMBERS, pack_key, read_pack
 from pipeline.shard.commit import FORMAT, KEYS, count_all
@@ -35,23 +35,30 @@ class Rules:
     align: int
     padding_id: int
     image_token_id: int
+    video_token_id: int
     markers: TurnMarkers
     merge_size: int
     patch_bytes: int
+    video_patch_bytes: int
+    tokens_per_second: float | None
     fake_image_ids: tuple[int, ...]
     positions: PositionFunction
 
     @classmethod
     def of(cls, manifest: dict[str, Any]) -> "Rules":
-        family, image = manifest["family"], manifest["family"]["image"]
+        family = manifest["family"]
+        image, video = family["image"], family["video"]
         return cls(
             pack_size=manifest["identity"]["config"]["pack_size"],
             align=manifest["identity"]["config"]["align"],
             padding_id=family["padding_id"],
             image_token_id=family["image_token_id"],
+            video_token_id=family["video_token_id"],
             markers=TurnMarkers(header=tuple(family["assistant_header_ids"]), end=family["end_of_turn_id"]),
             merge_size=image["merge_size"],
             patch_bytes=len(image["mean"]) * image["patch_size"] ** 2,
+            video_patch_bytes=len(video["mean"]) * video["patch_size"] ** 2 * video["temporal_patch_size"],
+            tokens_per_second=family["tokens_per_second"],
             fake_image_ids=tuple(family["fake_image_ids"]),
             positions=FAMILIES[family["name"]].positions,
         )
@@ -156,8 +163,8 @@ def check_pack(pack: Pack, rules: Rules) -> list[str]:
 
 def _document_problems(pack: Pack, rules: Rules) -> Iterator[tuple[int, str]]:
     arrays = pack.arrays
-    grids, patches = arrays["image_grid_thw"], arrays["pixel_values"]
-    start = image = 0
+    images, videos, seconds = arrays["image_grid_thw"], arrays["video_grid_thw"], arrays["second_per_grid_ts"]
+    start = image = video = 0
     for index, document in enumerate(pack.documents):
         stop = start + document.tokens
         ids, labels = arrays["input_ids"][start:stop], arrays["labels"][start:stop]
@@ -165,27 +172,43 @@ def _document_problems(pack: Pack, rules: Rules) -> Iterator[tuple[int, str]]:
         if is_fake and ids.tolist() != list(rules.fake_image_ids):
             yield index, "the fake image has other tokens"
         yield from ((index, problem) for problem in _label_problems(ids, labels, rules, is_fake))
-        mine = grids[image : image + document.num_images]
+        my_images = images[image : image + document.num_images]
+        my_videos = videos[video : video + document.num_videos]
         types = arrays["mm_token_type_ids"][start:stop]
-        tokens = int(np.count_nonzero(ids == rules.image_token_id))
-        expected = int((mine.prod(axis=1) // rules.merge_size**2).sum())
+        expected_types = np.select(
+            [ids == rules.image_token_id, ids == rules.video_token_id], [IMAGE, VIDEO], default=TEXT
+        )
+        tokens = int(np.count_nonzero(expected_types))
+        expected = sum(int((grids.prod(axis=1) // rules.merge_size**2).sum()) for grids in (my_images, my_videos))
         if not tokens == expected == document.visual_tokens:
             yield index, f"{tokens} media tokens, grids for {expected}, planned {document.visual_tokens}"
-        elif not np.array_equal(types == IMAGE, ids == rules.image_token_id):
+        elif not np.array_equal(types, expected_types):
             yield index, "mm_token_type_ids differ from the media tokens"
         else:
             # Positions depend on what came before only, so the token that the shift cut off does not matter.
-            positions = rules.positions(types, mine.tolist(), merge_size=rules.merge_size)
+            positions = rules.positions(
+                types,
+                my_images.tolist(),
+                my_videos.tolist(),
+                seconds[video : video + document.num_videos].tolist(),
+                merge_size=rules.merge_size,
+                tokens_per_second=rules.tokens_per_second,
+            )
             if not np.array_equal(arrays["position_ids"][..., start:stop], positions):
                 yield index, "positions differ from those of the document alone"
         end = start + int(arrays["seq_lens_padded"][index])
         if (arrays["labels"][stop:end] != IGNORE).any() or (arrays["input_ids"][stop:end] != rules.padding_id).any():
             yield index, "its padding has labels or tokens"
-        start, image = end, image + document.num_images
-    if image != len(grids):
-        yield len(pack.documents), f"documents have {image} images, the pack {len(grids)}"
-    if patches.shape != (int(grids.prod(axis=1).sum()), rules.patch_bytes):
-        yield len(pack.documents), f"pixel_values {patches.shape} do not fit the grids"
+        start, image, video = end, image + document.num_images, video + document.num_videos
+    if (image, video) != (len(images), len(videos)) or len(videos) != len(seconds):
+        found = f"{len(images)} and {len(videos)}"
+        yield len(pack.documents), f"documents have {image} images and {video} videos, the pack {found}"
+    for name, grids, width in (
+        ("pixel_values", images, rules.patch_bytes),
+        ("pixel_values_videos", videos, rules.video_patch_bytes),
+    ):
+        if arrays[name].shape != (int(grids.prod(axis=1).sum()), width):
+            yield len(pack.documents), f"{name} {arrays[name].shape} do not fit the grids"
 
 
 def _label_problems(ids: np.ndarray, labels: np.ndarray, rules: Rules, is_fake: bool) -> list[str]:

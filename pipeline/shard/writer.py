@@ -99,14 +99,15 @@ def render_packs(
                     | {"reason": error.skip.reason, "detail": error.skip.detail}
                 )
                 continue
+            kinds = [medium.ref.kind for medium in measured.media]
             document = Document(
                 dataset=job.datasets[line["dataset"]],
                 row=line["row"],
                 repeat=line["repeat"],
                 tokens=line["tokens"],
                 visual_tokens=line["visual_tokens"],
-                num_images=len(measured.media),
-                num_videos=0,
+                num_images=kinds.count("image"),
+                num_videos=kinds.count("video"),
             )
             samples.append((document, sample))
         if samples:
@@ -138,7 +139,7 @@ def _index_line(pack: Pack, start: int, end: int, members: list[tuple[int, int]]
         "squares": int((lengths**2).sum()),
         "num_documents": len(pack.documents),
         "num_images": len(pack.arrays["image_grid_thw"]),
-        "num_patches": len(pack.arrays["pixel_values"]),
+        "num_videos": len(pack.arrays["video_grid_thw"]),
         "fake_image": pack.fake_image,
         "members": members,
     }

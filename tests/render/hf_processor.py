@@ -24,6 +24,15 @@ except (ImportError, RuntimeError):
 
 from PIL import Image, ImageOps
 from transformers import AutoProcessor
+from transformers.video_utils import read_video_pyav
+
+
+def sampler(processor, fps):
+    """The processor's own choice of frames; all of them where it is not configured to choose."""
+    if fps is None and not processor.video_processor.do_sample_frames:
+        return lambda metadata, **_: np.arange(metadata.total_num_frames)
+    return lambda metadata, **_: processor.video_processor.sample_frames(metadata, fps=fps)
+
 
 arrays = {}
 for processor_path, conversations in json.loads(Path(sys.argv[1]).read_text()).items():
@@ -31,8 +40,17 @@ for processor_path, conversations in json.loads(Path(sys.argv[1]).read_text()).i
     for number, messages in enumerate(conversations):
         paths = [part["path"] for turn in messages for part in turn["content"] if part["type"] == "image"]
         images = [ImageOps.exif_transpose(Image.open(path)) for path in paths]
+        clips = [part for turn in messages for part in turn["content"] if part["type"] == "video"]
+        videos = {}
+        if clips:
+            read = [read_video_pyav(clip["path"], sampler(processor, clip.get("fps"))) for clip in clips]
+            frames, metadata = zip(*read, strict=True)
+            videos = {"videos": list(frames), "video_metadata": list(metadata), "do_sample_frames": False}
         text = processor.apply_chat_template(messages, tokenize=False)
-        out = processor(text=[text], images=images or None, return_tensors="np", return_mm_token_type_ids=True)
+        out = processor(
+            text=[text], images=images or None, return_tensors="pt", return_mm_token_type_ids=True, **videos
+        )
         for key, value in out.items():
-            arrays[f"{Path(processor_path).name}/{number}/{key}"] = value
+            if isinstance(value, torch.Tensor):
+                arrays[f"{Path(processor_path).name}/{number}/{key}"] = value.numpy()
 np.savez(sys.argv[2], **arrays)

@@ -6,16 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import torch
-from helpers import REAL_PROCESSORS, ROOT, picture
+from helpers import REAL_PROCESSORS, ROOT, bare_model, picture
 from PIL import Image
 
 from loaders.pixels import looked_up
 from pipeline.families.registry import family_for
 from pipeline.measure.length import measure
-from pipeline.records import Example, MediaRef, Turn
+from pipeline.records import Example, MediaRef, Sampling, Turn
 from pipeline.render.media import pixel_table
 from pipeline.render.sample import render_sample
 
@@ -37,6 +38,15 @@ def hf(shared, tmp_path_factory):
         ("system", ["Be brief."]), ("user", [*paths[:3], "Which?"]), ("assistant", ["\n\nNone."]),
         ("user", ["And", paths[6], "now?"]), ("assistant", ["Ja, 这个."]),
     ])  # fmt: skip
+    clips = [str(shared / "data/media" / name) for name in (
+        "mllm_demo_data/4.mp4", "mantis/video/000001_000050/1066682446.mp4", "mllm_demo_data/3.mp4")]  # fmt: skip
+    conversations += [[("user", [{"path": clip, "fps": fps}, "What happens?"]), ("assistant", ["This."])]
+                      for clip, fps in [(clips[0], 1), (clips[0], 2.5), (clips[1], 1), (clips[2], 3)]]  # fmt: skip
+    conversations.append([
+        ("user", [{"path": clips[0], "fps": 2}, paths[0], "And", {"path": clips[1], "fps": 1}, "?"]),
+        ("assistant", ["Two videos and a picture."]),
+    ])  # fmt: skip
+    conversations.append([("user", [{"path": make_clip(folder / "clip.mp4")}, "All of it?"]), ("assistant", ["Yes."])])
     processors = [str(shared / "processors" / name) for name in REAL_PROCESSORS]
     spec, out = folder / "spec.json", folder / "out.npz"
     spec.write_text(json.dumps({path: [_messages(turns) for turns in conversations] for path in processors}))
@@ -53,23 +63,43 @@ def hf(shared, tmp_path_factory):
         return dict(saved), conversations
 
 
+def make_clip(path, num_frames=7, height=90, width=160):
+    """A small video whose frames differ, of an odd number of frames."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=5)
+        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+        y, x = np.mgrid[0:height, 0:width]
+        for number in range(num_frames):
+            pixels = np.stack([(x + 20 * number) % 256, (y * 2) % 256, (x + y) % 256], axis=-1).astype(np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    return str(path)
+
+
 def _messages(turns):
     def content(part):
+        if isinstance(part, dict):
+            return {"type": "video", **part}
         return {"type": "image", "path": part} if os.path.isabs(part) else {"type": "text", "text": part}
 
     return [{"role": role, "content": [content(part) for part in parts]} for role, parts in turns]
 
 
 def _example(turns):
-    parts = [tuple(MediaRef(kind="image", path=p) if os.path.isabs(p) else p for p in parts) for _, parts in turns]
-    return Example(turns=tuple(Turn(role=role, parts=part) for (role, _), part in zip(turns, parts, strict=True)))
+    def part_of(part):
+        if isinstance(part, dict):
+            return MediaRef(kind="video", path=part["path"], sampling=Sampling(fps=part.get("fps")))
+        return MediaRef(kind="image", path=part) if os.path.isabs(part) else part
+
+    return Example(turns=tuple(Turn(role=role, parts=tuple(map(part_of, parts))) for role, parts in turns))
 
 
 @pytest.mark.parametrize("name", REAL_PROCESSORS)
 def test_the_default_path_equals_the_hf_processor(name, hf, shared):
     tensors, conversations = hf
     family = family_for(str(shared / "processors" / name))
-    table = torch.from_numpy(pixel_table(family.image, "torch"))
+    table, video_table = (torch.from_numpy(pixel_table(g, "torch")) for g in (family.image, family.video))
+    model = bare_model(str(shared / "processors" / name))
     for number, turns in enumerate(conversations):
         expected = {
             key.rsplit("/", 1)[1]: value for key, value in tensors.items() if key.startswith(f"{name}/{number}/")
@@ -78,8 +108,22 @@ def test_the_default_path_equals_the_hf_processor(name, hf, shared):
         sample = render_sample(measured, family, "torch")
         assert sample.input_ids.tolist() == expected["input_ids"][0, :-1].tolist()
         assert sample.mm_token_type_ids.tolist() == expected["mm_token_type_ids"][0, :-1].tolist()
-        assert np.array_equal(sample.image_grid_thw, expected["image_grid_thw"])
-        stored, pixels = torch.from_numpy(sample.pixel_values), torch.from_numpy(expected["pixel_values"])
-        for dtype in (torch.float32, torch.bfloat16):
-            restored = looked_up(stored, table, family.image.temporal_patch_size, dtype)
-            assert torch.equal(restored, pixels.to(dtype)), f"conversation {number}"
+        for grids, key, values, repeat in (
+            ("image_grid_thw", "pixel_values", table, family.image.temporal_patch_size),
+            ("video_grid_thw", "pixel_values_videos", video_table, 1),
+        ):
+            assert np.array_equal(getattr(sample, grids), expected.get(grids, np.zeros((0, 3))))
+            if key in expected:
+                stored, pixels = torch.from_numpy(getattr(sample, key)), torch.from_numpy(expected[key])
+                for dtype in (torch.float32, torch.bfloat16):
+                    restored = looked_up(stored, values, repeat, dtype)
+                    assert torch.equal(restored, pixels.to(dtype)), f"conversation {number}"
+        if "second_per_grid_ts" in expected:
+            assert sample.second_per_grid_ts.tolist() == expected["second_per_grid_ts"].tolist()
+        kinds = {key: torch.from_numpy(expected[key]) for key in ("input_ids", "mm_token_type_ids")}
+        more = {
+            k: torch.from_numpy(expected[k])
+            for k in ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+            if k in expected
+        }
+        assert np.array_equal(sample.position_ids, model.get_rope_index(**kinds, **more)[0][:, 0, :-1].numpy())

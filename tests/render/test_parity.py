@@ -6,23 +6,18 @@ import re
 import numpy as np
 import pytest
 import torch
-from helpers import picture
+from helpers import bare_model, picture
 from PIL import Image, ImageOps
-from transformers import AutoConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
 from loaders.pixels import looked_up
-from pipeline.families.base import load_family
+from pipeline.families.base import ProcessorKey, load_family
 from pipeline.families.registry import FAMILIES
 from pipeline.measure.length import measure
 from pipeline.records import Example, Measured, MediaRef, Turn
 from pipeline.render.media import pixel_table
 from pipeline.render.sample import render_sample
 
-MODELS = {"qwen2_vl": Qwen2VLModel, "qwen2_5_vl": Qwen2_5_VLModel, "qwen3_vl": Qwen3VLModel}
 EXIF = Image.Exif()
 EXIF[0x0112] = 6
 
@@ -70,7 +65,7 @@ def conversations(pictures):
 def hf_inputs(example, family):
     """Text, ids, pixels and grids as the HF processor makes them: expanded text, tokenizer, PIL image processor."""
     images = [ImageOps.exif_transpose(Image.open(ref.path)) for ref in example.media]
-    config = copy.deepcopy({k: v for k, v in family.config.items() if k != "image_processor_type"})
+    config = copy.deepcopy({k: v for k, v in family.config["image"].items() if k != "image_processor_type"})
     processor = Qwen2VLImageProcessorPil(**config)  # which writes into what it is given
     features = processor(images=images, return_tensors="np") if images else {}
     messages = [
@@ -86,16 +81,12 @@ def hf_inputs(example, family):
 
 
 def hf_positions(ids, grids, family, processor):
-    """The installed model class's own get_rope_index; it needs a config and no weights."""
-    config = AutoConfig.from_pretrained(processor)
-    model_class = MODELS[config.model_type]
-    model = model_class.__new__(model_class)
-    torch.nn.Module.__init__(model)
-    model.config = config
+    """The installed model class's own get_rope_index."""
     tensor = torch.tensor(ids)[None]
     types = (tensor == family.image_token_id).int()
     grid = torch.tensor(grids) if len(grids) else None
-    return model.get_rope_index(tensor, mm_token_type_ids=types, image_grid_thw=grid)[0][:, 0].numpy(), types[0].numpy()
+    positions, _ = bare_model(processor).get_rope_index(tensor, mm_token_type_ids=types, image_grid_thw=grid)
+    return positions[:, 0].numpy(), types[0].numpy()
 
 
 def hf_labels(text, family):
@@ -142,9 +133,9 @@ def test_the_comparison_can_fail(family, pictures):
 
 
 def test_the_fingerprint_is_of_the_processor_and_not_of_its_use(processor):
-    fresh, used = (load_family(processor, FAMILIES) for _ in range(2))
+    fresh, used = (load_family(ProcessorKey(processor=processor), FAMILIES) for _ in range(2))
     used.tokenizer(["a", "a b c"], padding=True, truncation=True, max_length=2)
     assert fresh.fingerprint == used.fingerprint
-    changed = load_family(processor, FAMILIES)
+    changed = load_family(ProcessorKey(processor=processor), FAMILIES)
     changed.tokenizer.chat_template += " "
     assert changed.fingerprint != fresh.fingerprint
