@@ -52,8 +52,11 @@ class PackConfig:
     max_visual_tokens: int = _key(
         0, "visual tokens in a pack, at most (memory of the vision tower); 0: no bound", shapes="plan"
     )
-    overlong: Literal["drop", "truncate", "error"] = _key(
-        "drop", "samples longer than a pack: drop (in the ledger), truncate (keeps whole media), error", shapes="plan"
+    overlong: Literal["drop", "truncate", "shrink", "error"] = _key(
+        "drop",
+        "samples longer than a pack: drop (in the ledger), truncate (keeps whole media), shrink (smaller pictures and "
+        "fewer frames, step by step; dropped if even that is too long), error",
+        shapes="plan",
     )
     drop_long_samples: bool | None = _key(None, "true: overlong=drop; false: overlong=error", shapes="plan")
     max_packs: int = _key(0, "write this many packs at most; 0: all", shapes="plan")

@@ -72,6 +72,11 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--placeholders": ("lenient", "lenient"),
         "--min-pixels": ("1", 1),
         "--max-pixels": ("2", 2),
+        "--video-fps": ("1.5", 1.5),
+        "--video-min-frames": ("4", 4),
+        "--video-max-frames": ("8", 8),
+        "--video-min-pixels": ("3", 3),
+        "--video-max-pixels": ("4", 4),
         "--pack-size": ("32", 32),
         "--packing-ratio": ("0.5", 0.5),
         "--max-visual-tokens": ("3", 3),
@@ -129,8 +134,8 @@ WRONG_TYPES = {
     "fake_image: 'no'": "fake_image: 'no' is not true or false",
     "fake_image: null": "fake_image: None is not true or false",
     "drop_long_samples: 'yes'": "drop_long_samples: 'yes' is not true or false",
-    "overlong: cut": "overlong: 'cut' is not one of drop, truncate, error",
-    "overlong: [drop]": "overlong: ['drop'] is not one of drop, truncate, error",
+    "overlong: cut": "overlong: 'cut' is not one of drop, truncate, shrink, error",
+    "overlong: [drop]": "overlong: ['drop'] is not one of drop, truncate, shrink, error",
     "datasets: 7": "datasets: 7 is not a list of names",
     "datasets: [a, 7]": "datasets: ['a', 7] is not a list of names",
     "datasets: null": "datasets: None is not a list of names",
@@ -287,7 +292,17 @@ def test_fill() -> None:
 
 def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     config = PackConfig(pack_size=100, datasets=("a",))
-    assert config.shaping("measure") == {"family": "", "placeholders": "strict", "min_pixels": 0, "max_pixels": 0}
+    assert config.shaping("measure") == {
+        "family": "",
+        "placeholders": "strict",
+        "min_pixels": 0,
+        "max_pixels": 0,
+        "video_fps": 0.0,
+        "video_min_frames": 0,
+        "video_max_frames": 0,
+        "video_min_pixels": 0,
+        "video_max_pixels": 0,
+    }
     assert config.shaping("render") == {"resize": "torch", "shard_mb": 256}
     assert config.shaping("plan") == {
         "pack_size": 100,

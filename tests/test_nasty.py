@@ -25,7 +25,12 @@ pytestmark = pytest.mark.skipif(
 
 def packed(meta: Path, out: Path, **overrides: Any) -> dict[str, list[dict[str, Any]]]:
     """Ledger lines by data set, of an output that was verified."""
-    config = {"processor": str(SHARED / "processors" / "qwen2.5-vl"), "engine": "inline", "pack_size": 20480}
+    config = {
+        "processor": str(SHARED / "processors" / "qwen2.5-vl"),
+        "engine": "inline",
+        "pack_size": 20480,
+        "video_fps": 1.0,
+    }
     run_pack(PackConfig(meta=str(meta), out=str(out), **config | overrides))
     manifest = read_manifest(out)
     assert isinstance(manifest, dict)
@@ -71,6 +76,12 @@ REFUSALS = {
     "images/error_page.jpg": "not a picture of a kind that Pillow knows",
     "images/broken.png": "not a picture of a kind that Pillow knows",
 }
+VIDEO_REFUSALS = {
+    "videos/corrupted.mp4": "InvalidDataError: Invalid data found when processing input",  # 28 of 50 frames decode
+    "videos/sample_audio_only.mp4": "has no video stream",
+    "videos/zero_byte.webm": "InvalidDataError: Invalid data found when processing input",
+    "videos/Mpeg4.mp4": "has no video stream",
+}
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +121,13 @@ def test_image(media: dict[str, dict[str, Any]], file: str) -> None:
 
 @pytest.mark.parametrize("file", expectations("videos"))
 def test_video(media: dict[str, dict[str, Any]], file: str) -> None:
-    assert (media[file]["status"], media[file]["reason"]) == ("skipped", "video_unsupported")
+    line = media[file]
+    if expectations("videos")[file] in ("decode", "decode_policy"):
+        assert (line["status"], line["reason"]) == ("packed", "")
+        assert line["visual_tokens"] > 0
+    else:
+        assert (line["status"], line["reason"]) == ("skipped", "bad_media")
+        assert line["detail"] == f"{NASTY / file}: {VIDEO_REFUSALS[file]}"
 
 
 def pixels(name: str) -> np.ndarray:
@@ -194,8 +211,10 @@ def test_videos_without_placeholders(strict: dict[str, Any], lenient: dict[str, 
     name = "mantis_video_unmodified.json"
     problem = "0 <video> tags but 1 videos; fix the row or set placeholders: lenient"
     assert outcomes(strict[name]) == [f"bad_placeholders: {problem}"] * 4
-    # Lenient takes them, the family does not; that one file is missing does not matter then.
-    assert outcomes(lenient[name]) == ["video_unsupported: qwen2_vl does not take videos"] * 4
+    found = outcomes(lenient[name])
+    missing = f"missing_media: {SHARED / 'data/media/mantis/video'}"
+    assert [text.startswith(missing) for text in found].count(True) == 1
+    assert [text for text in found if not text.startswith(missing)] == ["packed"] * 3
 
 
 def test_content_in_parts_is_another_format(strict: dict[str, Any]) -> None:

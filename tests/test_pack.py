@@ -182,6 +182,15 @@ class TestOverlong:
         assert lines[0]["reason"] == "overlong"  # no target within 26 tokens
         assert (lines[2]["status"], lines[2]["visual_tokens"]) == ("packed", 0)  # cut before its picture
 
+    def test_shrinking_makes_media_smaller(self, tiny, tmp_path):
+        tiny.image(400, 400).text("long", "word " * 600)  # 64 visual tokens, and text that nothing can shrink
+        run_pack(tiny_config(tiny.write(), tmp_path / "out", pack_size=60, overlong="shrink"))
+        assert_verified(tmp_path / "out")
+        picture_line, text_line = ledger_of(tmp_path / "out")
+        assert picture_line["status"] == "packed" and picture_line["visual_tokens"] == 25
+        assert picture_line["detail"] == "shrunk (step 1) from 81 to 42 tokens"
+        assert text_line["reason"] == "overlong" and "cannot be made small enough" in text_line["detail"]
+
     def test_error_names_the_row(self, tiny, tmp_path):
         tiny.text("short", "word").text("long", "word " * 600)
         with pytest.raises(UserError, match="tiny row 1: .* tokens, a pack holds 61"):

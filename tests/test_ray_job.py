@@ -69,6 +69,14 @@ def test_the_job_gives_the_same_bytes_and_refuses_relative_paths(cluster, tiny, 
     shutil.copytree(ROOT / "pipeline", checkout / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
 
     def submit(out: str) -> subprocess.CompletedProcess[str]:
+        for _ in range(30):  # the dashboard answers before the node's agent is there to take a job
+            done = submit_once(out)
+            if "No available agent" not in done.stderr:
+                break
+            time.sleep(2)
+        return done
+
+    def submit_once(out: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [RAY, "job", "submit", "--address", address, "--working-dir", str(checkout), "--",
              sys.executable, "pipeline/pack.py", "--meta", str(meta), "--processor", str(DEMO_PROCESSOR),

@@ -107,6 +107,7 @@ class FamilySpec:
     resize_video: Callable[[VideoGeometry, int, int, int], tuple[int, int]]
     # (family, video) -> the ids that its placeholder gives way to
     expand_video: Callable[["Family", MeasuredMedia], np.ndarray]
+    video_bounds_cover_clip: bool  # min_pixels and max_pixels are of the whole clip, not of a frame
     # (token types, image grids, video grids, seconds per temporal patch, merge_size, tokens_per_second) -> positions
     positions: PositionFunction
     # Which axis of a media array counts what, so that a splitter reads the layout instead of guessing.
@@ -137,6 +138,10 @@ class Family:
     def vision_marker_ids(self) -> tuple[int, int]:
         before, after = self.spec.vision_markers
         return self._token_id(before), self._token_id(after)
+
+    @property
+    def video_bounds_cover_clip(self) -> bool:
+        return self.spec.video_bounds_cover_clip
 
     @property
     def padding_id(self) -> int:

@@ -97,6 +97,7 @@ SPEC = FamilySpec(
     sample_frames=sample_frames,
     resize_video=resize_video,
     expand_video=expand_video,
+    video_bounds_cover_clip=False,
     positions=positions,
     media_axes={
         "pixel_values": "patches",

@@ -88,5 +88,6 @@ SPEC = replace(
     sample_frames=sample_frames,
     resize_video=resize_video,
     expand_video=expand_video,
+    video_bounds_cover_clip=True,
     positions=positions,
 )

@@ -1,5 +1,6 @@
 """Example -> Measured: exact lengths from the real template, the real tokenizer and the media headers."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from pipeline.families.base import Family
 from pipeline.labels import target_mask
 from pipeline.measure.probe import MediaError, image_size
-from pipeline.measure.video import measure_video
+from pipeline.measure.video import measure_video, with_frames
 from pipeline.records import Example, Measured, MeasuredMedia, MediaRef, Skip
 
 
@@ -50,6 +51,39 @@ def truncated(whole: Measured, limit: int, family: Family) -> Measured | None:
     cut = measured(ids, whole.media[: int(np.count_nonzero(is_media[:keep]))], family)
     assert cut.tokens <= limit
     return cut
+
+
+def shrunk(whole: Measured, level: int, family: Family) -> Measured | None:
+    """The same conversation with smaller media; None where this level changes nothing any more.
+
+    Each level halves the area of every picture (not below the processor's min_pixels) and the frames of every video
+    (not below 4, evenly thinned); once a video has 4, its area is halved instead.
+    """
+    media = tuple(_shrunk_medium(medium, level, family) for medium in whole.media)
+    return measured(whole.ids, media, family) if media != whole.media else None
+
+
+def _shrunk_medium(medium: MeasuredMedia, level: int, family: Family) -> MeasuredMedia:
+    if medium.ref.kind == "image":
+        area = family.image.resized(medium.height, medium.width)
+        smaller = dataclasses.replace(family.image, max_pixels=max(family.image.min_pixels, area[0] * area[1] >> level))
+        return dataclasses.replace(medium, grid=smaller.grid(medium.height, medium.width))
+    halvings = max(0, min(level, (max(len(medium.frames), 4) // 4).bit_length() - 1))
+    kept = max(min(4, len(medium.frames)), len(medium.frames) >> halvings)
+    chosen = np.linspace(0, len(medium.frames) - 1, kept).round().astype(int)
+    t, h, w = medium.grid
+    # The bounds are of a frame in Qwen2-VL and of the clip in Qwen3-VL; in both, fewer pixels per frame than now.
+    pixels = h * w * family.video.patch_size**2 >> (level - halvings)
+    frames_in_bound = kept if family.video_bounds_cover_clip else 1
+    geometry = dataclasses.replace(
+        family.video,
+        min_pixels=min(family.video.min_pixels, pixels * frames_in_bound),
+        max_pixels=max(family.video.factor**2, pixels) * frames_in_bound,
+    )
+    frames = [medium.frames[index] for index in chosen.tolist()]
+    return with_frames(
+        medium.ref, medium.height, medium.width, frames, medium.total_frames, medium.fps, family, geometry
+    )
 
 
 def _probe(example: Example, family: Family) -> tuple[MeasuredMedia, ...] | Skip:

@@ -11,10 +11,13 @@ import pyarrow.compute as pc
 
 from pipeline.config import PackConfig, UserError
 from pipeline.families.base import Family
-from pipeline.measure.length import truncated
+from pipeline.measure.length import shrunk, truncated
 from pipeline.measure.store import read_measured
 from pipeline.plan.plan import plan_bins
+from pipeline.records import Measured
 from pipeline.storage import open_arrow
+
+MAX_SHRINK = 16  # halvings: 768 frames are down to 4 after 8, and 100 megapixels to one patch after 16
 
 SCHEMA = pa.schema(
     [
@@ -29,6 +32,7 @@ SCHEMA = pa.schema(
         ("visual_tokens", pa.int32()),
         ("media_bytes", pa.int64()),
         ("limit", pa.int32()),  # tokens to truncate to; 0: whole
+        ("shrink", pa.int32()),  # steps by which its media are made smaller
         ("reason", pa.string()),
         ("detail", pa.string()),
     ]
@@ -137,6 +141,7 @@ def _lines(parts: Sequence[MeasuredPart], copies: Sequence[np.ndarray]) -> pa.Ta
             "part": np.full(len(line), index),
             "line": line,
             "limit": np.zeros(len(line)),
+            "shrink": np.zeros(len(line)),
         }
         taken = stored.take(pa.array(line))
         tables.append(
@@ -162,6 +167,7 @@ def _fit_overlong(
     """Truncate, skip or refuse what does not fit a pack; skip what alone exceeds max_visual_tokens."""
     tokens, visual = lines["tokens"].to_numpy().copy(), lines["visual_tokens"].to_numpy().copy()
     media, limits = lines["media_bytes"].to_numpy().copy(), lines["limit"].to_numpy().copy()
+    shrinks = lines["shrink"].to_numpy().copy()
     reasons, details = lines["reason"].to_pylist(), lines["detail"].to_pylist()
     room = np.where(visual > 0, config.pack_size, config.pack_size - reserve)
     for index in np.flatnonzero(aligned(tokens, config.align) > room).tolist():
@@ -172,22 +178,17 @@ def _fit_overlong(
                 f"{datasets[lines['dataset'][index].as_py()]} row {row}: {length} tokens, a pack holds {room[index]}; "
                 "set overlong to truncate or drop, or raise pack_size"
             )
-        cut, limit = None, 0
-        if config.overlong_policy == "truncate":
+        cut, words = None, ""
+        if config.overlong_policy in ("truncate", "shrink"):
             whole = read_measured(parts[lines["part"][index].as_py()].path, lines["line"][index].as_py())
-            for limit in (config.pack_size, config.pack_size - reserve):
-                cut = truncated(whole, limit, family)
-                if cut is None or cut.visual_tokens or cut.tokens <= config.pack_size - reserve:
-                    break
+            fit = _cut if config.overlong_policy == "truncate" else _smaller
+            cut, limits[index], shrinks[index], words = fit(whole, config.pack_size, reserve, config.align, family)
         if cut is None:
             reasons[index] = "overlong"
-            details[index] = f"{length} tokens, a pack holds {room[index]}"
-            if config.overlong_policy == "truncate":
-                details[index] += "; cut to that it would have no target"
+            details[index] = f"{length} tokens, a pack holds {room[index]}{words}"
             continue
-        tokens[index], visual[index], limits[index] = cut.tokens, cut.visual_tokens, limit
-        media[index] = cut.media_bytes
-        details[index] = f"truncated from {length} to {cut.tokens} tokens"
+        tokens[index], visual[index], media[index] = cut.tokens, cut.visual_tokens, cut.media_bytes
+        details[index] = f"{words} from {length} to {cut.tokens} tokens"
     if config.max_visual_tokens:
         for index in np.flatnonzero(visual > config.max_visual_tokens).tolist():
             if not reasons[index]:
@@ -198,6 +199,7 @@ def _fit_overlong(
         "visual_tokens": visual,
         "media_bytes": media,
         "limit": limits,
+        "shrink": shrinks,
         "reason": reasons,
         "detail": details,
     }
@@ -206,6 +208,27 @@ def _fit_overlong(
             SCHEMA.get_field_index(name), SCHEMA.field(name), pa.array(values, SCHEMA.field(name).type)
         )
     return lines
+
+
+Fitted = tuple[Measured | None, int, int, str]  # what fits, the limit and the steps that made it fit, and words for it
+
+
+def _cut(whole: Measured, size: int, reserve: int, align: int, family: Family) -> Fitted:
+    for limit in (size, size - reserve):  # a sample cut down to its text needs room for the fake image
+        cut = truncated(whole, limit, family)
+        if cut is None:
+            return None, 0, 0, "; cut to that it would have no target"
+        if cut.visual_tokens or cut.tokens <= size - reserve:
+            break
+    return cut, limit, 0, "truncated"
+
+
+def _smaller(whole: Measured, size: int, reserve: int, align: int, family: Family) -> Fitted:
+    for level in range(1, MAX_SHRINK + 1):
+        smaller = shrunk(whole, level, family)
+        if smaller is not None and aligned(np.array(smaller.tokens), align) <= size:
+            return smaller, 0, level, f"shrunk (step {level})"
+    return None, 0, 0, "; its media cannot be made small enough"
 
 
 def _in_pack_order(lines: pa.Table, bins: list[np.ndarray], max_packs: int) -> pa.Table:

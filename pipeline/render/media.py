@@ -18,7 +18,7 @@ def image_patches(medium: MeasuredMedia, geometry: ImageGeometry, resize: str) -
     if pixels.shape[:2] != (medium.height, medium.width):
         was, now = f"{medium.width}x{medium.height}", f"{pixels.shape[1]}x{pixels.shape[0]}"
         raise MediaError("bad_media", f"{medium.ref.path}: was {was} when measured and is {now} now")
-    size = geometry.resized(medium.height, medium.width)
+    size = (medium.grid[1] * geometry.patch_size, medium.grid[2] * geometry.patch_size)
     return patchify(RESIZE[resize](pixels, size), geometry.patch_size, geometry.merge_size)
 
 

@@ -58,6 +58,8 @@ def describe_plan(planned: "Planned", config: PackConfig) -> str:
     ]
     if cut:
         lines.append(("truncated", f"{cut:,} samples"))
+    if shrunk := int((plan.packed["shrink"].to_numpy() > 0).sum()):
+        lines.append(("shrunk", f"{shrunk:,} samples, by smaller pictures or fewer frames"))
     return "\n".join(["plan", *_table(lines), *_skips(counts, len(plan.table) + sampled_out)])
 
 

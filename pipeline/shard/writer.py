@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.families.base import Family
-from pipeline.measure.length import truncated
+from pipeline.measure.length import shrunk, truncated
 from pipeline.measure.probe import MediaError
 from pipeline.measure.store import read_measured
 from pipeline.plan.assign import Plan
@@ -91,6 +91,10 @@ def render_packs(
                 cut = truncated(measured, line["limit"], family)
                 assert cut is not None, "the plan does not truncate to nothing"
                 measured = cut
+            if line["shrink"]:
+                smaller = shrunk(measured, line["shrink"], family)
+                assert smaller is not None, "the plan shrinks only what it can"
+                measured = smaller
             try:
                 sample = render_sample(measured, family, job.resize)
             except MediaError as error:
