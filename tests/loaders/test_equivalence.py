@@ -4,10 +4,13 @@ The documents alone run as transformers runs them: plain causal attention, posit
 get_rope_index. Packs come from the pipeline, through shards and loader.
 """
 
+import json
+import shutil
+
 import pytest
 import torch
-from helpers import DEMO_PROCESSOR, TinyData, mixed_rows, tiny_config
-from tiny_models import tiny_model
+from helpers import DEMO_PROCESSOR, TinyData, clip, mixed_rows, picture, tiny_config
+from tiny_models import DEMO, tiny_model
 
 from loaders import PackedShards, neat_packed_vlm_collater
 from pipeline.pack import run_pack
@@ -124,3 +127,57 @@ def test_the_comparison_sees_what_is_broken(kind, outputs):
     reversed_pixels = good["pixel_values"].flip(0)
     for key, wrong in (("attention_mask", causal), ("position_ids", flat), ("pixel_values", reversed_pixels)):
         assert largest_difference(model, pack, {**good, key: wrong}) > 1e-3, key
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+@torch.no_grad()
+def test_logits_with_videos(kind, tmp_path):
+    """Pictures and videos of several documents in one pack."""
+    for number, frames in enumerate((4, 9, 6)):
+        clip(tmp_path / f"{number}.mp4", frames=frames)
+    picture(tmp_path / "p.png", 60, 90)
+    ask = [{"role": "user", "content": "<video>?"}, {"role": "assistant", "content": "Yes."}]
+    both = [
+        {"role": "user", "content": "<image>and<video><video>?"},
+        {"role": "assistant", "content": "No, not at all."},
+    ]
+    rows = [
+        {"messages": ask, "videos": ["0.mp4"]},
+        {"messages": both, "videos": ["1.mp4", "2.mp4"], "images": "p.png"},
+        {"messages": ask, "videos": ["2.mp4"]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "meta.json").write_text(json.dumps({"v": {"file_name": "rows.jsonl", "media_dir": "."}}))
+    family = FAMILIES[kind]
+    out = tmp_path / "out"
+    # Whether temporal patches are seconds apart (2.5) or not (2) is told by the processor's class.
+    processor = shutil.copytree(DEMO_PROCESSOR, tmp_path / "processor")
+    if kind == "qwen2_vl":
+        config = (processor / "preprocessor_config.json").read_text()
+        (processor / "preprocessor_config.json").write_text(config.replace("Qwen2_5_VLProcessor", "Qwen2VLProcessor"))
+    run_pack(
+        tiny_config(tmp_path / "meta.json", out, family=family, processor=str(processor), pack_size=2048, video_fps=2.0)
+    )
+    (pack,) = PackedShards(out, pixels="fp32")
+    model = tiny_model(kind)
+    if kind == "qwen2_5_vl":
+        model.config.vision_config.tokens_per_second = DEMO["vision_config"]["tokens_per_second"]
+    keys = (*MODEL_KEYS, "pixel_values_videos", "video_grid_thw")
+    batch = neat_packed_vlm_collater([pack])
+    logits = model(**{key: batch[key] for key in keys if key in batch}).logits
+    start = image = video = patch = frame = 0
+    images, videos = [0, 1, 0], [1, 2, 1]
+    for length, num_images, num_videos in zip(pack["seq_lens"].tolist(), images, videos, strict=True):
+        inside = slice(start, start + length)
+        grids = pack["image_grid_thw"][image : image + num_images]
+        clips = pack["video_grid_thw"][video : video + num_videos]
+        patches, frames = int(grids.prod(1).sum()), int(clips.prod(1).sum())
+        alone = {key: pack[key][inside].long()[None] for key in ("input_ids", "mm_token_type_ids")}
+        alone |= {"video_grid_thw": clips, "pixel_values_videos": pack["pixel_values_videos"][frame : frame + frames]}
+        if num_images:
+            alone |= {"image_grid_thw": grids, "pixel_values": pack["pixel_values"][patch : patch + patches]}
+        if kind == "qwen2_5_vl":
+            alone["second_per_grid_ts"] = pack["second_per_grid_ts"][video : video + num_videos]
+        assert (logits[:, inside] - model(**alone).logits).abs().max() < 1e-5
+        start, image, video = start + length, image + num_images, video + num_videos
+        patch, frame = patch + patches, frame + frames

@@ -1,11 +1,8 @@
 """Videos measured without decoding: real containers, written here, whose headers are missing or lie."""
 
-from fractions import Fraction
-
-import av
 import numpy as np
 import pytest
-from helpers import DEMO_PROCESSOR, SHARED, picture, tiny_config
+from helpers import DEMO_PROCESSOR, SHARED, clip, picture, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,25 +16,6 @@ from pipeline.records import MediaRef, Sampling
 from pipeline.render.video import video_patches, wanted_frames
 
 FAMILIES = ("qwen2_vl", "qwen3_vl")
-
-
-def clip(path, *, frames=10, height=64, width=96, rate=5, codec="mpeg4", times=None, rotation=0):
-    """Frame n is as bright as 20 n, so that frames can be told from each other after compression."""
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=rate)
-        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
-        stream.codec_context.time_base = Fraction(1, 1000)
-        if rotation:
-            stream.set_display_rotation(rotation)
-        for number in range(frames):
-            pixels = np.full((height, width, 3), min(255, 20 * number), dtype=np.uint8)
-            pixels[:, : width // 4, 0] = 255  # a red bar on the left
-            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
-            frame.pts = round(1000 * (times[number] if times else number / rate))
-            frame.time_base = Fraction(1, 1000)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return MediaRef(kind="video", path=str(path))
 
 
 def family(name="qwen3_vl", **more):
