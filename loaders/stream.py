@@ -176,13 +176,13 @@ class PackedShards(IterableDataset[dict[str, Any]]):
     def _item(self, number: int, content: memoryview) -> dict[str, Any]:
         """Pixels as stored are a view of the shard until the collater copies them into the batch.
 
-        The other arrays are small and copied: code that masks labels in place must not find them masked in the next
-        epoch.
+        The other arrays are small and copied, as the integers that torch wants: code that masks labels in place must
+        not find them masked in the next epoch.
         """
         arrays, header = self.reader.arrays(number, content)
         pixels, frames = (torch.from_numpy(arrays.pop(name)) for name in ("pixel_values", "pixel_values_videos"))
-        tensors = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-        padded = tensors["seq_lens_padded"].long()
+        tensors = {name: torch.tensor(array, dtype=_dtype(array)) for name, array in arrays.items()}
+        padded = tensors["seq_lens_padded"]
         item: dict[str, Any] = {
             "pack": number,
             **tensors,
@@ -199,6 +199,10 @@ class PackedShards(IterableDataset[dict[str, Any]]):
             "pixel_values": looked_up(pixels, self.table, self.temporal_patch_size, dtype),
             "pixel_values_videos": looked_up(frames, self.video_table, 1, dtype),
         }
+
+
+def _dtype(array: np.ndarray) -> torch.dtype:
+    return torch.float32 if array.dtype.kind == "f" else torch.long
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:

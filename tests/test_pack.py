@@ -398,3 +398,13 @@ def test_repaired_media_are_picked_up_by_overwrite(tiny, tmp_path):
     run_pack(tiny_config(meta, tmp_path / "out", overwrite=True))
     assert_verified(tmp_path / "out")
     assert [line["status"] for line in ledger_of(tmp_path / "out")] == ["packed", "packed"]
+
+
+def test_precomputed_hints_are_not_trusted_over_the_truth(tiny, tmp_path):
+    tiny.image(100, 100).text("a", "b")
+    run_pack(tiny_config(tiny.write(), tmp_path / "plain"))
+    for row in tiny.rows:
+        row |= {"_text_tokens": 1, "mm_inputs_meta": {"images_meta": [[9999, 1]], "videos_meta": []}}
+    run_pack(tiny_config(tiny.write(), tmp_path / "hinted"))
+    assert_verified(tmp_path / "hinted")
+    assert ledger_of(tmp_path / "hinted") == ledger_of(tmp_path / "plain")

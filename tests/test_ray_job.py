@@ -32,11 +32,13 @@ def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ray")
     session = tempfile.mkdtemp(prefix="np")  # short: the paths of its sockets may have 107 characters
     dashboard = free_port()
+    # Every port of its own: another Ray may run beside this one.
+    ports = ("port", "ray-client-server-port", "metrics-export-port", "runtime-env-agent-port",
+             "dashboard-agent-listen-port", "dashboard-agent-grpc-port")  # fmt: skip
     command = [
         RAY, "start", "--head", "--block", "--num-cpus", "2", "--node-ip-address", "127.0.0.1",
-        "--port", str(free_port()),
         "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard), "--disable-usage-stats",
-        "--ray-client-server-port", str(free_port()), "--temp-dir", session,
+        "--temp-dir", session, *(f"--{name}={free_port()}" for name in ports),
     ]  # fmt: skip
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     environment["RAY_AUTH_MODE"] = "disabled"
@@ -69,7 +71,7 @@ def test_the_job_gives_the_same_bytes_and_refuses_relative_paths(cluster, tiny, 
     shutil.copytree(ROOT / "pipeline", checkout / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
 
     def submit(out: str) -> subprocess.CompletedProcess[str]:
-        for _ in range(30):  # the dashboard answers before the node's agent is there to take a job
+        for _ in range(15):  # the dashboard answers before the node's agent is there to take a job
             done = submit_once(out)
             if "No available agent" not in done.stderr:
                 break

@@ -155,9 +155,8 @@ def test_logits_with_videos(kind, tmp_path):
     if kind == "qwen2_vl":
         config = (processor / "preprocessor_config.json").read_text()
         (processor / "preprocessor_config.json").write_text(config.replace("Qwen2_5_VLProcessor", "Qwen2VLProcessor"))
-    run_pack(
-        tiny_config(tmp_path / "meta.json", out, family=family, processor=str(processor), pack_size=2048, video_fps=2.0)
-    )
+    chosen = {"family": family, "processor": str(processor), "pack_size": 2048, "video_fps": 2.0}
+    run_pack(tiny_config(tmp_path / "meta.json", out, **chosen))
     (pack,) = PackedShards(out, pixels="fp32")
     model = tiny_model(kind)
     if kind == "qwen2_5_vl":

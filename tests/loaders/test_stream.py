@@ -129,6 +129,7 @@ def test_items_are_the_packs(out):
             document for document, length in enumerate(pack.arrays["seq_lens"], 1) for _ in range(length)
         ]
         assert item["n_images"] == len(pack.arrays["image_grid_thw"]) and item["n_videos"] == 0
+        assert all(item[name].dtype == torch.long for name in ("input_ids", "labels", "position_ids", "seq_lens"))
         assert item["pixel_values"].dtype == torch.bfloat16
         assert item["pixel_values"].shape == (len(pack.arrays["pixel_values"]), 3 * 2 * 14 * 14)
 
