@@ -87,18 +87,17 @@ def make_plan(
     good = np.flatnonzero(pc.equal(lines["reason"], "").to_numpy())
     # Rows that exceed the fill that packing_ratio asks for, but not the pack, get a pack of their own.
     alone = tokens[good] > np.where(visual[good] > 0, config.fill, config.fill - reserve)
-    bins = [
-        good[~alone][bin_]
-        for bin_ in plan_bins(
-            tokens[good[~alone]],
-            visual[good[~alone]],
-            capacity=config.fill,
-            group_size=config.group_size,
-            seed=config.seed,
-            max_visual_tokens=config.max_visual_tokens or None,
-            text_reserve=reserve,
-        )
-    ]
+    shared = good[~alone]
+    bins = plan_bins(
+        tokens[shared],
+        visual[shared],
+        capacity=config.fill,
+        group_size=config.group_size,
+        seed=config.seed,
+        max_visual_tokens=config.max_visual_tokens or None,
+        text_reserve=reserve,
+    )
+    bins = [shared[bin_] for bin_ in bins]
     bins += list(good[alone][:, None])
     return Plan(_in_pack_order(lines, bins, config.max_packs))
 
