@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.config import PackConfig, fingerprint
-from pipeline.families.base import Family, ProcessorKey
-from pipeline.families.registry import family_for
+from pipeline.families.base import Family
+from pipeline.families.registry import ProcessorKey, family_for
 from pipeline.ingest.lines import Lines, Part, Source, as_lines, part_ranges, rows, scan, source_of
 from pipeline.ingest.meta import Dataset, copies_of_rows, read_meta
 from pipeline.ingest.sharegpt import convert, parse_row

@@ -1,88 +1,21 @@
 """The contract of a model family: what its file declares, and what a loaded processor can do with it."""
 
-import copy
 import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils.hub import cached_file
+from transformers import PreTrainedTokenizerBase
 
 from pipeline.config import UserError, fingerprint
+from pipeline.families.geometry import ImageGeometry, VideoGeometry
 from pipeline.labels import TurnMarkers
 from pipeline.records import Example, MeasuredMedia, MediaKind, Turn
-from pipeline.resize import smart_resize_image
 
-Grid = tuple[int, int, int]
 PositionFunction = Callable[..., np.ndarray]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Geometry:
-    """How pixels become patches, read from the processor's own config."""
-
-    patch_size: int
-    merge_size: int
-    temporal_patch_size: int
-    min_pixels: int
-    max_pixels: int
-    rescale_factor: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], **more: Any) -> Any:
-        size = config["size"]
-        return cls(
-            patch_size=config["patch_size"],
-            merge_size=config["merge_size"],
-            temporal_patch_size=config["temporal_patch_size"],
-            min_pixels=config.get("min_pixels") or size["shortest_edge"],
-            max_pixels=config.get("max_pixels") or size["longest_edge"],
-            rescale_factor=config["rescale_factor"],
-            mean=tuple(config["image_mean"]),
-            std=tuple(config["image_std"]),
-            **more,
-        )
-
-    @property
-    def factor(self) -> int:
-        """Pixels on a side of a merged patch."""
-        return self.patch_size * self.merge_size
-
-    @property
-    def patch_bytes(self) -> int:
-        """Bytes of one frame's patch: uint8. A still image is stored without its duplicate in time."""
-        return len(self.mean) * self.patch_size**2
-
-    def tokens(self, grid: Grid) -> int:
-        return grid[0] * grid[1] * grid[2] // self.merge_size**2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageGeometry(Geometry):
-    def resized(self, height: int, width: int) -> tuple[int, int]:
-        return smart_resize_image(height, width, self.factor, self.min_pixels, self.max_pixels)
-
-    def grid(self, height: int, width: int) -> Grid:
-        new_height, new_width = self.resized(height, width)
-        return 1, new_height // self.patch_size, new_width // self.patch_size
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VideoGeometry(Geometry):
-    fps: float | None
-    num_frames: int | None
-    min_frames: int
-    max_frames: int
-    samples_frames: bool
-    cap_pixels_per_frame: bool
-    max_video_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +41,8 @@ class FamilySpec:
     # (family, video) -> the ids that its placeholder gives way to
     expand_video: Callable[["Family", MeasuredMedia], np.ndarray]
     video_bounds_cover_clip: bool  # min_pixels and max_pixels are of the whole clip, not of a frame
+    # (processor class, model config) -> temporal positions per second of video; None: one per temporal patch
+    tokens_per_second: Callable[[str, dict[str, Any]], float | None]
     # (token types, image grids, video grids, seconds per temporal patch, merge_size, tokens_per_second) -> positions
     positions: PositionFunction
     # Which axis of a media array counts what, so that a splitter reads the layout instead of guessing.
@@ -122,7 +57,7 @@ class Family:
     tokenizer: PreTrainedTokenizerBase
     image: ImageGeometry
     video: VideoGeometry
-    tokens_per_second: float | None  # Qwen2.5-VL: temporal positions per second of video
+    tokens_per_second: float | None
     source: str
     config: dict[str, Any] = field(repr=False)
 
@@ -138,10 +73,6 @@ class Family:
     def vision_marker_ids(self) -> tuple[int, int]:
         before, after = self.spec.vision_markers
         return self._token_id(before), self._token_id(after)
-
-    @property
-    def video_bounds_cover_clip(self) -> bool:
-        return self.spec.video_bounds_cover_clip
 
     @property
     def padding_id(self) -> int:
@@ -271,103 +202,3 @@ class Family:
 
 def _texts(example: Example) -> list[str]:
     return [part for turn in example.turns for part in turn.parts if isinstance(part, str)]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessorKey:
-    """Which processor, and what the user sets over its config (0 or empty: nothing). Travels to every task."""
-
-    processor: str
-    family: str = ""
-    min_pixels: int = 0
-    max_pixels: int = 0
-    video_fps: float = 0.0
-    video_min_frames: int = 0
-    video_max_frames: int = 0
-    video_min_pixels: int = 0
-    video_max_pixels: int = 0
-
-
-def load_family(key: ProcessorKey, families: dict[str, FamilySpec]) -> Family:
-    """The family that serves a processor (by its class name, or as told), with its tokenizer and geometry loaded."""
-    processor = key.processor
-    saved = _read_config(processor, "processor_config.json")
-    image_config = saved.get("image_processor") or _read_config(processor, "preprocessor_config.json")
-    # As transformers looks for it: its own file, or the images'.
-    video_config = saved.get("video_processor") or _read_config(processor, "video_preprocessor_config.json")
-    class_name = saved.get("processor_class") or image_config.get("processor_class") or ""
-    spec = _spec_for(key, class_name, families)
-    if not image_config:
-        raise UserError(f"--processor {processor}: has neither preprocessor_config.json nor processor_config.json")
-    images = copy.deepcopy(spec.image_defaults | image_config)
-    videos = copy.deepcopy(spec.video_defaults | (video_config or image_config))
-    for config in (images, videos):
-        for switch in ("do_resize", "do_rescale", "do_normalize"):
-            if not config.get(switch, True):
-                raise UserError(f"--processor {processor}: {switch} is false, which {spec.name} does not support")
-    _override(images, {"min_pixels": key.min_pixels, "max_pixels": key.max_pixels})
-    _override(videos, {"min_pixels": key.video_min_pixels, "max_pixels": key.video_max_pixels, "fps": key.video_fps,
-                       "min_frames": key.video_min_frames, "max_frames": key.video_max_frames})  # fmt: skip
-    tokens_per_second = None
-    if class_name == "Qwen2_5_VLProcessor":
-        vision = _read_config(processor, "config.json").get("vision_config", {})
-        tokens_per_second = vision.get("tokens_per_second", 2)  # 2 in every published model
-    tokenizer = _load_tokenizer(processor)
-    return Family(
-        spec=spec,
-        tokenizer=tokenizer,
-        image=ImageGeometry.from_config(images),
-        video=VideoGeometry.from_config(
-            videos,
-            fps=videos.get("fps"),
-            num_frames=videos.get("num_frames"),
-            min_frames=videos["min_frames"],
-            max_frames=videos["max_frames"],
-            # A rate or a number in the config is there to be used, whatever the class's default.
-            samples_frames=bool(videos["do_sample_frames"] or videos.get("fps") or videos.get("num_frames")),
-            cap_pixels_per_frame=bool(videos.get("cap_pixels_per_frame")),
-            max_video_tokens=videos["max_video_tokens"],
-        ),
-        tokens_per_second=tokens_per_second,
-        source=processor,
-        config={"image": images, "video": videos, "tokens_per_second": tokens_per_second},
-    )
-
-
-def _spec_for(key: ProcessorKey, class_name: str, families: dict[str, FamilySpec]) -> FamilySpec:
-    if key.family:
-        if key.family not in families:
-            raise UserError(f"--family {key.family}: unknown; known: {', '.join(families)}")
-        return families[key.family]
-    for spec in families.values():
-        if class_name in spec.processor_classes:
-            return spec
-    raise UserError(
-        f"--processor {key.processor}: no family serves processor class {class_name or '(none found)'}; "
-        f"name one by --family: {', '.join(families)}"
-    )
-
-
-def _override(config: dict[str, Any], values: dict[str, Any]) -> None:
-    config |= {name: value for name, value in values.items() if value}
-
-
-def _load_tokenizer(processor: str) -> PreTrainedTokenizerBase:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(processor)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--processor {processor}: no tokenizer could be loaded: {error}") from error
-    if not tokenizer.chat_template:
-        tokenizer.chat_template = _read_config(processor, "chat_template.json").get("chat_template")
-    if not tokenizer.chat_template:
-        raise UserError(f"--processor {processor}: has no chat template")
-    return tokenizer
-
-
-def _read_config(processor: str, name: str) -> dict[str, Any]:
-    """A config file of a processor directory or hub repository; {} where it has none."""
-    try:
-        path = cached_file(processor, name, _raise_exceptions_for_missing_entries=False)
-    except OSError as error:
-        raise UserError(f"--processor {processor}: neither a directory nor a reachable hub id: {error}") from error
-    return json.loads(Path(path).read_text(encoding="utf-8")) if path else {}

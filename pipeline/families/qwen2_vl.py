@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from pipeline.families.base import Family, FamilySpec, Grid, VideoGeometry
+from pipeline.families.base import Family, FamilySpec
+from pipeline.families.geometry import Grid, VideoGeometry
 from pipeline.mrope import mrope_positions
 from pipeline.records import MeasuredMedia
 from pipeline.resize import smart_resize_image
@@ -63,6 +65,13 @@ def expand_video(family: Family, video: MeasuredMedia) -> np.ndarray:
     return np.full(family.video.tokens(video.grid), family.video_token_id, dtype=np.int32)
 
 
+def tokens_per_second(processor_class: str, model_config: dict[str, Any]) -> float | None:
+    """Qwen2.5-VL places frames by the second: 2 positions each in every published model. Qwen2-VL does not."""
+    if processor_class != "Qwen2_5_VLProcessor":
+        return None
+    return model_config.get("vision_config", {}).get("tokens_per_second", 2)
+
+
 def positions(
     token_types: np.ndarray,
     image_grids: Sequence[Grid],
@@ -98,6 +107,7 @@ SPEC = FamilySpec(
     resize_video=resize_video,
     expand_video=expand_video,
     video_bounds_cover_clip=False,
+    tokens_per_second=tokens_per_second,
     positions=positions,
     media_axes={
         "pixel_values": "patches",

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from pipeline.families import qwen2_vl
-from pipeline.families.base import Family, Grid, VideoGeometry
+from pipeline.families.base import Family
+from pipeline.families.geometry import Grid, VideoGeometry
 from pipeline.mrope import mrope_positions
 from pipeline.records import MeasuredMedia
 from pipeline.resize import smart_resize_video
@@ -89,5 +90,6 @@ SPEC = replace(
     resize_video=resize_video,
     expand_video=expand_video,
     video_bounds_cover_clip=True,
+    tokens_per_second=lambda processor_class, model_config: None,  # time is in the text
     positions=positions,
 )

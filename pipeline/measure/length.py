@@ -74,7 +74,7 @@ def _shrunk_medium(medium: MeasuredMedia, level: int, family: Family) -> Measure
     t, h, w = medium.grid
     # The bounds are of a frame in Qwen2-VL and of the clip in Qwen3-VL; in both, fewer pixels per frame than now.
     pixels = h * w * family.video.patch_size**2 >> (level - halvings)
-    frames_in_bound = kept if family.video_bounds_cover_clip else 1
+    frames_in_bound = kept if family.spec.video_bounds_cover_clip else 1
     geometry = dataclasses.replace(
         family.video,
         min_pixels=min(family.video.min_pixels, pixels * frames_in_bound),

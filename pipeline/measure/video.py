@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import av
 import numpy as np
 
-from pipeline.families.base import Family, VideoGeometry
+from pipeline.families.base import Family
+from pipeline.families.geometry import VideoGeometry
 from pipeline.measure.probe import MediaError, image_size, open_media
 from pipeline.records import MeasuredMedia, MediaRef
 

@@ -7,7 +7,7 @@ import torch
 from PIL import Image, ImageOps
 from transformers.image_transforms import convert_to_rgb, normalize, rescale
 
-from pipeline.families.base import Geometry, ImageGeometry
+from pipeline.families.geometry import Geometry, ImageGeometry
 from pipeline.measure.probe import MediaError, bad_media, open_image, open_media
 from pipeline.records import MeasuredMedia, MediaRef
 

@@ -279,9 +279,12 @@ def test_no_medium_in_every_form(columns: dict[str, Any]) -> None:
 
 
 def test_a_medium_inside_a_file() -> None:
-    column = [{"path": "/elsewhere/media.bin", "offset": 0, "length": 12}, {"path": "media.bin", "offset": 12, "length": 0}]
+    column = [
+        {"path": "/far/media.bin", "offset": 0, "length": 12},
+        {"path": "media.bin", "offset": 12, "length": 0},
+    ]
     assert parts(convert(row("<image><image>", "x", images=column), PLAIN))[0] == (
-        MediaRef(kind="image", path="/elsewhere/media.bin", offset=0, length=12),
+        MediaRef(kind="image", path="/far/media.bin", offset=0, length=12),
         MediaRef(kind="image", path="/media/media.bin", offset=12, length=0),
     )
 

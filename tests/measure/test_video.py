@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.families import qwen2_vl, qwen3_vl
-from pipeline.families.base import ProcessorKey
-from pipeline.families.registry import family_for
+from pipeline.families.registry import ProcessorKey, family_for
 from pipeline.measure.length import measured, shrunk
 from pipeline.measure.probe import MediaError
 from pipeline.measure.video import measure_video, video_facts

@@ -11,8 +11,7 @@ from PIL import Image, ImageOps
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from loaders.pixels import looked_up
-from pipeline.families.base import ProcessorKey, load_family
-from pipeline.families.registry import FAMILIES
+from pipeline.families.registry import ProcessorKey, load_family
 from pipeline.measure.length import measure
 from pipeline.records import Example, Measured, MediaRef, Turn
 from pipeline.render.media import pixel_table
@@ -133,9 +132,9 @@ def test_the_comparison_can_fail(family, pictures):
 
 
 def test_the_fingerprint_is_of_the_processor_and_not_of_its_use(processor):
-    fresh, used = (load_family(ProcessorKey(processor=processor), FAMILIES) for _ in range(2))
+    fresh, used = (load_family(ProcessorKey(processor=processor)) for _ in range(2))
     used.tokenizer(["a", "a b c"], padding=True, truncation=True, max_length=2)
     assert fresh.fingerprint == used.fingerprint
-    changed = load_family(ProcessorKey(processor=processor), FAMILIES)
+    changed = load_family(ProcessorKey(processor=processor))
     changed.tokenizer.chat_template += " "
     assert changed.fingerprint != fresh.fingerprint
