@@ -19,7 +19,7 @@ from pipeline.shard.codec import read_pack
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_PROCESSOR = ROOT / "jobs" / "demo" / "processor"
-SHARED = ROOT.parent / "shared"
+SHARED = (ROOT.parent / "shared").resolve()
 REAL_PROCESSORS = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl")
 
 

@@ -15,7 +15,7 @@ from pipeline.records import MediaRef
 from pipeline.render.media import decode_image
 from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+SHARED = (Path(__file__).resolve().parents[2] / "shared").resolve()
 NASTY = SHARED / "data" / "nasty"
 
 pytestmark = pytest.mark.skipif(
