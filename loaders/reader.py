@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import mmap
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class ShardReader:
         name = f"shards/{self._shard[row]}"
         if self.is_local:
             return memoryview(_mapped(f"{self.out}/{name}"))[start : start + size]
-        filesystem, path = _filesystem(self.out)
+        filesystem, path = _filesystem(self.out, os.getpid())
         with filesystem.open_input_file(f"{path}/{name}") as file:
             # pyarrow's buffer is read-only, and torch wants to be able to write
             return memoryview(bytearray(file.read_at(size, start)))
@@ -103,7 +104,7 @@ class ShardReader:
     def _read_file(self, name: str) -> bytes:
         if self.is_local:
             return Path(self.out, name).read_bytes()
-        filesystem, path = _filesystem(self.out)
+        filesystem, path = _filesystem(self.out, os.getpid())
         with filesystem.open_input_stream(f"{path}/{name}") as file:
             return file.read()
 
@@ -121,7 +122,7 @@ class ShardReader:
         if self.is_local:
             path = Path(self.out, name)
             return path.stat().st_size if path.is_file() else None
-        filesystem, base = _filesystem(self.out)
+        filesystem, base = _filesystem(self.out, os.getpid())
         info = filesystem.get_file_info(f"{base}/{name}")
         return info.size if info.is_file else None
 
@@ -134,5 +135,6 @@ def _mapped(path: str) -> mmap.mmap:
 
 
 @lru_cache(maxsize=8)
-def _filesystem(uri: str) -> tuple[fs.FileSystem, str]:
+def _filesystem(uri: str, _process: int) -> tuple[fs.FileSystem, str]:
+    """One per process: clients of object stores have threads, which a forked worker does not inherit."""
     return fs.FileSystem.from_uri(uri)

@@ -24,6 +24,8 @@ from pipeline.families.registry import ProcessorKey, family_for
 from pipeline.ingest.lines import Lines, Part, Source, as_lines, part_ranges, rows, scan, source_of
 from pipeline.ingest.meta import Dataset, copies_of_rows, read_meta
 from pipeline.ingest.sharegpt import convert, parse_row
+from pipeline.journal import DETAIL as CRASHED
+from pipeline.journal import Journal, journal
 from pipeline.measure.length import measure
 from pipeline.measure.store import has_media_trouble, write_measured
 from pipeline.plan.assign import MeasuredPart, Plan, make_plan, shard_starts
@@ -189,26 +191,30 @@ def measure_task(
     waiting: list[Example] = []
     places: list[int] = []
 
-    def flush() -> None:
-        for place, result in zip(places, measure(waiting, family), strict=True):
+    def flush(watch: Journal) -> None:
+        measured = measure(waiting, family, lambda index: watch.at(str(numbers[places[index]])))
+        for place, result in zip(places, measured, strict=True):
             results[place] = result
         waiting.clear()
         places.clear()
 
-    for row, line_number, line in rows(part):
-        if not chosen[row - part.first_row]:
-            continue
-        parsed = parse_row(line, line_number)
-        example = parsed if isinstance(parsed, Skip) else convert(parsed, dataset, lenient=lenient)
-        numbers.append(row)
-        results.append(example)  # type: ignore[arg-type]  # an Example only until the next flush
-        if isinstance(example, Example):
-            waiting.append(example)
-            places.append(len(results) - 1)
-            if len(waiting) == BATCH:
-                flush()
-    flush()
-    write_measured(path, numbers, results)
+    with journal(path.parent / f"{path.stem}.journal") as watch:
+        for row, line_number, line in rows(part):
+            if not chosen[row - part.first_row]:
+                continue
+            parsed = parse_row(line, line_number)
+            example = parsed if isinstance(parsed, Skip) else convert(parsed, dataset, lenient=lenient)
+            if watch.is_poison(str(row)):
+                example = Skip(reason="bad_media", detail=CRASHED)
+            numbers.append(row)
+            results.append(example)  # type: ignore[arg-type]  # an Example only until the next flush
+            if isinstance(example, Example):
+                waiting.append(example)
+                places.append(len(results) - 1)
+                if len(waiting) == BATCH:
+                    flush(watch)
+        flush(watch)
+        write_measured(path, numbers, results)
 
 
 def shard_task(job: ShardJob, key: ProcessorKey) -> dict[str, Any]:

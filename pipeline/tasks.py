@@ -47,8 +47,9 @@ class RayEngine(Engine):
         self._window = 2 * (num_workers or cpus)
 
     def map(self, function: Callable[..., Result], items: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, Result]]:
-        # A crashed worker is retried; an exception of ours is not: it would only come again.
-        task = self._ray.remote(num_cpus=1, max_retries=3)(_single_threaded)
+        # A crashed worker is retried, and its journal sees to it that this ends; an exception of ours would only come
+        # again.
+        task = self._ray.remote(num_cpus=1, max_retries=20)(_single_threaded)
         waiting: dict[Any, int] = {}
         left = enumerate(items)
         try:

@@ -1,7 +1,7 @@
 """Example -> Measured: exact lengths from the real template, the real tokenizer and the media headers."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,9 +12,18 @@ from pipeline.measure.video import measure_video, with_frames
 from pipeline.records import Example, Measured, MeasuredMedia, MediaRef, Skip
 
 
-def measure(examples: Sequence[Example], family: Family) -> list[Measured | Skip]:
-    """Many at once: the tokenizer is fastest in batches. Media are probed first, so that bad rows are not tokenized."""
-    results: list[Measured | Skip | tuple[MeasuredMedia, ...]] = [_probe(example, family) for example in examples]
+def measure(
+    examples: Sequence[Example], family: Family, before: Callable[[int], None] = lambda index: None
+) -> list[Measured | Skip]:
+    """Many at once: the tokenizer is fastest in batches. Media are probed first, so that bad rows are not tokenized.
+
+    `before` is told the index of each example before its media are opened.
+    """
+    results: list[Measured | Skip | tuple[MeasuredMedia, ...]] = []
+    for index, example in enumerate(examples):
+        if example.media:
+            before(index)
+        results.append(_probe(example, family))
     good = [index for index, result in enumerate(results) if not isinstance(result, Skip)]
     for index, ids in zip(good, family.encode([examples[index] for index in good]), strict=True):
         media = results[index]

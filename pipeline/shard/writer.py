@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.families.base import Family
+from pipeline.journal import DETAIL as CRASHED
+from pipeline.journal import Journal, journal
 from pipeline.measure.length import shrunk, truncated
 from pipeline.measure.probe import MediaError
 from pipeline.measure.store import read_measured
@@ -59,10 +61,10 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> dict[str, Any]:
     paths = read_json(Path(job.parts))
     packs: list[dict[str, Any]] = []
     lost: list[dict[str, Any]] = []
-    with write_whole(job.tar) as file:
+    with journal(Path(job.done).with_suffix(".journal")) as watch, write_whole(job.tar) as file:
         counted = _Digesting(file)
         offset = 0
-        for pack in render_packs(job, family, plan, paths, lost):
+        for pack in render_packs(job, family, plan, paths, lost, watch):
             end, members = write_pack(counted, offset, pack)  # type: ignore[arg-type]
             packs.append(_index_line(pack, offset, end, members))
             offset = end
@@ -80,7 +82,7 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> dict[str, Any]:
 
 
 def render_packs(
-    job: ShardJob, family: Family, plan: Plan, paths: list[str], lost: list[dict[str, Any]]
+    job: ShardJob, family: Family, plan: Plan, paths: list[str], lost: list[dict[str, Any]], watch: Journal
 ) -> Iterator[Pack]:
     """The packs of a shard. A row whose media fail is left out of its pack and added to `lost`; an empty pack too."""
     for number in range(job.first, job.last):
@@ -95,7 +97,12 @@ def render_packs(
                 smaller = shrunk(measured, line["shrink"], family)
                 assert smaller is not None, "the plan shrinks only what it can"
                 measured = smaller
+            name = f"{line['dataset']}/{line['row']}/{line['repeat']}"
             try:
+                if measured.media:
+                    watch.at(name)
+                if watch.is_poison(name):
+                    raise MediaError("bad_media", CRASHED)
                 sample = render_sample(measured, family, job.resize)
             except MediaError as error:
                 lost.append(
