@@ -7,6 +7,7 @@ process that was killed from outside, for want of memory or by a user, says noth
 
 import faulthandler
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,8 +49,8 @@ def journal(folder: Path) -> Iterator[Journal]:
         yield opened
     finally:
         faulthandler.disable()
-        if before:
-            faulthandler.enable()
+        if before and sys.__stderr__ is not None:
+            faulthandler.enable(file=sys.__stderr__)  # the process's own, were sys.stderr exchanged for a buffer
         report.close()
         os.close(opened._file)
         for name in ("at", "report", "crashes"):

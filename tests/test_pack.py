@@ -21,6 +21,7 @@ from pipeline.cli import main
 from pipeline.config import UserError
 from pipeline.pack import run_pack
 from pipeline.shard.commit import differences
+from pipeline.shard.report import describe_output
 from pipeline.shard.verify import read_ledger, read_manifest, verify_ledger, verify_shard
 
 
@@ -86,8 +87,8 @@ def test_a_pack_whose_only_row_is_unreadable_is_not_written(tiny, tmp_path):
     manifest = run_pack(tiny_config(meta, tmp_path / "out", pack_size=64)).manifest
     assert_verified(tmp_path / "out")
     assert manifest["counts"] | {"tokens": 0, "target_tokens": 0} == {
-        "rows": 2, "samples": 2, "packed": 1, "skipped": {"bad_media": 1}, "packs": 1, "tokens": 0, "visual_tokens": 1,
-        "target_tokens": 0,
+        "rows": 2, "samples": 2, "packed": 1, "skipped": {"bad_media": 1}, "fitted": {}, "packs": 1, "tokens": 0,
+        "visual_tokens": 1, "target_tokens": 0,
     }  # fmt: skip
 
 
@@ -173,6 +174,9 @@ class TestOverlong:
         assert_verified(tmp_path / "out")
         lines = ledger_of(tmp_path / "out")
         assert [line["status"] for line in lines] == ["packed"] * 3
+        manifest = read_manifest(tmp_path / "out")
+        assert manifest["counts"]["fitted"] == {"truncated": 2}
+        assert "truncated 2 samples, to fit a pack" in describe_output(tmp_path / "out", manifest)
         assert lines[0]["tokens"] == 60 and lines[0]["visual_tokens"] == 32
         assert lines[1]["tokens"] == 57  # 3 tokens left for the fake image
         assert lines[2]["detail"] == ""  # it fits

@@ -17,7 +17,7 @@ from pipeline.families.base import Family
 from pipeline.plan.assign import Plan
 from pipeline.render.media import pixel_table
 from pipeline.shard.codec import MEMBERS
-from pipeline.shard.ledger import make_ledger, reason_counts
+from pipeline.shard.ledger import fitted_counts, make_ledger, reason_counts
 from pipeline.shard.stats import dataset_stats, make_index, pack_stats, shard_stats
 from pipeline.storage import read_json, sha256_of, write_json, write_parquet, write_whole
 
@@ -167,6 +167,7 @@ def count_all(identity: dict[str, Any], ledger: pa.Table, index: pa.Table) -> di
         "samples": len(ledger),
         "packed": int(pc.sum(pc.equal(ledger["status"], "packed")).as_py() or 0),
         "skipped": reason_counts(ledger),
+        "fitted": fitted_counts(ledger),
         "packs": len(index),
         **{name: int(pc.sum(index[name]).as_py() or 0) for name in ("tokens", "visual_tokens", "target_tokens")},
     }

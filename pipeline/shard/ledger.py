@@ -70,6 +70,15 @@ def reason_counts(ledger: pa.Table) -> dict[str, int]:
     return {item["values"]: item["counts"] for item in pc.value_counts(skipped["reason"]).to_pylist()}
 
 
+def fitted_counts(ledger: pa.Table) -> dict[str, int]:
+    """How many samples were truncated or shrunk to fit; their details begin with that word."""
+    packed = ledger.filter(pc.equal(ledger["status"], "packed"))
+    counts = {
+        word: int(pc.sum(pc.starts_with(packed["detail"], word)).as_py() or 0) for word in ("truncated", "shrunk")
+    }
+    return {word: count for word, count in counts.items() if count}
+
+
 def _positions(pack: np.ndarray) -> np.ndarray:
     """Index of each line among those of its pack; lines come in pack order. packs [0, 0, -1, 1] -> [0, 1, -1, 0]."""
     positions = np.full(len(pack), -1, dtype=np.int32)

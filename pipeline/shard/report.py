@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 def describe_output(out: Path, manifest: Mapping[str, Any], *, reused_shards: int = 0) -> str:
     counts, config = manifest["counts"], manifest["identity"]["config"]
-    index = pq.read_table(out / "index.parquet", columns=["tokens", "visual_tokens", "num_documents", "num_images"])
+    index = pq.read_table(out / "index.parquet", columns=["tokens", "visual_tokens", "num_images", "num_videos"])
     size = sum(shard["bytes"] for shard in manifest["shards"])
     shards = f"{len(manifest['shards']):,} shards, {_bytes(size)}"
     if reused_shards:
         shards += f" ({reused_shards:,} finished by an earlier run)"
     lines = _load_lines(index["tokens"].to_numpy(), index["visual_tokens"].to_numpy(), config["pack_size"])
-    lines.insert(1, ("images", f"{pc.sum(index['num_images']).as_py() or 0:,}"))
+    num_images, num_videos = (pc.sum(index[name]).as_py() or 0 for name in ("num_images", "num_videos"))
+    lines.insert(1, ("media", f"{num_images:,} images, {num_videos:,} videos"))
+    lines += [(word, f"{count:,} samples, to fit a pack") for word, count in counts["fitted"].items()]
     return "\n".join(
         [
             str(out),
@@ -50,16 +52,14 @@ def describe_plan(planned: "Planned", config: PackConfig) -> str:
         counts["sampled_out"] = sampled_out
     rows = sum(source.num_rows for source in planned.sources)
     size = int(pack_bytes(plan).sum())
-    cut = int((plan.packed["limit"].to_numpy() > 0).sum())
     lines = [
         ("rows", f"{rows:,} read, {len(plan.packed):,} samples to pack"),
         *_load_lines(plan.per_pack("tokens"), plan.per_pack("visual_tokens"), config.pack_size),
         ("on disk", f"about {_bytes(size)}"),
     ]
-    if cut:
-        lines.append(("truncated", f"{cut:,} samples"))
-    if shrunk := int((plan.packed["shrink"].to_numpy() > 0).sum()):
-        lines.append(("shrunk", f"{shrunk:,} samples, by smaller pictures or fewer frames"))
+    for word, column in (("truncated", "limit"), ("shrunk", "shrink")):
+        if count := int((plan.packed[column].to_numpy() > 0).sum()):
+            lines.append((word, f"{count:,} samples, to fit a pack"))
     return "\n".join(["plan", *_table(lines), *_skips(counts, len(plan.table) + sampled_out)])
 
 
