@@ -50,7 +50,8 @@ def main() -> int:
         family = family_for(os.path.abspath(args.processor))
         examples = [example for dataset in read_meta(meta.resolve()) for example in read(dataset, Path(folder))]
         good = [(e, m) for e, m in zip(examples, measure(examples, family), strict=True) if isinstance(m, Measured)]
-        samples = renderable([m for _, m in good if m.media and not any(x.frames for x in m.media)], family)
+        pictures = [m for _, m in good if m.media and not any(medium.frames for medium in m.media)]
+        samples = renderable(pictures, family)
         paths = [medium.ref.path for m in samples for medium in m.media]
         print(
             f"{len(good):,} rows, {sum(m.tokens for _, m in good):,} tokens, {len(paths):,} pictures (videos left out); one core\n"
