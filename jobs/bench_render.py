@@ -53,9 +53,8 @@ def main() -> int:
         pictures = [m for _, m in good if m.media and not any(medium.frames for medium in m.media)]
         samples = renderable(pictures, family)
         paths = [medium.ref.path for m in samples for medium in m.media]
-        print(
-            f"{len(good):,} rows, {sum(m.tokens for _, m in good):,} tokens, {len(paths):,} pictures (videos left out); one core\n"
-        )
+        num_tokens = sum(m.tokens for _, m in good)
+        print(f"{len(good):,} rows, {num_tokens:,} tokens, {len(paths):,} pictures (videos left out); one core\n")
 
         texts = [family.template(e.turns) for e, _ in good]
         bare = family.tokenizer.backend_tokenizer
