@@ -47,5 +47,5 @@ def tiny_model(kind: str) -> torch.nn.Module:
     with torch.no_grad():
         for parameter in built.parameters():
             if parameter.ndim > 1:
-                parameter.normal_(std=0.15)
+                parameter.normal_(std=0.1)
     return built
