@@ -40,6 +40,12 @@ def rank_share(order: np.ndarray, position: int, rank: int, world_size: int, *, 
     return left[rank::world_size]
 
 
+def share_length(num_packs: int, position: int, world_size: int, *, drop_last: bool) -> int:
+    """How many packs `rank_share` gives a rank, without making the order."""
+    left = max(0, num_packs - position)
+    return left // world_size if drop_last else -(-left // world_size)
+
+
 def worker_share(num_items: int, batch_size: int, worker: int, num_workers: int) -> np.ndarray:
     """Which of a rank's items a loader worker reads: whole batches in turn, as DataLoader collects them.
 

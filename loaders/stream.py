@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from loaders.order import epoch_order, rank_share, worker_share
+from loaders.order import epoch_order, rank_share, share_length, worker_share
 from loaders.pixels import REPEAT_KEY, TABLE_KEY, VIDEO_TABLE_KEY, looked_up
 from loaders.reader import ShardReader
 
@@ -83,7 +83,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
 
     def __len__(self) -> int:
         """Packs that this rank gets from `position` to the end of the epoch."""
-        return len(self._share())
+        return share_length(len(self.reader.packs), self.position, self.world_size, drop_last=self.drop_last)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         if self._finished:  # a second pass without set_epoch: the same epoch again, from its start

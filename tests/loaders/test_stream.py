@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from loaders import PackedShards, neat_packed_vlm_collater
-from loaders.order import epoch_order, rank_share, worker_share
+from loaders.order import epoch_order, rank_share, share_length, worker_share
 from loaders.reader import ShardError
 from pipeline.pack import run_pack
 from pipeline.shard.stats import step_imbalance
@@ -93,7 +93,7 @@ def test_shares_by_hand():
 def test_ranks_share_what_is_left(num, world, position, drop_last):
     order = np.arange(100, 100 + num)
     shares = [rank_share(order, position, rank, world, drop_last=drop_last).tolist() for rank in range(world)]
-    assert len({len(share) for share in shares}) == 1
+    assert {len(share) for share in shares} == {share_length(num, position, world, drop_last=drop_last)}
     seen = [pack for step in zip(*shares, strict=True) for pack in step]
     left = order[position:].tolist()
     if drop_last:
