@@ -67,8 +67,10 @@ def expand(ids: np.ndarray, is_placeholder: np.ndarray, expansions: Sequence[np.
 
 
 def token_types(ids: np.ndarray, family: Family) -> np.ndarray:
-    kinds = np.select([ids == family.image_token_id, ids == family.video_token_id], [IMAGE, VIDEO], default=TEXT)
-    return kinds.astype(np.uint8)
+    types = np.full(len(ids), TEXT, dtype=np.uint8)
+    types[ids == family.image_token_id] = IMAGE
+    types[ids == family.video_token_id] = VIDEO
+    return types
 
 
 def video_patch_bytes(family: Family) -> int:

@@ -58,7 +58,7 @@ def finished(job: ShardJob) -> dict[str, Any] | None:
 
 def write_shard(job: ShardJob, family: Family, plan: Plan) -> dict[str, Any]:
     """Write the tar, then the note: sha256, bytes, a line per pack, and the rows whose media could not be decoded."""
-    paths = read_json(Path(job.parts))
+    paths = [Path(path) for path in read_json(Path(job.parts))]
     packs: list[dict[str, Any]] = []
     lost: list[dict[str, Any]] = []
     with journal(Path(job.done).with_suffix(".journal")) as watch, write_whole(job.tar) as file:
@@ -82,13 +82,13 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> dict[str, Any]:
 
 
 def render_packs(
-    job: ShardJob, family: Family, plan: Plan, paths: list[str], lost: list[dict[str, Any]], watch: Journal
+    job: ShardJob, family: Family, plan: Plan, paths: list[Path], lost: list[dict[str, Any]], watch: Journal
 ) -> Iterator[Pack]:
     """The packs of a shard. A row whose media fail is left out of its pack and added to `lost`; an empty pack too."""
     for number in range(job.first, job.last):
         samples: list[tuple[Document, Sample]] = []
         for line in plan.packed.slice(plan.starts[number], plan.starts[number + 1] - plan.starts[number]).to_pylist():
-            measured = read_measured(Path(paths[line["part"]]), line["line"])
+            measured = read_measured(paths[line["part"]], line["line"])
             if line["limit"]:
                 cut = truncated(measured, line["limit"], family)
                 assert cut is not None, "the plan does not truncate to nothing"
