@@ -1,28 +1,37 @@
 """Which pack comes when, and to whom: pure functions of (seed, epoch), position and world."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from pipeline.plan.balance import nested_shuffle, nested_sizes
+from pipeline.plan.balance import nested_shuffle, nested_sizes, without_trend
 
 
-def epoch_order(packs: np.ndarray, group_size: int, seed: int, epoch: int) -> np.ndarray:
+def epoch_order(
+    packs: np.ndarray, group_size: int, seed: int, epoch: int, loads: Sequence[np.ndarray] = ()
+) -> np.ndarray:
     """The pack numbers of an epoch in order: whole groups of the plan shuffled, and blocks inside them, never across.
 
     `packs` are the numbers that exist, ascending. Groups that are not whole (the plan's last one; one that lost a pack
-    to unreadable media) come last, so that steps before them stay aligned with groups.
+    to unreadable media) come last, so that steps before them stay aligned with groups. `loads` (visual tokens, say, of
+    each pack): shuffles in which they rise or fall over the epoch are drawn again, as the planner does.
     """
     random = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
     numbers, counts = np.unique(packs // group_size, return_counts=True)
     whole = np.isin(packs // group_size, numbers[counts == group_size])
     sizes = nested_sizes(group_size)
-    pieces = [nested_shuffle(packs[whole], sizes, random)]
-    rest = packs[~whole]
-    while len(rest):  # as the plan cut it: in blocks of the largest nested size that fits, the remainder last
-        sizes = [size for size in sizes if size <= len(rest)]
-        num_whole = len(rest) // sizes[0] * sizes[0]
-        pieces.append(nested_shuffle(rest[:num_whole], sizes, random))
-        rest = rest[num_whole:]
-    return np.concatenate(pieces)
+
+    def shuffle() -> np.ndarray:
+        pieces = [nested_shuffle(np.flatnonzero(whole), sizes, random)]
+        rest, fitting = np.flatnonzero(~whole), sizes
+        while len(rest):  # as the plan cut it: in blocks of the largest nested size that fits, the remainder last
+            fitting = [size for size in fitting if size <= len(rest)]
+            num_whole = len(rest) // fitting[0] * fitting[0]
+            pieces.append(nested_shuffle(rest[:num_whole], fitting, random))
+            rest = rest[num_whole:]
+        return np.concatenate(pieces)
+
+    return packs[without_trend(shuffle, loads, sizes)]
 
 
 def rank_share(order: np.ndarray, position: int, rank: int, world_size: int, *, drop_last: bool) -> np.ndarray:

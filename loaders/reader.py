@@ -39,6 +39,9 @@ class ShardReader:
             raise ShardError(f"{self.out}/index.parquet: sha256 differs from the manifest's; run `neatpack verify`")
         index = pq.read_table(io.BytesIO(content))
         self.packs = index["pack"].to_numpy()
+        self.visual_tokens, self.tokens = (
+            index[name].to_numpy().astype(np.int64) for name in ("visual_tokens", "tokens")
+        )
         self._shard = index["shard"].to_pylist()
         self._offset, self._bytes = index["offset"].to_numpy(), index["bytes"].to_numpy()
         # Every pack has the same members in the same order, so their places are two matrices.

@@ -97,8 +97,11 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self._finished = True
 
     def _share(self) -> np.ndarray:
-        packs = self.reader.packs
-        order = epoch_order(packs, self.reader.group_size, self.seed, self.epoch) if self.shuffle else packs
+        reader = self.reader
+        loads = (reader.visual_tokens, reader.tokens)
+        order = reader.packs
+        if self.shuffle:
+            order = epoch_order(order, reader.group_size, self.seed, self.epoch, loads)
         return rank_share(order, self.position, self.rank, self.world_size, drop_last=self.drop_last)
 
     # Resuming

@@ -1,5 +1,6 @@
 """Ordering: packs of one training step cost the same on every rank, and the epoch is still shuffled."""
 
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from operator import mul
 
@@ -33,14 +34,20 @@ def balanced_order(tokens: Ints, visual_tokens: Ints, squares: Ints, *, group_si
     alike = sort_by_load(visual_tokens, cost, group_size)
     sizes = nested_sizes(group_size)
     random = np.random.PCG64(seed)
-    best, best_trend = alike, np.inf
+    return without_trend(lambda: nested_shuffle(alike, sizes, random), (visual_tokens, cost), sizes)
+
+
+def without_trend(shuffle: Callable[[], Ints], loads: Sequence[Ints], sizes: Sequence[int]) -> Ints:
+    """The first shuffle in which no load goes up or down over the steps, or the best of NUM_SHUFFLES."""
+    best, best_trend = shuffle(), np.inf
+    order = best
     for _ in range(NUM_SHUFFLES):
-        order = nested_shuffle(alike, sizes, random)
-        trend = max(abs(correlation(load[order], size)) for load in (visual_tokens, cost) for size in sizes)
+        trend = max((abs(correlation(load[order], size)) for load in loads for size in sizes), default=0.0)
         if trend < best_trend:
             best, best_trend = order, trend
         if trend < SMALL_CORRELATION:
             break
+        order = shuffle()
     return best
 
 

@@ -18,6 +18,7 @@ from loaders import PackedShards, neat_packed_vlm_collater
 from loaders.order import epoch_order, rank_share, share_length, worker_share
 from loaders.reader import ShardError
 from pipeline.pack import run_pack
+from pipeline.plan.balance import correlation
 from pipeline.shard.stats import step_imbalance
 
 
@@ -112,6 +113,15 @@ def test_steps_are_balanced_through_shuffled_epochs(tmp_path):
     for world in (2, 8, 64):
         assert step_imbalance(visual[order], world) < 1.04
     assert step_imbalance(visual[rng.permutation(2048)], 64) > 1.5
+
+
+def test_no_epoch_is_a_curriculum():
+    """100 groups that differ in load: a plain shuffle of them trends by chance beyond 0.1 in a third of all epochs."""
+    loads = np.repeat(np.arange(100), 8) ** 2
+    trends = [abs(correlation(loads[epoch_order(np.arange(800), 8, 0, epoch, [loads])], 8)) for epoch in range(40)]
+    assert max(trends) < 0.1
+    plain = [abs(correlation(loads[epoch_order(np.arange(800), 8, 0, epoch)], 8)) for epoch in range(40)]
+    assert max(plain) > 0.1, "the test can fail"
 
 
 # The stream
