@@ -55,7 +55,7 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """What a run gives. `planned` is None where the output was finished before."""
+    """What a run gives."""
 
     manifest: dict[str, Any]
     reused_shards: int = 0

@@ -85,7 +85,7 @@ def video_facts(ref: MediaRef) -> VideoFacts:
                 turned = first.rotation % 180 == 90
                 height, width = (first.width, first.height) if turned else (first.height, first.width)
         except (av.FFmpegError, UnicodeDecodeError) as error:
-            raise MediaError("bad_media", f"{ref.path}: {type(error).__name__}: {_words(error)}") from None
+            raise ffmpeg_trouble(ref, error) from None
     fps = _rate(header_rate, times)
     if len(times) < len(packets):  # no timestamps: frames are as far apart as their rate says
         times = [number / fps for number in range(len(packets))]
@@ -101,9 +101,10 @@ def _rate(header: float, times: list[float]) -> float:
     return header or counted or UNKNOWN_FPS
 
 
-def _words(error: Exception) -> str:
+def ffmpeg_trouble(ref: MediaRef, error: Exception) -> MediaError:
     """What FFmpeg says, without the name of the file object that PyAV adds: it has an address in it."""
-    return (getattr(error, "strerror", None) or str(error)).split(":")[0]
+    words = (getattr(error, "strerror", None) or str(error)).split(":")[0]
+    return MediaError("bad_media", f"{ref.path}: {type(error).__name__}: {words}")
 
 
 def _list_facts(ref: MediaRef) -> VideoFacts:

@@ -7,6 +7,7 @@ import numpy as np
 
 from pipeline.families.base import Family
 from pipeline.measure.probe import MediaError, open_media
+from pipeline.measure.video import ffmpeg_trouble
 from pipeline.records import MeasuredMedia, MediaRef
 from pipeline.render.media import RESIZE, decode_image
 
@@ -63,8 +64,7 @@ def _decoded(ref: MediaRef, wanted: set[int]) -> Iterator[np.ndarray | None]:
                     pixels = frame.to_ndarray(format="rgb24")
                     yield np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90) % 4))
         except (av.FFmpegError, UnicodeDecodeError) as error:
-            words = (getattr(error, "strerror", None) or str(error)).split(":")[0]
-            raise MediaError("bad_media", f"{ref.path}: {type(error).__name__}: {words}") from None
+            raise ffmpeg_trouble(ref, error) from None
 
 
 def _listed(ref: MediaRef) -> Iterator[np.ndarray]:
