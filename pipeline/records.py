@@ -1,7 +1,7 @@
 """The nouns that cross stage boundaries. Imports nothing of ours."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -40,7 +40,8 @@ class Sampling:
 class MediaRef:
     """Where the bytes of a medium are: a whole file, or `length` bytes of it from `offset`.
 
-    A video may also be a list of pictures, `frames`; then `path` is the first of them.
+    A video may also be a list of pictures, `frames`; then `path` is the first of them. Online, a medium may be `held`
+    in memory instead: its file's bytes, a PIL image, or a sound as (samples, sampling rate); then `path` only names it.
     """
 
     kind: MediaKind
@@ -49,6 +50,7 @@ class MediaRef:
     length: int = -1  # -1: to the end of the file
     frames: tuple[str, ...] = ()
     sampling: Sampling = Sampling()
+    held: Any = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ def parse_row(line: bytes, line_number: int) -> dict[str, Any] | Skip:
         return Skip(reason="bad_row", detail=f"line {line_number}: broken JSON: {error}")
     if not isinstance(row, dict):
         return Skip(
-            reason="bad_row", detail=f"line {line_number}: a JSON {_json_name(row)} where an object was expected"
+            reason="bad_row", detail=f"line {line_number}: a JSON {json_name(row)} where an object was expected"
         )
     return row
 
@@ -72,7 +72,7 @@ def _turns(row: dict[str, Any], dataset: Dataset) -> list[tuple[Role, str]] | Sk
     tags, column = dataset.tags, dataset.columns.messages
     messages = row.get(column)
     if not isinstance(messages, list):
-        problem = f"is a JSON {_json_name(messages)}" if column in row else "is absent"
+        problem = f"is a JSON {json_name(messages)}" if column in row else "is absent"
         return Skip(reason="bad_row", detail=f"column {column!r} {problem}; expected a list of turns")
     if not messages:
         return Skip(reason="bad_row", detail="empty conversation")
@@ -80,14 +80,14 @@ def _turns(row: dict[str, Any], dataset: Dataset) -> list[tuple[Role, str]] | Sk
     turns = []
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
-            return Skip(reason="bad_row", detail=f"turn {number} is a JSON {_json_name(message)}; expected an object")
+            return Skip(reason="bad_row", detail=f"turn {number} is a JSON {json_name(message)}; expected an object")
         role, content = message.get(tags.role_tag), message.get(tags.content_tag)
         if not isinstance(role, str) or role not in roles:
             return Skip(reason="bad_row", detail=f"turn {number}: unknown role {role!r}; known: {', '.join(roles)}")
         if not isinstance(content, str):
-            problem = f"is a JSON {_json_name(content)}" if tags.content_tag in message else "is absent"
+            problem = f"is a JSON {json_name(content)}" if tags.content_tag in message else "is absent"
             return Skip(reason="bad_row", detail=f"turn {number}: {tags.content_tag!r} {problem}; expected a text")
-        if not _is_unicode(content):
+        if not is_unicode(content):
             return Skip(reason="bad_row", detail=f"turn {number}: not Unicode text: half of a surrogate pair")
         turns.append((roles[role], content))
     return turns
@@ -101,20 +101,20 @@ def _media(value: Any, kind: str, column: str, media_dir: str) -> list[MediaRef]
     entries = [] if value is None else value if isinstance(value, list) else [value]
     refs = []
     for entry in entries:
-        ref = _reference(entry, kind, column, media_dir)
+        ref = media_reference(entry, kind, column, media_dir)
         if isinstance(ref, Skip):
             return ref
         refs.append(ref)
     return refs
 
 
-def _reference(entry: Any, kind: str, column: str, media_dir: str) -> MediaRef | Skip:
+def media_reference(entry: Any, kind: str, column: str, media_dir: str) -> MediaRef | Skip:
     def bad(problem: str) -> Skip:
         return Skip(reason="bad_row", detail=f"column {column!r}: {problem}")
 
     given = entry if isinstance(entry, dict) else {"frames": entry} if isinstance(entry, list) else {"path": entry}
     paths = given.get("frames") if kind == "video" and "frames" in given else [given.get("path")]
-    if not isinstance(paths, list) or not paths or not all(isinstance(p, str) and p and _is_unicode(p) for p in paths):
+    if not isinstance(paths, list) or not paths or not all(isinstance(p, str) and p and is_unicode(p) for p in paths):
         return bad(f"{str(entry)[:80]!r} is not a path")
     where = {key: given[key] for key in ("offset", "length") if key in given}
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in where.values()):
@@ -164,7 +164,7 @@ def _user_parts(text: str, waiting: dict[MediaKind, Any]) -> tuple[str | MediaRe
     return kept or ("",)
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -172,7 +172,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _json_name(value: Any) -> str:
+def json_name(value: Any) -> str:
     names = {
         dict: "object",
         list: "list",
@@ -182,4 +182,4 @@ def _json_name(value: Any) -> str:
         float: "number",
         type(None): "null",
     }
-    return names[type(value)]
+    return names.get(type(value), type(value).__name__)

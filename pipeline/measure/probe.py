@@ -25,6 +25,8 @@ class MediaError(Exception):
 
 def open_media(ref: MediaRef) -> BinaryIO:
     """The bytes of a medium as a file."""
+    if isinstance(ref.held, bytes):
+        return io.BytesIO(ref.held)
     try:
         file = open(ref.path, "rb")  # noqa: SIM115 (the caller closes it)
         if not ref.offset and ref.length < 0:
