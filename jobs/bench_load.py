@@ -24,7 +24,7 @@ import webdataset as wds
 from PIL import Image
 
 from loaders import PackedShards, neat_packed_vlm_collater
-from loaders.pixels import looked_up
+from loaders.pixels import restored
 
 PROCESSOR = Path(__file__).parent / "demo" / "processor"
 
@@ -67,12 +67,12 @@ def bench(out: Path, repeats: int, check: bool) -> int:
     print(f"  PackedShards, views of the map          {per_pack['views']:8.2f}   {ratios['views']:6.1f}x")
     print(f"  PackedShards, copied into a batch       {per_pack['buffered']:8.2f}   {ratios['buffered']:6.1f}x")
 
-    stored, table, repeat = items[0]["pixel_values"], dataset.table, dataset.temporal_patch_size
-    result = looked_up(stored, table, repeat, torch.bfloat16)
+    stored, how = items[0]["pixel_values"], dataset.stored["pixel_values"]
+    result = restored(stored, how, torch.bfloat16)
     target = torch.empty_like(result)
     times = in_turns(
         {
-            "restore": lambda: looked_up(stored, table, repeat, torch.bfloat16),
+            "restore": lambda: restored(stored, how, torch.bfloat16),
             "memcpy": lambda: target.copy_(result),
         },
         repeats * 3,

@@ -31,8 +31,8 @@ from pipeline.ingest.meta import Dataset, read_meta
 from pipeline.ingest.sharegpt import convert, parse_row
 from pipeline.measure.length import measure
 from pipeline.measure.probe import MediaError
+from pipeline.pixels import RESIZE
 from pipeline.records import Document, Example, Measured
-from pipeline.render.media import RESIZE
 from pipeline.render.pack import build_pack
 from pipeline.render.sample import render_sample
 from pipeline.shard.codec import write_pack
@@ -70,7 +70,7 @@ def main() -> int:
             "render and write packs to a tar in memory",
             lambda: render(samples, family),
             "decode and resize alone (Pillow + torch)",
-            lambda: decode_and_resize(paths, [family.image.resized(*size) for size in resized]),
+            lambda: decode_and_resize(paths, [family.image_shape(*size, 1)[0] for size in resized]),
             args.repeats,
         )
     return 0
@@ -107,7 +107,9 @@ def decode_and_resize(paths: list[str], sizes: list[tuple[int, int]]) -> None:
 
 def render(samples: list[Measured], family: Family) -> None:
     """Packs of 16 documents each, written as the shards are."""
-    document = Document(dataset="x", row=0, repeat=0, tokens=0, visual_tokens=0, num_images=0, num_videos=0)
+    document = Document(
+        dataset="x", row=0, repeat=0, tokens=0, visual_tokens=0, num_images=0, num_videos=0, num_audios=0
+    )
     file = io.BytesIO()
     for number, start in enumerate(range(0, len(samples), 16)):
         rendered = [(document, render_sample(sample, family, "torch")) for sample in samples[start : start + 16]]

@@ -4,39 +4,67 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
-from loaders.pixels import LEFT_KEYS
+from loaders.pixels import STORED_KEY
+from pipeline.layout import TOKEN_TYPES, MediaArray
 
-PIXEL_KEYS = ("pixel_values", "pixel_values_videos")
-GRID_KEYS = ("image_grid_thw", "image_position_ids", "video_grid_thw", "second_per_grid_ts")
+LAYOUT_KEY = "media_layout"  # in a sample: {name: MediaArray}, as its family declares
+# What a sample without a layout may have; rows end to end, as Qwen's processors give them.
+MEDIA_KEYS = (
+    "pixel_values", "image_grid_thw", "image_position_ids", "pixel_values_videos", "video_grid_thw",
+    "second_per_grid_ts", "image_grid_hws", "image_sizes", "input_features", "feature_attention_mask",
+)  # fmt: skip
+_COUNTED_BY = {"image": "image_grid_thw", "video": "video_grid_thw", "audio": "input_features"}
 
 
 def concatenated_media(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Media arrays over the batch, in sample order; a kind that no sample has is absent, as models want it."""
+    layout: Mapping[str, MediaArray] = samples[0].get(LAYOUT_KEY) or {}
     result: dict[str, Any] = {}
-    for key in (*PIXEL_KEYS, *GRID_KEYS):
-        arrays = [sample[key] for sample in samples if sample.get(key) is not None]
-        if any(len(array) for array in arrays):
-            result[key] = torch.cat([array for array in arrays if len(array)])
-    if any(key in result for key in PIXEL_KEYS) and LEFT_KEYS[0] in samples[0]:
-        result |= {key: samples[0][key] for key in LEFT_KEYS}
-    return result
+    for name in layout or MEDIA_KEYS:
+        arrays = [sample[name] for sample in samples if sample.get(name) is not None and len(sample[name])]
+        if not arrays:
+            continue
+        if name in layout and layout[name].mask:
+            result |= _padded(name, layout[name], arrays, [sample[layout[name].counts] for sample in samples])
+        else:
+            result[name] = torch.cat(_of_one_shape(arrays))
+    stored = {key: value for key, value in samples[0].get(STORED_KEY, {}).items() if key in result}
+    return result | ({STORED_KEY: stored} if stored else {})
+
+
+def _padded(name: str, array: MediaArray, arrays: list[Any], counts: list[Any]) -> dict[str, torch.Tensor]:
+    """Rows of each medium as a line of [media, longest, …], and the mask that tells them from the padding."""
+    sizes = [number for count in counts if len(count) for number in count.reshape(len(count), -1).prod(1).tolist()]
+    media = torch.nn.utils.rnn.pad_sequence(list(torch.cat(arrays).split(sizes)), batch_first=True)
+    mask = torch.arange(media.shape[1])[None, :] < torch.tensor(sizes)[:, None]
+    return {name: media.movedim(1, -1) if array.transposed else media, array.mask: mask.long()}
+
+
+def _of_one_shape(arrays: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Rows that were padded to the largest of their pack are padded to the largest of the batch."""
+    if len({array.shape[1:] for array in arrays}) == 1:
+        return arrays
+    sides = torch.tensor([array.shape[1:] for array in arrays]).amax(0).tolist()
+    return [
+        pad(array, [n for side, has in zip(sides[::-1], array.shape[:0:-1], strict=True) for n in (0, side - has)])
+        for array in arrays
+    ]
 
 
 def media_counts(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-    """n_images_per_sample and n_videos_per_sample, each where any sample has one."""
+    """n_images_per_sample, n_videos_per_sample, n_audios_per_sample: each where any sample has one."""
     result = {}
-    for name, count_key, grid_key in (
-        ("n_images_per_sample", "n_images", "image_grid_thw"),
-        ("n_videos_per_sample", "n_videos", "video_grid_thw"),
-    ):
-        counts = [_count(sample, count_key, grid_key) for sample in samples]
+    for kind in TOKEN_TYPES:
+        counts = [_count(sample, kind) for sample in samples]
         if any(counts):
-            result[name] = torch.tensor(counts, dtype=torch.long)
+            result[f"n_{kind}s_per_sample"] = torch.tensor(counts, dtype=torch.long)
     return result
 
 
-def _count(sample: Mapping[str, Any], count_key: str, grid_key: str) -> int:
-    if count_key in sample:
-        return int(sample[count_key])
-    return len(sample[grid_key]) if sample.get(grid_key) is not None else 0
+def _count(sample: Mapping[str, Any], kind: str) -> int:
+    if f"n_{kind}s" in sample:
+        return int(sample[f"n_{kind}s"])
+    rows = sample.get(_COUNTED_BY[kind])
+    return len(rows) if rows is not None else 0

@@ -48,7 +48,9 @@ def neat_packed_vlm_collater(
         raise ValueError(f"a pack of {longest} tokens does not fit max_length {length}; raise it to the pack size")
 
     def stacked(name: str, fill: int) -> torch.Tensor:
-        rows = [pad(pack[name].long(), (0, length - pack[name].shape[-1]), value=fill) for pack in batch]
+        # Positions are fractions in some families; everything else is whole.
+        whole = [pack[name] if pack[name].is_floating_point() else pack[name].long() for pack in batch]
+        rows = [pad(row, (0, length - row.shape[-1]), value=fill) for row in whole]
         return torch.stack(rows, dim=-2)  # [B, S], and [3, B, S] for three-axis positions
 
     documents = stacked("attention_mask", 0)

@@ -1,17 +1,24 @@
 """Stored bytes back to the `pixel_values` of the HF processor, bit for bit, by table look-up."""
 
 from collections.abc import MutableMapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
-TABLE_KEY = "pixel_table"  # float32 [channels, 256], in a batch whose pixels are still uint8
-VIDEO_TABLE_KEY = "video_table"
-REPEAT_KEY = "temporal_patch_size"
-LEFT_KEYS = (TABLE_KEY, VIDEO_TABLE_KEY, REPEAT_KEY)
-_CHUNK = 2048  # patches at a time: what is in work stays in the cache
+STORED_KEY = "stored_pixels"  # in a batch whose pixels are still uint8: {name: how its bytes are restored}
+_CHUNK = 2048  # rows at a time: what is in work stays in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How the bytes of an array become floats."""
+
+    table: torch.Tensor  # float32 [channels, 256]
+    repeat: int = 1  # times that each row is repeated, channel by channel
+    channels_last: bool = False
 
 
 def restore_pixels(
@@ -22,18 +29,24 @@ def restore_pixels(
     The batch must come from `PackedShards(pixels="uint8")`, which puts the tables in. Changed in place and returned.
     A batch without media is left as it is.
     """
-    tables = {key: batch.pop(key, None) for key in LEFT_KEYS}
-    for key, table, repeat in (
-        ("pixel_values", tables[TABLE_KEY], tables[REPEAT_KEY]),
-        ("pixel_values_videos", tables[VIDEO_TABLE_KEY], 1),  # nothing is duplicated in a video
-    ):
+    for key, stored in (batch.pop(STORED_KEY, None) or {}).items():
         if key in batch:
-            batch[key] = looked_up(batch[key].to(device), table, repeat, dtype)
+            batch[key] = restored(batch[key].to(device), stored, dtype)
     return batch
 
 
+def restored(pixels: torch.Tensor, stored: Stored, dtype: torch.dtype) -> torch.Tensor:
+    """uint8 rows of any shape, [patches, 588] or [tiles, 3, 384, 384], as floats; repeated ones are flat."""
+    if stored.channels_last:
+        flat = pixels.reshape(-1, len(stored.table)).movedim(-1, 0).reshape(len(stored.table), -1)
+        planes = [looked_up(flat[c : c + 1], stored.table[c : c + 1], 1, dtype) for c in range(len(stored.table))]
+        return torch.cat(planes).movedim(0, -1).reshape(pixels.shape)
+    flat = looked_up(pixels.flatten(1), stored.table, stored.repeat, dtype)
+    return flat if stored.repeat > 1 else flat.reshape(pixels.shape)
+
+
 def looked_up(stored: torch.Tensor, table: torch.Tensor, repeat: int, dtype: torch.dtype) -> torch.Tensor:
-    """[patches, channels * p * p] uint8 -> [patches, channels * repeat * p * p]: each patch is repeated in time.
+    """[rows, channels * area] uint8 -> [rows, channels * repeat * area]: each row is repeated in time.
 
     fp32 values are the table's; bf16 ones are their rounding, as `pixel_values.to(torch.bfloat16)` gives them.
     """

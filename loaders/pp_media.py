@@ -15,7 +15,7 @@ chunk from there:
 
 Mask and positions are kwargs of `step` on every rank: torch itself passes only activations from stage to stage. In
 stage 0's forward (chunks lie where the loader left them: move them to the device there, and if they are uint8, look
-them up there, by loaders.pixels.looked_up and the pixel_table of the batch):
+them up there, by loaders.pixels.restored and the stored_pixels of the batch):
 
     number, self._vlm_chunk_idx = self._vlm_chunk_idx, self._vlm_chunk_idx + 1  # in microbatches without media, too
     pixels, grid = self._vlm_pixel_values_chunks[number], self._vlm_image_grid_hws_chunks[number]
@@ -140,16 +140,22 @@ def prepare_vlm_media_for_pp(
     """Exchange a batch's media, in place, for VLM_PP_MEDIA_KEY: {name: a list of one chunk per microbatch, or None}.
 
     `batch_size` is the number of rows of input_ids. Where that is 1 and the counts name several samples (packs laid end
-    to end, [1, total]), those samples are divided. `media_axes`, of a family, says what a row of pixel_values and of
-    pixel_values_videos is. A batch without media gets no VLM_PP_MEDIA_KEY.
+    to end, [1, total]), those samples are divided. `media_axes`, of a family (Family.media_axes), says what a row of
+    each array is: "images", "videos" or "audios" (one each), "patches" (as many as its grid says), the name of the
+    array that counts its rows, or "groups" (a row says how many images are its). Arrays that only it names, sound
+    features among them, are cut by it. A batch without media gets no VLM_PP_MEDIA_KEY.
     """
+    axes = dict(media_axes or {})
     chunks: dict[str, list[torch.Tensor] | None] = dict.fromkeys(_CHUNK_KEYS)
     found = False
     for medium, name, count_key, grid_keys, crop_keys in (
         ("image", "pixel_values", "n_images_per_sample", _IMAGE_GRID_KEYS, _STEP3_KEYS),
         ("video", "pixel_values_videos", "n_videos_per_sample", ("video_grid_thw",), ()),
     ):
-        pixels, counts, axis = batch.get(name), batch.get(count_key), (media_axes or {}).get(name)
+        pixels, counts, axis = batch.get(name), batch.get(count_key), axes.get(name)
+        if axis in axes and not _is_grid(batch.get(axis)):
+            continue  # counted by something that is not a grid: the generic way, below
+        axis = "patches" if axis in axes else axis
         grids = {key: batch[key] for key in grid_keys if batch.get(key) is not None}
         crops = {key: batch[key] for key in crop_keys if batch.get(key) is not None}
         if pixels is None:
@@ -178,7 +184,13 @@ def prepare_vlm_media_for_pp(
             chunks[key] = _cut(values, items)
             if values is grid and medium == "image":
                 chunks["image_grid_hws"] = chunks[key]
-    for key in _VLM_MEDIA_KEYS:
+    for key in axes:
+        if chunks.get(key) is None and batch.get(key) is not None:
+            found = True
+            chunks[key] = _cut(batch[key], _rows_by_axis(key, batch, axes, batch_size, n_microbatches))
+            if key in ("image_grid_hws", "image_sizes") and chunks["image_grid_hws"] is None:
+                chunks["image_grid_hws"] = chunks[key]
+    for key in (*_VLM_MEDIA_KEYS, "n_audios_per_sample", *axes):
         batch.pop(key, None)
     if found:
         batch[VLM_PP_MEDIA_KEY] = chunks
@@ -246,7 +258,8 @@ class _CollateForPP:
 
     def __call__(self, samples: Any) -> Any:
         batch = self.collate_fn(samples)
-        if not isinstance(batch, MutableMapping) or not any(batch.get(key) is not None for key in _VLM_MEDIA_KEYS):
+        keys = (*_VLM_MEDIA_KEYS, *(self.media_axes or ()))
+        if not isinstance(batch, MutableMapping) or not any(batch.get(key) is not None for key in keys):
             return batch
         rows = next(
             (batch[key] for key in ("input_ids", "inputs_embeds", "labels") if batch.get(key) is not None), None
@@ -287,6 +300,38 @@ def _items_per_microbatch(num_items: int, counts: Any, batch_size: int, n_microb
         )
     # By torch's own function: it is what cuts input_ids in torch.distributed.pipelining.
     return [int(part.sum()) for part in torch.tensor(per_sample, dtype=torch.int64).tensor_split(n_microbatches)]
+
+
+def _is_grid(rows: Any) -> bool:
+    """(h, w) or (t, h, w) of each image or video."""
+    return isinstance(rows, torch.Tensor) and rows.ndim == 2 and rows.shape[1] in (2, 3)
+
+
+def _rows_by_axis(
+    key: str, batch: Mapping[str, Any], axes: Mapping[str, str], batch_size: int, n_microbatches: int
+) -> list[int]:
+    """Rows of each microbatch, by what the family says a row is."""
+    rows, axis = batch[key], axes[key]
+    if axis in axes:  # counted by another array
+        if batch.get(axis) is None:
+            raise ValueError(f"the batch has {key} but no {axis}, which counts its rows; give both or neither")
+        counting = torch.as_tensor(batch[axis])
+        per_row = _ints(counting.flatten(1).prod(1) if counting.ndim > 1 else counting)
+        return _sums(per_row, _rows_by_axis(axis, batch, axes, batch_size, n_microbatches))
+    medium = "image" if axis == "groups" else axis.removesuffix("s")
+    counts = batch.get(f"n_{medium}s_per_sample")
+    num_items = sum(_ints(rows)) if axis == "groups" else len(rows)
+    items = _items_per_microbatch(num_items, counts, batch_size, n_microbatches, medium)
+    if axis != "groups":
+        return items
+    sizes, waiting = [], iter(_ints(rows))
+    for count in items:
+        taken = 0
+        while count > 0:
+            count -= next(waiting)
+            taken += 1
+        sizes.append(taken)
+    return sizes
 
 
 def _rows_per_item(pixels: Any, grid: Any, axis: str | None, name: str) -> list[int]:

@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from pipeline.layout import MediaArray, layout_of
 from pipeline.shard.codec import read_array
 
-FORMATS = (1,)  # versions of the format on disk that this reader knows
+FORMATS = (2,)  # versions of the format on disk that this reader knows
 
 
 class ShardError(ValueError):
@@ -56,9 +57,14 @@ class ShardReader:
     def group_size(self) -> int:
         return int(self.manifest["identity"]["config"]["group_size"])
 
-    def pixel_table(self, name: str = "table") -> np.ndarray:
-        """float32 [channels, 256]: what each stored byte stands for, in images or (video_table) in videos."""
-        return np.load(io.BytesIO(self._read_file(self.manifest["pixels"][name])), allow_pickle=False)
+    @property
+    def layout(self) -> dict[str, MediaArray]:
+        """What the media arrays are."""
+        return layout_of(self.manifest["family"])
+
+    def pixel_table(self, kind: str = "image") -> np.ndarray:
+        """float32 [channels, 256]: what each stored byte stands for, in images or in videos."""
+        return np.load(io.BytesIO(self._read_file(self.manifest["pixels"]["tables"][kind])), allow_pickle=False)
 
     def content(self, pack: int) -> memoryview:
         """The bytes of a pack: a view of the mapped shard, or one ranged read."""

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from loaders.media import LAYOUT_KEY
 from loaders.order import epoch_order, rank_share, share_length, worker_share
-from loaders.pixels import REPEAT_KEY, TABLE_KEY, VIDEO_TABLE_KEY, looked_up
+from loaders.pixels import STORED_KEY, Stored, restored
 from loaders.reader import ShardReader
+from pipeline.layout import TOKEN_TYPES
 
 PIXELS = {"bf16": torch.bfloat16, "fp32": torch.float32, "uint8": None}
 
@@ -57,13 +59,23 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self.reader = ShardReader(out, check=check)
         self.seed, self.batch_size, self.drop_last, self.shuffle = seed, batch_size, drop_last, shuffle
         self.pixels, self.prefetch = pixels, prefetch
-        self.table = torch.from_numpy(self.reader.pixel_table())
-        self.video_table = torch.from_numpy(self.reader.pixel_table("video_table"))
-        self.temporal_patch_size = int(self.reader.manifest["family"]["image"]["temporal_patch_size"])
+        self.layout = self.reader.layout
+        tables = {array.table for array in self.layout.values() if array.table}
+        floats = {kind: torch.from_numpy(self.reader.pixel_table(kind)) for kind in sorted(tables)}
+        self.stored = {
+            name: Stored(floats[array.table], array.repeat, array.channels_last)
+            for name, array in self.layout.items()
+            if array.table
+        }
         # Epoch and position in shared memory: a worker that lives on (persistent_workers) sees a new epoch too.
         self._start = torch.zeros(2, dtype=torch.int64).share_memory_()
         self._yielded = 0  # items given out in this process since `_start`
         self._finished = False
+
+    @property
+    def media_axes(self) -> dict[str, str]:
+        """What a row of each media array of a batch is, for `wrap_vlm_collate_for_pp`."""
+        return {name: array.axis for name, array in self.layout.items()}
 
     # The epoch
 
@@ -183,7 +195,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         not find them masked in the next epoch.
         """
         arrays, header = self.reader.arrays(number, content)
-        pixels, frames = (torch.from_numpy(arrays.pop(name)) for name in ("pixel_values", "pixel_values_videos"))
+        pixels = {name: torch.from_numpy(arrays.pop(name)) for name in self.stored}
         tensors = {name: torch.tensor(array, dtype=_dtype(array)) for name, array in arrays.items()}
         padded = tensors["seq_lens_padded"]
         item: dict[str, Any] = {
@@ -191,17 +203,13 @@ class PackedShards(IterableDataset[dict[str, Any]]):
             **tensors,
             # lengths [3, 2] -> document ids [1, 1, 1, 2, 2]
             "attention_mask": torch.repeat_interleave(torch.arange(1, len(padded) + 1), padded),
-            "n_images": header["num_images"],
-            "n_videos": header["num_videos"],
+            **{f"n_{kind}s": header[f"num_{kind}s"] for kind in TOKEN_TYPES},
+            LAYOUT_KEY: self.layout,
         }
         dtype = PIXELS[self.pixels]
         if dtype is None:
-            item |= {TABLE_KEY: self.table, VIDEO_TABLE_KEY: self.video_table, REPEAT_KEY: self.temporal_patch_size}
-            return item | {"pixel_values": pixels, "pixel_values_videos": frames}
-        return item | {
-            "pixel_values": looked_up(pixels, self.table, self.temporal_patch_size, dtype),
-            "pixel_values_videos": looked_up(frames, self.video_table, 1, dtype),
-        }
+            return item | pixels | {STORED_KEY: self.stored}
+        return item | {name: restored(rows, self.stored[name], dtype) for name, rows in pixels.items()}
 
 
 def _dtype(array: np.ndarray) -> torch.dtype:

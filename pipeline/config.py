@@ -47,6 +47,9 @@ class PackConfig:
         0, "smallest area, of a frame (Qwen2, 2.5) or of a whole clip (Qwen3); 0: the processor's own", shapes="measure"
     )
     video_max_pixels: int = _key(0, "largest area, likewise; 0: the processor's own", shapes="measure")
+    use_audio_in_video: bool = _key(
+        False, "Qwen-Omni: hear the sound track of a video, interleaved with its frames", shapes="measure"
+    )
     pack_size: int = _key(8192, "tokens in a pack, at most", shapes="plan")
     packing_ratio: float = _key(1.0, "fill packs to this share of pack-size only", shapes="plan")
     max_visual_tokens: int = _key(

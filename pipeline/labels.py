@@ -14,12 +14,13 @@ Array = TypeVar("Array", bound=Any)  # numpy's or torch's
 class TurnMarkers:
     """Token ids around an assistant turn, as the chat template writes them.
 
-    `header` introduces the turn (`<|im_start|>assistant`); the one token after it belongs to the header too (the line
+    `header` introduces the turn (`<|im_start|>assistant`); `tail` tokens after it belong to the header too (the line
     break, which byte-pair encoding may have merged with line breaks of the answer: "\\n" or "\\n\\n"); `end` closes it.
     """
 
     header: tuple[int, ...]
     end: int
+    tail: int = 1
 
 
 def target_mask(ids: np.ndarray, markers: TurnMarkers) -> np.ndarray:
@@ -34,7 +35,7 @@ def target_mask(ids: np.ndarray, markers: TurnMarkers) -> np.ndarray:
     for offset in range(1, len(header)):
         starts = starts[ids[starts + offset] == header[offset]]
     ends = np.flatnonzero(ids == markers.end)
-    for start in (starts + len(header) + 1).tolist():
+    for start in (starts + len(header) + markers.tail).tolist():
         after = np.searchsorted(ends, start)
         # A truncated sample may end inside the answer.
         stop = int(ends[after]) + 1 if after < len(ends) else len(ids)

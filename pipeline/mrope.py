@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-TEXT, IMAGE, VIDEO = 0, 1, 2  # values of mm_token_type_ids
+TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3  # values of mm_token_type_ids
 
 
 def mrope_positions(

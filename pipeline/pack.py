@@ -21,7 +21,8 @@ import numpy as np
 from pipeline.config import PackConfig, fingerprint
 from pipeline.families.base import Family
 from pipeline.families.registry import ProcessorKey, family_for
-from pipeline.ingest.lines import Lines, Part, Source, as_lines, part_ranges, rows, scan, source_of
+from pipeline.ingest.imported import lines_of
+from pipeline.ingest.lines import Lines, Part, Source, part_ranges, rows, scan, source_of
 from pipeline.ingest.meta import Dataset, copies_of_rows, read_meta
 from pipeline.ingest.sharegpt import convert, parse_row
 from pipeline.journal import DETAIL as CRASHED
@@ -94,7 +95,7 @@ def _inputs(config: PackConfig, running: Engine) -> tuple[Family, list[Dataset],
     datasets = read_meta(Path(config.meta), config.datasets)
     family = family_for(_processor_key(config))
     imported = config.work_dir / "imported"
-    lines = running.run(as_lines, [(Path(dataset.file), imported) for dataset in datasets], title="open", unit="file")
+    lines = running.run(lines_of, [(dataset, imported) for dataset in datasets], title="open", unit="file")
     sources = _scan(lines, running)
     identity = {
         "inputs": {

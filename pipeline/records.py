@@ -18,7 +18,8 @@ REASONS = {
     "no_target": "no assistant turn, so there is nothing to learn from",
     "missing_media": "a media file does not exist or may not be read",
     "bad_media": "a media file cannot be decoded, or its shape is outside what the model takes",
-    "video_unsupported": "the row has a video and this model family cannot take one yet",
+    "image_unsupported": "the row has an image and this model family cannot take one",
+    "video_unsupported": "the row has a video and this model family cannot take one",
     "audio_unsupported": "the row has audio and this model family cannot take it",
     "overlong": "longer than a pack (see --overlong)",
     "too_many_visual_tokens": "more visual tokens than --max-visual-tokens allows in a pack",
@@ -83,16 +84,21 @@ class Skip:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredMedia:
-    """A medium and the shape it will have: source size as displayed, patch grid after resizing."""
+    """A medium and the shape it will have: source size as displayed, size after resizing, and what it is cut into."""
 
     ref: MediaRef
-    height: int
-    width: int
-    grid: tuple[int, int, int]  # temporal, vertical and horizontal patches, before merging
+    height: int = 0
+    width: int = 0
+    size: tuple[int, int] = (0, 0)  # height and width after resizing, before any padding
+    # Temporal, vertical and horizontal patches, before merging; or 1 and the rows and columns of tiles; of a sound,
+    # its feature frames, 1 and 1.
+    grid: tuple[int, int, int]
     # Of videos only:
     frames: tuple[int, ...] = ()  # which frames are taken
     total_frames: int = 0
     fps: float = 0.0  # of the source
+    # Of sounds, and of videos whose sound is used: samples at the model's rate
+    num_samples: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +111,7 @@ class Measured:
     ids: np.ndarray  # int32
     media: tuple[MeasuredMedia, ...]
     tokens: int
-    visual_tokens: int
+    visual_tokens: int  # of images and videos
     media_bytes: int  # on disk
 
 
@@ -115,13 +121,9 @@ class Sample:
 
     input_ids: np.ndarray  # int32 [L]
     labels: np.ndarray  # int32 [L], already shifted
-    position_ids: np.ndarray  # int32 [3, L] for mRoPE families, else [L]
-    mm_token_type_ids: np.ndarray  # uint8 [L]: 0 text, 1 image, 2 video
-    pixel_values: np.ndarray  # uint8 [patches, channels * patch * patch]
-    image_grid_thw: np.ndarray  # int64 [images, 3]
-    pixel_values_videos: np.ndarray  # uint8 [patches, channels * temporal patch * patch * patch]
-    video_grid_thw: np.ndarray  # int64 [videos, 3]
-    second_per_grid_ts: np.ndarray  # float32 [videos]: seconds from one temporal patch to the next
+    position_ids: np.ndarray  # [3, L] for mRoPE families, else [L]
+    mm_token_type_ids: np.ndarray  # uint8 [L]: 0 text, 1 image, 2 video, 3 audio
+    media: dict[str, np.ndarray]  # the arrays that the family declares, of all media of the document end to end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,6 +137,7 @@ class Document:
     visual_tokens: int
     num_images: int
     num_videos: int
+    num_audios: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

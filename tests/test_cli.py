@@ -316,7 +316,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda out: flip(out / LEDGER, 100),
         "ledger/00000.parquet: sha256 differs from the manifest's",
     ),
-    "the pixel table is gone": (lambda out: (out / "pixel_table.npy").unlink(), "pixel_table.npy: missing"),
+    "the pixel table is gone": (lambda out: (out / "image_table.npy").unlink(), "image_table.npy: missing"),
     "a bit in the index": (
         lambda out: flip(out / "index.parquet", 100),
         "index.parquet: sha256 differs from the manifest's",
@@ -377,7 +377,7 @@ def test_verify_a_broken_manifest(run: Run, out: Path) -> None:
     assert code == 1
     assert errors.startswith(f"neatpack: {out}/manifest.json: not JSON: ")
     (out / "manifest.json").write_text('{"format": 99}')
-    assert run("verify", out)[::2] == (1, f"neatpack: {out}/manifest.json: format 99, this version knows 1\n")
+    assert run("verify", out)[::2] == (1, f"neatpack: {out}/manifest.json: format 99, this version knows 2\n")
 
 
 # ---------------------------------------------------------------- as programs

@@ -91,7 +91,12 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--engine": ("inline", "inline"),
         "--num-workers": ("8", 8),
     }
-    switches = {"--drop-long-samples": True, "--no-fake-image": False, "--overwrite": True}
+    switches = {
+        "--use-audio-in-video": True,
+        "--drop-long-samples": True,
+        "--no-fake-image": False,
+        "--overwrite": True,
+    }
     config = load(*(text for name, (value, _) in flags.items() for text in (name, value)), *switches)
     found = dataclasses.asdict(config)
     expected = {name: value for name, (_, value) in flags.items()} | {
@@ -302,6 +307,7 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
         "video_max_frames": 0,
         "video_min_pixels": 0,
         "video_max_pixels": 0,
+        "use_audio_in_video": False,
     }
     assert config.shaping("render") == {"resize": "torch", "shard_mb": 256}
     assert config.shaping("plan") == {

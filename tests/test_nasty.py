@@ -218,7 +218,7 @@ def test_videos_without_placeholders(strict: dict[str, Any], lenient: dict[str, 
 
 
 def test_content_in_parts_is_another_format(strict: dict[str, Any]) -> None:
-    problem = "bad_row: turn 0: 'content' is a JSON list; expected a text"
+    problem = "bad_row: turn 0: unknown part of type 'image_url'; known: text, image, video, audio"
     assert outcomes(strict["content_parts.jsonl"]) == [problem] * 24
 
 
@@ -266,7 +266,7 @@ BAD_ROWS = [
     "",  # a path out of the media folder: below
     "bad_placeholders: 1 <image> tags but 0 images; fix the row or set placeholders: lenient",
     "bad_row: column 'messages' is absent; expected a list of turns",
-    "bad_row: turn 0: 'content' is absent; expected a text",
+    "bad_row: turn 0: 'content' is absent; expected a text or a list of parts",
     "bad_row: turn 0: 'content' is a JSON number; expected a text",
 ]
 

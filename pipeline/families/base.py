@@ -1,9 +1,12 @@
-"""The contract of a model family: what its file declares, and what a loaded processor can do with it."""
+"""The contract of a model family: what its file declares, and what a loaded processor can do with it.
+
+A family is pure: sizes, decoded pixels and samples in, token ids and arrays out. Files are opened elsewhere.
+"""
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,68 +14,194 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.config import UserError, fingerprint
-from pipeline.families.geometry import ImageGeometry, VideoGeometry
 from pipeline.labels import TurnMarkers
-from pipeline.records import Example, MeasuredMedia, MediaKind, Turn
+from pipeline.layout import TOKEN_TYPES, MediaArray
+from pipeline.mrope import TEXT
+from pipeline.pixels import Resize, resize_torch
+from pipeline.records import Example, MeasuredMedia, MediaKind, MediaRef, Turn
 
-PositionFunction = Callable[..., np.ndarray]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FamilySpec:
-    """What a family's file declares."""
-
-    name: str
-    processor_classes: tuple[str, ...]
-    takes: tuple[MediaKind, ...]
-    image_token: str
-    video_token: str
-    # Tokens that give a sequence its structure. Where a text contains one literally, it is encoded as plain text:
-    # a user who writes <|image_pad|> must not shift the pictures, nor <|im_start|> open a turn.
-    structural_tokens: tuple[str, ...]
-    assistant_header: str  # as the template writes it, including the line break at its end
-    end_of_turn: str
-    vision_markers: tuple[str, str]  # the tokens around the placeholder of an image
-    image_defaults: dict[str, Any]  # values of the processor's classes where its config is silent
-    video_defaults: dict[str, Any]
-    # (geometry, frames there are, their fps) -> which to take; (geometry, frames taken, height, width) -> new size
-    sample_frames: Callable[[VideoGeometry, int, float], np.ndarray]
-    resize_video: Callable[[VideoGeometry, int, int, int], tuple[int, int]]
-    # (family, video) -> the ids that its placeholder gives way to
-    expand_video: Callable[["Family", MeasuredMedia], np.ndarray]
-    video_bounds_cover_clip: bool  # min_pixels and max_pixels are of the whole clip, not of a frame
-    # (processor class, model config) -> temporal positions per second of video; None: one per temporal patch
-    tokens_per_second: Callable[[str, dict[str, Any]], float | None]
-    # (token types, image grids, video grids, seconds per temporal patch, merge_size, tokens_per_second) -> positions
-    positions: PositionFunction
-    # Which axis of a media array counts what, so that a splitter reads the layout instead of guessing.
-    media_axes: dict[str, str]
+Grid = tuple[int, int, int]  # temporal, vertical and horizontal patches
+Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
-    """A family together with one processor of it: the runtime half of the contract."""
+class ProcessorFiles:
+    """What a processor is made of, read from its directory or taken from an HF processor object."""
 
-    spec: FamilySpec
-    tokenizer: PreTrainedTokenizerBase
-    image: ImageGeometry
-    video: VideoGeometry
-    tokens_per_second: float | None
     source: str
-    config: dict[str, Any] = field(repr=False)
+    class_name: str
+    tokenizer: PreTrainedTokenizerBase
+    image: dict[str, Any]
+    video: dict[str, Any]
+    audio: dict[str, Any]
+    processor: dict[str, Any]  # of the processor class itself: num_image_tokens …
+    model: dict[str, Any]  # config.json, where there is one
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessorKey:
+    """Which processor, and what the user sets over its config (0 or empty: nothing). Travels to every task."""
+
+    processor: str
+    family: str = ""
+    min_pixels: int = 0
+    max_pixels: int = 0
+    video_fps: float = 0.0
+    video_min_frames: int = 0
+    video_max_frames: int = 0
+    video_min_pixels: int = 0
+    video_max_pixels: int = 0
+    use_audio_in_video: bool = False
+
+
+class Family:
+    """A family together with one processor of it. Class attributes are what its file declares."""
+
+    name: str
+    processor_classes: tuple[str, ...] = ()
+    takes: tuple[MediaKind, ...] = ()
+    not_packable: str = ""  # why not, where it is not
+    placeholders: dict[MediaKind, str]  # the token that stands for a medium, as the template writes it
+    opening: dict[MediaKind, tuple[str, ...]] = {}  # tokens right before it, which are nothing without it
+    closing: dict[MediaKind, tuple[str, ...]] = {}
+    # Tokens that give a sequence its structure. Where a text contains one literally, it is encoded as plain text:
+    # a user who writes <|image_pad|> must not shift the pictures, nor <|im_start|> open a turn.
+    structural_tokens: tuple[str, ...] = ()
+    assistant_header: str  # as the template writes it
+    header_tail: int = 1  # tokens at its end that may merge with the answer's first: a line break
+    end_of_turn: str
+    position_axes: int = 3
+    position_dtype: str = "int32"
+
+    def __init__(self, files: ProcessorFiles, key: ProcessorKey) -> None:
+        self.tokenizer = files.tokenizer
+        self.source = files.source
+        # Everything but the tokenizer that shapes ids, lengths or arrays: for the fingerprint.
+        self.config: dict[str, Any] = {}
+        # Numbers that `positions` and `media_tokens` need; they go into the manifest.
+        self.facts: dict[str, Any] = {}
+
+    # What a family says of its media
 
     @cached_property
-    def image_token_id(self) -> int:
-        return self._token_id(self.spec.image_token)
+    def media(self) -> dict[str, MediaArray]:
+        """The media arrays of a pack, in the order they have on disk."""
+        return {}
+
+    @property
+    def media_axes(self) -> dict[str, str]:
+        return {name: array.axis for name, array in self.media.items()}
+
+    def tables(self, resize: str) -> dict[str, np.ndarray]:
+        """What stored bytes stand for: {"image": float32 [channels, 256], "video": …}."""
+        return {}
+
+    def image_shape(self, height: int, width: int, num_images: int) -> tuple[tuple[int, int], Grid]:
+        """The size a picture is given, and what it is cut into; `num_images` are in the conversation.
+
+        A ValueError says that the picture cannot be taken.
+        """
+        raise NotImplementedError
+
+    def sample_frames(self, total: int, fps: float, asked_fps: float | None) -> np.ndarray:
+        """Which of `total` frames to take."""
+        raise NotImplementedError
+
+    def video_shape(self, num_frames: int, height: int, width: int) -> tuple[tuple[int, int], Grid]:
+        raise NotImplementedError
+
+    @property
+    def sampling_rate(self) -> int:
+        raise NotImplementedError
+
+    def audio_frames(self, num_samples: int) -> int:
+        """Feature frames of a sound. A ValueError says that it cannot be taken."""
+        raise NotImplementedError
+
+    @property
+    def uses_audio_in_video(self) -> bool:
+        return False
+
+    def shrunk(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
+        """The medium made smaller by `level` steps; as it is, where it cannot be."""
+        return medium
+
+    def expansion(self, medium: MeasuredMedia) -> np.ndarray:
+        """The ids that the placeholder of a medium gives way to."""
+        raise NotImplementedError
+
+    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
+        """How many rows a medium has in each media array."""
+        raise NotImplementedError
+
+    def media_bytes(self, medium: MeasuredMedia) -> int:
+        """On disk."""
+        return sum(count * self.media[name].row_bytes for name, count in self.rows(medium).items())
+
+    # Decoded media to arrays
+
+    def image_arrays(self, pixels: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
+        """From RGB pixels [height, width, 3] as displayed."""
+        raise NotImplementedError
+
+    def video_arrays(self, frames: Iterable[np.ndarray], medium: MeasuredMedia) -> Arrays:
+        raise NotImplementedError
+
+    def audio_arrays(self, samples: np.ndarray, medium: MeasuredMedia) -> Arrays:
+        """From float32 samples, one channel, at `sampling_rate`."""
+        raise NotImplementedError
+
+    def document_arrays(
+        self,
+        measured_ids: np.ndarray,
+        media: Sequence[MeasuredMedia],
+        decoded: Callable[[MeasuredMedia, MediaKind], Any],
+        resize: Resize,
+    ) -> Arrays:
+        """All media arrays of one document. `decoded` opens a medium: pixels, frames or samples, as it is asked."""
+        pieces: list[Arrays] = []
+        for medium in media:
+            if medium.ref.kind == "image":
+                pieces.append(self.image_arrays(decoded(medium, "image"), medium, resize))
+            if medium.ref.kind == "video":
+                pieces.append(self.video_arrays(decoded(medium, "video"), medium))
+            if medium.num_samples:
+                pieces.append(self.audio_arrays(decoded(medium, "audio"), medium))
+        return self.joined(pieces)
+
+    def joined(self, pieces: Sequence[Arrays]) -> Arrays:
+        """Rows end to end; an array that no piece has is empty."""
+        return {
+            name: join_rows([piece[name] for piece in pieces if name in piece], array)
+            for name, array in self.media.items()
+        }
+
+    # Ids
 
     @cached_property
-    def video_token_id(self) -> int:
-        return self._token_id(self.spec.video_token)
+    def placeholder_ids(self) -> dict[MediaKind, int]:
+        return {kind: self.token_id(token) for kind, token in self.placeholders.items() if kind in self.takes}
 
-    @cached_property
-    def vision_marker_ids(self) -> tuple[int, int]:
-        before, after = self.spec.vision_markers
-        return self._token_id(before), self._token_id(after)
+    def places(self, ids: np.ndarray) -> list[tuple[int, MediaKind]]:
+        """Where media stand in ids with one placeholder each, in order."""
+        found = [(int(at), kind) for kind, token in self.placeholder_ids.items() for at in np.flatnonzero(ids == token)]
+        return sorted(found)
+
+    def token_types(self, ids: np.ndarray) -> np.ndarray:
+        types = np.full(len(ids), TEXT, dtype=np.uint8)
+        for kind, token in self.placeholder_ids.items():
+            types[ids == token] = TOKEN_TYPES[kind]
+        return types
+
+    @staticmethod
+    def positions(types: np.ndarray, media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> np.ndarray:
+        """Position ids of a document from its token types and its media arrays."""
+        return np.arange(len(types), dtype=np.int32)
+
+    @staticmethod
+    def media_tokens(media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> int | None:
+        """Placeholder tokens that media arrays stand for; None where they cannot tell."""
+        raise NotImplementedError
 
     @property
     def padding_id(self) -> int:
@@ -81,56 +210,62 @@ class Family:
 
     @cached_property
     def markers(self) -> TurnMarkers:
-        *header, line_break = self.tokenizer.encode(self.spec.assistant_header, add_special_tokens=False)
-        assert self.tokenizer.decode([line_break]) == "\n", self.spec.assistant_header
-        return TurnMarkers(header=tuple(header), end=self._token_id(self.spec.end_of_turn))
+        ids = self.tokenizer.encode(self.assistant_header, add_special_tokens=False)
+        header, tail = ids[: len(ids) - self.header_tail], ids[len(ids) - self.header_tail :]
+        assert self.tokenizer.decode(tail).strip() == "", self.assistant_header
+        return TurnMarkers(header=tuple(header), end=self.token_id(self.end_of_turn), tail=self.header_tail)
 
-    @cached_property
-    def fake_image_ids(self) -> np.ndarray:
-        """The smallest image there is, one merged patch, between its markers: 3 tokens."""
-        before, after = self.vision_marker_ids
-        return np.array([before, self.image_token_id, after], dtype=np.int32)
+    def marker_ids(self, kind: MediaKind) -> tuple[list[int], list[int]]:
+        """Ids that the template writes before and after the placeholder of a medium."""
+        before, after = (self._all_ids(side.get(kind, ())) for side in (self.opening, self.closing))
+        return before, after
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of everything in the processor that shapes ids, lengths or pixels."""
+        """Of everything in the processor that shapes ids, lengths or arrays."""
         backend = json.loads(self.tokenizer.backend_tokenizer.to_str())
         for setting in ("truncation", "padding"):  # left there by whoever called the tokenizer last
             backend.pop(setting)
-        return fingerprint(self.spec.name, backend, self.tokenizer.chat_template, self.config)
+        return fingerprint(self.name, backend, self.tokenizer.chat_template, self.config)
 
-    def is_media(self, ids: np.ndarray) -> np.ndarray:
-        return (ids == self.image_token_id) | (ids == self.video_token_id)
+    def described(self) -> dict[str, Any]:
+        """What a reader of the shards needs to know, for the manifest."""
+        return {
+            "name": self.name,
+            "placeholder_ids": dict(self.placeholder_ids),
+            "assistant_header_ids": list(self.markers.header),
+            "assistant_header_tail": self.markers.tail,
+            "end_of_turn_id": self.markers.end,
+            "fake_image_ids": self.fake_image_ids.tolist(),
+            "padding_id": self.padding_id,
+            "position_axes": self.position_axes,
+            "position_dtype": self.position_dtype,
+            "facts": self.facts,
+            "media": {name: asdict(array) for name, array in self.media.items()},
+        }
 
-    def expansion(self, medium: MeasuredMedia) -> np.ndarray:
-        """The ids that the placeholder of a medium gives way to."""
-        if medium.ref.kind == "video":
-            return self.spec.expand_video(self, medium)
-        return np.full(self.image.tokens(medium.grid), self.image_token_id, dtype=np.int32)
+    # The fake image
 
-    def media_bytes(self, medium: MeasuredMedia) -> int:
-        t, h, w = medium.grid
-        if medium.ref.kind == "video":
-            return t * h * w * self.video.patch_bytes * self.video.temporal_patch_size
-        return t * h * w * self.image.patch_bytes
+    @property
+    def smallest_image(self) -> MeasuredMedia:
+        """The smallest image there is."""
+        raise NotImplementedError
 
-    def seconds_per_patch(self, medium: MeasuredMedia) -> float:
-        """From one temporal patch of a video to the next, at the rate at which its frames were taken."""
-        sampled_fps = len(medium.frames) / medium.total_frames * medium.fps
-        return self.video.temporal_patch_size / sampled_fps
+    @cached_property
+    def fake_image_ids(self) -> np.ndarray:
+        """The smallest image between its markers, a document of its own."""
+        before, after = self.marker_ids("image")
+        return np.concatenate([before, self.expansion(self.smallest_image), after]).astype(np.int32)
 
-    def positions(self, token_types: np.ndarray, media: Sequence[MeasuredMedia]) -> np.ndarray:
-        videos = [medium for medium in media if medium.ref.kind == "video"]
-        return self.spec.positions(
-            token_types,
-            [medium.grid for medium in media if medium.ref.kind == "image"],
-            [medium.grid for medium in videos],
-            [self.seconds_per_patch(medium) for medium in videos],
-            merge_size=self.image.merge_size,
-            tokens_per_second=self.tokens_per_second,
-        )
+    @cached_property
+    def fake_image_arrays(self) -> Arrays:
+        image = self.smallest_image
+        grey = np.full((*image.size, 3), 128, dtype=np.uint8)  # about zero once normalised
+        return self.document_arrays(self.fake_image_ids, [image], lambda medium, kind: grey, resize_torch)
 
-    def encode(self, examples: Sequence[Example]) -> list[np.ndarray]:
+    # Encoding
+
+    def encode(self, examples: Sequence[Example], media: Sequence[Sequence[MeasuredMedia]]) -> list[np.ndarray]:
         """Token ids of each conversation by the processor's own chat template, one placeholder per medium."""
         ids: list[Any] = [None] * len(examples)
         plain: list[int] = []
@@ -148,7 +283,13 @@ class Family:
 
     def template(self, turns: Sequence[Turn]) -> str:
         """A conversation as text, by the processor's chat template."""
-        messages = [
+        text = self.tokenizer.apply_chat_template(self.messages(turns), tokenize=False)
+        assert isinstance(text, str)
+        return text
+
+    def messages(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+        """A conversation in the form that chat templates take."""
+        return [
             {
                 "role": turn.role,
                 "content": [
@@ -158,13 +299,10 @@ class Family:
             }
             for turn in turns
         ]
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False)
-        assert isinstance(text, str)
-        return text
 
     @cached_property
     def _structural(self) -> re.Pattern[str]:
-        return re.compile("|".join(map(re.escape, self.spec.structural_tokens)))
+        return re.compile("|".join(map(re.escape, self.structural_tokens)) or r"(?!)")
 
     def _encode_guarded(self, example: Example) -> np.ndarray:
         """As `encode`, for a conversation whose text contains structural tokens literally.
@@ -177,7 +315,7 @@ class Family:
             mark += "\ue000"
         literals: list[str] = []
 
-        def guard(part: Any) -> Any:
+        def guard(part: str | MediaRef) -> str | MediaRef:
             if not isinstance(part, str):
                 return part
             literals.extend(self._structural.findall(part))
@@ -191,13 +329,27 @@ class Family:
                 ids += self.tokenizer.encode(text, add_special_tokens=False)
         return np.array(ids, dtype=np.int32)
 
-    def _token_id(self, token: str) -> int:
+    def _all_ids(self, tokens: Sequence[str]) -> list[int]:
+        return [token for text in tokens for token in self.tokenizer.encode(text, add_special_tokens=False)]
+
+    def token_id(self, token: str) -> int:
         ids = self.tokenizer.encode(token, add_special_tokens=False)
         if len(ids) != 1:
-            raise UserError(
-                f"{self.source}: the tokenizer does not know {token} as one token, as {self.spec.name} needs"
-            )
+            raise UserError(f"{self.source}: the tokenizer does not know {token} as one token, as {self.name} needs")
         return ids[0]
+
+
+def join_rows(pieces: Sequence[np.ndarray], array: MediaArray) -> np.ndarray:
+    """Rows of several media or documents end to end, as the array is declared."""
+    if not pieces:
+        return np.zeros((0, *(max(side, 0) for side in array.row)), dtype=array.dtype)
+    if -1 in array.row:
+        sides = np.max([piece.shape[1:] for piece in pieces], axis=0).tolist()
+        pieces = [
+            np.pad(piece, [(0, 0), *((0, side - has) for side, has in zip(sides, piece.shape[1:], strict=True))])
+            for piece in pieces
+        ]
+    return np.concatenate(pieces).astype(array.dtype, copy=False)
 
 
 def _texts(example: Example) -> list[str]:

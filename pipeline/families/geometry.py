@@ -1,17 +1,14 @@
-"""How pixels become patches: read from the processor's own config, the same for every family of the Qwen kind."""
+"""How pixels become patches in processors of the Qwen kind, read from their own config."""
 
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.families.base import Grid
 from pipeline.resize import smart_resize_image
-
-Grid = tuple[int, int, int]  # temporal, vertical and horizontal patches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Geometry:
-    """How pixels become patches, read from the processor's own config."""
-
     patch_size: int
     merge_size: int
     temporal_patch_size: int

@@ -1,13 +1,13 @@
 """Qwen3-VL, dense and MoE: as Qwen2-VL for text and images; a video is frames with their times written between them."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from pipeline.families import qwen2_vl
-from pipeline.families.base import Family
-from pipeline.families.geometry import Grid, VideoGeometry
+from pipeline.families.base import ProcessorFiles
+from pipeline.families.geometry import VideoGeometry
 from pipeline.mrope import mrope_positions
 from pipeline.records import MeasuredMedia
 from pipeline.resize import smart_resize_video
@@ -24,7 +24,7 @@ VIDEO_DEFAULTS = {
 }
 
 
-def sample_frames(geometry: VideoGeometry, total: int, fps: float) -> np.ndarray:
+def choose_frames(geometry: VideoGeometry, total: int, fps: float) -> np.ndarray:
     """At the configured rate, within min_frames and max_frames, from the first frame to the last."""
     if not geometry.samples_frames:
         return np.arange(total)
@@ -47,18 +47,6 @@ def resize_video(geometry: VideoGeometry, num_frames: int, height: int, width: i
     return smart_resize_video(num_frames, height, width, patch, geometry.factor, geometry.min_pixels, max_pixels)
 
 
-def expand_video(family: Family, video: MeasuredMedia) -> np.ndarray:
-    """Per temporal patch: its time as text, and its tokens between markers. "<0.2 seconds>", start, pad × n, end."""
-    per_frame = family.video.tokens((1, *video.grid[1:]))
-    before, after = family.vision_marker_ids
-    block = np.array([before, *[family.video_token_id] * per_frame, after], dtype=np.int32)
-    pieces = []
-    for seconds in _times(video, family.video.temporal_patch_size):
-        time = family.tokenizer.encode(f"<{seconds:.1f} seconds>", add_special_tokens=False)
-        pieces += [np.array(time, dtype=np.int32), block]
-    return np.concatenate(pieces)
-
-
 def _times(video: MeasuredMedia, patch: int) -> list[float]:
     """The middle of each temporal patch: frames [0, 12, 25] at 25 fps, patches of 2 -> 0.24 s and 1.0 s."""
     frames = list(video.frames)
@@ -67,29 +55,36 @@ def _times(video: MeasuredMedia, patch: int) -> list[float]:
     return [(times[i] + times[i + patch - 1]) / 2 for i in range(0, len(times), patch)]
 
 
-def positions(
-    token_types: np.ndarray,
-    image_grids: Sequence[Grid],
-    video_grids: Sequence[Grid],
-    seconds_per_grid: Sequence[float],
-    *,
-    merge_size: int,
-    tokens_per_second: float | None,
-) -> np.ndarray:
-    """Time is in the text, so each temporal patch is a block of its own."""
-    frames = [(1, rows, columns) for count, rows, columns in video_grids for _ in range(count)]
-    return mrope_positions(token_types, image_grids, frames, merge_size=merge_size)
+class Qwen3VL(qwen2_vl.Qwen2VL):
+    name = "qwen3_vl"
+    processor_classes = ("Qwen3VLProcessor", "Qwen3VLMoeProcessor")
+    video_defaults = VIDEO_DEFAULTS
+    video_bounds_cover_clip = True
+    choose_frames = staticmethod(choose_frames)
+    resize_video = staticmethod(resize_video)
 
+    @staticmethod
+    def tokens_per_second(files: ProcessorFiles) -> float | None:
+        return None  # time is in the text
 
-SPEC = replace(
-    qwen2_vl.SPEC,
-    name="qwen3_vl",
-    processor_classes=("Qwen3VLProcessor", "Qwen3VLMoeProcessor"),
-    video_defaults=VIDEO_DEFAULTS,
-    sample_frames=sample_frames,
-    resize_video=resize_video,
-    expand_video=expand_video,
-    video_bounds_cover_clip=True,
-    tokens_per_second=lambda processor_class, model_config: None,  # time is in the text
-    positions=positions,
-)
+    def expansion(self, medium: MeasuredMedia) -> np.ndarray:
+        """Of a video, per temporal patch: its time as text, and its tokens between markers.
+
+        "<0.2 seconds>", start, pad x n, end.
+        """
+        if medium.ref.kind != "video":
+            return super().expansion(medium)
+        per_frame = self.video.tokens((1, *medium.grid[1:]))
+        before, after = self.marker_ids("video")
+        block = np.array([*before, *[self.placeholder_ids["video"]] * per_frame, *after], dtype=np.int32)
+        pieces = []
+        for seconds in _times(medium, self.video.temporal_patch_size):
+            time = self.tokenizer.encode(f"<{seconds:.1f} seconds>", add_special_tokens=False)
+            pieces += [np.array(time, dtype=np.int32), block]
+        return np.concatenate(pieces)
+
+    @staticmethod
+    def positions(types: np.ndarray, media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> np.ndarray:
+        """Time is in the text, so each temporal patch is a block of its own."""
+        frames = [(1, rows, columns) for count, rows, columns in media["video_grid_thw"].tolist() for _ in range(count)]
+        return mrope_positions(types, media["image_grid_thw"].tolist(), frames, merge_size=facts["merge_size"])

@@ -13,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from pipeline.ingest.sharegpt import is_unicode, json_name, media_reference
+from pipeline.ingest.media import is_unicode, json_name, media_reference
 from pipeline.records import Example, MediaRef, Skip, Turn
 
 ROLES = ("system", "user", "assistant")
@@ -49,11 +49,26 @@ def from_conversation(example: Mapping[str, Any], media_dir: str = "") -> Exampl
             part = _part(item, columns, media_dir)
             if isinstance(part, Skip):
                 return Skip(reason=part.reason, detail=f"turn {number}: {part.detail}")
+            if isinstance(part, MediaRef) and role != "user":  # templates leave it out, or it would be trained on
+                return Skip(
+                    reason="bad_row",
+                    detail=f"turn {number}: {part.kind} in a turn of role {role!r}; expected text only",
+                )
             parts.append(part)
         turns.append(Turn(role=role, parts=tuple(parts) or ("",)))
     if not any(turn.role == "assistant" for turn in turns):
         return Skip(reason="no_target", detail="no assistant turn")
     return Example(turns=tuple(turns))
+
+
+def is_bare(item: Any, kind: str) -> bool:
+    """A part that takes its medium from the row's column: {"type": "image"}."""
+    return isinstance(item, Mapping) and item.get("type") == kind and _own(item, kind) is None
+
+
+def _own(item: Mapping[str, Any], kind: str) -> Any:
+    """The medium of a part; Arrow fills the keys that only other parts have with null."""
+    return item.get("path") if item.get(kind) is None else item[kind]
 
 
 def _column(example: Mapping[str, Any], kind: str) -> list[Any]:
@@ -65,23 +80,31 @@ def _column(example: Mapping[str, Any], kind: str) -> list[Any]:
 def _part(item: Any, columns: dict[str, Any], media_dir: str) -> str | MediaRef | Skip:
     if isinstance(item, Mapping) and item.get("type") in KINDS:
         kind = item["type"]
-        given = item.get(kind, item.get("path"))
+        given = _own(item, kind)
         if given is None:
             given = next(columns[kind], None)
         if given is None:
             return Skip(reason="bad_placeholders", detail=f"a part of type {kind!r} without its {kind}")
         rest = {key: item[key] for key in ("fps", "frame_indices", "video_start", "video_end") if key in item}
         return _reference(given, rest, kind, media_dir)
-    text = item.get("text") if isinstance(item, Mapping) and item.get("type", "text") == "text" else item
-    if not isinstance(text, str) or not is_unicode(text):
-        return Skip(reason="bad_row", detail=f"content {json_name(item)} where a text or a list of parts was expected")
+    if isinstance(item, Mapping) and item.get("type", "text") != "text":
+        known = ", ".join(("text", *KINDS))
+        return Skip(reason="bad_row", detail=f"unknown part of type {item['type']!r}; known: {known}")
+    text = item.get("text") if isinstance(item, Mapping) else item
+    if not isinstance(text, str):
+        got = json_name(text)
+        return Skip(reason="bad_row", detail=f"a JSON {got} where a text, or a part with type and text, was expected")
+    if not is_unicode(text):
+        return Skip(reason="bad_row", detail="not Unicode text: half of a surrogate pair")
     return text
 
 
 def _reference(given: Any, rest: dict[str, Any], kind: Any, media_dir: str) -> MediaRef | Skip:
-    if isinstance(given, Mapping) and given.get("bytes") is not None:
+    if isinstance(given, Mapping) and isinstance(given.get("bytes"), bytes | bytearray | memoryview):
         given = bytes(given["bytes"])
-    elif isinstance(given, Mapping) and "array" in given:
+    elif isinstance(given, Mapping) and kind == "audio" and "array" in given:
+        if given.get("sampling_rate") is None:
+            return Skip(reason="bad_row", detail="a sound with array but without sampling_rate")
         given = (given["array"], given["sampling_rate"])
     if isinstance(given, bytes | Image.Image | tuple):
         return MediaRef(kind=kind, path=f"({kind} in memory)", held=given)

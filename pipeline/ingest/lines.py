@@ -133,7 +133,7 @@ def _rewrite(file: Path, imported: Path, write: Callable[[Path, BinaryIO], None]
     return Lines(file=str(target), rewritten_from=digest)
 
 
-def _dump(row: Any) -> bytes:
+def dumped(row: Any) -> bytes:
     """A row as a line; what JSON has no form for (a date in parquet) becomes text."""
     return json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass") + b"\n"
 
@@ -159,7 +159,7 @@ def _array_rows(file: Path, out: BinaryIO) -> None:
     while more:
         try:
             row, end = decoder.raw_decode(text, position)
-            out.write(_dump(row))
+            out.write(dumped(row))
         except json.JSONDecodeError as error:
             raise fail(error.pos, error.msg) from None
         except RecursionError:
@@ -192,23 +192,24 @@ def _parquet_rows(file: Path, out: BinaryIO) -> None:
     """Rows as JSON; bytes of embedded media go to `media.bin` beside, and the row points there."""
     media_path = Path(out.name).with_name("media.bin")
     with write_whole(media_path) as media:
-
-        def place(value: Any) -> Any:
-            if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
-                start = media.tell()
-                media.write(value["bytes"])
-                return {"path": str(media_path), "offset": start, "length": len(value["bytes"])}
-            if isinstance(value, bytes):
-                return place({"bytes": value})
-            if isinstance(value, dict):
-                return {key: place(item) for key, item in value.items()}
-            if isinstance(value, list):
-                return [place(item) for item in value]
-            return value
-
         try:
             for batch in pq.ParquetFile(file).iter_batches(batch_size=256):
                 for row in batch.to_pylist():
-                    out.write(_dump(place(row)))
+                    out.write(dumped(placed(row, media, str(media_path))))
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{file}: not a readable parquet file: {error}") from None
+
+
+def placed(value: Any, media: BinaryIO, path: str) -> Any:
+    """A row whose bytes were appended to `media`, and which points to them there, by `path`."""
+    if isinstance(value, bytes):
+        value = {"bytes": value}
+    if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
+        start = media.tell()
+        media.write(value["bytes"])
+        return {"path": path, "offset": start, "length": len(value["bytes"])}
+    if isinstance(value, dict):
+        return {key: placed(item, media, path) for key, item in value.items()}
+    if isinstance(value, list):
+        return [placed(item, media, path) for item in value]
+    return value

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.config import UserError
+from pipeline.ingest.sources import SOURCES
 
 MEDIA_COLUMNS = {"images": "image", "videos": "video", "audios": "audio"}
 
@@ -42,10 +43,15 @@ class Dataset:
     tags: Tags = Tags()
     media_dir: str = ""
     sample_ratio: float = 1.0
+    # Instead of a file, a named source (see pipeline/ingest/sources):
+    source: str = ""
+    path_or_dataset: str = ""  # "": the source's own
+    split: str = "train"
 
     def described(self) -> dict[str, Any]:
         """What shapes the rows, for fingerprints: not where they lie, which may change (the file has its digest)."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if key not in ("file", "media_dir")}
+        left_out = {"file", "media_dir", "path_or_dataset"} | (set() if self.source else {"source", "split"})
+        return {key: value for key, value in dataclasses.asdict(self).items() if key not in left_out}
 
 
 def read_meta(path: Path, select: tuple[str, ...] = ()) -> list[Dataset]:
@@ -78,16 +84,11 @@ def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
     where = f"{meta_path}: data set {name!r}"
     if not isinstance(entry, dict):
         raise UserError(f"{where}: expected an object, got {type(entry).__name__}")
-    known = ("file_name", "columns", "tags", "media_dir", "sample_ratio")
+    known = ("file_name", "columns", "tags", "media_dir", "sample_ratio", "source", "path_or_dataset", "split")
     for key in entry:
         if key not in known:
             raise UserError(f"{where}: unknown key {key!r}; known: {', '.join(known)}")
-    file_name = entry.get("file_name")
-    if not isinstance(file_name, str) or not file_name:
-        raise UserError(f"{where}: file_name must be the path of a JSON, JSONL or parquet file, got {file_name!r}")
-    file = meta_path.parent / file_name
-    if not file.is_file():
-        raise UserError(f"{where}: file_name {file} does not exist; it is taken relative to the meta file")
+    place = _source(meta_path, where, entry) if "source" in entry else _file(meta_path, where, entry)
     media_dir = entry.get("media_dir", "")
     if media_dir is not None and not isinstance(media_dir, str):
         raise UserError(f"{where}: media_dir must be a directory, got {media_dir!r}")
@@ -102,12 +103,44 @@ def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
             )
     return Dataset(
         name=name,
-        file=str(file.resolve()),
         columns=_names(Columns, where, "columns", entry.get("columns")),
         tags=tags,
         media_dir=str((meta_path.parent / (media_dir or "")).resolve()),
         sample_ratio=float(ratio),
+        **place,
     )
+
+
+def _file(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, str]:
+    for key in ("path_or_dataset", "split"):
+        if key in entry:
+            raise UserError(f"{where}: {key} belongs to a source, and none is given; known: {', '.join(SOURCES)}")
+    file_name = entry.get("file_name")
+    if not isinstance(file_name, str) or not file_name:
+        raise UserError(
+            f"{where}: file_name must be the path of a JSON, JSONL or parquet file, got {file_name!r}; or give a "
+            f"source: {', '.join(SOURCES)}"
+        )
+    file = meta_path.parent / file_name
+    if not file.is_file():
+        raise UserError(f"{where}: file_name {file} does not exist; it is taken relative to the meta file")
+    return {"file": str(file.resolve())}
+
+
+def _source(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, str]:
+    for key in ("file_name", "columns", "tags"):
+        if key in entry:
+            raise UserError(f"{where}: both source and {key}; a source knows its rows by itself: remove one of the two")
+    if not isinstance(entry["source"], str) or entry["source"] not in SOURCES:
+        raise UserError(f"{where}: unknown source {entry['source']!r}; known: {', '.join(SOURCES)}")
+    given: dict[str, Any] = {key: entry[key] for key in ("path_or_dataset", "split") if key in entry}
+    for key, value in given.items():
+        if not isinstance(value, str) or not value:
+            raise UserError(f"{where}: {key} must be a text, got {value!r}; leave it out for the default")
+    local = meta_path.parent / given.get("path_or_dataset", "")
+    if "path_or_dataset" in given and local.exists():
+        given["path_or_dataset"] = str(local.resolve())
+    return {"file": "", "source": entry["source"], **given}
 
 
 def _names(kind: Any, where: str, key: str, entry: Any) -> Any:

@@ -1,12 +1,13 @@
 """One row of a ShareGPT-style data set, in any dialect of columns and tags, as an Example."""
 
 import json
-import os
 import re
 from typing import Any
 
+from pipeline.ingest.conversation import from_conversation, is_bare
+from pipeline.ingest.media import is_unicode, json_name, media_reference
 from pipeline.ingest.meta import MEDIA_COLUMNS, Dataset
-from pipeline.records import Example, MediaKind, MediaRef, Role, Sampling, Skip, Turn
+from pipeline.records import Example, MediaKind, MediaRef, Role, Skip, Turn
 
 _PLACEHOLDER = re.compile(r"(<image>|<video>|<audio>)", re.IGNORECASE)
 
@@ -29,10 +30,19 @@ def convert(row: dict[str, Any], dataset: Dataset, *, lenient: bool = False) -> 
     Each piece of user text is stripped and empty ones vanish; assistant and system text stay as they are, and tags in
     them are text. Strict: per kind, tags and media must be equally many. Lenient: surplus tags stay as text, surplus
     media go before the first user turn.
+
+    Where the content of a turn is a list of typed parts, the row is in the conversation format: text is taken as it is,
+    and the parts, not tags, say where media go.
     """
-    turns = _turns(row, dataset)
-    if isinstance(turns, Skip):
-        return turns
+    if dataset.source:  # a row of our own import, see pipeline/ingest/imported.py
+        problem = row.get("problem")
+        return Skip(reason="bad_row", detail=problem) if problem else from_conversation(row, dataset.media_dir)
+    spoken = _turns(row, dataset)
+    if isinstance(spoken, Skip):
+        return spoken
+    turns = [(role, content) for role, content in spoken if isinstance(content, str)]
+    if len(turns) < len(spoken):
+        return _in_parts(spoken, row, dataset, lenient=lenient)
     media: dict[MediaKind, list[MediaRef]] = {}
     for column, kind in MEDIA_COLUMNS.items():
         refs = _media(
@@ -68,8 +78,39 @@ def convert(row: dict[str, Any], dataset: Dataset, *, lenient: bool = False) -> 
     return Example(turns=tuple(converted))
 
 
-def _turns(row: dict[str, Any], dataset: Dataset) -> list[tuple[Role, str]] | Skip:
+def _in_parts(turns: list[tuple[Role, Any]], row: dict[str, Any], dataset: Dataset, *, lenient: bool) -> Example | Skip:
+    """Turns with lists of parts. A part without its medium, {"type": "image"}, takes the next of the row's column."""
+    messages = [{"role": role, "content": content} for role, content in turns]
+    items = [item for _, content in turns if isinstance(content, list) for item in content]
+    media, surplus = {}, []
+    for column, kind in MEDIA_COLUMNS.items():
+        entries = _entries(row.get(getattr(dataset.columns, column)))
+        bare = sum(is_bare(item, kind) for item in items)
+        if bare != len(entries) and not lenient:
+            return Skip(
+                reason="bad_placeholders",
+                detail=f"{bare} parts of type {kind!r} without their own {kind} but {len(entries)} {kind}s; fix the "
+                "row or set placeholders: lenient",
+            )
+        media[kind] = entries[:bare]
+        surplus += [{"type": kind, kind: entry} for entry in entries[bare:]]
+    if surplus:
+        first = next((message for message in messages if message["role"] == "user"), None)
+        if first is None:
+            return Skip(reason="bad_placeholders", detail=f"{len(surplus)} media but no user turn to put them in")
+        content = first["content"]
+        first["content"] = [*surplus, *(content if isinstance(content, list) else [content])]
+    example = from_conversation({"conversation": messages, **media}, dataset.media_dir)
+    if isinstance(example, Example) and any(ref.held is not None for ref in example.media):
+        return Skip(reason="bad_row", detail="a sound as numbers in the row; expected the path of a file")
+    return example
+
+
+def _turns(row: dict[str, Any], dataset: Dataset) -> list[tuple[Role, Any]] | Skip:
+    """Roles in our words, and content: a text, or a list."""
     tags, column = dataset.tags, dataset.columns.messages
+    if column == "messages" and column not in row and "conversation" in row:
+        column = "conversation"  # as the online datasets call it
     messages = row.get(column)
     if not isinstance(messages, list):
         problem = f"is a JSON {json_name(messages)}" if column in row else "is absent"
@@ -84,10 +125,13 @@ def _turns(row: dict[str, Any], dataset: Dataset) -> list[tuple[Role, str]] | Sk
         role, content = message.get(tags.role_tag), message.get(tags.content_tag)
         if not isinstance(role, str) or role not in roles:
             return Skip(reason="bad_row", detail=f"turn {number}: unknown role {role!r}; known: {', '.join(roles)}")
-        if not isinstance(content, str):
+        if not isinstance(content, str | list):
             problem = f"is a JSON {json_name(content)}" if tags.content_tag in message else "is absent"
-            return Skip(reason="bad_row", detail=f"turn {number}: {tags.content_tag!r} {problem}; expected a text")
-        if not is_unicode(content):
+            return Skip(
+                reason="bad_row",
+                detail=f"turn {number}: {tags.content_tag!r} {problem}; expected a text or a list of parts",
+            )
+        if isinstance(content, str) and not is_unicode(content):
             return Skip(reason="bad_row", detail=f"turn {number}: not Unicode text: half of a surrogate pair")
         turns.append((roles[role], content))
     return turns
@@ -98,9 +142,8 @@ def _media(value: Any, kind: str, column: str, media_dir: str) -> list[MediaRef]
 
     An entry is a path, or an object with `path`; a video may also be a list of pictures, or an object with `frames`.
     """
-    entries = [] if value is None else value if isinstance(value, list) else [value]
     refs = []
-    for entry in entries:
+    for entry in _entries(value):
         ref = media_reference(entry, kind, column, media_dir)
         if isinstance(ref, Skip):
             return ref
@@ -108,44 +151,8 @@ def _media(value: Any, kind: str, column: str, media_dir: str) -> list[MediaRef]
     return refs
 
 
-def media_reference(entry: Any, kind: str, column: str, media_dir: str) -> MediaRef | Skip:
-    def bad(problem: str) -> Skip:
-        return Skip(reason="bad_row", detail=f"column {column!r}: {problem}")
-
-    given = entry if isinstance(entry, dict) else {"frames": entry} if isinstance(entry, list) else {"path": entry}
-    paths = given.get("frames") if kind == "video" and "frames" in given else [given.get("path")]
-    if not isinstance(paths, list) or not paths or not all(isinstance(p, str) and p and is_unicode(p) for p in paths):
-        return bad(f"{str(entry)[:80]!r} is not a path")
-    where = {key: given[key] for key in ("offset", "length") if key in given}
-    if not all(type(number) is int and 0 <= number < 1 << 63 for number in where.values()):
-        return bad(f"offset and length must be whole numbers, got {where}")
-    joined = [os.path.join(media_dir, path) for path in paths]
-    if kind != "video":
-        return MediaRef(kind=kind, path=joined[0], **where)  # type: ignore[arg-type]
-    sampling = _sampling(given)
-    if isinstance(sampling, str):
-        return bad(sampling)
-    frames = tuple(joined) if "frames" in given else ()
-    return MediaRef(kind=kind, path=joined[0], frames=frames, sampling=sampling, **where)  # type: ignore[arg-type]
-
-
-def _sampling(given: dict[str, Any]) -> Sampling | str:
-    """What a row asks of a video, or what is wrong with it."""
-    numbers = {name: given.get(name) for name in ("fps", "video_start", "video_end")}
-    for name, number in numbers.items():
-        if number is not None and (
-            isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1e9
-        ):
-            return f"{name} must be a number of at least 0, got {number!r}"
-    if numbers["fps"] == 0:
-        return "fps must be above 0"
-    indices = given.get("frame_indices")
-    if indices is not None:
-        whole = isinstance(indices, list) and indices and all(type(i) is int and 0 <= i < 1 << 31 for i in indices)
-        if not whole or sorted(indices) != indices:
-            return "frame_indices must be whole numbers in ascending order"
-        indices = tuple(indices)
-    return Sampling(fps=numbers["fps"], frame_indices=indices, start=numbers["video_start"], end=numbers["video_end"])
+def _entries(value: Any) -> list[Any]:
+    return [] if value is None else value if isinstance(value, list) else [value]
 
 
 def _user_parts(text: str, waiting: dict[MediaKind, Any]) -> tuple[str | MediaRef, ...]:
@@ -162,24 +169,3 @@ def _user_parts(text: str, waiting: dict[MediaKind, Any]) -> tuple[str | MediaRe
     parts.append(literal.strip())
     kept = tuple(part for part in parts if part != "")
     return kept or ("",)
-
-
-def is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def json_name(value: Any) -> str:
-    names = {
-        dict: "object",
-        list: "list",
-        str: "text",
-        bool: "boolean",
-        int: "number",
-        float: "number",
-        type(None): "null",
-    }
-    return names.get(type(value), type(value).__name__)

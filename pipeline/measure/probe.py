@@ -63,8 +63,16 @@ def bad_media(ref: MediaRef, error: Exception) -> MediaError:
     return MediaError("bad_media", f"{ref.path}: {type(error).__name__}: {error}")
 
 
+def ffmpeg_trouble(ref: MediaRef, error: Exception) -> MediaError:
+    """What FFmpeg says, without the name of the file object that PyAV adds: it has an address in it."""
+    words = (getattr(error, "strerror", None) or str(error)).split(":")[0]
+    return MediaError("bad_media", f"{ref.path}: {type(error).__name__}: {words}")
+
+
 def image_size(ref: MediaRef) -> tuple[int, int]:
     """Height and width as displayed, that is after the EXIF orientation is applied."""
+    if isinstance(ref.held, Image.Image):  # what a program holds in memory is displayed as it is
+        return ref.held.height, ref.held.width
     with open_media(ref) as file:
         image = open_image(ref, file)
         width, height = image.size

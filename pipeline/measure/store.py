@@ -18,11 +18,13 @@ _MEDIUM = pa.struct(
         ("length", pa.int64()),
         ("height", pa.int32()),
         ("width", pa.int32()),
+        ("size", pa.list_(pa.int32(), 2)),
         ("grid", pa.list_(pa.int32(), 3)),
         ("frames", pa.list_(pa.int32())),
         ("total_frames", pa.int32()),
         ("fps", pa.float64()),
         ("frame_paths", pa.list_(pa.string())),
+        ("num_samples", pa.int64()),
     ]
 )
 SCHEMA = pa.schema(
@@ -56,11 +58,13 @@ def _line(row: int, result: Measured | Skip) -> dict[str, Any]:
             "length": medium.ref.length,
             "height": medium.height,
             "width": medium.width,
+            "size": medium.size,
             "grid": medium.grid,
             "frames": medium.frames,
             "total_frames": medium.total_frames,
             "fps": medium.fps,
             "frame_paths": medium.ref.frames,
+            "num_samples": medium.num_samples,
         }
         for medium in result.media
     ]
@@ -96,10 +100,12 @@ def read_measured(path: Path, index: int) -> Measured:
             ),
             height=item["height"],
             width=item["width"],
+            size=tuple(item["size"]),
             grid=tuple(item["grid"]),
             frames=tuple(item["frames"]),
             total_frames=item["total_frames"],
             fps=item["fps"],
+            num_samples=item["num_samples"],
         )
         for item in table["media"][index].as_py()
     )

@@ -1,14 +1,13 @@
 """Video containers: how many frames, when, and how large, by counting packets; no header is believed alone."""
 
-import dataclasses
 from dataclasses import dataclass
 
 import av
 import numpy as np
 
 from pipeline.families.base import Family
-from pipeline.families.geometry import VideoGeometry
-from pipeline.measure.probe import MediaError, image_size, open_media
+from pipeline.measure.audio import decode_audio, feature_frames, has_audio
+from pipeline.measure.probe import MediaError, ffmpeg_trouble, image_size, open_media
 from pipeline.records import MeasuredMedia, MediaRef
 
 UNKNOWN_FPS = 24.0  # of a list of pictures, or of a single frame: what transformers assumes
@@ -26,7 +25,7 @@ class VideoFacts:
 def measure_video(ref: MediaRef, family: Family) -> MeasuredMedia:
     """Which frames are taken, by the processor's rules and the row's wishes, and the grid they give."""
     facts = _list_facts(ref) if ref.frames else video_facts(ref)
-    asked, geometry = ref.sampling, family.video
+    asked = ref.sampling
     window = np.arange(len(facts.times))
     if asked.start is not None or asked.end is not None:
         start, end = asked.start or 0.0, np.inf if asked.end is None else asked.end
@@ -41,27 +40,19 @@ def measure_video(ref: MediaRef, family: Family) -> MeasuredMedia:
     elif ref.frames:
         frames = window
     else:
-        if asked.fps is not None:
-            geometry = dataclasses.replace(geometry, fps=asked.fps, num_frames=None, samples_frames=True)
-        frames = window[family.spec.sample_frames(geometry, len(window), facts.fps)]
-    return with_frames(ref, facts.height, facts.width, frames.tolist(), len(window), facts.fps, family)
-
-
-def with_frames(
-    ref: MediaRef, height: int, width: int, frames: list[int], total: int, fps: float, family: Family,
-    geometry: VideoGeometry | None = None,
-) -> MeasuredMedia:  # fmt: skip
-    """A video of these frames; what does not fill a last temporal patch is filled with its last frame."""
-    geometry = geometry or family.video
+        frames = window[family.sample_frames(len(window), facts.fps, asked.fps)]
     try:
-        new_height, new_width = family.spec.resize_video(geometry, len(frames), height, width)
+        size, grid = family.video_shape(len(frames), facts.height, facts.width)
     except ValueError as error:  # an aspect ratio that smart_resize refuses
         raise MediaError("bad_media", f"{ref.path}: {error}") from None
-    grid = (-(-len(frames) // geometry.temporal_patch_size), new_height // geometry.patch_size,
-            new_width // geometry.patch_size)  # fmt: skip
+    num_samples = 0
+    if family.uses_audio_in_video and not ref.frames and has_audio(ref):
+        num_samples = len(decode_audio(ref, family.sampling_rate))
+        feature_frames(ref, num_samples, family)
     return MeasuredMedia(
-        ref=ref, height=height, width=width, grid=grid, frames=tuple(frames), total_frames=total, fps=fps
-    )
+        ref=ref, height=facts.height, width=facts.width, size=size, grid=grid, frames=tuple(frames.tolist()),
+        total_frames=len(window), fps=facts.fps, num_samples=num_samples,
+    )  # fmt: skip
 
 
 def video_facts(ref: MediaRef) -> VideoFacts:
@@ -99,12 +90,6 @@ def _rate(header: float, times: list[float]) -> float:
     if header and counted and not 1 / MAX_RATE_ERROR < header / counted < MAX_RATE_ERROR:
         return counted
     return header or counted or UNKNOWN_FPS
-
-
-def ffmpeg_trouble(ref: MediaRef, error: Exception) -> MediaError:
-    """What FFmpeg says, without the name of the file object that PyAV adds: it has an address in it."""
-    words = (getattr(error, "strerror", None) or str(error)).split(":")[0]
-    return MediaError("bad_media", f"{ref.path}: {type(error).__name__}: {words}")
 
 
 def _list_facts(ref: MediaRef) -> VideoFacts:

@@ -8,23 +8,20 @@ from pipeline.families.base import Family
 from pipeline.records import IGNORE, Document, Pack, Sample
 from pipeline.render.sample import fake_image_sample
 
-MEDIA = ("image_grid_thw", "pixel_values", "video_grid_thw", "second_per_grid_ts", "pixel_values_videos")
-FAKE_IMAGE = Document(dataset="", row=-1, repeat=0, tokens=3, visual_tokens=1, num_images=1, num_videos=0)
-
 
 def build_pack(
     number: int, samples: Sequence[tuple[Document, Sample]], family: Family, *, fake_image: bool, align: int = 1
 ) -> Pack:
     """Concatenate, each document padded to a multiple of `align`.
 
-    A pack without any medium gets the fake image as its last document, if asked for.
+    A pack without image or video gets the fake image as its last document, if asked for.
     """
     documents = [document for document, _ in samples]
     rendered = [sample for _, sample in samples]
-    add_fake = fake_image and not any(len(s.image_grid_thw) + len(s.video_grid_thw) for s in rendered)
+    add_fake = fake_image and not any(document.num_images + document.num_videos for document in documents)
     if add_fake:
-        documents.append(FAKE_IMAGE)
         rendered.append(fake_image_sample(family))
+        documents.append(_fake_document(rendered[-1]))
     lengths = [len(sample.input_ids) for sample in rendered]
     padding = [-length % align for length in lengths]
 
@@ -38,7 +35,8 @@ def build_pack(
         """They go on through the padding: to a reader of positions alone, a document ends where its padding does."""
         pieces = []
         for sample, count in zip(rendered, padding, strict=True):
-            after = np.arange(count, dtype=np.int32) + sample.position_ids.max() + 1
+            after = np.arange(count) + np.ceil(sample.position_ids.max()) + 1
+            after = after.astype(sample.position_ids.dtype)
             pieces += [sample.position_ids, np.broadcast_to(after, (*sample.position_ids.shape[:-1], count))]
         return np.concatenate(pieces, axis=-1)
 
@@ -48,11 +46,17 @@ def build_pack(
             "input_ids": joined("input_ids", family.padding_id),
             "labels": joined("labels", IGNORE),
             "position_ids": joined_positions(),
-            "mm_token_type_ids": joined("mm_token_type_ids", 0),
             "seq_lens": np.array(lengths, dtype=np.int32),
             "seq_lens_padded": np.add(lengths, padding, dtype=np.int32),
-            **{name: np.concatenate([getattr(sample, name) for sample in rendered]) for name in MEDIA},
+            "mm_token_type_ids": joined("mm_token_type_ids", 0),
+            **family.joined([sample.media for sample in rendered]),
         },
         documents=tuple(documents),
         fake_image=add_fake,
     )
+
+
+def _fake_document(sample: Sample) -> Document:
+    visual_tokens = int(np.count_nonzero(sample.mm_token_type_ids))
+    return Document(dataset="", row=-1, repeat=0, tokens=len(sample.input_ids), visual_tokens=visual_tokens,
+                    num_images=1, num_videos=0, num_audios=0)  # fmt: skip

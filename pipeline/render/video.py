@@ -1,27 +1,13 @@
-"""Frames of a video: decoded in order, turned, resized one by one, cut into patches over time."""
+"""The frames of a video that are wanted: decoded in order and turned."""
 
 from collections.abc import Iterator
 
 import av
 import numpy as np
 
-from pipeline.families.base import Family
-from pipeline.measure.probe import MediaError, open_media
-from pipeline.measure.video import ffmpeg_trouble
+from pipeline.measure.probe import MediaError, ffmpeg_trouble, open_media
 from pipeline.records import MeasuredMedia, MediaRef
-from pipeline.render.media import RESIZE, decode_image
-
-
-def video_patches(medium: MeasuredMedia, family: Family) -> np.ndarray:
-    """The patches [t * h * w, channels * temporal patch * patch * patch], in the order of the HF processor.
-
-    Always resized as torchvision does: transformers has no other backend for videos.
-    """
-    geometry = family.video
-    size = (medium.grid[1] * geometry.patch_size, medium.grid[2] * geometry.patch_size)
-    frames = [RESIZE["torch"](frame, size) for frame in wanted_frames(medium)]
-    frames += [frames[-1]] * (-len(frames) % geometry.temporal_patch_size)
-    return patchify_video(np.stack(frames), geometry.patch_size, geometry.merge_size, geometry.temporal_patch_size)
+from pipeline.render.image import decode_image
 
 
 def wanted_frames(medium: MeasuredMedia) -> Iterator[np.ndarray]:
@@ -70,14 +56,3 @@ def _decoded(ref: MediaRef, wanted: set[int]) -> Iterator[np.ndarray | None]:
 def _listed(ref: MediaRef) -> Iterator[np.ndarray]:
     for path in ref.frames:
         yield decode_image(MediaRef(kind="image", path=path))
-
-
-def patchify_video(frames: np.ndarray, patch: int, merge: int, temporal: int) -> np.ndarray:
-    """[frames, height, width, channels] -> [patches, channels * temporal * patch * patch]."""
-    count, height, width, channels = frames.shape
-    rows, columns = height // (merge * patch), width // (merge * patch)
-    blocks = frames.reshape(count // temporal, temporal, rows, merge, patch, columns, merge, patch, channels)
-    # time, row, column, row in merge, column in merge, channel, frame in patch, y, x
-    ordered = blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
-    num_patches = count // temporal * rows * columns * merge**2
-    return np.ascontiguousarray(ordered).reshape(num_patches, channels * temporal * patch**2)

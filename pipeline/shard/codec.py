@@ -9,29 +9,22 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from pipeline.records import Document, Pack
 
-ARRAYS = {
-    "input_ids": np.int32,
-    "labels": np.int32,
-    "position_ids": np.int32,
-    "seq_lens": np.int32,
-    "seq_lens_padded": np.int32,
-    "mm_token_type_ids": np.uint8,
-    "image_grid_thw": np.int64,
-    "pixel_values": np.uint8,
-    "video_grid_thw": np.int64,
-    "second_per_grid_ts": np.float32,
-    "pixel_values_videos": np.uint8,
-}
-MEMBERS = (*(f"{name}.npy" for name in ARRAYS), "json")
+# Arrays of every pack; those of its media, which its family declares, come after them.
+TEXT_ARRAYS = ("input_ids", "labels", "position_ids", "seq_lens", "seq_lens_padded", "mm_token_type_ids")
 DOCUMENT = tuple(field.name for field in dataclasses.fields(Document))
 _BLOCK = tarfile.BLOCKSIZE
+
+
+def member_names(media: Iterable[str]) -> tuple[str, ...]:
+    """The members of every pack of an output whose family has these media arrays."""
+    return (*(f"{name}.npy" for name in (*TEXT_ARRAYS, *media)), "json")
 
 
 def pack_key(number: int) -> str:
@@ -63,7 +56,7 @@ def read_pack(members: Mapping[str, bytes | memoryview]) -> Pack:
     header = json.loads(bytes(members["json"]))
     return Pack(
         number=header["pack"],
-        arrays={name: read_array(members[f"{name}.npy"]) for name in ARRAYS},
+        arrays={name.removesuffix(".npy"): read_array(member) for name, member in members.items() if name != "json"},
         documents=tuple(Document(**document) for document in header["documents"]),
         fake_image=header["fake_image"],
     )
@@ -86,9 +79,8 @@ def read_array(content: bytes | memoryview) -> np.ndarray:
 
 
 def _members(pack: Pack) -> Iterator[tuple[str, bytes, bytes | memoryview]]:
-    for name, dtype in ARRAYS.items():
-        array = np.ascontiguousarray(pack.arrays[name])
-        assert array.dtype == dtype, (name, array.dtype)
+    for name, values in pack.arrays.items():
+        array = np.ascontiguousarray(values)
         head = io.BytesIO()
         np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
         # A memoryview of an empty array cannot be cast.
@@ -103,6 +95,7 @@ def _header(pack: Pack) -> dict[str, Any]:
         "num_tokens": len(pack.arrays["input_ids"]),
         "num_images": sum(document.num_images for document in pack.documents),
         "num_videos": sum(document.num_videos for document in pack.documents),
+        "num_audios": sum(document.num_audios for document in pack.documents),
         "fake_image": pack.fake_image,
         # not dataclasses.asdict, which copies deeply and takes as long as the rest of the document
         "documents": [{name: getattr(document, name) for name in DOCUMENT} for document in pack.documents],

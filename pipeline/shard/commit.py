@@ -1,6 +1,5 @@
 """The last step of a run: index, stats, ledger, pixel table, and then the manifest, whose existence means done."""
 
-import dataclasses
 import importlib.metadata
 import shutil
 from collections.abc import Sequence
@@ -15,13 +14,12 @@ from pipeline import __version__
 from pipeline.config import PackConfig, UserError, fingerprint
 from pipeline.families.base import Family
 from pipeline.plan.assign import Plan
-from pipeline.render.media import pixel_table
-from pipeline.shard.codec import MEMBERS
+from pipeline.shard.codec import member_names
 from pipeline.shard.ledger import fitted_counts, make_ledger, reason_counts
 from pipeline.shard.stats import dataset_stats, make_index, pack_stats, shard_stats
 from pipeline.storage import read_json, sha256_of, write_json, write_parquet, write_whole
 
-FORMAT = 1
+FORMAT = 2
 KEYS = (
     "format",
     "neatpack",
@@ -38,7 +36,7 @@ RECORDS = ("manifest.json", "work/run.json")  # of a finished and of a begun out
 OURS = (
     "manifest.json",
     "index.parquet",
-    "pixel_table.npy",
+    "image_table.npy",
     "video_table.npy",
     "stats",
     "ledger",
@@ -107,7 +105,7 @@ def commit(
     identity: dict[str, Any],
 ) -> dict[str, Any]:
     """Write everything but the shards, the manifest last; returns the manifest."""
-    index = make_index(notes, MEMBERS, len(family.fake_image_ids))
+    index = make_index(notes, member_names(family.media), len(family.fake_image_ids) if config.fake_image else 0)
     lost = [line for note in notes for line in note["lost"]]
     ledgers = make_ledger(plan, datasets, copies, lost)
     rows = [len(numbers) for numbers in copies]
@@ -120,11 +118,7 @@ def commit(
     }
     for name, table in tables.items():
         write_parquet(out / name, table)
-    # Videos are always resized and normalised as torchvision does: transformers has no other way.
-    pixel_tables = {
-        "pixel_table.npy": pixel_table(family.image, config.resize),
-        "video_table.npy": pixel_table(family.video, "torch"),
-    }
+    pixel_tables = {f"{kind}_table.npy": values for kind, values in family.tables(config.resize).items()}
     for name, values in pixel_tables.items():
         with write_whole(out / name) as file:
             np.save(file, values)
@@ -135,12 +129,11 @@ def commit(
         "neatpack": __version__,
         "fingerprint": fingerprint(identity),
         "identity": identity,
-        "family": _family(family),
+        "family": family.described(),
         "pixels": {
             "codec": "u8",
             "resize": config.resize,
-            "table": "pixel_table.npy",
-            "video_table": "video_table.npy",
+            "tables": {name.removesuffix("_table.npy"): name for name in pixel_tables},
         },
         "counts": count_all(identity, ledger, index),
         "shards": [
@@ -170,23 +163,6 @@ def count_all(identity: dict[str, Any], ledger: pa.Table, index: pa.Table) -> di
         "fitted": fitted_counts(ledger),
         "packs": len(index),
         **{name: int(pc.sum(index[name]).as_py() or 0) for name in ("tokens", "visual_tokens", "target_tokens")},
-    }
-
-
-def _family(family: Family) -> dict[str, Any]:
-    """What a reader of the shards needs to know of the model family."""
-    return {
-        "name": family.spec.name,
-        "image_token_id": family.image_token_id,
-        "video_token_id": family.video_token_id,
-        "assistant_header_ids": list(family.markers.header),
-        "end_of_turn_id": family.markers.end,
-        "fake_image_ids": family.fake_image_ids.tolist(),
-        "padding_id": family.padding_id,
-        "media_axes": family.spec.media_axes,
-        "image": dataclasses.asdict(family.image),
-        "video": dataclasses.asdict(family.video),
-        "tokens_per_second": family.tokens_per_second,
     }
 
 

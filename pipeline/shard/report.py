@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 def describe_output(out: Path, manifest: Mapping[str, Any], *, reused_shards: int = 0) -> str:
     counts, config = manifest["counts"], manifest["identity"]["config"]
-    index = pq.read_table(
-        out / "index.parquet", columns=["tokens", "visual_tokens", "num_images", "num_videos", "fake_tokens"]
-    )
+    media = ("num_images", "num_videos", "num_audios")
+    index = pq.read_table(out / "index.parquet", columns=["tokens", "visual_tokens", *media, "fake_tokens"])
     size = sum(shard["bytes"] for shard in manifest["shards"])
     shards = f"{len(manifest['shards']):,} shards, {_bytes(size)}"
     if reused_shards:
         shards += f" ({reused_shards:,} finished by an earlier run)"
     lines = _load_lines(index["tokens"].to_numpy(), index["visual_tokens"].to_numpy(), config["pack_size"])
-    num_images, num_videos = (pc.sum(index[name]).as_py() or 0 for name in ("num_images", "num_videos"))
+    num_images, num_videos, num_audios = (pc.sum(index[name]).as_py() or 0 for name in media)
     num_fakes = pc.sum(pc.greater(index["fake_tokens"], 0)).as_py() or 0
     fakes = f"; {num_fakes:,} packs without media carry a fake image" if num_fakes else ""
-    lines.insert(1, ("media", f"{num_images - num_fakes:,} images, {num_videos:,} videos{fakes}"))
+    sounds = f", {num_audios:,} sounds" if num_audios else ""
+    lines.insert(1, ("media", f"{num_images - num_fakes:,} images, {num_videos:,} videos{sounds}{fakes}"))
     lines += [(word, f"{count:,} samples, to fit a pack") for word, count in counts["fitted"].items()]
     return "\n".join(
         [

@@ -25,6 +25,7 @@ INDEX_SCHEMA = pa.schema(
         ("num_documents", pa.int32()),
         ("num_images", pa.int32()),
         ("num_videos", pa.int32()),
+        ("num_audios", pa.int32()),
         ("members", pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))),
     ]
 )
@@ -60,6 +61,7 @@ def shard_stats(index: pa.Table) -> pa.Table:
                 "num_documents",
                 "num_images",
                 "num_videos",
+                "num_audios",
             )
         ),
     ]

@@ -15,12 +15,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.config import fingerprint
-from pipeline.families.base import PositionFunction
+from pipeline.families.base import Family
 from pipeline.families.registry import FAMILIES
 from pipeline.labels import TurnMarkers, target_mask
-from pipeline.mrope import IMAGE, TEXT, VIDEO
-from pipeline.records import IGNORE, REASONS, Pack
-from pipeline.shard.codec import MEMBERS, pack_key, read_pack
+from pipeline.layout import TOKEN_TYPES, MediaArray, layout_of, rows_per_part, split_media
+from pipeline.mrope import IMAGE, VIDEO
+from pipeline.records import IGNORE, REASONS, MediaKind, Pack
+from pipeline.shard.codec import member_names, pack_key, read_pack
 from pipeline.shard.commit import FORMAT, KEYS, count_all
 from pipeline.storage import read_json, sha256_of
 
@@ -34,33 +35,32 @@ class Rules:
     pack_size: int
     align: int
     padding_id: int
-    image_token_id: int
-    video_token_id: int
+    placeholder_ids: dict[MediaKind, int]
     markers: TurnMarkers
-    merge_size: int
-    patch_bytes: int
-    video_patch_bytes: int
-    tokens_per_second: float | None
     fake_image_ids: tuple[int, ...]
-    positions: PositionFunction
+    position_axes: int
+    layout: dict[str, MediaArray]
+    facts: dict[str, Any]
+    family: type[Family]
 
     @classmethod
     def of(cls, manifest: dict[str, Any]) -> "Rules":
         family = manifest["family"]
-        image, video = family["image"], family["video"]
         return cls(
             pack_size=manifest["identity"]["config"]["pack_size"],
             align=manifest["identity"]["config"]["align"],
             padding_id=family["padding_id"],
-            image_token_id=family["image_token_id"],
-            video_token_id=family["video_token_id"],
-            markers=TurnMarkers(header=tuple(family["assistant_header_ids"]), end=family["end_of_turn_id"]),
-            merge_size=image["merge_size"],
-            patch_bytes=len(image["mean"]) * image["patch_size"] ** 2,
-            video_patch_bytes=len(video["mean"]) * video["patch_size"] ** 2 * video["temporal_patch_size"],
-            tokens_per_second=family["tokens_per_second"],
+            placeholder_ids=family["placeholder_ids"],
+            markers=TurnMarkers(
+                header=tuple(family["assistant_header_ids"]),
+                end=family["end_of_turn_id"],
+                tail=family["assistant_header_tail"],
+            ),
             fake_image_ids=tuple(family["fake_image_ids"]),
-            positions=FAMILIES[family["name"]].positions,
+            position_axes=family["position_axes"],
+            layout=layout_of(family),
+            facts=family["facts"],
+            family=FAMILIES[family["name"]],
         )
 
 
@@ -141,7 +141,7 @@ def check_pack(pack: Pack, rules: Rules) -> list[str]:
     shapes = {
         "labels": (length,),
         "mm_token_type_ids": (length,),
-        "position_ids": (3, length),
+        "position_ids": (3, length) if rules.position_axes == 3 else (length,),
         "seq_lens": (len(pack.documents),),
         "seq_lens_padded": (len(pack.documents),),
     }
@@ -163,52 +163,58 @@ def check_pack(pack: Pack, rules: Rules) -> list[str]:
 
 def _document_problems(pack: Pack, rules: Rules) -> Iterator[tuple[int, str]]:
     arrays = pack.arrays
-    images, videos, seconds = arrays["image_grid_thw"], arrays["video_grid_thw"], arrays["second_per_grid_ts"]
-    start = image = video = 0
-    for index, document in enumerate(pack.documents):
+    parts = {kind: [getattr(document, f"num_{kind}s") for document in pack.documents] for kind in TOKEN_TYPES}
+    problem = _media_problem(arrays, rules.layout, parts)
+    if problem:
+        yield len(pack.documents), problem
+        return
+    start = 0
+    for index, (document, media) in enumerate(
+        zip(pack.documents, split_media(arrays, rules.layout, parts), strict=True)
+    ):
         stop = start + document.tokens
         ids, labels = arrays["input_ids"][start:stop], arrays["labels"][start:stop]
         is_fake = document.row < 0
         if is_fake and ids.tolist() != list(rules.fake_image_ids):
             yield index, "the fake image has other tokens"
         yield from ((index, problem) for problem in _label_problems(ids, labels, rules, is_fake))
-        my_images = images[image : image + document.num_images]
-        my_videos = videos[video : video + document.num_videos]
         types = arrays["mm_token_type_ids"][start:stop]
-        expected_types = np.select(
-            [ids == rules.image_token_id, ids == rules.video_token_id], [IMAGE, VIDEO], default=TEXT
-        )
-        tokens = int(np.count_nonzero(expected_types))
-        expected = sum(int((grids.prod(axis=1) // rules.merge_size**2).sum()) for grids in (my_images, my_videos))
-        if not tokens == expected == document.visual_tokens:
-            yield index, f"{tokens} media tokens, grids for {expected}, planned {document.visual_tokens}"
+        expected_types = np.zeros_like(types)
+        for kind, token in rules.placeholder_ids.items():
+            expected_types[ids == token] = TOKEN_TYPES[kind]
+        visual = int(np.count_nonzero((expected_types == IMAGE) | (expected_types == VIDEO)))
+        tokens, expected = int(np.count_nonzero(expected_types)), rules.family.media_tokens(media, rules.facts)
+        if visual != document.visual_tokens or expected not in (tokens, None):
+            planned = f"planned {document.visual_tokens} visual ones"
+            yield index, f"{tokens} media tokens, arrays for {expected}, {planned}"
         elif not np.array_equal(types, expected_types):
             yield index, "mm_token_type_ids differ from the media tokens"
         else:
             # Positions depend on what came before only, so the token that the shift cut off does not matter.
-            positions = rules.positions(
-                types,
-                my_images.tolist(),
-                my_videos.tolist(),
-                seconds[video : video + document.num_videos].tolist(),
-                merge_size=rules.merge_size,
-                tokens_per_second=rules.tokens_per_second,
-            )
+            positions = rules.family.positions(types, media, rules.facts)
             if not np.array_equal(arrays["position_ids"][..., start:stop], positions):
                 yield index, "positions differ from those of the document alone"
         end = start + int(arrays["seq_lens_padded"][index])
         if (arrays["labels"][stop:end] != IGNORE).any() or (arrays["input_ids"][stop:end] != rules.padding_id).any():
             yield index, "its padding has labels or tokens"
-        start, image, video = end, image + document.num_images, video + document.num_videos
-    if (image, video) != (len(images), len(videos)) or len(videos) != len(seconds):
-        found = f"{len(images)} and {len(videos)}"
-        yield len(pack.documents), f"documents have {image} images and {video} videos, the pack {found}"
-    for name, grids, width in (
-        ("pixel_values", images, rules.patch_bytes),
-        ("pixel_values_videos", videos, rules.video_patch_bytes),
-    ):
-        if arrays[name].shape != (int(grids.prod(axis=1).sum()), width):
-            yield len(pack.documents), f"{name} {arrays[name].shape} do not fit the grids"
+        start = end
+
+
+def _media_problem(arrays: dict[str, np.ndarray], layout: dict[str, MediaArray], parts: dict[Any, list[int]]) -> str:
+    """Whether every media array has as many rows, of the shape, as its documents say."""
+    for name, array in layout.items():
+        shape = arrays[name].shape
+        sides = zip(shape[1:], array.row, strict=False)
+        if len(shape) != len(array.row) + 1 or any(side not in (has, -1) for has, side in sides):
+            return f"{name} {shape}: rows of another shape than {array.row}"
+        try:
+            rows = sum(rows_per_part(name, arrays, layout, parts))
+        except IndexError:
+            rows = -1
+        if shape[0] != rows:
+            media = sum(parts[array.kind])
+            return f"{name} {shape}: does not fit the {media} {array.kind}s of the documents"
+    return ""
 
 
 def _label_problems(ids: np.ndarray, labels: np.ndarray, rules: Rules, is_fake: bool) -> list[str]:
@@ -216,7 +222,7 @@ def _label_problems(ids: np.ndarray, labels: np.ndarray, rules: Rules, is_fake: 
 
     The shift has cut the last token off the inputs; it is known only through its label.
     """
-    last = labels[-1] if labels[-1] != IGNORE else rules.image_token_id
+    last = labels[-1] if labels[-1] != IGNORE else rules.padding_id
     whole = np.append(ids, last)
     mask = target_mask(whole, rules.markers)[1:] & (not is_fake)
     mask[-1] &= labels[-1] != IGNORE
@@ -257,14 +263,15 @@ def _tar_problems(out: Path, path: Path, view: memoryview, shard: dict[str, Any]
     ledger = _ledger_of_packs(out, [line["pack"] for line in index])
     with tarfile.open(path) as tar:
         members = {member.name: (member.offset_data, member.size) for member in tar}
-    expected = {f"{pack_key(line['pack'])}.{name}" for line in index for name in MEMBERS}
+    names = member_names(rules.layout)
+    expected = {f"{pack_key(line['pack'])}.{name}" for line in index for name in names}
     if members.keys() != expected:
         yield f"tar members differ from the index: {sorted(members.keys() ^ expected)[:3]}"
         return
     for line in index:
         key = pack_key(line["pack"])
         places = {place["name"]: (place["offset"], place["size"]) for place in line["members"]}
-        if places != {name: members[f"{key}.{name}"] for name in MEMBERS}:
+        if places != {name: members[f"{key}.{name}"] for name in names}:
             yield f"pack {line['pack']}: the index has other member offsets than the tar"
             continue
         try:

@@ -119,6 +119,7 @@ def render_packs(
                 visual_tokens=line["visual_tokens"],
                 num_images=kinds.count("image"),
                 num_videos=kinds.count("video"),
+                num_audios=sum(medium.num_samples > 0 for medium in measured.media),
             )
             samples.append((document, sample))
         if samples:
@@ -149,8 +150,10 @@ def _index_line(pack: Pack, start: int, end: int, members: list[tuple[int, int]]
         "target_tokens": int((pack.arrays["labels"] >= 0).sum()),
         "squares": int((lengths**2).sum()),
         "num_documents": len(pack.documents),
-        "num_images": len(pack.arrays["image_grid_thw"]),
-        "num_videos": len(pack.arrays["video_grid_thw"]),
+        **{
+            name: sum(getattr(document, name) for document in pack.documents)
+            for name in ("num_images", "num_videos", "num_audios")
+        },
         "fake_image": pack.fake_image,
         "members": members,
     }

@@ -340,6 +340,19 @@ def test_parquet_with_bare_bytes_and_other_columns(tmp_path: Path) -> None:
     assert {key: row[key] for key in ("score", "day", "tags")} == {"score": 0.5, "day": None, "tags": ["a", "\u2028"]}
 
 
+def test_parquet_with_content_in_parts(tmp_path: Path) -> None:
+    """Arrow gives every part the keys of all."""
+    part = pa.struct([("type", pa.string()), ("text", pa.string()), ("image", MEDIUM), ("path", pa.string())])
+    schema = pa.schema([("messages", pa.list_(pa.struct([("role", pa.string()), ("content", pa.list_(part))])))])
+    own = [{"type": "image", "image": {"bytes": png(5, 7)}}, {"type": "image", "path": "there.png"}]
+    said = [{"role": "user", "content": [*own, {"type": "text", "text": "?"}]}]
+    said.append({"role": "assistant", "content": [{"type": "text", "text": "!"}]})
+    (row,) = values(as_lines(parquet(tmp_path / "a.parquet", [{"messages": said}], schema), tmp_path / "imported"))
+    first, second = media_of(row, tmp_path)
+    assert image_size(first) == (5, 7)
+    assert second.path == str(tmp_path / "there.png")
+
+
 def test_parquet_without_rows_or_media(tmp_path: Path) -> None:
     schema = pa.schema([("messages", pa.list_(TURN))])
     assert values(as_lines(parquet(tmp_path / "a.parquet", [], schema), tmp_path / "imported")) == []

@@ -201,6 +201,48 @@ def test_wrong_entries_name_data_set_key_and_remedy(folder: Path, entry: Any, wo
     assert words in str(caught.value)
 
 
+# ---------------------------------------------------------------- named sources
+
+
+def test_a_source(folder: Path) -> None:
+    entry = {"source": "cord_v2", "split": "test", "sample_ratio": 0.5, "media_dir": "sub"}
+    (dataset,) = read_meta(write(folder, {"mine": entry}))
+    expected = Dataset(
+        name="mine", file="", source="cord_v2", split="test", media_dir=str(folder / "sub"), sample_ratio=0.5
+    )
+    assert dataset == expected
+    assert dataset.described().keys() == {"name", "columns", "tags", "sample_ratio", "source", "split"}
+
+
+def test_where_a_source_lies(folder: Path) -> None:
+    """Relative to the meta file where that exists; else it is a hub id."""
+    entries = {"here": "sub", "hub": "owner/name", "far": "/nowhere/data"}
+    path = write(folder, {name: {"source": "rdr", "path_or_dataset": place} for name, place in entries.items()})
+    assert [dataset.path_or_dataset for dataset in read_meta(path)] == [
+        str(folder / "sub"), "owner/name", "/nowhere/data",
+    ]  # fmt: skip
+
+
+WRONG_SOURCES = {
+    "both": (GOOD | {"source": "rdr"}, "both source and file_name; a source knows its rows by itself"),
+    "columns": ({"source": "rdr", "columns": {}}, "both source and columns"),
+    "unknown": ({"source": "cord"}, "unknown source 'cord'; known: rdr, cord_v2, medpix, cv17, unimm_chat"),
+    "a list": ({"source": ["rdr"]}, "unknown source ['rdr']"),
+    "null": ({"source": None}, "unknown source None"),
+    "path": ({"source": "rdr", "path_or_dataset": 7}, "path_or_dataset must be a text, got 7; leave it out"),
+    "split": ({"source": "rdr", "split": ""}, "split must be a text, got ''"),
+    "no source": (GOOD | {"split": "train"}, "split belongs to a source, and none is given; known: rdr"),
+    "neither": ({"sample_ratio": 1}, "got None; or give a source: rdr, cord_v2"),
+}
+
+
+@pytest.mark.parametrize(("entry", "words"), WRONG_SOURCES.values(), ids=WRONG_SOURCES)
+def test_wrong_sources(folder: Path, entry: Any, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_meta(write(folder, {"mine": entry}))
+    assert words in str(caught.value)
+
+
 # ---------------------------------------------------------------- sample_ratio
 
 

@@ -179,10 +179,10 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], str, str]] = {
         "bad_row",
         "turn 0: 'content' is a JSON number; expected a text",
     ),
-    "content in parts": (
-        turn(role="user", content=[{"type": "text", "text": "x"}]),
+    "content is an object": (
+        turn(role="user", content={"type": "text", "text": "x"}),
         "bad_row",
-        "turn 0: 'content' is a JSON list; expected a text",
+        "turn 0: 'content' is a JSON object; expected a text or a list of parts",
     ),
     "half a character": (
         turn(role="user", content="\ud83d"),
@@ -354,6 +354,121 @@ def test_lenient_media_without_a_user_turn() -> None:
     assert convert(value, PLAIN, lenient=True) == Skip(reason="bad_placeholders", detail=detail)
 
 
+# ---------------------------------------------------------------- content in parts
+
+
+def in_parts(*content: Any, answer: Any = "x", **columns: Any) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": list(content)}, {"role": "assistant", "content": answer}],
+        **columns,
+    }
+
+
+def text(words: str) -> dict[str, str]:
+    return {"type": "text", "text": words}
+
+
+def test_parts_stay_as_they_are() -> None:
+    value = in_parts(text(" a <image> "), {"type": "image", "image": "1.jpg"}, "b", answer=[text(" y "), text("z")])
+    assert parts(convert(value, PLAIN)) == [(" a <image> ", image("1.jpg"), "b"), (" y ", "z")]
+
+
+def test_parts_in_another_dialect() -> None:
+    value = {
+        "conversations": [
+            {"from": "human", "value": [{"type": "image"}, text("Who?")]},
+            {"from": "gpt", "value": "Me."},
+        ],
+        "image": "a.jpg",
+    }
+    assert parts(convert(value, LLAVA)) == [(image("a.jpg"), "Who?"), ("Me.",)]
+
+
+def test_a_column_named_conversation() -> None:
+    value = {"conversation": in_parts({"type": "video", "video": "v.mp4"})["messages"]}
+    assert parts(convert(value, PLAIN)) == [(video("v.mp4"),), ("x",)]
+    assert convert({"conversation": row("Hi.", "Hello.")["messages"]}, PLAIN) == convert(row("Hi.", "Hello."), PLAIN)
+
+
+def test_parts_take_the_media_of_the_columns_in_order() -> None:
+    bare = {"type": "image", "text": None, "index": 0}  # as Arrow fills them up
+    value = in_parts(bare, text("and"), {"type": "image", "image": "own.jpg"}, bare, images=["1.jpg", "2.jpg"])
+    assert parts(convert(value, PLAIN))[0] == (image("1.jpg"), "and", image("own.jpg"), image("2.jpg"))
+
+
+def test_a_part_may_say_where_in_a_file_and_how_a_video_is_sampled() -> None:
+    held = {"type": "image", "image": {"path": "/m.bin", "offset": 3, "length": 4}}
+    sampled = {"type": "video", "video": "v.mp4", "fps": 2}
+    first, second = parts(convert(in_parts(held, sampled), PLAIN))[0]
+    assert first == MediaRef(kind="image", path="/m.bin", offset=3, length=4)
+    assert (second.path, second.sampling.fps) == ("/media/v.mp4", 2)
+
+
+def test_lenient_parts() -> None:
+    value = in_parts({"type": "image"}, text("?"), images=["1.jpg", "2.jpg"], audios="a.wav")
+    assert parts(convert(value, PLAIN, lenient=True))[0] == (image("2.jpg"), audio("a.wav"), image("1.jpg"), "?")
+    only_answer = {"messages": [{"role": "assistant", "content": [text("x")]}], "images": ["1.jpg"]}
+    skip = convert(only_answer, PLAIN, lenient=True)
+    assert skip == Skip(reason="bad_placeholders", detail="1 media but no user turn to put them in")
+
+
+# Row -> reason and detail.
+BAD_PARTS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "a part is a number": (in_parts(7), "bad_row", "turn 0: a JSON number where a text, or a part with type and text"),
+    "a part is null": (in_parts(None), "bad_row", "turn 0: a JSON null where a text"),
+    "a part is a list": (in_parts([text("x")]), "bad_row", "turn 0: a JSON list where a text"),
+    "text is null": (in_parts({"type": "text", "text": None}), "bad_row", "turn 0: a JSON null where a text"),
+    "half a character": (in_parts(text("\ud83d")), "bad_row", "turn 0: not Unicode text"),
+    "unknown type": (
+        in_parts({"type": "image_url", "image_url": {"url": "x"}}),
+        "bad_row",
+        "turn 0: unknown part of type 'image_url'; known: text, image, video, audio",
+    ),
+    "type is a list": (in_parts({"type": ["text"]}), "bad_row", "turn 0: unknown part of type ['text']"),
+    "no medium": (
+        in_parts({"type": "image"}),
+        "bad_placeholders",
+        "1 parts of type 'image' without their own image but 0 images; fix the row or set placeholders: lenient",
+    ),
+    "a medium too many": (
+        in_parts({"type": "image", "image": "1.jpg"}, images=["2.jpg"]),
+        "bad_placeholders",
+        "0 parts of type 'image' without their own image but 1 images",
+    ),
+    "medium is a number": (in_parts({"type": "image", "image": 7}), "bad_row", "turn 0: column 'image': "),
+    "bytes as text": (
+        in_parts({"type": "image", "image": {"bytes": "iVBORw0KGgo="}}),
+        "bad_row",
+        "turn 0: column 'image': ",
+    ),
+    "bytes as a number": (in_parts({"type": "image", "image": {"bytes": 10**15}}), "bad_row", "turn 0: column 'image'"),
+    "a sound as numbers": (
+        in_parts({"type": "audio", "audio": {"array": [0.5], "sampling_rate": 16000}}),
+        "bad_row",
+        "a sound as numbers in the row; expected the path of a file",
+    ),
+    "a sound without its rate": (
+        in_parts({"type": "audio", "audio": {"array": [0.5]}}),
+        "bad_row",
+        "turn 0: a sound with array but without sampling_rate",
+    ),
+    "an image in the answer": (
+        in_parts(text("Draw."), answer=[{"type": "image", "image": "1.jpg"}]),
+        "bad_row",
+        "turn 1: image in a turn of role 'assistant'; expected text only",
+    ),
+    "no assistant": ({"messages": in_parts(text("x"))["messages"][:1]}, "no_target", "no assistant turn"),
+}
+
+
+@pytest.mark.parametrize(("value", "reason", "detail"), BAD_PARTS.values(), ids=BAD_PARTS)
+def test_bad_parts(value: dict[str, Any], reason: str, detail: str) -> None:
+    skip = convert(value, PLAIN)
+    assert isinstance(skip, Skip)
+    assert (skip.reason, skip.detail[: len(detail)]) == (reason, detail)
+    skip.detail.encode()
+
+
 # ---------------------------------------------------------------- properties
 
 PIECE = st.sampled_from(["<image>", "<IMAGE>", "<video>", "<audio>", "word", " ", "\n", "<im", "age>", "<image"])
@@ -425,3 +540,19 @@ def test_any_json_is_converted_or_skipped(value: Any) -> None:
     parsed = parse_row(json.dumps(value).encode(), 1)
     result = parsed if isinstance(parsed, Skip) else convert(parsed, PLAIN)
     assert isinstance(result, Example | Skip)
+
+
+ITEM_KEYS = ("type", "text", "image", "audio", "video", "path", "bytes", "array", "frames", "fps", "sampling_rate")
+ITEM = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 9) | st.sampled_from(["text", "image", "audio", "video", "a.jpg"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(ITEM_KEYS), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.lists(ITEM, max_size=3), st.booleans())
+def test_any_parts_are_converted_or_skipped(content: list[Any], lenient: bool) -> None:
+    result = convert(in_parts(*content, images=["1.jpg"]), PLAIN, lenient=lenient)
+    assert isinstance(result, Example | Skip)
+    if isinstance(result, Example):
+        assert all(isinstance(ref.path, str) and ref.held is None for ref in result.media)

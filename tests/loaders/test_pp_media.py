@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import DEMO_PROCESSOR
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.pipelining.microbatch import split_args_kwargs_into_chunks
@@ -19,7 +20,7 @@ from loaders.pp_media import (
     stage_vlm_media_for_pp,
     wrap_vlm_collate_for_pp,
 )
-from pipeline.families.registry import FAMILIES
+from pipeline.families.registry import family_for
 
 STAGE_KEYS = ("pixel_values", "image_grid_hws", "num_patches", "patch_pixel_values", "patch_newline_mask",
               "pixel_values_videos", "video_grid_thw")  # fmt: skip
@@ -376,7 +377,7 @@ def test_videos_only():
 
 
 def test_a_family_tells_the_axis():
-    axes = FAMILIES["qwen2_vl"].media_axes
+    axes = family_for(str(DEMO_PROCESSOR)).media_axes
     pixels, grid = flat([(1, 2, 2), (1, 1, 1)])
     batch = {"input_ids": torch.zeros(2, 3), "pixel_values": pixels, "image_grid_thw": grid}
     chunks = prepare_vlm_media_for_pp(batch, 2, 2, axes)[VLM_PP_MEDIA_KEY]

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import ROOT
+from helpers import DEMO_PROCESSOR, ROOT
 from tiny_models import tiny_model
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 
 from loaders import VLM_PP_MEDIA_KEY, neat_packed_vlm_collater, stage_vlm_media_for_pp, wrap_vlm_collate_for_pp
-from pipeline.families.registry import FAMILIES
+from pipeline.families.registry import family_for
 from pipeline.mrope import mrope_positions
 
 # As many images as packs, and not one in each; equal grids, which nothing but the right order tells apart.
@@ -143,7 +143,7 @@ def run_stage(rank, folder):
     part = FirstStage(model) if rank == 0 else LastStage(model)
     results = {}
     for case, (schedule_class, n_microbatches, packs, told) in CASES.items():
-        wrapped = wrap_vlm_collate_for_pp(collate, n_microbatches, FAMILIES["qwen2_vl"].media_axes)
+        wrapped = wrap_vlm_collate_for_pp(collate, n_microbatches, family_for(str(DEMO_PROCESSOR)).media_axes)
         batch = wrapped(packs_for(packs, model))
         shapes = []  # of a microbatch's input and output
         if told:

@@ -324,7 +324,7 @@ def test_no_manifest(damaged):
 
 def test_unknown_format(damaged):
     text = (damaged / "manifest.json").read_text()
-    (damaged / "manifest.json").write_text(text.replace('"format": 1,', '"format": 99,'))
+    (damaged / "manifest.json").write_text(text.replace('"format": 2,', '"format": 99,'))
     with pytest.raises(ShardError, match="format 99 is not known here"):
         PackedShards(damaged)
 

@@ -5,6 +5,9 @@ from typing import Any
 import pytest
 
 from pipeline.measure.estimate import (
+    IMAGE_CFG,
+    VIDEO_CFG,
+    content_parts,
     estimate_image_tokens,
     estimate_media_tokens,
     estimate_sample_length,
@@ -12,18 +15,7 @@ from pipeline.measure.estimate import (
     estimate_video_tokens,
 )
 
-IMAGE = {"factor": 28, "patch_size": 14, "merge_size": 2, "min_pixels": 56 * 56, "max_pixels": 14 * 14 * 4 * 1280}
-VIDEO = {
-    "factor": 32,
-    "patch_size": 16,
-    "merge_size": 2,
-    "temporal_patch_size": 2,
-    "min_pixels": 128 * 128,
-    "max_pixels": 16 * 16 * 2 * 2 * 2 * 6144,
-    "fps": 2,
-    "min_frames": 4,
-    "max_frames": 768,
-}
+IMAGE, VIDEO = IMAGE_CFG, VIDEO_CFG  # factors 28 and 32
 
 
 def example(*contents: Any, **keys: Any) -> dict[str, Any]:
@@ -145,3 +137,37 @@ def test_sizes_add_up() -> None:
 def test_sizes_that_are_not_there_count_nothing(sizes: dict[str, Any]) -> None:
     value = example([PICTURE, text("abc")], mm_inputs_meta=sizes)
     assert estimate_sample_length(value, IMAGE, VIDEO, return_media_tokens=True) == (1, 0)
+
+
+# ---------------------------------------------------------------- what was counted before, and what cannot be
+
+
+def test_precomputed_media_tokens_win() -> None:
+    value = example([PICTURE, text("abc")], _media_tokens=7, mm_inputs_meta={"images_meta": [[56, 56]]})
+    assert estimate_sample_length(value, IMAGE, VIDEO, return_media_tokens=True) == (8, 7)
+    assert estimate_media_tokens(value | {"_media_tokens": 0}, None, None) == 0  # zero is a number too
+    assert estimate_media_tokens(value | {"_media_tokens": None}, IMAGE, VIDEO) == 4
+
+
+@pytest.mark.parametrize("size", [[0, 0], [0, 640], [1, 201], [5000, 10]], ids=str)
+def test_a_size_that_no_model_takes_is_a_guess(size: list[int]) -> None:
+    assert estimate_image_tokens(size, IMAGE) == 500
+    assert estimate_video_tokens([100, *size, 25.0, 4.0], VIDEO) == 500
+
+
+def test_without_a_rate_every_frame_is_taken() -> None:
+    assert frames(100, 128, 128, 25.0, 4.0, fps=None) == 50
+    assert frames(31, 128, 128, 25.0, 1.2, fps=None, max_frames=20) == 16  # padded; max_frames is of sampling
+    assert frames(0, 128, 128, 0.0, 0.0, fps=None) == 1
+
+
+def test_bounds_of_a_frame() -> None:
+    """Qwen2-VL: 8 frames of 640 x 480, each within 320 x 320 and all of them beyond it."""
+    cfg = VIDEO | {"factor": 28, "patch_size": 14, "min_pixels": 3136, "max_pixels": 320 * 320}
+    assert estimate_video_tokens([100, 640, 480, 25.0, 4.0], cfg | {"per_frame": True}) == 4 * 13 * 9  # 364 x 252
+    assert estimate_video_tokens([100, 640, 480, 25.0, 4.0], cfg) == 4 * 4 * 3  # the clip in 320 x 320: 112 x 84
+
+
+def test_content_parts() -> None:
+    assert [*content_parts(example("text", [PICTURE, "text"], [CLIP]))] == [PICTURE, CLIP]
+    assert [*content_parts({})] == []

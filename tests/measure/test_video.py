@@ -12,7 +12,7 @@ from pipeline.measure.length import measured, shrunk
 from pipeline.measure.probe import MediaError
 from pipeline.measure.video import measure_video, video_facts
 from pipeline.records import MediaRef, Sampling
-from pipeline.render.video import video_patches, wanted_frames
+from pipeline.render.video import wanted_frames
 
 FAMILIES = ("qwen2_vl", "qwen3_vl")
 
@@ -67,7 +67,7 @@ def test_a_video_of_one_frame(tmp_path, name):
     medium = measure_video(clip(tmp_path / "a.mp4", frames=1), family(name, video_fps=2.0))
     assert medium.frames == (0,)
     assert medium.grid[0] == 1
-    patches = video_patches(medium, family(name, video_fps=2.0))
+    patches = family(name, video_fps=2.0).video_arrays(wanted_frames(medium), medium)["pixel_values_videos"]
     halves = patches.reshape(len(patches), 3, 2, -1)
     assert np.array_equal(halves[:, :, 0], halves[:, :, 1]), "the frame is repeated in its temporal patch"
 
@@ -110,8 +110,9 @@ def test_wishes_that_cannot_be_met(tmp_path, sampling, words):
 @given(total=st.integers(1, 3000), fps=st.floats(1, 120), wanted=st.floats(0.1, 30), cap=st.integers(4, 800))
 def test_sampled_frames_exist_and_ascend(total, fps, wanted, cap):
     for module in (qwen2_vl, qwen3_vl):
-        geometry = family(module.SPEC.name, video_fps=wanted, video_max_frames=cap).video
-        frames = module.sample_frames(geometry, total, fps)
+        name = module.__name__.rsplit(".", 1)[1]
+        geometry = family(name, video_fps=wanted, video_max_frames=cap).video
+        frames = module.choose_frames(geometry, total, fps)
         assert 1 <= len(frames) <= min(total, max(cap, 4))
         assert frames[0] == 0 and frames[-1] < total
         assert (np.diff(frames) > 0).all()
@@ -123,7 +124,7 @@ def test_sampled_frames_exist_and_ascend(total, fps, wanted, cap):
 def test_34_frames_of_which_14(tmp_path):
     """transformers' own step gives a fifteenth index, 34, which does not exist."""
     geometry = family("qwen2_vl", video_fps=1.0).video
-    frames = qwen2_vl.sample_frames(geometry, 34, 34 / 14)
+    frames = qwen2_vl.choose_frames(geometry, 34, 34 / 14)
     assert len(frames) == 14 and frames[-1] < 34
 
 
@@ -132,7 +133,8 @@ def test_shrinking_takes_frames_first_and_pixels_then(tmp_path, name):
     chosen = family(name, video_fps=10.0, video_max_pixels=10_000_000)
     medium = measure_video(clip(tmp_path / "a.mp4", frames=40, rate=10, height=200, width=300), chosen)
     assert len(medium.frames) == 40
-    ids = np.array([5, chosen.vision_marker_ids[0], chosen.video_token_id, chosen.vision_marker_ids[1]], dtype=np.int32)
+    before, after = chosen.marker_ids("video")
+    ids = np.array([5, *before, chosen.placeholder_ids["video"], *after], dtype=np.int32)
     whole = measured(ids, (medium,), chosen)
     frames, tokens = [], [whole.tokens]
     for level in range(1, 8):

@@ -17,7 +17,6 @@ from loaders.pixels import looked_up
 from pipeline.families.registry import family_for
 from pipeline.measure.length import measure
 from pipeline.records import Example, MediaRef, Sampling, Turn
-from pipeline.render.media import pixel_table
 from pipeline.render.sample import render_sample
 
 EXIF = Image.Exif()
@@ -98,7 +97,7 @@ def _example(turns):
 def test_the_default_path_equals_the_hf_processor(name, hf, shared):
     tensors, conversations = hf
     family = family_for(str(shared / "processors" / name))
-    table, video_table = (torch.from_numpy(pixel_table(g, "torch")) for g in (family.image, family.video))
+    table, video_table = map(torch.from_numpy, family.tables("torch").values())
     model = bare_model(str(shared / "processors" / name))
     for number, turns in enumerate(conversations):
         expected = {
@@ -112,14 +111,14 @@ def test_the_default_path_equals_the_hf_processor(name, hf, shared):
             ("image_grid_thw", "pixel_values", table, family.image.temporal_patch_size),
             ("video_grid_thw", "pixel_values_videos", video_table, 1),
         ):
-            assert np.array_equal(getattr(sample, grids), expected.get(grids, np.zeros((0, 3))))
+            assert np.array_equal(sample.media[grids], expected.get(grids, np.zeros((0, 3))))
             if key in expected:
-                stored, pixels = torch.from_numpy(getattr(sample, key)), torch.from_numpy(expected[key])
+                stored, pixels = torch.from_numpy(sample.media[key]), torch.from_numpy(expected[key])
                 for dtype in (torch.float32, torch.bfloat16):
                     restored = looked_up(stored, values, repeat, dtype)
                     assert torch.equal(restored, pixels.to(dtype)), f"conversation {number}"
         if "second_per_grid_ts" in expected:
-            assert sample.second_per_grid_ts.tolist() == expected["second_per_grid_ts"].tolist()
+            assert sample.media["second_per_grid_ts"].tolist() == expected["second_per_grid_ts"].tolist()
         kinds = {key: torch.from_numpy(expected[key]) for key in ("input_ids", "mm_token_type_ids")}
         more = {
             k: torch.from_numpy(expected[k])

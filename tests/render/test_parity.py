@@ -14,7 +14,6 @@ from loaders.pixels import looked_up
 from pipeline.families.registry import ProcessorKey, load_family
 from pipeline.measure.length import measure
 from pipeline.records import Example, Measured, MediaRef, Turn
-from pipeline.render.media import pixel_table
 from pipeline.render.sample import render_sample
 
 EXIF = Image.Exif()
@@ -82,7 +81,7 @@ def hf_inputs(example, family):
 def hf_positions(ids, grids, family, processor):
     """The installed model class's own get_rope_index."""
     tensor = torch.tensor(ids)[None]
-    types = (tensor == family.image_token_id).int()
+    types = (tensor == family.placeholder_ids["image"]).int()
     grid = torch.tensor(grids) if len(grids) else None
     positions, _ = bare_model(processor).get_rope_index(tensor, mm_token_type_ids=types, image_grid_thw=grid)
     return positions[:, 0].numpy(), types[0].numpy()
@@ -112,10 +111,13 @@ def test_every_tensor_equals_the_hf_processors(family, processor, pictures):
         assert sample.labels.tolist() == hf_labels(text, family)[1:]
         assert sample.mm_token_type_ids.tolist() == types[:-1].tolist()
         assert np.array_equal(sample.position_ids, positions[:, :-1])
-        assert np.array_equal(sample.image_grid_thw, grids)
+        assert np.array_equal(sample.media["image_grid_thw"], grids)
         if len(grids):
-            table = torch.from_numpy(pixel_table(family.image, "pil"))
-            stored, expected = torch.from_numpy(sample.pixel_values), torch.from_numpy(features["pixel_values"])
+            table = torch.from_numpy(family.tables("pil")["image"])
+            stored, expected = (
+                torch.from_numpy(sample.media["pixel_values"]),
+                torch.from_numpy(features["pixel_values"]),
+            )
             for dtype in (torch.float32, torch.bfloat16):
                 restored = looked_up(stored, table, family.image.temporal_patch_size, dtype)
                 assert restored.dtype == dtype
@@ -126,7 +128,7 @@ def test_the_comparison_can_fail(family, pictures):
     """A picture rendered by the other backend differs: equality above is not a matter of loose comparison."""
     example = list(conversations(pictures))[2]
     (measured,) = measure([example], family)
-    pil, other = (render_sample(measured, family, resize).pixel_values for resize in ("pil", "torch"))
+    pil, other = (render_sample(measured, family, resize).media["pixel_values"] for resize in ("pil", "torch"))
     assert pil.shape == other.shape
     assert not np.array_equal(pil, other)
 

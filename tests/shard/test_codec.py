@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from pipeline.records import Document, Pack
-from pipeline.shard.codec import ARRAYS, MEMBERS, read_pack, write_end, write_pack
+from pipeline.shard.codec import member_names, read_pack, write_end, write_pack
+
+ARRAYS = {
+    "input_ids": np.int32, "labels": np.int32, "position_ids": np.int32, "seq_lens": np.int32,
+    "seq_lens_padded": np.int32, "mm_token_type_ids": np.uint8, "image_grid_thw": np.int64, "pixel_values": np.uint8,
+    "video_grid_thw": np.int64, "second_per_grid_ts": np.float32, "pixel_values_videos": np.uint8,
+}  # fmt: skip
+MEMBERS = member_names(list(ARRAYS)[6:])
 
 SHAPES = {"position_ids": 2, "image_grid_thw": 2, "pixel_values": 2, "video_grid_thw": 2, "pixel_values_videos": 2}
 
@@ -26,7 +33,7 @@ def packs(draw):
             st.builds(
                 Document, dataset=st.text(), row=st.integers(-1, 2**40), repeat=st.integers(0, 9),
                 tokens=st.integers(0, 2**20), visual_tokens=st.integers(0, 2**20), num_images=st.integers(0, 99),
-                num_videos=st.integers(0, 9),
+                num_videos=st.integers(0, 9), num_audios=st.integers(0, 9),
             ),
             max_size=5,
         )

@@ -56,9 +56,11 @@ def test_good_packs_have_no_problems(output):
         ({"position_ids": lambda a: a[::-1].copy()}, "positions differ"),
         ({"position_ids": lambda a: a[:2]}, "position_ids has shape"),
         ({"mm_token_type_ids": lambda a: 1 - a}, "mm_token_type_ids differ"),
-        ({"image_grid_thw": put((0, 1), 2)}, "media tokens, grids for"),
-        ({"image_grid_thw": lambda a: a[:-1]}, "media tokens, grids for"),
-        ({"pixel_values": lambda a: a[:-1]}, "do not fit the grids"),
+        ({"image_grid_thw": put((0, 1), 2)}, "does not fit the"),
+        ({"image_grid_thw": lambda a: a[:-1]}, "does not fit the"),
+        ({"image_grid_thw": lambda a: a[:, :2]}, "rows of another shape"),
+        ({"image_grid_thw": lambda a: a[:, [0, 2, 1]], "pixel_values": lambda a: a}, "positions differ"),
+        ({"pixel_values": lambda a: a[:-1]}, "does not fit the"),
     ],
 )
 def test_a_broken_pack_is_found_out(output, changes, complaint):
@@ -69,7 +71,7 @@ def test_a_broken_pack_is_found_out(output, changes, complaint):
 
 def test_an_image_token_in_the_text_is_found_out(output):
     rules, _, mixed = output
-    problems = check_pack(broken(mixed, input_ids=put(2, rules.image_token_id)), rules)
+    problems = check_pack(broken(mixed, input_ids=put(2, rules.placeholder_ids["image"])), rules)
     assert any("media tokens" in problem for problem in problems)
 
 

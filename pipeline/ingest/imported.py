@@ -1,0 +1,56 @@
+"""A data set's lines: its file, or the import of a named source as JSONL with one media.bin."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import fingerprint
+from pipeline.ingest.lines import Lines, as_lines, dumped, placed
+from pipeline.ingest.meta import Dataset
+from pipeline.ingest.sources import SOURCES, Examples
+from pipeline.storage import write_whole
+
+
+def lines_of(dataset: Dataset, imported: Path) -> Lines:
+    return _imported(dataset, imported) if dataset.source else as_lines(Path(dataset.file), imported)
+
+
+def _imported(dataset: Dataset, imported: Path) -> Lines:
+    """Rows in the conversation format, media by their own bytes, in a folder named by the digest of both.
+
+    A hub data set is no file with a digest, and what `datasets` calls its fingerprint is not one of the content. So the
+    rows are gone through once to hash them, as a file would be, and once more to write those that are not there yet.
+    """
+    where = {"path_or_dataset": dataset.path_or_dataset} if dataset.path_or_dataset else {}
+    examples = SOURCES[dataset.source](**where, split=dataset.split)
+    rows, media = _Hash(), _Hash()
+    _write(examples, rows, media, "media.bin")
+    digest = fingerprint([rows.digest(), media.digest()])
+    target = imported / digest / "rows.jsonl"
+    if not target.exists():
+        media_path = target.with_name("media.bin")
+        with write_whole(target) as out, write_whole(media_path) as beside:  # media first there, rows last
+            _write(examples, out, beside, str(media_path))
+    return Lines(file=str(target), rewritten_from=digest)
+
+
+def _write(examples: Examples, out: Any, media: Any, media_path: str) -> None:
+    for example in examples.stored():
+        out.write(dumped(placed(example, media, media_path)))
+
+
+class _Hash:
+    """A file to write to of which only the digest is kept."""
+
+    def __init__(self) -> None:
+        self._sha256, self._size = hashlib.sha256(), 0
+
+    def write(self, data: bytes) -> None:
+        self._sha256.update(data)
+        self._size += len(data)
+
+    def tell(self) -> int:
+        return self._size
+
+    def digest(self) -> str:
+        return self._sha256.hexdigest()

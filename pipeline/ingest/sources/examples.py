@@ -1,0 +1,148 @@
+"""Examples made of rows one at a time: nothing is read, decoded or converted before it is asked for."""
+
+import io
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import ExifTags, Image, ImageOps
+
+from pipeline.config import UserError
+from pipeline.ingest.media import json_name
+from pipeline.ingest.sources.sound import decoded_sound
+
+Conversation = dict[str, Any]
+
+
+class BadRow(ValueError):
+    """A row that is not as the rows of its data set are; says which column, what was got and what was expected."""
+
+
+class Examples(Sequence[Conversation]):
+    """A list of conversations (see `pipeline/ingest/conversation.py`) over the rows of a source.
+
+    `convert(row, number)` gives the conversation with its media as they are stored. Indexing decodes them: pictures
+    become PIL images, a sound becomes (samples, sampling rate). Packing takes `stored()` instead, and so the very bytes
+    of the data set.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rows: Any,
+        columns: tuple[str, ...],
+        convert: Callable[[Mapping[str, Any], int], Conversation],
+    ) -> None:
+        self.name, self.rows, self._convert = name, rows, convert
+        self.features = getattr(rows, "features", None) or {}
+        absent = [column for column in columns if column not in self.features]
+        if self.features and absent:
+            raise UserError(
+                f"{name}: no column {', '.join(map(repr, absent))}; expected {', '.join(columns)}, "
+                f"got {', '.join(self.features)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(len(self)))]
+        number = range(len(self))[index]  # -1 is the last, and what is beyond raises IndexError
+        try:
+            return self._decoded(self._convert(self.rows[number], number))
+        except (OSError, ValueError) as error:  # a file that is not there, or not what it seems
+            raise BadRow(f"{self.name} row {number}: {error}") from error
+
+    def stored(self) -> Iterator[Conversation]:
+        """Every row with its media as bytes; one that cannot be converted is {"problem": why}, and not lost."""
+        for number, row in enumerate(self.rows):
+            try:
+                yield _with_media(self._convert(row, number), lambda kind, value: _embedded(value))
+            except BadRow as error:
+                yield {"problem": f"{self.name}: {error}"}
+
+    def _decoded(self, example: Conversation) -> Conversation:
+        def decoded(kind: str, value: Any) -> Any:
+            if kind == "image":
+                return opened_picture(value)
+            return decoded_sound(_embedded(value), getattr(self.features.get(kind), "sampling_rate", None))
+
+        return _with_media(example, decoded)
+
+
+def _with_media(example: Conversation, change: Callable[[str, Any], Any]) -> Conversation:
+    """A copy whose pictures (in turns) and sound (beside them) are changed."""
+
+    def part(item: dict[str, Any]) -> dict[str, Any]:
+        return {**item, "image": change("image", item["image"])} if "image" in item else item
+
+    turns = [{**turn, "content": [part(item) for item in turn["content"]]} for turn in example["conversation"]]
+    sound = {"audio": change("audio", example["audio"])} if "audio" in example else {}
+    return {"conversation": turns, **sound}
+
+
+def _embedded(value: Any) -> Any:
+    """The bytes of a medium that `datasets` only names by its path (a folder of pictures); others stay as they are.
+
+    A path that is relative or cannot be read stays: relative ones start at the meta JSON's media_dir, and what is
+    missing then ends in the ledger as missing_media.
+    """
+    path = value.get("path") if isinstance(value, Mapping) and value.get("bytes") is None else None
+    if not isinstance(path, str) or not os.path.isabs(path):
+        return value
+    try:
+        return {"bytes": Path(path).read_bytes(), "path": path}
+    except (OSError, ValueError):  # ValueError: a name that no file can have, with a zero byte in it
+        return value
+
+
+def opened_picture(value: Any) -> Any:
+    """A PIL image, as displayed, of what a column holds: the file's bytes, alone or in {"bytes": …}, or its path."""
+    if isinstance(value, Mapping):
+        value = value["path"] if value.get("bytes") is None else value["bytes"]
+    if isinstance(value, str):
+        value = Path(value).read_bytes()  # not the path: an image that keeps its file open is one file too many
+    if not isinstance(value, bytes):
+        return value
+    try:
+        image = Image.open(io.BytesIO(value))
+        image.load()
+    except MemoryError:
+        raise  # our trouble, not the picture's
+    except Exception as error:  # broken files raise anything: OSError, SyntaxError, zlib.error, struct.error …
+        raise BadRow(f"not a readable picture: {type(error).__name__}") from error
+    try:
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    except Exception:  # a broken EXIF block must not cost the picture; packing treats it the same way
+        return image
+    return ImageOps.exif_transpose(image) if turned else image
+
+
+def text_of(row: Mapping[str, Any], column: str) -> str:
+    value = row.get(column)
+    if not isinstance(value, str):
+        raise BadRow(f"column {column!r} is {_got(row, column)}; expected a text")
+    return value
+
+
+def medium_of(row: Mapping[str, Any], column: str) -> Any:
+    value = row.get(column)
+    empty = isinstance(value, Mapping) and not any(value.get(key) is not None for key in ("bytes", "path", "array"))
+    if value is None or empty:
+        raise BadRow(f"column {column!r} is {_got(row, column)}; expected a picture or a sound")
+    return value
+
+
+def _got(row: Mapping[str, Any], column: str) -> str:
+    return f"a JSON {json_name(row[column])}" if column in row else "absent"
+
+
+def asked_and_answered(*question: dict[str, Any] | str, answer: str) -> list[dict[str, Any]]:
+    """One turn each; a text stands for its part."""
+    content = [{"type": "text", "text": part} if isinstance(part, str) else part for part in question]
+    return [
+        {"role": "user", "content": content},
+        {"role": "assistant", "content": [{"type": "text", "text": answer}]},
+    ]

@@ -1,0 +1,100 @@
+"""Rows of a data set, wherever it is: the hub, a folder, a file, or already in memory. Media stay encoded."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import UserError
+from pipeline.storage import read_json
+
+# What `datasets` calls the reader of a file; a folder it looks into by itself.
+_READERS = {
+    ".parquet": "parquet",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".arrow": "arrow",
+    ".csv": "csv",
+}
+
+
+def load(path_or_dataset: Any, split: str = "train") -> Any:
+    """Rows by number: a `datasets.Dataset`, or the list of dicts that was given.
+
+    `path_or_dataset` is a hub id; a folder made by `save_to_disk`; a folder or file that `load_dataset` reads; or the
+    data themselves, and then `split` only chooses from a DatasetDict. Pictures and sounds are not decoded: what is
+    packed must be the bytes that the data set holds, and what is trained on is decoded row by row.
+    """
+    given = path_or_dataset
+    rows = _opened(os.fspath(given), split) if isinstance(given, str | os.PathLike) else given
+    if isinstance(rows, Mapping):
+        rows = _chosen(rows, split, given if isinstance(given, str) else type(given).__name__)
+    if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+        raise UserError(
+            f"path_or_dataset is a {type(rows).__name__}, whose rows have no numbers; expected a hub id, a local path, "
+            "a datasets.Dataset or a list of dicts (load it without streaming)"
+        )
+    return _undecoded(rows)
+
+
+def _opened(name: str, split: str) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(
+            f"{name}: reading it needs the `datasets` package, which is not installed; pip install 'neatpack[sources]'"
+        ) from None
+    path = Path(name)
+    if not path.exists() and (path.is_absolute() or name.startswith(".")):
+        raise UserError(f"{name}: no such file or folder; give a local path or a hub id (owner/name)")
+    try:
+        if (path / "dataset_dict.json").is_file():
+            splits = {each: path / each for each in read_json(path / "dataset_dict.json")["splits"]}
+            return _saved(_chosen(splits, split, name))
+        if (path / "state.json").is_file():
+            return _of_split(_saved(path), split, name)
+        if path.is_file():
+            if path.suffix.lower() not in _READERS:
+                raise UserError(f"{name}: unknown kind of file; known: {' '.join(_READERS)}")
+            return datasets.load_dataset(_READERS[path.suffix.lower()], data_files=[name], split=split)
+        return datasets.load_dataset(name, split=split)
+    except UserError:
+        raise
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        # A wrong id, no network, an unknown split, a broken file: `datasets` says which, at times in the cause only.
+        reason = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
+        raise UserError(f"{name}, split {split!r}: cannot be loaded: {reason}") from None
+
+
+def _saved(path: Path) -> Any:
+    """What save_to_disk wrote; without rows that is no file, which `datasets` 5.2 cannot read back (IndexError)."""
+    import datasets
+
+    return datasets.load_from_disk(str(path)) if read_json(path / "state.json")["_data_files"] else []
+
+
+def _of_split(rows: Any, split: str, name: str) -> Any:
+    """A saved data set holds one split and may know which."""
+    held = getattr(rows, "split", None)
+    if held is not None and str(held) != split:
+        raise UserError(f"{name}: holds the split {str(held)!r} and not {split!r}; give split that name")
+    return rows
+
+
+def _chosen(splits: Mapping[str, Any], split: str, name: str) -> Any:
+    if split not in splits:
+        raise UserError(f"{name}: no split {split!r}; it has {', '.join(map(str, splits))}")
+    return splits[split]
+
+
+def _undecoded(rows: Any) -> Any:
+    features = getattr(rows, "features", None)
+    if not features:
+        return rows
+    rows = rows.with_format(None)  # plain rows, whatever form the caller had set
+    for column, feature in features.items():
+        if getattr(feature, "decode", False):  # Image, Audio; sampling rate and mode are kept
+            rows = rows.cast_column(column, dataclasses.replace(feature, decode=False))
+    return rows

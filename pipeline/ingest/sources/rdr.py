@@ -1,0 +1,19 @@
+"""RDR items: small pictures of things and a description each."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.ingest.sources.examples import Conversation, Examples, asked_and_answered, medium_of, text_of
+from pipeline.ingest.sources.load import load
+
+PROMPT = "Describe accurately the given image."
+
+
+def make_rdr_dataset(path_or_dataset: Any = "quintend/rdr-items", split: str = "train", **kwargs: Any) -> Examples:
+    """Columns `image` and `text`. Other arguments are taken and ignored, as documented."""
+    return Examples("rdr", load(path_or_dataset, split), ("image", "text"), _example)
+
+
+def _example(row: Mapping[str, Any], number: int) -> Conversation:
+    picture = {"type": "image", "image": medium_of(row, "image")}
+    return {"conversation": asked_and_answered(picture, PROMPT, answer=text_of(row, "text"))}

@@ -1,0 +1,77 @@
+"""Sound: decoded and resampled by FFmpeg. Measuring decodes it, too: no header tells the samples to the last one.
+
+Encoders add a delay, containers trim it, resampling rounds: only counting is exact, and a minute decodes in some ten
+milliseconds.
+"""
+
+from collections.abc import Iterator
+
+import av
+import numpy as np
+
+from pipeline.families.base import Family
+from pipeline.measure.probe import MediaError, ffmpeg_trouble, open_media
+from pipeline.records import MeasuredMedia, MediaRef
+
+
+def measure_audio(ref: MediaRef, family: Family) -> MeasuredMedia:
+    num_samples = len(decode_audio(ref, family.sampling_rate))
+    return MeasuredMedia(ref=ref, grid=(feature_frames(ref, num_samples, family), 1, 1), num_samples=num_samples)
+
+
+def feature_frames(ref: MediaRef, num_samples: int, family: Family) -> int:
+    try:
+        return family.audio_frames(num_samples)
+    except ValueError as error:
+        raise MediaError("bad_media", f"{ref.path}: {error}") from None
+
+
+def decode_audio(ref: MediaRef, sampling_rate: int) -> np.ndarray:
+    """The first audio stream as float32 samples at this rate, its channels averaged to one."""
+    try:
+        pieces = list(_resampled(_frames(ref), sampling_rate))
+    except (av.FFmpegError, UnicodeDecodeError) as error:
+        raise ffmpeg_trouble(ref, error) from None
+    samples = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.float32)
+    if not len(samples):
+        raise MediaError("bad_media", f"{ref.path}: has no sound in it")
+    return samples
+
+
+def has_audio(ref: MediaRef) -> bool:
+    """Whether a video has a sound track."""
+    with open_media(ref) as file:
+        try:
+            with av.open(file, "r", metadata_errors="ignore") as container:
+                return bool(container.streams.audio)
+        except (av.FFmpegError, UnicodeDecodeError) as error:
+            raise ffmpeg_trouble(ref, error) from None
+
+
+def _frames(ref: MediaRef) -> Iterator[av.AudioFrame]:
+    if isinstance(ref.held, tuple):
+        samples, rate = ref.held
+        channels = np.atleast_2d(np.asarray(samples, dtype=np.float32))
+        # Held sounds are [samples] or [channels, samples]; a mean is taken here, so that one layout serves all.
+        frame = av.AudioFrame.from_ndarray(channels.mean(axis=0, keepdims=True), format="fltp", layout="mono")
+        frame.sample_rate = int(rate)
+        yield frame
+        return
+    with open_media(ref) as file, av.open(file, "r", metadata_errors="ignore") as container:
+        if not container.streams.audio:
+            raise MediaError("bad_media", f"{ref.path}: has no audio stream")
+        container.streams.audio[0].codec_context.thread_count = 1  # a task has one core
+        yield from container.decode(audio=0)
+
+
+def _resampled(frames: Iterator[av.AudioFrame], rate: int) -> Iterator[np.ndarray]:
+    """Channel by channel, and averaged only then: FFmpeg's own mix of two floats is louder than either."""
+    resampler = None
+    for frame in frames:
+        frame.pts = None  # broken timestamps must not make FFmpeg fill or drop samples
+        resampler = resampler or av.AudioResampler(format="fltp", layout=frame.layout, rate=rate)
+        for resampled in resampler.resample(frame):
+            yield resampled.to_ndarray().mean(axis=0, dtype=np.float32)
+    if resampler is not None:
+        for resampled in resampler.resample(None):
+            yield resampled.to_ndarray().mean(axis=0, dtype=np.float32)
