@@ -97,6 +97,7 @@ class MeasuredMedia:
     frames: tuple[int, ...] = ()  # which frames are taken
     total_frames: int = 0
     fps: float = 0.0  # of the source
+    asked_fps: float = 0.0  # the rate that its row asks for; 0: none
     # Of sounds, and of videos whose sound is used: samples at the model's rate
     num_samples: int = 0
 

@@ -1,6 +1,9 @@
 """Small data sets for tests, and ways to look at outputs."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -9,11 +12,14 @@ from typing import Any
 import av
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 import torch
 from PIL import Image
 from transformers import AutoConfig, Qwen2_5_VLModel, Qwen2VLModel, Qwen3VLModel
 
+from loaders.reader import ShardReader
 from pipeline.config import PackConfig
+from pipeline.layout import TOKEN_TYPES, split_media
 from pipeline.records import MediaRef, Pack
 from pipeline.shard.codec import read_pack
 
@@ -132,3 +138,52 @@ def clip(
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return MediaRef(kind="video", path=str(path))
+
+
+def run_hf(conversations: dict[str, list[Any]], folder: Path) -> dict[str, np.ndarray]:
+    """Tensors of whole HF processors, "directory name/conversation/key", by tests/render/hf_processor.py."""
+    spec, out = folder / "spec.json", folder / "out.npz"
+    spec.write_text(json.dumps(conversations))
+    search = os.pathsep.join(filter(None, [str(ROOT / ".venv" / "torchvision"), os.environ.get("PYTHONPATH")]))
+    script = ROOT / "tests" / "render" / "hf_processor.py"
+    for extra in ([], ["--declare"]):
+        command = [sys.executable, str(script), str(spec), str(out), *extra]
+        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": search}, capture_output=True, text=True)
+        if done.returncode != 3:
+            break
+    if done.returncode == 3:
+        pytest.skip("torchvision cannot be imported here (the Makefile installs it into .venv/torchvision)")
+    assert done.returncode == 0, done.stderr[-2000:]
+    with np.load(out) as saved:
+        return dict(saved)
+
+
+def tone(path: Path, seconds: float = 1.0, *, rate: int = 16_000, channels: int = 1, hertz: float = 440.0) -> Path:
+    """A wav of a rising tone; channels differ in loudness."""
+    import wave
+
+    times = np.arange(int(seconds * rate)) / rate
+    wave_form = np.sin(2 * np.pi * hertz * times * (1 + times))
+    samples = np.stack([wave_form * 0.5 / (channel + 1) for channel in range(channels)], axis=1)
+    with wave.open(str(path), "wb") as file:
+        file.setparams((channels, 2, rate, 0, "NONE", ""))
+        file.writeframes((samples * 32767).astype("<i2").tobytes())
+    return path
+
+
+def documents_of(out: Path, pack: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The documents of a pack of `PackedShards`, each as a pack of its own."""
+    reader = ShardReader(out)
+    documents = reader.arrays(pack["pack"], reader.content(pack["pack"]))[1]["documents"]
+    parts: Any = {kind: [document[f"num_{kind}s"] for document in documents] for kind in TOKEN_TYPES}
+    start = 0
+    for index, media in enumerate(split_media(pack, pack["media_layout"], parts)):
+        length = int(pack["seq_lens"][index])
+        inside = slice(start, start + length)
+        text = {key: pack[key][..., inside] for key in ("input_ids", "labels", "position_ids", "mm_token_type_ids")}
+        yield {
+            **text, **media, "media_layout": pack["media_layout"], "seq_lens": torch.tensor([length]),
+            "seq_lens_padded": torch.tensor([length]), "attention_mask": torch.ones(length, dtype=torch.long),
+            **{f"n_{kind}s": parts[kind][index] for kind in TOKEN_TYPES},
+        }  # fmt: skip
+        start += int(pack["seq_lens_padded"][index])

@@ -11,6 +11,7 @@ from transformers import (
 )
 from transformers.models.qwen2_5_vl import Qwen2_5_VLConfig
 from transformers.models.qwen2_vl import Qwen2VLConfig
+from transformers.models.qwen3_omni_moe import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
 from transformers.models.qwen3_vl import Qwen3VLConfig
 
 DEMO = json.loads((DEMO_PROCESSOR / "config.json").read_text())
@@ -35,6 +36,20 @@ def tiny_model(kind: str) -> torch.nn.Module:
                   "fullatt_block_indexes": [1], "in_channels": 3}  # fmt: skip
         config = Qwen2_5_VLConfig(text_config={**TEXT, "rope_parameters": ROPE}, vision_config=vision, **IDS)
         model = Qwen2_5_VLForConditionalGeneration
+    elif kind == "qwen3_omni":
+        vision = {**VISION, "patch_size": 16, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48,
+                  "in_channels": 3, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}  # fmt: skip
+        audio = {"encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "d_model": 32,
+                 "output_dim": 64, "downsample_hidden_size": 8}  # fmt: skip
+        rope = {**ROPE, "mrope_interleaved": True}
+        text = {**TEXT, "vocab_size": 2056, "head_dim": 16, "rope_parameters": rope, "num_experts": 4,
+                "num_experts_per_tok": 2, "moe_intermediate_size": 32}  # fmt: skip
+        text.pop("tie_word_embeddings")
+        config = Qwen3OmniMoeThinkerConfig(
+            text_config=text, vision_config=vision, audio_config=audio, position_id_per_seconds=13,
+            audio_token_id=2050, audio_start_token_id=2048, **IDS,
+        )  # fmt: skip
+        model = Qwen3OmniMoeThinkerForConditionalGeneration
     else:
         vision = {**VISION, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48, "in_channels": 3,
                   "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}  # fmt: skip

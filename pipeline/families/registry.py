@@ -11,9 +11,10 @@ from transformers.utils.hub import cached_file
 from pipeline.config import UserError
 from pipeline.families.base import Family, ProcessorFiles, ProcessorKey
 from pipeline.families.qwen2_vl import Qwen2VL
+from pipeline.families.qwen3_omni import Qwen3Omni
 from pipeline.families.qwen3_vl import Qwen3VL
 
-FAMILIES: dict[str, type[Family]] = {family.name: family for family in (Qwen2VL, Qwen3VL)}
+FAMILIES: dict[str, type[Family]] = {family.name: family for family in (Qwen2VL, Qwen3VL, Qwen3Omni)}
 
 
 @lru_cache(maxsize=2)

@@ -23,6 +23,7 @@ _MEDIUM = pa.struct(
         ("frames", pa.list_(pa.int32())),
         ("total_frames", pa.int32()),
         ("fps", pa.float64()),
+        ("asked_fps", pa.float64()),
         ("frame_paths", pa.list_(pa.string())),
         ("num_samples", pa.int64()),
     ]
@@ -63,6 +64,7 @@ def _line(row: int, result: Measured | Skip) -> dict[str, Any]:
             "frames": medium.frames,
             "total_frames": medium.total_frames,
             "fps": medium.fps,
+            "asked_fps": medium.asked_fps,
             "frame_paths": medium.ref.frames,
             "num_samples": medium.num_samples,
         }
@@ -105,6 +107,7 @@ def read_measured(path: Path, index: int) -> Measured:
             frames=tuple(item["frames"]),
             total_frames=item["total_frames"],
             fps=item["fps"],
+            asked_fps=item["asked_fps"],
             num_samples=item["num_samples"],
         )
         for item in table["media"][index].as_py()

@@ -51,7 +51,7 @@ def measure_video(ref: MediaRef, family: Family) -> MeasuredMedia:
         feature_frames(ref, num_samples, family)
     return MeasuredMedia(
         ref=ref, height=facts.height, width=facts.width, size=size, grid=grid, frames=tuple(frames.tolist()),
-        total_frames=len(window), fps=facts.fps, num_samples=num_samples,
+        total_frames=len(window), fps=facts.fps, asked_fps=asked.fps or 0.0, num_samples=num_samples,
     )  # fmt: skip
 
 

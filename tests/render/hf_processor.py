@@ -4,6 +4,8 @@ python hf_processor.py SPEC.json OUT.npz [--declare]
 
 transformers decides at import whether torchvision is there, and with a CPU-only torch torchvision cannot be imported
 before the two operators of its compiled half are declared (`--declare`). Exit 3: no usable torchvision.
+
+Sounds are given as .npy files of samples: {"type": "audio", "samples": …}, or "sound" of a video whose sound is used.
 """
 
 import json
@@ -46,10 +48,18 @@ for processor_path, conversations in json.loads(Path(sys.argv[1]).read_text()).i
             read = [read_video_pyav(clip["path"], sampler(processor, clip.get("fps"))) for clip in clips]
             frames, metadata = zip(*read, strict=True)
             videos = {"videos": list(frames), "video_metadata": list(metadata), "do_sample_frames": False}
+        parts = [part for turn in messages for part in turn["content"]]
+        sounds = [np.load(part[key]) for part in parts for key in ("samples", "sound") if key in part]
+        more = {"audio": sounds} if sounds else {}
+        if type(processor).__name__ == "Qwen3OmniMoeProcessor":  # takes the rate as told, and knows no token types
+            if clips and clips[0].get("fps"):
+                more["fps"] = clips[0]["fps"]
+            if any("sound" in part for part in parts):
+                more["use_audio_in_video"] = True
+        else:
+            more["return_mm_token_type_ids"] = True
         text = processor.apply_chat_template(messages, tokenize=False)
-        out = processor(
-            text=[text], images=images or None, return_tensors="pt", return_mm_token_type_ids=True, **videos
-        )
+        out = processor(text=[text], images=images or None, return_tensors="pt", **videos, **more)
         for key, value in out.items():
             if isinstance(value, torch.Tensor):
                 arrays[f"{Path(processor_path).name}/{number}/{key}"] = value.numpy()

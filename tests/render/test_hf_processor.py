@@ -1,16 +1,12 @@
 """The default path against the whole HF processor as users run it: torchvision backend, one call, every tensor."""
 
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 import torch
-from helpers import REAL_PROCESSORS, ROOT, bare_model, picture
+from helpers import REAL_PROCESSORS, bare_model, picture, run_hf
 from PIL import Image
 
 from loaders.pixels import looked_up
@@ -46,20 +42,8 @@ def hf(shared, tmp_path_factory):
         ("assistant", ["Two videos and a picture."]),
     ])  # fmt: skip
     conversations.append([("user", [{"path": make_clip(folder / "clip.mp4")}, "All of it?"]), ("assistant", ["Yes."])])
-    processors = [str(shared / "processors" / name) for name in REAL_PROCESSORS]
-    spec, out = folder / "spec.json", folder / "out.npz"
-    spec.write_text(json.dumps({path: [_messages(turns) for turns in conversations] for path in processors}))
-    for extra in ([], ["--declare"]):
-        search = os.pathsep.join(filter(None, [str(ROOT / ".venv" / "torchvision"), os.environ.get("PYTHONPATH")]))
-        command = [sys.executable, str(Path(__file__).with_name("hf_processor.py")), str(spec), str(out), *extra]
-        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": search}, capture_output=True, text=True)
-        if done.returncode != 3:
-            break
-    if done.returncode == 3:
-        pytest.skip("torchvision cannot be imported here (the Makefile installs it into .venv/torchvision)")
-    assert done.returncode == 0, done.stderr[-2000:]
-    with np.load(out) as saved:
-        return dict(saved), conversations
+    messages = [_messages(turns) for turns in conversations]
+    return run_hf({str(shared / "processors" / name): messages for name in REAL_PROCESSORS}, folder), conversations
 
 
 def make_clip(path, num_frames=7, height=90, width=160):
