@@ -111,21 +111,25 @@ class LengthGroupedSampler(Sampler[int]):
 
     @staticmethod
     def _get_raw_samples(dataset: Any) -> Any:
-        """The innermost data set behind `.dataset` and `.inner_dataset`: asking a wrapper would tokenize its samples.
+        return raw_samples(dataset)
 
-        A Subset is followed by its indices. A wrapper of another length (packs) is not one of these samples: refused.
-        """
-        if isinstance(dataset, Subset):
-            samples = LengthGroupedSampler._get_raw_samples(dataset.dataset)
-            return [samples[index] for index in dataset.indices]
-        for name in ("dataset", "inner_dataset"):
-            inner = getattr(dataset, name, None)
-            if inner is None:
-                continue
-            if len(inner) != len(dataset):
-                raise ValueError(
-                    f"{type(dataset).__name__} has {len(dataset)} items, the data set inside it {len(inner)}: lengths "
-                    "cannot be told; group the samples before they are packed or filtered"
-                )
-            return LengthGroupedSampler._get_raw_samples(inner)
-        return dataset
+
+def raw_samples(dataset: Any) -> Any:
+    """The innermost data set behind `.dataset` and `.inner_dataset`: asking a wrapper would tokenize its samples.
+
+    A Subset is followed by its indices. A wrapper of another length (packs) is not one of these samples: refused.
+    """
+    if isinstance(dataset, Subset):
+        samples = raw_samples(dataset.dataset)
+        return [samples[index] for index in dataset.indices]
+    for name in ("dataset", "inner_dataset"):
+        inner = getattr(dataset, name, None)
+        if inner is None:
+            continue
+        if len(inner) != len(dataset):
+            raise ValueError(
+                f"{type(dataset).__name__} has {len(dataset)} items, the data set inside it {len(inner)}: lengths "
+                "cannot be told; group the samples before they are packed or filtered"
+            )
+        return raw_samples(inner)
+    return dataset

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from loaders.pixels import STORED_KEY
+from loaders.pixels import STORED_KEY, with_first
 from pipeline.layout import TOKEN_TYPES, MediaArray
 
 LAYOUT_KEY = "media_layout"  # in a sample: {name: MediaArray}, as its family declares
@@ -26,11 +26,14 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         arrays = [sample[name] for sample in samples if sample.get(name) is not None and len(sample[name])]
         if not arrays:
             continue
-        if name in layout and layout[name].mask:
+        if name in layout and (layout[name].mask or layout[name].first):
             result |= _padded(name, layout[name], arrays, [sample[layout[name].counts] for sample in samples])
         else:
-            result[name] = torch.cat(_of_one_shape(arrays))
+            result[name] = torch.cat(_of_one_shape(arrays, layout[name].fill if name in layout else 0))
     stored = {key: value for key, value in samples[0].get(STORED_KEY, {}).items() if key in result}
+    for name, array in layout.items():
+        if array.first and name in result and name not in stored:  # stored ones are joined when they are restored
+            result[name] = with_first(result.pop(array.first), result[name])
     return result | ({STORED_KEY: stored} if stored else {})
 
 
@@ -38,19 +41,23 @@ def _padded(name: str, array: MediaArray, arrays: list[Any], counts: list[Any]) 
     """Rows of each medium as a line of [media, longest, …], and the mask that tells them from the padding."""
     sizes = [number for count in counts if len(count) for number in count.reshape(len(count), -1).prod(1).tolist()]
     media = torch.nn.utils.rnn.pad_sequence(list(torch.cat(arrays).split(sizes)), batch_first=True)
+    if not array.mask:
+        return {name: media}
     mask = torch.arange(media.shape[1])[None, :] < torch.tensor(sizes)[:, None]
-    return {name: media.movedim(1, -1) if array.transposed else media, array.mask: mask.long()}
+    dtype = {"int64": torch.int64, "bool": torch.bool}[array.mask_dtype]
+    return {name: media.movedim(1, -1) if array.transposed else media, array.mask: mask.to(dtype)}
 
 
-def _of_one_shape(arrays: list[torch.Tensor]) -> list[torch.Tensor]:
+def _of_one_shape(arrays: list[torch.Tensor], fill: int = 0) -> list[torch.Tensor]:
     """Rows that were padded to the largest of their pack are padded to the largest of the batch."""
     if len({array.shape[1:] for array in arrays}) == 1:
         return arrays
     sides = torch.tensor([array.shape[1:] for array in arrays]).amax(0).tolist()
-    return [
-        pad(array, [n for side, has in zip(sides[::-1], array.shape[:0:-1], strict=True) for n in (0, side - has)])
+    missing = [
+        [n for side, has in zip(sides[::-1], array.shape[:0:-1], strict=True) for n in (0, side - has)]
         for array in arrays
     ]
+    return [pad(array, sides_of, value=fill) for array, sides_of in zip(arrays, missing, strict=True)]
 
 
 def media_counts(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

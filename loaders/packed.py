@@ -6,6 +6,13 @@
     … and varlen_kwargs=True   no mask, but cu_seq_lens_q/k and max_length_q/k: transformers' flash attention as it is
     thd                 no mask, but cu_seqlens(_padded) and seq_lens(_padded): varlen kernels, context parallelism
 
+Models with sliding-window layers (Gemma) take two masks: give `sliding_window`, and for sdpa and eager attention_mask
+is {"full_attention": …, "sliding_attention": …}, as transformers' forward takes it. In Gemma 4 the tokens of a picture
+or of a frame see each other both ways where the model's config has use_bidirectional_attention="vision"
+(`bidirectional_vision`): in the sliding layers only, and no further back than the window. Both settings of a model are
+among the facts of the family that made the shards, manifest["family"]["facts"], if its config.json was there. The other
+kernels get the window from the model itself; they cannot look ahead in a picture, so bidirectional_vision is refused.
+
 Nothing is shifted here: that was done when the documents were rendered.
 """
 
@@ -16,6 +23,7 @@ import torch
 from torch.nn.functional import pad
 
 from loaders.media import concatenated_media, media_counts
+from pipeline.mrope import IMAGE, VIDEO
 from pipeline.records import IGNORE
 
 NO_DOCUMENT = -1000  # fills up ragged rows of seq_lens, as the seed's THD format has it
@@ -29,6 +37,8 @@ def neat_packed_vlm_collater(
     *,
     materialize_4d_mask: bool = True,
     varlen_kwargs: bool = False,
+    sliding_window: int | None = None,
+    bidirectional_vision: bool = False,
 ) -> dict[str, Any]:
     """Packs as `PackedShards` gives them -> a batch.
 
@@ -37,9 +47,17 @@ def neat_packed_vlm_collater(
     attn_implementation  see above
     materialize_4d_mask  False: sdpa and eager get the document numbers [B, S] too, for code that builds its own mask
     varlen_kwargs        flash_attention_2 as transformers' own varlen path takes it
+    sliding_window       tokens that a token of a sliding layer sees, itself included: text_config.sliding_window
+    bidirectional_vision text_config.use_bidirectional_attention == "vision"
     """
     if attn_implementation not in ("sdpa", "eager", "flash_attention_2", "thd"):
         raise ValueError(f"attn_implementation {attn_implementation!r} is unknown; see loaders/packed.py")
+    has_4d_mask = attn_implementation in ("sdpa", "eager") and materialize_4d_mask
+    if bidirectional_vision and not (has_4d_mask and sliding_window):
+        raise ValueError(
+            f"bidirectional_vision with attn_implementation {attn_implementation!r}, materialize_4d_mask "
+            f"{materialize_4d_mask} and sliding_window {sliding_window}: it needs a 4D mask (sdpa) and a sliding_window"
+        )
     if not batch:
         return {}
     longest = max(len(pack["input_ids"]) for pack in batch)
@@ -64,10 +82,16 @@ def neat_packed_vlm_collater(
         result |= _thd(batch, length)
     elif attn_implementation == "flash_attention_2" and varlen_kwargs:
         result |= _transformers_varlen(batch, length)
-    elif attn_implementation == "flash_attention_2" or not materialize_4d_mask:
+    elif not has_4d_mask:
         result["attention_mask"] = documents
-    else:
+    elif sliding_window is None:
         result["attention_mask"] = block_causal_mask(documents)
+    else:
+        types = result["mm_token_type_ids"] if bidirectional_vision else None
+        result["attention_mask"] = {
+            "full_attention": block_causal_mask(documents),
+            "sliding_attention": sliding_mask(documents, sliding_window, types),
+        }
     if documents.max() > 1:
         result["_packed_seq_ids"] = documents
     return result | concatenated_media(batch) | media_counts(batch)
@@ -84,6 +108,32 @@ def block_causal_mask(documents: torch.Tensor) -> torch.Tensor:
     real = (documents != 0)[:, None, :, None]
     causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
     return (same & real & causal) | torch.eye(length, dtype=torch.bool, device=documents.device)
+
+
+def sliding_mask(documents: torch.Tensor, window: int, types: torch.Tensor | None = None) -> torch.Tensor:
+    """As `block_causal_mask`, but a token sees `window` tokens at most, itself included.
+
+    [1, 1, 1, 2], window 2 -> rows 1000, 1100, 0110, 0001. With token types, those of a run of image or video tokens
+    (a picture, a frame) see each other both ways, yet no further back than the window: types [1, 1, 1, 0] -> rows 1110,
+    1110, 0110, 0001.
+    """
+    length = documents.shape[-1]
+    here = torch.arange(length, device=documents.device)
+    ahead = here[None, :] - here[:, None]  # of the key, as the query sees it
+    seen = (ahead <= 0)[None]
+    if types is not None:
+        runs = _vision_runs(documents, types)
+        seen = seen | ((runs[:, :, None] == runs[:, None, :]) & (runs != 0)[:, :, None])
+    same = (documents[:, :, None] == documents[:, None, :]) & (documents != 0)[:, :, None]
+    return ((same & seen & (ahead > -window)) | (ahead == 0))[:, None]
+
+
+def _vision_runs(documents: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
+    """Numbers of neighbouring image and video tokens of a document: types [0, 1, 1, 0, 2] -> [0, 1, 1, 0, 2]."""
+    visual = (types == IMAGE) | (types == VIDEO)
+    begins = visual.clone()
+    begins[:, 1:] &= ~visual[:, :-1] | (documents[:, 1:] != documents[:, :-1])
+    return torch.where(visual, begins.cumsum(-1), 0)
 
 
 def _thd(batch: Sequence[dict[str, Any]], length: int) -> dict[str, Any]:

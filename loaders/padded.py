@@ -16,21 +16,33 @@ def pad_collate_fn(examples: Sequence[dict[str, Any]], processor: Any, max_lengt
 
     Rows are padded to `max_length`, or to the longest sample; the shift then takes one token from each.
     """
-    tokenizer = getattr(processor, "tokenizer", processor)
-    padding_id = getattr(tokenizer, "pad_token_id", None) or 0
+    return shifted_batch(padded_batch(examples, processor, max_length))
+
+
+def padded_batch(examples: Sequence[dict[str, Any]], processor: Any, max_length: int | None = None) -> dict[str, Any]:
+    """Everything but the shift."""
     longest = max(len(example["input_ids"]) for example in examples)
     length = longest if max_length is None else max_length
     if longest > length:
         raise ValueError(f"a sample of {longest} tokens does not fit max_length {length}; drop or truncate it before")
-    fills = {"input_ids": padding_id, "attention_mask": 0, "labels": IGNORE, "mm_token_type_ids": 0}
+    fills = {"input_ids": padding_id(processor), "attention_mask": 0, "labels": IGNORE, "mm_token_type_ids": 0}
     rows = {
         name: torch.stack([pad(torch.as_tensor(example[name]), (0, length - len(example[name])), value=fill)
                            for example in examples])
         for name, fill in fills.items()
         if all(example.get(name) is not None for example in examples)
     }  # fmt: skip
-    labels = rows.pop("labels")
-    batch: dict[str, Any] = {}
-    for name, values in rows.items():
-        batch[name], batch["labels"] = shifted(values, labels)
-    return batch | concatenated_media(examples) | media_counts(examples)
+    return rows | concatenated_media(examples) | media_counts(examples)
+
+
+def shifted_batch(batch: dict[str, Any]) -> dict[str, Any]:
+    result = dict(batch)
+    for name in ("input_ids", "attention_mask", "mm_token_type_ids"):
+        if name in batch:
+            result[name], result["labels"] = shifted(batch[name], batch["labels"])
+    return result
+
+
+def padding_id(processor: Any) -> int:
+    tokenizer = getattr(processor, "tokenizer", processor)
+    return getattr(tokenizer, "pad_token_id", None) or 0

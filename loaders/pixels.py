@@ -1,12 +1,14 @@
 """Stored bytes back to the `pixel_values` of the HF processor, bit for bit, by table look-up."""
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+
+from pipeline.layout import MediaArray
 
 STORED_KEY = "stored_pixels"  # in a batch whose pixels are still uint8: {name: how its bytes are restored}
 _CHUNK = 2048  # rows at a time: what is in work stays in the cache
@@ -19,6 +21,16 @@ class Stored:
     table: torch.Tensor  # float32 [channels, 256]
     repeat: int = 1  # times that each row is repeated, channel by channel
     channels_last: bool = False
+    first: str = ""  # the array whose rows go before these, each before a medium's
+
+
+def stored_arrays(layout: Mapping[str, MediaArray], tables: Mapping[str, np.ndarray]) -> dict[str, Stored]:
+    """How each array of bytes in a layout is restored."""
+    return {
+        name: Stored(torch.from_numpy(tables[array.table]), array.repeat, array.channels_last, array.first)
+        for name, array in layout.items()
+        if array.table
+    }
 
 
 def restore_pixels(
@@ -32,6 +44,8 @@ def restore_pixels(
     for key, stored in (batch.pop(STORED_KEY, None) or {}).items():
         if key in batch:
             batch[key] = restored(batch[key].to(device), stored, dtype)
+            if stored.first:
+                batch[key] = with_first(batch.pop(stored.first).to(device), batch[key])
     return batch
 
 
@@ -41,8 +55,17 @@ def restored(pixels: torch.Tensor, stored: Stored, dtype: torch.dtype) -> torch.
         flat = pixels.reshape(-1, len(stored.table)).movedim(-1, 0).reshape(len(stored.table), -1)
         planes = [looked_up(flat[c : c + 1], stored.table[c : c + 1], 1, dtype) for c in range(len(stored.table))]
         return torch.cat(planes).movedim(0, -1).reshape(pixels.shape)
-    flat = looked_up(pixels.flatten(1), stored.table, stored.repeat, dtype)
+    if pixels.ndim > 4:  # [media, tiles, 3, 448, 448]
+        return restored(pixels.flatten(0, -4), stored, dtype).reshape(pixels.shape)
+    # Where channels are alike, the last axis is a row as good as any, and short ones stay in the cache.
+    rows = pixels.flatten(0, -2) if len(stored.table) == stored.repeat == 1 else pixels.flatten(1)
+    flat = looked_up(rows, stored.table, stored.repeat, dtype)
     return flat if stored.repeat > 1 else flat.reshape(pixels.shape)
+
+
+def with_first(first: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    """One row of each medium before its others: [media, …] and [media, longest, …] -> [media, 1 + longest, …]."""
+    return torch.cat([first[:, None].to(rest.dtype), rest], dim=1)
 
 
 def looked_up(stored: torch.Tensor, table: torch.Tensor, repeat: int, dtype: torch.dtype) -> torch.Tensor:

@@ -153,8 +153,8 @@ def prepare_vlm_media_for_pp(
         ("video", "pixel_values_videos", "n_videos_per_sample", ("video_grid_thw",), ()),
     ):
         pixels, counts, axis = batch.get(name), batch.get(count_key), axes.get(name)
-        if axis in axes and not _is_grid(batch.get(axis)):
-            continue  # counted by something that is not a grid: the generic way, below
+        if axis in axes and (not _is_grid(batch.get(axis)) or axes[axis] in axes):
+            continue  # counted by something that is not a grid, or by one of several to a video: the generic way, below
         axis = "patches" if axis in axes else axis
         grids = {key: batch[key] for key in grid_keys if batch.get(key) is not None}
         crops = {key: batch[key] for key in crop_keys if batch.get(key) is not None}

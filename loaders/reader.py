@@ -62,9 +62,10 @@ class ShardReader:
         """What the media arrays are."""
         return layout_of(self.manifest["family"])
 
-    def pixel_table(self, kind: str = "image") -> np.ndarray:
-        """float32 [channels, 256]: what each stored byte stands for, in images or in videos."""
-        return np.load(io.BytesIO(self._read_file(self.manifest["pixels"]["tables"][kind])), allow_pickle=False)
+    def pixel_tables(self) -> dict[str, np.ndarray]:
+        """float32 [channels, 256]: what each stored byte stands for, in images and in videos."""
+        tables = self.manifest["pixels"]["tables"]
+        return {kind: np.load(io.BytesIO(self._read_file(name)), allow_pickle=False) for kind, name in tables.items()}
 
     def content(self, pack: int) -> memoryview:
         """The bytes of a pack: a view of the mapped shard, or one ranged read."""

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders.media import LAYOUT_KEY
 from loaders.order import epoch_order, rank_share, share_length, worker_share
-from loaders.pixels import STORED_KEY, Stored, restored
+from loaders.pixels import STORED_KEY, restored, stored_arrays
 from loaders.reader import ShardReader
 from pipeline.layout import TOKEN_TYPES
 
@@ -60,13 +60,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self.seed, self.batch_size, self.drop_last, self.shuffle = seed, batch_size, drop_last, shuffle
         self.pixels, self.prefetch = pixels, prefetch
         self.layout = self.reader.layout
-        tables = {array.table for array in self.layout.values() if array.table}
-        floats = {kind: torch.from_numpy(self.reader.pixel_table(kind)) for kind in sorted(tables)}
-        self.stored = {
-            name: Stored(floats[array.table], array.repeat, array.channels_last)
-            for name, array in self.layout.items()
-            if array.table
-        }
+        self.stored = stored_arrays(self.layout, self.reader.pixel_tables())
         # Epoch and position in shared memory: a worker that lives on (persistent_workers) sees a new epoch too.
         self._start = torch.zeros(2, dtype=torch.int64).share_memory_()
         self._yielded = 0  # items given out in this process since `_start`

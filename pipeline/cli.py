@@ -66,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
         "With --out or --work the measured tokens are kept, and `pack` starts from them.",
     )
     add_flags(plan, omit=("overwrite",), optional=("out",))
+    plan.add_argument(
+        "--write-lengths",
+        metavar="DIR",
+        help="write the rows with their exact lengths (_text_tokens, _media_tokens, mm_inputs_meta) and a meta.json to "
+        "DIR, for packing online",
+    )
     plan.set_defaults(run=_plan)
 
     verify = commands.add_parser(
@@ -95,17 +101,25 @@ def _pack(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> int:
     config = load_config(args, optional=("out",))
-    from pipeline.pack import run_plan
-    from pipeline.shard.report import describe_plan
-
     if config.out or config.work:
-        print(describe_plan(run_plan(config), config))
+        _print_plan(args, config, keeps_work=True)
         return DONE
     with tempfile.TemporaryDirectory(prefix="neatpack-plan-") as folder:
         args.work = folder
-        config = load_config(args, optional=("out",))
-        print(describe_plan(run_plan(config), config))
+        _print_plan(args, load_config(args, optional=("out",)), keeps_work=False)
     return DONE
+
+
+def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: bool) -> None:
+    from pipeline.pack import run_plan, write_plan_lengths
+    from pipeline.shard.report import describe_plan
+
+    planned = run_plan(config)
+    print(describe_plan(planned, config))
+    if args.write_lengths:
+        folder = Path(absolute("--write-lengths", args.write_lengths))
+        counts = write_plan_lengths(planned, folder, keeps_work=keeps_work)
+        print(f"{sum(counts.values()):,} rows with lengths in {folder}/meta.json")
 
 
 def _verify(args: argparse.Namespace) -> int:

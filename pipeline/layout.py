@@ -24,14 +24,17 @@ class MediaArray:
 
     kind: MediaKind
     dtype: str
-    row: tuple[int, ...]  # shape of a row; a side of -1 differs from document to document and is padded with zeros
+    row: tuple[int, ...]  # shape of a row; a side of -1 differs from document to document and is padded with `fill`
     counts: str = ""
     groups: bool = False
     table: str = ""  # "image" or "video": bytes that stand for floats, by that table
     channels_last: bool = False  # which channel's line of the table: by the first axis of a row, or by the last
     repeat: int = 1  # times that each row of bytes is repeated, channel by channel (a still image in time)
     mask: str = ""  # handed over as [media, longest, …], with a mask of this name
+    mask_dtype: str = "int64"
     transposed: bool = False  # … as [media, …, longest]
+    fill: int = 0
+    first: str = ""  # handed over as [media, 1 + longest, …]: before its rows comes the medium's one row of this array
 
     @property
     def row_bytes(self) -> int:
@@ -40,7 +43,9 @@ class MediaArray:
     @property
     def axis(self) -> str:
         """What a row of the model's input is: "images", "videos", "audios", "groups", or the array that counts rows."""
-        return "groups" if self.groups else self.counts if self.counts and not self.mask else f"{self.kind}s"
+        if self.groups:
+            return "groups"
+        return self.counts if self.counts and not self.mask and not self.first else f"{self.kind}s"
 
 
 def rows_per_part(

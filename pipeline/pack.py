@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config import PackConfig, fingerprint
+from pipeline.config import PackConfig, UserError, fingerprint
 from pipeline.families.base import Family
 from pipeline.families.registry import ProcessorKey, family_for
 from pipeline.ingest.imported import lines_of
@@ -27,6 +27,7 @@ from pipeline.ingest.meta import Dataset, copies_of_rows, read_meta
 from pipeline.ingest.sharegpt import convert, parse_row
 from pipeline.journal import DETAIL as CRASHED
 from pipeline.journal import Journal, journal
+from pipeline.measure.hints import write_lengths
 from pipeline.measure.length import measure
 from pipeline.measure.store import has_media_trouble, write_measured
 from pipeline.plan.assign import MeasuredPart, Plan, make_plan, shard_starts
@@ -88,6 +89,22 @@ def run_plan(config: PackConfig) -> Planned:
     with engine(config) as running:
         family, datasets, sources, identity = _inputs(config, running)
         return _plan(config, running, family, datasets, sources, identity)
+
+
+def write_plan_lengths(planned: Planned, folder: Path, *, keeps_work: bool) -> dict[str, int]:
+    """The rows of all data sets with their exact lengths; see pipeline/measure/hints.py."""
+    for dataset, source in zip(planned.datasets, planned.sources, strict=True):
+        if not keeps_work and Path(source.file).with_name("media.bin").exists():
+            raise UserError(
+                f"--write-lengths: the media of {dataset.name} lie in the work folder; give --work, so that it stays"
+            )
+    measured: list[list[Path]] = [[] for _ in planned.datasets]
+    for part in planned.parts:
+        measured[part.dataset].append(part.path)
+    parts = [
+        list(zip(source.parts, paths, strict=True)) for source, paths in zip(planned.sources, measured, strict=True)
+    ]
+    return write_lengths(folder, planned.datasets, parts)
 
 
 def _inputs(config: PackConfig, running: Engine) -> tuple[Family, list[Dataset], list[Source], dict[str, Any]]:

@@ -75,3 +75,11 @@ def pixel_table(rescale_factor: float, mean: Sequence[float], std: Sequence[floa
     # The torchvision backend folds the rescaling into mean and std.
     means, stds = (torch.tensor(values) * (1.0 / rescale_factor) for values in (mean, std))
     return ((torch.from_numpy(ramp).to(torch.float32) - means[:, None]) / stds[:, None]).numpy()
+
+
+def rescale_table(rescale_factor: float, resize: str) -> np.ndarray:
+    """As `pixel_table`, for processors that only rescale: float32 [1, 256], the same for every channel."""
+    ramp = np.arange(256, dtype=np.uint8)
+    if resize == "pil":
+        return rescale(ramp[None, None], rescale_factor, input_data_format="channels_first")[0].astype(np.float32)
+    return (torch.from_numpy(ramp)[None] * rescale_factor).numpy()

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from transformers.image_processing_utils import get_patch_output_size, select_best_resolution
+from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size as hf_budget
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as hf_image
 
-from pipeline.resize import smart_resize_image, smart_resize_video
+from pipeline.resize import best_resolution, budget_resize, fitted, navit_resize, smart_resize_image, smart_resize_video
 
 
 def hf_function(module: str, name: str) -> Callable[..., Any]:
@@ -97,3 +100,53 @@ def test_a_clip_shorter_than_a_temporal_patch_has_a_size() -> None:
 def test_too_long_pictures_are_refused_in_words(height: int, width: int) -> None:
     with pytest.raises(ValueError, match=rf"aspect ratio \d+:1 is above 200:1 \({width}x{height}\); crop the picture"):
         smart_resize_image(height, width)
+
+
+@given(height=SIDE, width=SIDE, patch=st.sampled_from([14, 16]), pooling=st.integers(1, 4), tokens=st.integers(1, 1120))
+@example(height=1, width=20_000, patch=16, pooling=3, tokens=70)  # one row, of all blocks
+@example(height=20_000, width=3, patch=16, pooling=3, tokens=280)
+@example(height=1, width=1, patch=16, pooling=3, tokens=1120)
+@example(height=10, width=10, patch=16, pooling=3, tokens=1)  # may round to nothing
+@settings(max_examples=1000, deadline=None)
+def test_budget(height: int, width: int, patch: int, pooling: int, tokens: int) -> None:
+    ours = outcome(budget_resize, height, width, patch * pooling, tokens)
+    assert ours == outcome(hf_budget, height, width, patch, tokens * pooling**2, pooling)
+
+
+def test_budgets_are_filled() -> None:
+    assert budget_resize(640, 480) == hf_budget(640, 480, 16, 2520, 3) == (912, 672)
+    assert budget_resize(16, 12) == (912, 672)
+    assert budget_resize(10, 1000) == (48, 48 * 167)
+    assert budget_resize(1, 1000, max_blocks=70) == (48, 48 * 70)
+
+
+hf_navit = hf_function("models.kimi_k25.image_processing_kimi_k25", "navit_resize")
+
+
+@given(height=SIDE, width=SIDE, merge=st.integers(1, 3), patches=st.integers(1, 20_000), side=st.integers(2, 600))
+@example(height=20_000, width=3, merge=2, patches=16384, side=512)
+@example(height=7169, width=7169, merge=2, patches=10**6, side=512)
+@settings(max_examples=1000, deadline=None)
+def test_navit(height: int, width: int, merge: int, patches: int, side: int) -> None:
+    assert navit_resize(height, width, 14, merge, patches, side) == hf_navit(height, width, 14, merge, patches, side)
+
+
+def test_navit_never_enlarges_and_may_have_no_limit_on_a_side() -> None:
+    assert navit_resize(100, 50) == ((100, 50), (112, 56))
+    assert navit_resize(1, 14 * 1000) == ((1, 7168), (28, 7168))
+    assert navit_resize(1, 14 * 1000, max_side=None) == ((1, 14000), (28, 14000))
+    assert navit_resize(280, 280, max_patches=100) == ((140, 140), (140, 140))
+
+
+RESOLUTIONS = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
+
+
+@given(height=SIDE, width=SIDE, count=st.integers(1, 36))
+@example(height=500, width=300, count=36)
+@example(height=20_000, width=1, count=36)
+@settings(max_examples=1000, deadline=None)
+def test_best_resolution(height: int, width: int, count: int) -> None:
+    best = best_resolution(height, width, RESOLUTIONS[:count])
+    assert best == select_best_resolution((height, width), RESOLUTIONS[:count])
+    picture = np.empty((3, height, width), dtype=np.bool_)
+    assert fitted(height, width, best) == get_patch_output_size(picture, best, "channels_first")

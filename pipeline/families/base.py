@@ -126,6 +126,10 @@ class Family:
         """The medium made smaller by `level` steps; as it is, where it cannot be."""
         return medium
 
+    def stands_alone(self, media: Sequence[MeasuredMedia]) -> bool:
+        """Whether the media that truncation leaves of a document may be one, as they are."""
+        return True
+
     def expansion(self, medium: MeasuredMedia) -> np.ndarray:
         """The ids that the placeholder of a medium gives way to."""
         raise NotImplementedError
@@ -265,8 +269,11 @@ class Family:
 
     # Encoding
 
-    def encode(self, examples: Sequence[Example], media: Sequence[Sequence[MeasuredMedia]]) -> list[np.ndarray]:
-        """Token ids of each conversation by the processor's own chat template, one placeholder per medium."""
+    def encode(self, examples: Sequence[Example], media: Sequence[Sequence[MeasuredMedia]]) -> list[Any]:
+        """Token ids of each conversation by the processor's own chat template, one placeholder per medium.
+
+        int32 arrays. A Skip in the place of one says that the family cannot take the conversation.
+        """
         ids: list[Any] = [None] * len(examples)
         plain: list[int] = []
         texts: list[str] = []
@@ -346,7 +353,11 @@ def join_rows(pieces: Sequence[np.ndarray], array: MediaArray) -> np.ndarray:
     if -1 in array.row:
         sides = np.max([piece.shape[1:] for piece in pieces], axis=0).tolist()
         pieces = [
-            np.pad(piece, [(0, 0), *((0, side - has) for side, has in zip(sides, piece.shape[1:], strict=True))])
+            np.pad(
+                piece,
+                [(0, 0), *((0, side - has) for side, has in zip(sides, piece.shape[1:], strict=True))],
+                constant_values=array.fill,
+            )
             for piece in pieces
         ]
     return np.concatenate(pieces).astype(array.dtype, copy=False)

@@ -15,7 +15,7 @@ from pipeline.families.geometry import ImageGeometry, VideoGeometry
 from pipeline.layout import MediaArray
 from pipeline.mrope import mrope_positions
 from pipeline.pixels import Resize, patchify, patchify_video, pixel_table, resize_torch
-from pipeline.records import MeasuredMedia, MediaRef
+from pipeline.records import MeasuredMedia, MediaKind, MediaRef
 from pipeline.resize import smart_resize_image
 
 IMAGE_DEFAULTS = {
@@ -69,12 +69,12 @@ def resize_video(geometry: VideoGeometry, num_frames: int, height: int, width: i
 
 class Qwen2VL(Family):
     name = "qwen2_vl"
-    processor_classes = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
-    takes = ("image", "video")
+    processor_classes: tuple[str, ...] = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
+    takes: tuple[MediaKind, ...] = ("image", "video")
     placeholders = {"image": "<|image_pad|>", "video": "<|video_pad|>", "audio": "<|audio_pad|>"}
     opening = {"image": ("<|vision_start|>",), "video": ("<|vision_start|>",)}
     closing = {"image": ("<|vision_end|>",), "video": ("<|vision_end|>",)}
-    structural_tokens = (
+    structural_tokens: tuple[str, ...] = (
         "<|im_start|>", "<|im_end|>", "<|endoftext|>",
         "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>",
     )  # fmt: skip

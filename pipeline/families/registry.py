@@ -10,11 +10,24 @@ from transformers.utils.hub import cached_file
 
 from pipeline.config import UserError
 from pipeline.families.base import Family, ProcessorFiles, ProcessorKey
+from pipeline.families.default import Default
+from pipeline.families.gemma4 import Gemma4
+from pipeline.families.kimi_k25 import KimiK25
+from pipeline.families.kimi_vl import KimiVL
+from pipeline.families.llava_onevision import LlavaOnevision
+from pipeline.families.nemotron_parse import NemotronParse
+from pipeline.families.phi4_mm import Phi4MM
 from pipeline.families.qwen2_vl import Qwen2VL
 from pipeline.families.qwen3_omni import Qwen3Omni
 from pipeline.families.qwen3_vl import Qwen3VL
 
-FAMILIES: dict[str, type[Family]] = {family.name: family for family in (Qwen2VL, Qwen3VL, Qwen3Omni)}
+FAMILIES: dict[str, type[Family]] = {
+    family.name: family
+    for family in (
+        *(Qwen2VL, Qwen3VL, Qwen3Omni, Gemma4, KimiVL, KimiK25, LlavaOnevision),
+        *(Phi4MM, NemotronParse, Default),
+    )
+}
 
 
 @lru_cache(maxsize=2)
@@ -28,14 +41,25 @@ def load_family(key: ProcessorKey) -> Family:
     return chosen_family(key, processor_files(key.processor))
 
 
-def chosen_family(key: ProcessorKey, files: ProcessorFiles) -> Family:
+def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = False) -> Family:
+    """The family as told or by the class name. One that cannot be packed is refused, unless it is for online use."""
+    family = _family_class(key, files)
+    if family.not_packable:
+        if not online:
+            raise UserError(f"--processor {key.processor}: {family.name} cannot be packed: {family.not_packable}")
+    elif not files.tokenizer.chat_template:
+        raise UserError(f"--processor {key.processor}: has no chat template")
+    return family(files, key)
+
+
+def _family_class(key: ProcessorKey, files: ProcessorFiles) -> type[Family]:
     if key.family:
         if key.family not in FAMILIES:
             raise UserError(f"--family {key.family}: unknown; known: {', '.join(FAMILIES)}")
-        return FAMILIES[key.family](files, key)
+        return FAMILIES[key.family]
     for family in FAMILIES.values():
         if files.class_name in family.processor_classes:
-            return family(files, key)
+            return family
     raise UserError(
         f"--processor {key.processor}: no family serves processor class {files.class_name or '(none found)'}; "
         f"name one by --family: {', '.join(FAMILIES)}"
@@ -65,8 +89,6 @@ def _load_tokenizer(processor: str) -> PreTrainedTokenizerBase:
         raise UserError(f"--processor {processor}: no tokenizer could be loaded: {error}") from error
     if not tokenizer.chat_template:
         tokenizer.chat_template = _read_config(processor, "chat_template.json").get("chat_template")
-    if not tokenizer.chat_template:
-        raise UserError(f"--processor {processor}: has no chat template")
     return tokenizer
 
 

@@ -30,7 +30,7 @@ def measure(
     media: list[tuple[MeasuredMedia, ...]] = [results[index] for index in good]  # type: ignore[misc]
     encoded = family.encode([examples[index] for index in good], media)
     for index, ids, found in zip(good, encoded, media, strict=True):
-        results[index] = measured(ids, found, family)
+        results[index] = ids if isinstance(ids, Skip) else measured(ids, found, family)
     return results  # type: ignore[return-value]
 
 
@@ -63,7 +63,10 @@ def placed(ids: np.ndarray, media: tuple[MeasuredMedia, ...], family: Family) ->
 
 
 def truncated(whole: Measured, limit: int, family: Family) -> Measured | None:
-    """The longest beginning of at most `limit` tokens that ends outside a medium; None if it has no target left."""
+    """The longest beginning of at most `limit` tokens that ends outside a medium.
+
+    None if it has no target left, or media that the family cannot take without the others.
+    """
     places = placed(whole.ids, whole.media, family)
     if whole.media and not places:
         return None  # expanded when it was measured: where its media begin and end is not known
@@ -86,6 +89,8 @@ def truncated(whole: Measured, limit: int, family: Family) -> Measured | None:
         if counts[medium.ref.kind]:
             counts[medium.ref.kind] -= 1
             kept.append(medium)
+    if not family.stands_alone(kept):
+        return None
     cut = measured(ids, tuple(kept), family)
     assert cut.tokens <= limit
     return cut

@@ -7,7 +7,7 @@ from tiny_models import tiny_model
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from loaders import PackedShards, neat_packed_vlm_collater, pad_collate_fn, restore_pixels
-from loaders.packed import NO_DOCUMENT, block_causal_mask
+from loaders.packed import NO_DOCUMENT, block_causal_mask, sliding_mask
 from loaders.pixels import _looked_up_singly, looked_up
 from pipeline.pack import run_pack
 
@@ -109,6 +109,60 @@ def test_documents_do_not_see_each_other():
         for key in range(8):
             same = documents[0, query] == documents[0, key] != 0 and key <= query
             assert mask[query, key] == (same or query == key)
+
+
+def rows_of(mask):
+    return ["".join(str(int(seen)) for seen in row) for row in mask[0, 0]]
+
+
+def test_sliding_window():
+    documents = torch.tensor([[1, 1, 1, 1, 2, 2, 0]])
+    assert rows_of(sliding_mask(documents, 2)) == [
+        "1000000", "1100000", "0110000", "0011000",
+        "0000100", "0000110",  # a document begins anew
+        "0000001",
+    ]  # fmt: skip
+    assert torch.equal(sliding_mask(documents, 4), block_causal_mask(documents))
+
+
+def test_pictures_look_both_ways_within_the_window():
+    documents = torch.tensor([[1, 1, 1, 1, 1, 1, 2, 2]])
+    types = torch.tensor([[0, 1, 1, 1, 0, 2, 2, 3]])
+    assert rows_of(sliding_mask(documents, 2, types)) == [
+        "10000000",
+        "11110000",
+        "01110000",
+        "00110000",  # the first token of its picture is out of the window
+        "00011000",
+        "00001100",  # what the next document begins with is another picture
+        "00000010",
+        "00000011",  # sound is causal
+    ]  # fmt: skip
+
+
+def test_two_masks_for_models_with_sliding_layers():
+    batch = neat_packed_vlm_collater(TWO, sliding_window=1)
+    masks = batch["attention_mask"]
+    assert masks.keys() == {"full_attention", "sliding_attention"}
+    assert torch.equal(masks["full_attention"], neat_packed_vlm_collater(TWO)["attention_mask"])
+    assert torch.equal(masks["sliding_attention"], torch.eye(3, dtype=torch.bool).expand(2, 1, 3, 3))
+    seeing = [{**pack, "mm_token_type_ids": torch.ones_like(pack["mm_token_type_ids"])} for pack in TWO]
+    both = neat_packed_vlm_collater(seeing, sliding_window=1, bidirectional_vision=True)["attention_mask"]
+    assert rows_of(both["sliding_attention"]) == ["110", "010", "001"]
+    assert torch.equal(both["full_attention"], masks["full_attention"])
+    # flash attention takes the window from the model
+    flash = neat_packed_vlm_collater(TWO, attn_implementation="flash_attention_2", sliding_window=1)
+    assert flash["attention_mask"].tolist() == [[1, 1, 2], [1, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"attn_implementation": "sdpa"}, *({"sliding_window": 4, **more} for more in (
+        {"attn_implementation": "flash_attention_2"}, {"attn_implementation": "thd"}, {"materialize_4d_mask": False}))],
+)  # fmt: skip
+def test_looking_both_ways_needs_a_4d_mask(settings):
+    with pytest.raises(ValueError, match="it needs a 4D mask"):
+        neat_packed_vlm_collater(TWO, bidirectional_vision=True, **settings)
 
 
 @pytest.fixture(scope="module")

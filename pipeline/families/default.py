@@ -1,0 +1,260 @@
+"""Any Hugging Face processor with a chat template, as it is: `--family default`, for models that no other family knows.
+
+Lengths are exact here too: the processor is run on blank pictures of the right sizes when measuring, and on the real
+ones when rendering. What that generality costs:
+- time, a whole run of the processor per picture and stage; and bytes, as its floats are stored as they are (float32);
+- pictures only. Their arrays must be rows of pictures, or of tiles of pictures, as the first axis, or the second after
+  a batch axis of 1, which is dropped;
+- sizes come from the processor's own config, and `--resize` has no effect; `--overlong truncate` and `shrink` drop;
+- positions are 0, 1, 2 …: models with other ones (mRoPE) would train, and wrongly;
+- a text with a special token of the tokenizer in it is skipped (bad_row): the processor would take it for its own.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+from PIL import Image
+from transformers import AutoProcessor
+
+from pipeline.config import UserError
+from pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey
+from pipeline.families.sentinel import derived_markers
+from pipeline.labels import TurnMarkers
+from pipeline.layout import MediaArray
+from pipeline.measure.probe import MediaError
+from pipeline.pixels import Resize
+from pipeline.records import Example, MeasuredMedia, MediaKind, MediaRef, Skip
+
+PROBES = ((300, 400), (1000, 600), (480, 1300))  # heights and widths that differ in area and shape
+SMALLEST = (28, 112, 224, 336, 448)  # sides of a fake image: the first of those with the fewest tokens
+Shapes = dict[str, tuple[int, ...]]
+
+
+class Default(Family):
+    name = "default"
+    takes = ("image",)
+    placeholders = {}
+    position_axes = 1
+
+    def __init__(self, files: ProcessorFiles, key: ProcessorKey) -> None:
+        super().__init__(files, key)
+        if key.min_pixels or key.max_pixels:
+            raise UserError(
+                f"--processor {self.source}: family default takes sizes from the processor's own config only; change "
+                "it there and leave out --min-pixels and --max-pixels"
+            )
+        self.processor = _loaded(self.source)
+        self.tokenizer = self.processor.tokenizer
+        if not self.processor.chat_template:  # some leave it to their tokenizer
+            self.processor.chat_template = files.tokenizer.chat_template
+        if token := getattr(self.processor, "image_token", None):
+            self.placeholders = {"image": str(token)}
+        self._shapes: dict[tuple[int, int], Shapes] = {}  # of the arrays of one picture, by its size
+        self.config = {
+            "classes": [type(part).__name__ for part in (self.processor, self.processor.image_processor)],
+            "processor": files.processor,
+            "image": files.image,
+            "chat_template": self.processor.chat_template,
+        }
+        try:
+            assert self.media  # learnt now: a processor that does not fit is refused before anything is measured
+        except UserError:
+            raise
+        except (ValueError, TypeError, TemplateError) as error:
+            raise UserError(
+                f"--processor {self.source}: does not take a question with a picture, and family default tried: {error}"
+            ) from error
+
+    @cached_property
+    def media(self) -> dict[str, MediaArray]:
+        """Learnt from blank pictures: sides that differ between them are free."""
+        alone = [self._shapes_alone(height, width) for height, width in PROBES]
+        dtypes = {name: array.dtype for name, array in self._run(_asking([_blank(PROBES[0])]))[1].items()}
+        result: dict[str, MediaArray] = {}
+        for name, dtype in dtypes.items():
+            shapes = [shapes[name] for shapes in alone]
+            if len({len(shape) for shape in shapes}) > 1:
+                raise UserError(f"--processor {self.source}: {name} has as many axes as a picture wants: {shapes}")
+            row = tuple(sides[0] if len(set(sides)) == 1 else -1 for sides in zip(*shapes, strict=True))[1:]
+            counts = ""
+            if {shape[0] for shape in shapes} != {1}:  # tiles
+                counts = f"num_{name}"
+                result[counts] = MediaArray(kind="image", dtype="int64", row=())
+            kind = {"f": "float32", "b": "uint8"}.get(dtype.kind, "int64")
+            result[name] = MediaArray(kind="image", dtype=kind, row=row, counts=counts)
+        return result
+
+    @cached_property
+    def _nested(self) -> set[str]:
+        """Arrays that the processor gives a batch axis: with two pictures, it is the second that doubles."""
+        one, two = (self._run(_asking([_blank(PROBES[0])] * count), as_is=True)[1] for count in (1, 2))
+        nested = set()
+        for name in one:
+            shape, doubled = one[name].shape, two[name].shape
+            if doubled[:1] == (2 * shape[0],):
+                continue
+            if shape[0] != 1 or len(shape) < 2 or doubled[:2] != (1, 2 * shape[1]):
+                raise UserError(
+                    f"--processor {self.source}: {name} is {list(shape)} for a picture and {list(doubled)} for two; "
+                    "family default needs rows that belong to pictures"
+                )
+            nested.add(name)
+        return nested
+
+    # Pictures
+
+    def image_shape(self, height: int, width: int, num_images: int) -> tuple[tuple[int, int], Grid]:
+        """As it is: the processor resizes. What it refuses, it refuses here."""
+        self._shapes_alone(height, width)
+        return (height, width), (1, 1, 1)
+
+    def _shapes_alone(self, height: int, width: int) -> Shapes:
+        if (height, width) not in self._shapes:
+            _, arrays = self._run(_asking([_blank((height, width))]))
+            self._shapes[height, width] = {name: array.shape for name, array in arrays.items()}
+        return self._shapes[height, width]
+
+    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
+        shapes = self._shapes_alone(medium.height, medium.width)
+        counted = {array.counts: 1 for array in self.media.values() if array.counts}
+        return counted | {name: shape[0] for name, shape in shapes.items()}
+
+    def media_bytes(self, medium: MeasuredMedia) -> int:
+        shapes = self._shapes_alone(medium.height, medium.width)
+        return sum(int(np.prod(shape)) * np.dtype(self.media[name].dtype).itemsize for name, shape in shapes.items())
+
+    def document_arrays(
+        self,
+        measured_ids: np.ndarray,
+        media: Sequence[MeasuredMedia],
+        decoded: Callable[[MeasuredMedia, MediaKind], Any],
+        resize: Resize,
+    ) -> Arrays:
+        """One run of the processor for all pictures of a conversation; its text does not touch them."""
+        if not media:
+            return self.joined([])
+        images = [Image.fromarray(decoded(medium, "image")) for medium in media]
+        ids, arrays = self._run(_asking(images))
+        where = media[0].ref.path
+        for token in self.placeholder_ids.values():
+            has, expected = np.count_nonzero(ids == token), np.count_nonzero(measured_ids == token)
+            if has != expected:
+                raise MediaError("bad_media", f"{where}: {has} image tokens now, {expected} when measured")
+        for name, array in self.media.items():
+            if array.counts:
+                rows = [self.rows(medium)[name] for medium in media]
+                if sum(rows) != len(arrays[name]):
+                    raise MediaError(
+                        "bad_media", f"{where}: {name} has {len(arrays[name])} rows for the row's pictures together "
+                        f"and {rows} for each alone",
+                    )  # fmt: skip
+                arrays[array.counts] = np.array(rows, dtype=np.int64)
+        for name, array in self.media.items():
+            shape = arrays[name].shape[1:]
+            fits = [side in (has, -1) for has, side in zip(shape, array.row, strict=False)]
+            if len(shape) != len(array.row) or not all(fits):
+                raise MediaError("bad_media", f"{where}: {name} has rows {shape}, of other pictures {array.row}")
+        return self.joined([arrays])
+
+    @cached_property
+    def smallest_image(self) -> MeasuredMedia:
+        tokens: dict[int, int] = {}
+        for side in SMALLEST:
+            try:
+                tokens[side] = len(self._run(_asking([_blank((side, side))]))[0])
+            except ValueError:  # smaller than this processor takes
+                continue
+        side = min(tokens, key=lambda side: tokens[side])
+        ref = MediaRef(kind="image", path="")
+        return MeasuredMedia(ref=ref, height=side, width=side, size=(side, side), grid=(1, 1, 1))
+
+    @cached_property
+    def fake_image_ids(self) -> np.ndarray:
+        """What a picture adds to a question: [1, 7, 7, 2, 3] without [1, 3] -> [7, 7, 2]."""
+        size = self.smallest_image.size
+        ids, without = self._run(_asking([_blank(size)]))[0].tolist(), self._run(_asking([]))[0].tolist()
+        start, end = 0, 0
+        while start < len(without) and ids[start] == without[start]:
+            start += 1
+        while end < len(without) - start and ids[-1 - end] == without[-1 - end]:
+            end += 1
+        return np.array(ids[start : len(ids) - end], dtype=np.int32)
+
+    # Text
+
+    @cached_property
+    def markers(self) -> TurnMarkers:
+        return derived_markers(self.processor)
+
+    def places(self, ids: np.ndarray) -> list[tuple[int, MediaKind]]:
+        """None: ids are expanded when they are measured."""
+        return []
+
+    def encode(self, examples: Sequence[Example], media: Sequence[Sequence[MeasuredMedia]]) -> list[np.ndarray | Skip]:
+        return [self._encode(example, found) for example, found in zip(examples, media, strict=True)]
+
+    def _encode(self, example: Example, media: Sequence[MeasuredMedia]) -> np.ndarray | Skip:
+        texts = (part for turn in example.turns for part in turn.parts if isinstance(part, str))
+        if literal := next(filter(None, map(self._special.search, texts)), None):
+            return Skip(reason="bad_row", detail=f"its text has the special token {literal[0]} in it")
+        blanks = iter([_blank((medium.height, medium.width)) for medium in media])
+        messages = self.messages(example.turns)
+        for message in messages:
+            for part in message["content"]:
+                if part["type"] == "image":
+                    part["image"] = next(blanks)
+        try:
+            ids, _ = self._run(messages, as_is=True)
+        except (TemplateError, ValueError) as error:
+            return Skip(reason="bad_row", detail=f"the processor refuses it: {error}")
+        return ids
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        tokens = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        return re.compile("|".join(map(re.escape, sorted(tokens | set(self.placeholders.values())))) or r"(?!)")
+
+    def _run(self, messages: list[dict[str, Any]], as_is: bool = False) -> tuple[np.ndarray, Arrays]:
+        """Ids of a conversation and its media arrays; those of its text (attention_mask …) are left out."""
+        out = self.processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
+        arrays = {name: np.asarray(value) for name, value in out.items()}
+        ids = arrays.pop("input_ids")
+        media = {name: array for name, array in arrays.items() if array.shape[:2] != ids.shape}
+        if not as_is:
+            media = {name: array[0] if name in self._nested else array for name, array in media.items()}
+        return ids[0].astype(np.int32), media
+
+    @staticmethod
+    def media_tokens(media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> int | None:
+        return None
+
+
+def _loaded(source: str) -> Any:
+    try:
+        processor = AutoProcessor.from_pretrained(source)
+    except (ImportError, OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"--processor {source}: transformers cannot load it here, and family default needs that: {error}"
+        ) from error
+    for part in ("tokenizer", "image_processor"):
+        if getattr(processor, part, None) is None:
+            raise UserError(
+                f"--processor {source}: loads as a {type(processor).__name__}, which has no {part}; family default "
+                "needs a processor of text and pictures"
+            )
+    return processor
+
+
+def _blank(size: tuple[int, int]) -> Image.Image:
+    height, width = size
+    return Image.new("RGB", (width, height), (128, 128, 128))
+
+
+def _asking(images: Sequence[Image.Image]) -> list[dict[str, Any]]:
+    """A conversation of these pictures and one word."""
+    parts = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": "Why"}]
+    return [{"role": "user", "content": parts}]

@@ -1,0 +1,72 @@
+"""Exact lengths written back beside the rows, for those who pack online: `neatpack plan --write-lengths`.
+
+Every row of a data file, as it was, with `_text_tokens`, `_media_tokens` and `mm_inputs_meta` added where it was
+measured: together the tokens that the online path renders, before the shift, to the token.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+
+from pipeline.ingest.lines import Part, rows
+from pipeline.ingest.meta import Dataset
+from pipeline.measure.store import read_measured
+from pipeline.records import Measured
+from pipeline.storage import open_arrow, write_json, write_whole
+
+
+def write_lengths(
+    folder: Path, datasets: Sequence[Dataset], parts: Sequence[Sequence[tuple[Part, Path]]]
+) -> dict[str, int]:
+    """One JSONL per data set (parts: of each, with its measured file) and a meta.json that names them.
+
+    The number of rows with lengths, by data set.
+    """
+    meta, counts = {}, {}
+    for number, (dataset, pieces) in enumerate(zip(datasets, parts, strict=True)):
+        name = f"{number:03d}.jsonl"  # names of data sets may hold anything, slashes too
+        counts[dataset.name] = 0
+        with write_whole(folder / name) as file:
+            for part, measured in pieces:
+                for row in _with_lengths(part, measured):
+                    counts[dataset.name] += b'"_text_tokens"' in row
+                    file.write(row + b"\n")
+        meta[dataset.name] = {
+            "file_name": name,
+            "columns": dataclasses.asdict(dataset.columns),
+            "tags": dataclasses.asdict(dataset.tags),
+            "media_dir": dataset.media_dir,
+            "sample_ratio": dataset.sample_ratio,
+        }
+    write_json(folder / "meta.json", meta)
+    return counts
+
+
+def hints(measured: Measured) -> dict[str, Any]:
+    """Sizes as the online datasets have them: images [height, width]; videos [frames, height, width, fps, seconds]."""
+    images = [[medium.height, medium.width] for medium in measured.media if medium.ref.kind == "image"]
+    videos = [
+        [medium.total_frames, medium.height, medium.width, medium.fps, medium.total_frames / medium.fps]
+        for medium in measured.media
+        if medium.ref.kind == "video"
+    ]
+    return {
+        "_text_tokens": measured.tokens + 1 - measured.visual_tokens,
+        "_media_tokens": measured.visual_tokens,
+        "mm_inputs_meta": {"images_meta": images, "videos_meta": videos},
+    }
+
+
+def _with_lengths(part: Part, measured: Path) -> Any:
+    table = open_arrow(measured)
+    good = pc.equal(table["reason"], "").to_pylist()
+    lines = {row: line for line, row in enumerate(table["row"].to_pylist()) if good[line]}
+    for row, _, text in rows(part):
+        if row not in lines:
+            yield text.strip()  # not measured, or of no use: as it was
+            continue
+        yield json.dumps(json.loads(text) | hints(read_measured(measured, lines[row])), ensure_ascii=False).encode()

@@ -1,0 +1,225 @@
+"""Family default: Hugging Face processors as they are, one row, one padded row and several rows per picture."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers import TinyData, documents_of, picture, tiny_config
+from PIL import Image
+from processors import default
+from processors.common import write_processor
+from transformers import AutoProcessor, LlavaConfig, LlavaForConditionalGeneration
+
+from loaders import PackedShards, neat_packed_vlm_collater
+from pipeline.config import UserError
+from pipeline.families.registry import ProcessorKey, load_family
+from pipeline.ingest.conversation import from_conversation
+from pipeline.measure.length import measure, truncated
+from pipeline.measure.probe import MediaError
+from pipeline.pack import run_pack
+from pipeline.records import Skip
+from pipeline.render.sample import render_whole
+from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+
+MAKERS = {"llava": default.make, "next": default.make_next, "tiles": default.make_tiles}
+SIZES = [(40, 50), (301, 517), (64, 64), (33, 340), (700, 71)]
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def processor(request, tmp_path_factory):
+    return MAKERS[request.param](tmp_path_factory.mktemp(request.param) / "processor")
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory):
+    return load(default.make(tmp_path_factory.mktemp("llava") / "processor"))
+
+
+def load(processor, **key):
+    return load_family(ProcessorKey(processor=str(processor), family="default", **key))
+
+
+def asked(*parts, answer="It is."):
+    return [
+        {"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": answer}]},
+    ]
+
+
+def test_layouts(tmp_path):
+    media = {name: load(make(tmp_path / name)).media for name, make in MAKERS.items()}
+    rows = {kind: {name: (array.row, array.dtype, array.counts) for name, array in found.items()}
+            for kind, found in media.items()}  # fmt: skip
+    assert rows["llava"] == {"pixel_values": ((3, 32, 32), "float32", "")}
+    assert rows["next"] == {
+        "pixel_values": ((-1, 3, 32, 32), "float32", ""),
+        "image_sizes": ((2,), "int64", ""),
+    }
+    assert rows["tiles"] == {
+        "num_pixel_values": ((), "int64", ""),
+        "pixel_values": ((3, 32, 32), "float32", "num_pixel_values"),
+        "num_pixel_attention_mask": ((), "int64", ""),
+        "pixel_attention_mask": ((32, 32), "int64", "num_pixel_attention_mask"),
+    }
+
+
+def test_every_tensor_equals_the_processors(processor, tmp_path):
+    family, theirs = load(processor), AutoProcessor.from_pretrained(str(processor))
+    paths = [str(picture(tmp_path / f"{i}.png", *size, seed=i)) for i, size in enumerate(SIZES)]
+    images = [{"type": "image", "image": path} for path in paths]
+    conversations = [asked(image) for image in images]
+    conversations += [
+        [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, *asked(answer="\n\nJa, 这个.")],
+        asked(*images[:3]) + asked(images[4], answer="No."),
+    ]
+    for number, messages in enumerate(conversations):
+        (measured,) = measure([from_conversation({"conversation": messages})], family)
+        whole = render_whole(measured, family, "torch")
+        opened = [
+            turn | {"content": [part | ({"image": Image.open(part["image"])} if "image" in part else {})
+                                for part in turn["content"]]}
+            for turn in messages
+        ]  # fmt: skip
+        out = theirs.apply_chat_template(opened, tokenize=True, return_dict=True, return_tensors="pt")
+        assert whole.input_ids.tolist() == out["input_ids"][0].tolist()
+        assert measured.tokens == len(whole.input_ids) - 1
+        image_token = family.placeholder_ids["image"]
+        assert whole.mm_token_type_ids.tolist() == (whole.input_ids == image_token).astype(int).tolist()
+        assert measured.visual_tokens == np.count_nonzero(whole.input_ids == image_token)
+        assert whole.position_ids.tolist() == list(range(len(whole.input_ids)))
+        answers = [part["text"] for turn in messages if turn["role"] == "assistant" for part in turn["content"]]
+        # Line breaks at the start of an answer merge with the header's.
+        trained = family.tokenizer.decode(whole.labels[whole.labels != -100]).lstrip("\n")
+        assert trained == "".join(f"{answer}<|eot|>" for answer in answers).lstrip("\n")
+        for name, array in family.media.items():
+            if array.counts and name in out:
+                assert whole.media[array.counts].sum() == len(whole.media[name])
+            if name in out:
+                expected = out[name].numpy()
+                expected = expected[0] if expected.ndim > len(array.row) + 1 else expected
+                assert np.array_equal(whole.media[name], expected), (number, name)
+        if measured.media:
+            assert measured.media_bytes >= whole.media["pixel_values"].nbytes * (len(measured.media) == 1)
+            assert truncated(measured, measured.tokens - 1, family) is None
+
+
+def packed(processor, folder, **chosen):
+    data = TinyData(folder / "data")
+    data.image(40, 50).image(120, 250).image(64, 64)
+    picture(data.folder / "c.png", 150, 30)
+    data.row([("user", "<image>and<image>?"), ("assistant", "Two."), ("user", "Sure?"), ("assistant", "No.")],
+             images=["c.png", "0.png"])  # fmt: skip
+    for number in range(12):
+        data.text(f"Count to {number}.", " ".join(map(str, range(1, number * 15 + 2))))
+    data.text("A literal <|eot|> in it", "Yes.")
+    out = folder / "out"
+    run_pack(tiny_config(data.write(), out, processor=str(processor), family="default", pack_size=400, **chosen))
+    manifest = read_manifest(out)
+    problems = verify_ledger(out, manifest)
+    for number in range(len(manifest["shards"])):
+        problems += verify_shard(out, manifest, number)
+    assert problems == []
+    assert manifest["counts"]["skipped"]["bad_row"] == 1
+    return out, manifest
+
+
+def test_packs_and_batches(processor, tmp_path):
+    out, manifest = packed(processor, tmp_path)
+    packs = list(PackedShards(out, pixels="fp32"))
+    assert sum(pack["n_images"] for pack in packs) >= 5
+    batch = neat_packed_vlm_collater(packs)
+    theirs = AutoProcessor.from_pretrained(str(processor))
+    images = [{"type": "image", "image": Image.new("RGB", size)} for size in ((50, 40), (250, 120))]
+    expected = theirs.apply_chat_template(asked(*images), tokenize=True, return_dict=True, return_tensors="pt")
+    for name in set(expected) - {"input_ids", "attention_mask"}:
+        rows = expected[name].shape[-len(manifest["family"]["media"][name]["row"]) :]
+        assert batch[name].ndim == len(rows) + 1
+        assert batch[name].shape[2:] == torch.Size(rows[1:])
+        assert torch.isfinite(batch[name].float()).all()
+    if "num_pixel_values" in batch:
+        assert int(batch["num_pixel_values"].sum()) == len(batch["pixel_values"])
+    else:
+        assert len(batch["pixel_values"]) == int(batch["n_images_per_sample"].sum())
+
+
+@torch.no_grad()
+def test_packed_equals_alone(llava, tmp_path):
+    torch.manual_seed(0)
+    config = LlavaConfig(
+        text_config={"model_type": "llama", "vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48,
+                     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+        vision_config={"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 24,
+                       "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 32, "patch_size": 8},
+        image_token_index=llava.placeholder_ids["image"],
+    )  # fmt: skip
+    model = LlavaForConditionalGeneration._from_config(config, attn_implementation="sdpa").float().eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(std=0.1)
+
+    def logits_of(batch):
+        keys = ("input_ids", "attention_mask", "position_ids", "pixel_values")
+        return model(**{key: batch[key] for key in keys if key in batch}).logits
+
+    out, _ = packed(llava.source, tmp_path)
+    for pack in PackedShards(out, pixels="fp32"):
+        logits, start = logits_of(neat_packed_vlm_collater([pack])), 0
+        for document in documents_of(out, pack):
+            length = len(document["input_ids"])
+            batch = neat_packed_vlm_collater([document])
+            expected = logits_of({key: batch[key] for key in ("input_ids", "pixel_values") if key in batch})
+            assert (logits[:, start : start + length] - expected).abs().max() < 1e-4
+            start += length
+
+
+def test_the_fake_image(processor):
+    family = load(processor)
+    arrays, ids = family.fake_image_arrays, family.fake_image_ids
+    assert family.smallest_image.size == (28, 28)
+    assert (ids == family.placeholder_ids["image"]).any()
+    assert not np.isin(ids, family.tokenizer.convert_tokens_to_ids(["<|user|>", "<|eot|>"])).any()
+    assert len(arrays["pixel_values"]) == (arrays["num_pixel_values"][0] if "num_pixel_values" in arrays else 1)
+
+
+def test_rows_that_the_processor_would_misread_are_skipped(llava, tmp_path):
+    said = asked(answer="It is <|eot|> or not.")
+    (skip,) = measure([from_conversation({"conversation": said})], llava)
+    assert skip == Skip(reason="bad_row", detail="its text has the special token <|eot|> in it")
+
+
+def test_a_template_that_refuses_a_row_does_not_stop_the_job(tmp_path):
+    folder = default.make(tmp_path / "p")
+    guard = "{% if messages|length > 2 %}{{ raise_exception('one question only') }}{% endif %}"
+    (folder / "chat_template.jinja").write_text(guard + default.TEMPLATE)
+    family = load(folder)
+    good, skip = measure([from_conversation({"conversation": turns}) for turns in (asked(), asked() + asked())], family)
+    assert good.tokens
+    assert skip == Skip(reason="bad_row", detail="the processor refuses it: one question only")
+    with pytest.raises(UserError, match="does not render a plain conversation: one question only"):
+        family.markers  # noqa: B018
+
+
+def test_pictures_that_change_between_measuring_and_rendering(tmp_path):
+    family = load(default.make_next(tmp_path / "p"))
+    path = picture(tmp_path / "a.png", 60, 60)
+    messages = asked({"type": "image", "image": str(path)})
+    (measured,) = measure([from_conversation({"conversation": messages})], family)
+    with pytest.raises(MediaError, match="image tokens now"):
+        family.document_arrays(measured.ids, measured.media, lambda *_: np.zeros((30, 90, 3), np.uint8), None)
+
+
+def test_what_is_refused(tmp_path):
+    folder = default.make(tmp_path / "p")
+    with pytest.raises(UserError, match="takes sizes from the processor's own config only"):
+        load(folder, max_pixels=5)
+    with pytest.raises(UserError, match="no family serves processor class LlavaProcessor.*default"):
+        load_family(ProcessorKey(processor=str(folder)))
+    text = write_processor(tmp_path / "text", tokens=default.TOKENS, template=default.TEMPLATE)
+    with pytest.raises(UserError, match="cannot load it here|has no tokenizer|has no image_processor"):
+        load(text)
+    broken = default.make(tmp_path / "broken")
+    config = json.loads((broken / "preprocessor_config.json").read_text())
+    (broken / "preprocessor_config.json").write_text(json.dumps(config | {"image_processor_type": "NoSuchProcessor"}))
+    with pytest.raises(UserError, match="transformers cannot load it here"):
+        load(broken)

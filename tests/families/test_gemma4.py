@@ -1,0 +1,366 @@
+"""Gemma 4 against transformers: every tensor of its processor, its labels, packed against alone with both its masks."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from helpers import TinyData, clip, documents_of, picture, run_hf, tiny_config, tone
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processors import gemma4
+from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+from loaders import PackedShards, neat_packed_vlm_collater
+from loaders.pixels import Stored, restored
+from pipeline.config import UserError
+from pipeline.families.registry import ProcessorKey, load_family
+from pipeline.ingest.conversation import from_conversation
+from pipeline.measure.audio import decode_audio
+from pipeline.measure.length import measure
+from pipeline.pack import run_pack
+from pipeline.pixels import resize_torch
+from pipeline.records import Example, MediaRef, Skip, Turn
+from pipeline.render.image import decode_image
+from pipeline.render.sample import render_whole
+from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+
+SIZES = [(301, 517), (3, 4), (1500, 90), (48, 5000), (336, 480), (1, 1)]
+NO_VIDEO = {"video_position_ids": np.zeros((0, 630, 2), dtype=np.int16)}
+HEADER = "<|turn>model\n<|channel>thought\n<channel|>"
+
+
+@pytest.fixture(scope="module")
+def processor(tmp_path_factory):
+    return gemma4.make(tmp_path_factory.mktemp("gemma4") / "processor")
+
+
+@pytest.fixture(scope="module")
+def family(processor):
+    return load_family(ProcessorKey(processor=str(processor)))
+
+
+def asked(*parts, answer="It is."):
+    return [
+        {"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": answer}]},
+    ]
+
+
+@pytest.fixture(scope="module")
+def hf(processor, tmp_path_factory):
+    """Conversations, and what the HF processor makes of them with torchvision's backend."""
+    folder = tmp_path_factory.mktemp("hf")
+    paths = [picture(folder / f"{i}.png", *size, seed=i) for i, size in enumerate(SIZES)]
+    images = [{"type": "image", "image": str(path), "path": str(path)} for path in paths]
+    clips = [clip(folder / "a.mp4", frames=40), clip(folder / "b.mp4", frames=70, rate=1, height=96, width=64)]
+    videos = [{"type": "video", "video": made.path, "path": made.path} for made in clips]
+    sounds = []
+    for number, seconds in enumerate((0.5, 1.237, 31.0, 0.02)):
+        path = tone(folder / f"{number}.wav", seconds)
+        np.save(path.with_suffix(".npy"), decode_audio(MediaRef(kind="audio", path=str(path)), 16_000))
+        sounds.append({"type": "audio", "audio": str(path), "samples": str(path.with_suffix(".npy"))})
+    text = {"type": "text", "text": "  Look here: "}
+    conversations = [asked(image) for image in images]
+    conversations += [asked(text, video) for video in videos] + [asked(sound) for sound in sounds]
+    conversations += [
+        asked(images[0], text, images[2], sounds[1], videos[0]) + asked(images[1], answer="\n\nJa, 这个.\n"),
+        asked(sounds[0], sounds[1]),
+        [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, *asked()],
+    ]
+    return conversations, run_hf({str(processor): conversations}, folder)
+
+
+def pixels_of(family, whole, key, dtype, resize="torch"):
+    table = torch.from_numpy(family.tables(resize)[family.media[key].table])
+    return restored(torch.from_numpy(whole.media[key]), Stored(table), dtype)
+
+
+def test_every_tensor_equals_the_hf_processors(hf, family, processor):
+    conversations, found = hf
+    seen = set()
+    for number, messages in enumerate(conversations):
+        prefix = f"{processor.name}/{number}/"
+        tensors = {key.removeprefix(prefix): torch.from_numpy(value) for key, value in found.items()
+                   if key.startswith(prefix)}  # fmt: skip
+        (measured,) = measure([from_conversation({"conversation": messages})], family)
+        whole = render_whole(measured, family, "torch")
+        assert measured.tokens == len(whole.input_ids) - 1
+        assert whole.input_ids.tolist() == tensors["input_ids"][0].tolist(), number
+        assert whole.mm_token_type_ids.tolist() == tensors["mm_token_type_ids"][0].tolist()
+        assert whole.position_ids.tolist() == list(range(len(whole.input_ids)))
+        assert family.media_tokens(whole.media, family.facts) == np.count_nonzero(whole.mm_token_type_ids)
+        for key, rows in whole.media.items():
+            seen |= {key} if len(rows) else set()
+            if key.startswith("pixel_values") and len(rows):
+                for dtype in (torch.float32, torch.bfloat16):
+                    assert torch.equal(pixels_of(family, whole, key, dtype), tensors[key].to(dtype)), (number, key)
+            elif key == "input_features" and len(rows):
+                mask = tensors["input_features_mask"]
+                assert np.array_equal(rows, tensors[key][mask].numpy())
+                assert not tensors[key][~mask].any()
+                assert whole.media["audio_feature_lengths"].tolist() == mask.sum(-1).tolist()
+            elif key in tensors:
+                assert np.array_equal(rows, tensors[key].numpy()), (number, key)
+            else:
+                assert key == "audio_feature_lengths" or not len(rows)
+    assert seen == set(family.media)
+
+
+def test_the_pil_backend(family, tmp_path):
+    theirs = Gemma4ImageProcessorPil(max_soft_tokens=70)
+    for number, size in enumerate(SIZES):
+        path = picture(tmp_path / f"{number}.png", *size)
+        messages = asked({"type": "image", "image": str(path)})
+        (measured,) = measure([from_conversation({"conversation": messages})], family)
+        whole = render_whole(measured, family, "pil")
+        decoded = decode_image(MediaRef(kind="image", path=str(path)))  # 3 pixels high: it must be told the channels
+        expected = theirs(decoded, return_tensors="pt", input_data_format="channels_last")
+        assert torch.equal(pixels_of(family, whole, "pixel_values", torch.float32, "pil"), expected["pixel_values"])
+        assert np.array_equal(whole.media["image_position_ids"], expected["image_position_ids"].numpy())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.integers(161, 4000), st.integers(161, 600_000)))
+def test_frames_of_a_sound_are_counted_without_hearing_it(family, num_samples):
+    heard = Gemma4AudioFeatureExtractor()([np.zeros(num_samples, dtype=np.float32)])["input_features_mask"][0]
+    assert family.audio_frames(num_samples) == heard.sum() == np.argmin(np.append(heard, False))
+
+
+def test_too_short_a_sound_is_refused(family):
+    assert family.audio_frames(161) == 1
+    with pytest.raises(ValueError, match="0.0100 s is shorter than one window"):
+        family.audio_frames(160)
+
+
+def trained(family, whole):
+    runs = np.split(whole.labels, np.flatnonzero(np.diff(whole.labels == -100)) + 1)
+    return [family.tokenizer.decode(run) for run in runs if run[0] != -100]
+
+
+def rendered(family, *turns):
+    (measured,) = measure([Example(turns=tuple(Turn(role=role, parts=(text,)) for role, text in turns))], family)
+    assert not isinstance(measured, Skip)
+    whole = render_whole(measured, family, "torch")
+    return family.tokenizer.decode(whole.input_ids), trained(family, whole), whole
+
+
+def test_answers_are_trained_and_the_empty_thought_is_not(family):
+    text, targets, whole = rendered(family, ("user", "Hi"), ("assistant", "Yo."), ("user", "?"), ("assistant", "\nA"))
+    assert text == f"<bos><|turn>user\nHi<turn|>\n{HEADER}Yo.<turn|>\n<|turn>user\n?<turn|>\n{HEADER}A<turn|>\n"
+    assert targets == ["Yo.<turn|>", "A<turn|>"]
+    assert whole.input_ids.tolist().count(family.tokenizer.bos_token_id) == 1
+
+
+def test_thoughts_of_a_row_are_taken_out(family):
+    said = "<|channel>thought\nHm, <|image|>…<channel|>\nYes."
+    text, targets, _ = rendered(family, ("user", "Hi"), ("assistant", said))
+    assert text.endswith(f"{HEADER}Yes.<turn|>\n")
+    assert targets == ["Yes.<turn|>"]
+
+
+def test_structural_tokens_in_texts_are_plain(family):
+    """Also of the assistant, where they are not a whole thought."""
+    user, said = "a <|turn>model\nb <|image|> <bos>", "<|channel>c <turn|> d"
+    text, targets, whole = rendered(family, ("user", user), ("assistant", said))
+    assert text == f"<bos><|turn>user\n{user}<turn|>\n{HEADER}{said}<turn|>\n"
+    assert targets == [f"{said}<turn|>"]
+    for token, count in (("<|turn>", 2), ("<turn|>", 2), ("<|image|>", 0), ("<bos>", 1), ("<|channel>", 1)):
+        assert whole.input_ids.tolist().count(family.token_id(token)) == count, token
+
+
+def test_bos_comes_once_whoever_writes_it(tmp_path, family):
+    plain = load_family(ProcessorKey(processor=str(gemma4.make(tmp_path / "p", adds_bos=False))))
+    turns = [("user", "Hi <bos>"), ("assistant", "Yo.")]
+    assert rendered(plain, *turns)[2].input_ids.tolist() == rendered(family, *turns)[2].input_ids.tolist()
+    turns = [("user", "Hi"), ("assistant", "Yo.")]
+    assert rendered(plain, *turns)[2].input_ids.tolist() == rendered(family, *turns)[2].input_ids.tolist()
+
+
+def test_frames(processor, tmp_path):
+    def frames(total, fps=5.0, wish=None, **key):
+        return load_family(ProcessorKey(processor=str(processor), **key)).sample_frames(total, fps, wish).tolist()
+
+    assert len(frames(40)) == len(frames(1000)) == 32
+    assert frames(64) == list(range(0, 64, 2))
+    assert frames(5) == [0, 1, 2, 3, 4], "transformers refuses a video of fewer than num_frames"
+    assert frames(1) == [0]
+    assert frames(50, wish=1.0) == frames(50, video_fps=1.0) == [0, 5, 10, 15, 20, 25, 30, 35, 40, 45]
+    assert frames(2, wish=1.0) == [0]
+    assert len(frames(1000, video_max_frames=8)) == len(frames(1000, wish=5.0, video_max_frames=8)) == 8
+    assert len(frames(50, wish=0.1, video_min_frames=4)) == 4
+
+
+def test_shrinking(processor, tmp_path):
+    family = load_family(ProcessorKey(processor=str(processor), max_pixels=280 * 48 * 48))
+    assert family.image.budget == 280
+    picture(tmp_path / "a.png", 300, 500)
+    image = {"type": "image", "image": str(tmp_path / "a.png")}
+    video = {"type": "video", "video": clip(tmp_path / "a.mp4", frames=20).path}
+    (measured,) = measure([from_conversation({"conversation": asked(image, video)})], family)
+    for level, most in ((0, 280), (1, 140), (2, 70), (3, 70)):
+        smaller = family.shrunk(measured.media[0], level)
+        assert most * 0.8 < family.image.tokens(smaller.grid) <= most
+        arrays = family.image_arrays(decode_image(smaller.ref), smaller, resize_torch)
+        assert arrays["pixel_values"].shape == (1, 280 * 9, 768), "filled up to the processor's own budget"
+        assert family.media_tokens(arrays | NO_VIDEO, family.facts) == family.image.tokens(smaller.grid)
+    assert [len(family.shrunk(measured.media[1], level).frames) for level in range(4)] == [20, 10, 5, 4]
+    assert family.shrunk(measured.media[1], 3).grid[0] == 4
+
+
+def test_what_is_refused(processor, tmp_path):
+    for key, message in (({"min_pixels": 5}, "min_pixels: gemma4"), ({"max_pixels": 5}, "smallest budget has 161280")):
+        with pytest.raises(UserError, match=message):
+            load_family(ProcessorKey(processor=str(processor), **key))
+    other = shutil.copytree(processor, tmp_path / "other")
+    config = (other / "processor_config.json").read_text()
+    for old, new, message in (
+        ('"max_soft_tokens": 70', '"max_soft_tokens": 71', "max_soft_tokens is 71, expected one of"),
+        ('"patch_size"', '"do_normalize": true, "image_mean": [0.5, 0.5, 0.5], "patch_size"', "black to stay 0"),
+        ('"patch_size"', '"do_resize": false, "patch_size"', "do_resize is false"),
+        ('Extractor"', 'Extractor", "dither": 0.1', "dither adds noise"),
+    ):
+        (other / "processor_config.json").write_text(config.replace(old, new))
+        with pytest.raises(UserError, match=message):
+            load_family(ProcessorKey(processor=str(other)))
+
+
+def test_a_model_that_does_not_hear(tmp_path):
+    deaf = load_family(ProcessorKey(processor=str(gemma4.make(tmp_path / "p", audio_config=None))))
+    assert "input_features" not in deaf.media
+    path = tone(tmp_path / "a.wav", 0.5)
+    (skip,) = measure([from_conversation({"conversation": asked({"type": "audio", "audio": str(path)})})], deaf)
+    assert skip == Skip(reason="audio_unsupported", detail="gemma4 does not take audios")
+
+
+# Packed against alone
+
+
+@pytest.fixture(scope="module", params=[1, 8])
+def out(request, processor, tmp_path_factory):
+    """Text, pictures, videos and sounds, documents shorter and longer than the window, and a fake image."""
+    folder = tmp_path_factory.mktemp("packed")
+    data = TinyData(folder / "data")
+    for number, seconds in enumerate((1.3, 0.4)):
+        tone(data.folder / f"{number}.wav", seconds)
+    clip(data.folder / "a.mp4", frames=3)
+    clip(data.folder / "b.mp4", frames=5, height=80, width=40)
+    data.row([("user", "<audio>What?"), ("assistant", "A tone.")], audios=["0.wav"])
+    data.row([("user", "<video>See?"), ("assistant", "Yes, grey.")], videos=["a.mp4"])
+    data.row([("user", "<audio>Or <audio>?"), ("assistant", "The second.")], audios=["1.wav", "0.wav"])
+    data.image(60, 90).image(20, 300, question="<image>Long?", answer="Rather: " + "long, " * 20)
+    picture(data.folder / "c.png", 90, 30)
+    data.row([("user", "<image><image>and<video>?"), ("assistant", "Three."), ("user", "Sure?"), ("assistant", "No.")],
+             images=["c.png", "3.png"], videos=["b.mp4"])  # fmt: skip
+    for number in range(12):
+        data.text(f"Count to {number}.", " ".join(map(str, range(1, number * 6 + 2))))
+    made = folder / "out"
+    chosen = {"processor": str(processor), "pack_size": 600, "align": request.param, "overlong": "shrink"}
+    run_pack(tiny_config(data.write(), made, **chosen))
+    manifest = read_manifest(made)
+    problems = verify_ledger(made, manifest)
+    for number in range(len(manifest["shards"])):
+        problems += verify_shard(made, manifest, number)
+    assert problems == []
+    assert manifest["counts"]["packed"] == 18
+    assert manifest["family"]["facts"]["sliding_window"] == gemma4.SLIDING_WINDOW
+    return made
+
+
+def tiny_gemma(family, bidirectional):
+    """Sliding and full layers, per-layer inputs, shared keys.
+
+    Gemma norms everything, so that small weights hide no wrong mask (it makes differences of about 1); they only keep
+    the logits small, and with them the rounding of float32.
+    """
+    torch.manual_seed(0)
+    text = {
+        "vocab_size": 2112, "vocab_size_per_layer_input": 2112, "hidden_size": 32, "hidden_size_per_layer_input": 4,
+        "intermediate_size": 48, "num_hidden_layers": 5, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 16, "global_head_dim": 32, "sliding_window": gemma4.SLIDING_WINDOW, "num_kv_shared_layers": 2,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full")],
+        "use_bidirectional_attention": bidirectional, "pad_token_id": family.padding_id,
+    }  # fmt: skip
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 256}  # fmt: skip
+    audio = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "output_proj_dims": 32,
+             "subsampling_conv_channels": [128, 4]}  # fmt: skip
+    ids = {f"{kind}_token_id": number for kind, number in family.placeholder_ids.items()}
+    config = Gemma4Config(text_config=text, vision_config=vision, audio_config=audio, **ids)
+    model = Gemma4ForConditionalGeneration(config).float().eval()
+    assert model.model.language_model.config._attn_implementation == "sdpa"
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.03)
+    return model
+
+
+def logits_of(model, batch):
+    """transformers 5.22 forgets num_frames_per_video on its way to the vision tower: features are made by hand."""
+    keys = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids", "input_features", "input_features_mask")
+    inputs = {key: batch[key] for key in keys if key in batch}
+    features = {}
+    if "pixel_values" in batch:
+        features["image"] = model.model.get_image_features(batch["pixel_values"], batch["image_position_ids"])
+    if "pixel_values_videos" in batch:
+        features["video"] = model.model.get_video_features(
+            batch["pixel_values_videos"], batch["video_position_ids"], batch["num_frames_per_video"]
+        )
+    logits = model(**inputs, mm_encoder_outputs=features).logits
+    assert torch.isfinite(logits).all()
+    return logits
+
+
+def alone(batch):
+    """As transformers runs a document: it makes positions and masks itself."""
+    return {key: value for key, value in batch.items() if key not in ("position_ids", "attention_mask")}
+
+
+def differences(model, out, pack, batch):
+    logits, start = logits_of(model, batch), 0
+    for index, document in enumerate(documents_of(out, pack)):
+        length = len(document["input_ids"])
+        expected = logits_of(model, alone(neat_packed_vlm_collater([document])))
+        yield float((logits[:, start : start + length] - expected).abs().max())
+        start += int(pack["seq_lens_padded"][index])
+
+
+@pytest.mark.parametrize("bidirectional", [None, "vision"])
+@torch.no_grad()
+def test_packed_equals_alone(out, family, bidirectional):
+    model = tiny_gemma(family, bidirectional)
+    masks = {"sliding_window": gemma4.SLIDING_WINDOW, "bidirectional_vision": bidirectional == "vision"}
+    packs = list(PackedShards(out, pixels="fp32"))
+    counts = {kind: sum(pack[f"n_{kind}s"] for pack in packs) for kind in ("image", "video", "audio")}
+    assert counts == {"image": 5, "video": 2, "audio": 3}, "one image is the fake one"
+    assert any(int(length) > 2 * gemma4.SLIDING_WINDOW for pack in packs for length in pack["seq_lens"])
+    for pack in packs:
+        assert max(differences(model, out, pack, neat_packed_vlm_collater([pack], **masks))) < 1e-5
+    # several packs in a batch
+    batch = neat_packed_vlm_collater(packs, max_length=640, **masks)
+    logits = logits_of(model, batch)
+    for row, pack in enumerate(packs):
+        single = logits_of(model, neat_packed_vlm_collater([pack], **masks))
+        assert (logits[row, : single.shape[1]] - single[0]).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("bidirectional", [None, "vision"])
+@torch.no_grad()
+def test_the_comparison_sees_what_is_broken(out, family, bidirectional):
+    model = tiny_gemma(family, bidirectional)
+    right = {"sliding_window": gemma4.SLIDING_WINDOW, "bidirectional_vision": bidirectional == "vision"}
+    pack = max(PackedShards(out, pixels="fp32"), key=lambda pack: pack["n_images"])
+    good = neat_packed_vlm_collater([pack], **right)
+    wrong = [
+        neat_packed_vlm_collater([pack]),  # one mask for all layers
+        neat_packed_vlm_collater([pack], **{**right, "sliding_window": gemma4.SLIDING_WINDOW - 1}),
+        neat_packed_vlm_collater([pack], **{**right, "bidirectional_vision": not right["bidirectional_vision"]}),
+        {**good, "position_ids": good["position_ids"] * 2},  # that they go on between documents would not show
+        {**good, "pixel_values": good["pixel_values"].flip(-1)},
+    ]
+    assert len(pack["seq_lens"]) > 1
+    for number, batch in enumerate(wrong):
+        assert max(differences(model, out, pack, batch)) > 0.01, number

@@ -1,0 +1,276 @@
+"""Kimi-K2.5 against transformers: every tensor of its processor, and packed against alone with its model."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers import TinyData, clip, documents_of, picture, run_hf, tiny_config
+from processors import kimi_k25
+from transformers import Kimi_K25Config, Kimi_K25ForConditionalGeneration
+
+from loaders import PackedShards, neat_packed_vlm_collater
+from loaders.pixels import Stored, restored
+from loaders.pp_media import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp
+from pipeline.config import UserError
+from pipeline.families.base import ProcessorKey
+from pipeline.families.kimi_k25 import clock
+from pipeline.families.registry import load_family
+from pipeline.ingest.conversation import from_conversation
+from pipeline.measure.length import measure, shrunk, truncated
+from pipeline.pack import run_pack
+from pipeline.records import MeasuredMedia, MediaRef
+from pipeline.render.sample import render_sample, render_whole
+from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+
+SIZES = [(28, 28), (29, 29), (200, 130), (1, 1), (13, 300), (400, 700), (280, 281), (500, 20), (2000, 3)]
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory):
+    return load_family(ProcessorKey(processor=str(kimi_k25.make(tmp_path_factory.mktemp("k25") / "processor"))))
+
+
+def part(kind, path, **more):
+    return {"type": kind, kind: str(path), "path": str(path), **more}
+
+
+def text(words):
+    return {"type": "text", "text": words}
+
+
+def turns(*parts, answer="It is so."):
+    return [{"role": "user", "content": list(parts)}, {"role": "assistant", "content": [text(answer)]}]
+
+
+@pytest.fixture(scope="module")
+def hf(family, tmp_path_factory):
+    """Conversations and their HF tensors."""
+    folder = tmp_path_factory.mktemp("k25_media")
+    pictures = [picture(folder / f"{i}.png", *size, seed=i) for i, size in enumerate(SIZES)]
+    short = clip(folder / "short.mp4", frames=3, rate=4).path  # 1 frame at 2 a second
+    long = clip(folder / "long.mp4", frames=48, rate=5, height=90, width=66).path  # 19 frames: 5 chunks
+    conversations = [turns(part("image", path), text("What is it?")) for path in pictures]
+    conversations += [
+        turns(text("Only text.")),
+        turns(part("image", pictures[2]), text("and"), part("image", pictures[4]), part("image", pictures[0])),
+        turns(part("video", long), text("What happens?")),
+        turns(part("video", short), text("12"), part("video", long, fps=1), text("?")),  # digits before the time
+        turns(text("At 0"), part("video", long), part("image", pictures[2]), text(" "), part("video", short)),
+        [{"role": "system", "content": [text("Be brief.")]},
+         *turns(part("image", pictures[1]), text("?"), answer="\n\nYes."), *turns(part("video", short), answer="No")],
+    ]  # fmt: skip
+    return conversations, run_hf({family.source: conversations}, folder)
+
+
+def test_every_tensor(hf, family):
+    conversations, tensors = hf
+    tables = {kind: torch.from_numpy(table) for kind, table in family.tables("torch").items()}
+    for number, messages in enumerate(conversations):
+        prefix = f"processor/{number}/"
+        expected = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        (measured,) = measure([from_conversation({"conversation": messages})], family)
+        whole = render_whole(measured, family, "torch")
+        assert whole.input_ids.tolist() == expected["input_ids"][0].tolist(), messages
+        assert whole.mm_token_type_ids.tolist() == expected["mm_token_type_ids"][0].tolist()
+        assert measured.tokens == len(whole.input_ids) - 1
+        media = whole.media
+        assert np.array_equal(media["image_grid_thw"], expected.get("image_grid_thw", np.zeros((0, 3))))
+        assert np.array_equal(media["grid_thws"], media["image_grid_thw"])
+        assert np.array_equal(media["image_grid_hws"], media["image_grid_thw"][:, 1:])
+        assert np.array_equal(media["video_grid_thw"], expected.get("video_grid_thw", np.zeros((0, 3))))
+        assert media["num_chunks_per_video"].sum() == len(media["video_grid_thw"])  # the processor keeps it to itself
+        for name, kind in (("pixel_values", "image"), ("pixel_values_videos", "video")):
+            assert (name in expected) == bool(len(media[name]))
+            for dtype in (torch.float32, torch.bfloat16) if name in expected else ():
+                ours = restored(torch.from_numpy(media[name]), Stored(tables[kind]), dtype)
+                assert torch.equal(ours, torch.from_numpy(expected[name]).to(dtype)), (number, name)
+        assert family.media_tokens(media, family.facts) == int(np.count_nonzero(whole.mm_token_type_ids))
+        assert sum(family.media_bytes(medium) for medium in measured.media) == sum(a.nbytes for a in media.values())
+
+
+def test_labels_are_the_answers_and_their_ends(hf, family):
+    conversations, _ = hf
+    (measured,) = measure([from_conversation({"conversation": conversations[-1]})], family)
+    labels = render_whole(measured, family, "torch").labels
+    assert family.tokenizer.decode(labels[labels != -100]) == "\n\nYes.<|im_end|>No<|im_end|>"
+
+
+def test_literal_markers_in_a_text_are_text(family):
+    words = "<|im_assistant|>assistant<|im_middle|>x<|kimi_k25_video_placeholder|><|media_pad|><|im_end|>"
+    (measured,) = measure([from_conversation({"conversation": turns(text(words))})], family)
+    assert not family.places(measured.ids)
+    assert words in family.tokenizer.decode(measured.ids)
+    labels = render_whole(measured, family, "torch").labels
+    assert family.tokenizer.decode(labels[labels != -100]) == "It is so.<|im_end|>"
+
+
+def test_times():
+    video = MeasuredMedia(ref=MediaRef(kind="video", path=""), grid=(3, 2, 2), frames=(0, 45, 109_999), fps=30.0)
+    assert [clock(video, frame) for frame in range(3)] == ["00:00:00.000", "00:00:01.500", "01:01:06.633"]
+
+
+def test_a_tokenizer_without_the_video_token_takes_no_videos(tmp_path):
+    made = kimi_k25.make(tmp_path / "processor", with_video_token=False)
+    family = load_family(ProcessorKey(processor=str(made)))
+    (skip,) = measure(
+        [from_conversation({"conversation": turns(part("video", clip(tmp_path / "a.mp4").path))})], family
+    )
+    assert skip.reason == "video_unsupported"
+
+
+def test_the_published_config_says_the_same_in_other_words(tmp_path):
+    published = {"processor_class": "KimiK25Processor", "media_proc_cfg": {
+        "in_patch_limit": 96, "patch_size": 14, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "merge_kernel_size": 2,
+        "fixed_output_tokens": None, "patch_limit_on_one_side": 20, "in_patch_limit_each_frame": 24,
+        "in_patch_limit_video": None, "sample_fps": 2.0, "temporal_merge_kernel_size": 4}}  # fmt: skip
+    remote, ours = kimi_k25.make(tmp_path / "remote", **published), kimi_k25.make(tmp_path / "ours")
+    (remote / "processor_config.json").unlink()
+    one, other = (load_family(ProcessorKey(processor=str(path))) for path in (remote, ours))
+    assert (one.image, one.video, one.chunk) == (other.image, other.video, other.chunk)
+    # Its own arithmetic: x / 255, less the mean, times 1 / std, in float32.
+    bytes_ = (np.arange(256) / 255.0).astype(np.float32)
+    bytes_ -= np.array(0.5)
+    bytes_ *= 1 / np.array(0.5)
+    assert np.array_equal(one.tables("pil")["image"], np.tile(bytes_, (3, 1)))
+
+
+def test_settings(tmp_path):
+    made = str(kimi_k25.make(tmp_path / "processor"))
+    family = load_family(ProcessorKey(processor=made, max_pixels=14 * 14 * 12, video_fps=1.0, video_max_frames=5))
+    assert family.image.max_patches == 12
+    assert family.sample_frames(100, 10.0, None).tolist() == [0, 20, 40, 60, 80]
+    assert family.sample_frames(30, 10.0, 0.5).tolist() == [0]
+    assert family.sample_frames(3, 1.0, 4.0).tolist() == [0, 1, 2]  # transformers refuses a rate above the video's
+    with pytest.raises(UserError, match="--min-pixels 5: kimi_k25 never enlarges a picture"):
+        load_family(ProcessorKey(processor=made, min_pixels=5))
+
+
+def test_shrinking_halves_patches_and_frames(family, tmp_path):
+    image, video = picture(tmp_path / "a.png", 130, 200), clip(tmp_path / "a.mp4", frames=48, rate=5).path
+    (whole,) = measure(
+        [from_conversation({"conversation": turns(part("image", image), part("video", video))})], family
+    )
+    tokens = [whole.tokens] + [shrunk(whole, level, family).tokens for level in range(1, 6)]
+    assert tokens == sorted(tokens, reverse=True)
+    assert tokens[-1] < tokens[0] / 3
+    small = shrunk(whole, 3, family)
+    assert len(small.media[1].frames) == 4
+    assert len(render_sample(small, family, "torch").input_ids) == small.tokens
+    ids = render_whole(small, family, "torch").input_ids
+    assert "00:00:00.000<|media_begin|>video<|media_content|>" in family.tokenizer.decode(ids)
+    one = family.smallest_image
+    assert family.shrunk(one, 3) == one
+
+
+def test_truncation_takes_the_opening_markers_of_a_picture_with_it(family, tmp_path):
+    image = picture(tmp_path / "a.png", 130, 200)
+    messages = [*turns(text("Hello")), *turns(part("image", image), text("What?"))]
+    (whole,) = measure([from_conversation({"conversation": messages})], family)
+    cut = truncated(whole, family.places(whole.ids)[0][0] + 3, family)
+    assert not cut.media
+    assert family.tokenizer.decode(cut.ids).endswith("<|im_user|>user<|im_middle|>")
+
+
+@pytest.fixture(scope="module")
+def out(family, tmp_path_factory):
+    """Pictures, videos, both, several, and text alone."""
+    folder = tmp_path_factory.mktemp("k25_out")
+    data = TinyData(folder / "data")
+    for number, frames in enumerate((4, 26, 9)):
+        clip(data.folder / f"{number}.mp4", frames=frames, rate=5)
+    for number, (height, width) in enumerate([(60, 90), (28, 28), (300, 100)]):
+        data.image(height, width, answer=f"Picture {number}.")
+    ask = [("user", "<video>What?"), ("assistant", "Yes.")]
+    data.row(ask, videos=["0.mp4"]).row(ask, videos=["1.mp4"])
+    data.row([("user", "<image>and<video><video><image>?"), ("assistant", "No."), ("user", "<video>"),
+              ("assistant", "All.")], videos=["1.mp4", "2.mp4", "0.mp4"], images=["0.png", "2.png"])  # fmt: skip
+    for number in range(8):
+        data.text("How many?", "so many " * (20 * number))
+    made = folder / "out"
+    run_pack(tiny_config(data.write(), made, processor=family.source, pack_size=400))
+    return made
+
+
+def test_the_output_is_right(out):
+    manifest = read_manifest(out)
+    assert verify_ledger(out, manifest) == []
+    assert [verify_shard(out, manifest, number) for number in range(len(manifest["shards"]))] == [[]] * len(
+        manifest["shards"]
+    )
+    assert manifest["counts"]["skipped"] == {}
+
+
+def tiny_model(family):
+    torch.manual_seed(0)
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "pos_emb_height": 8, "pos_emb_width": 8}  # fmt: skip
+    words = {"model_type": "deepseek_v3", "vocab_size": 2064, "hidden_size": 64, "intermediate_size": 96,
+             "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+             "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+             "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
+             "max_position_embeddings": 2048}  # fmt: skip
+    config = Kimi_K25Config(
+        text_config=words, vision_config=vision, projection_hidden_size=32, tie_word_embeddings=False,
+        image_token_id=family.placeholder_ids["image"], video_token_id=family.placeholder_ids["video"],
+    )  # fmt: skip
+    model = Kimi_K25ForConditionalGeneration._from_config(config, attn_implementation="sdpa").float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.1)
+    model.model.get_video_features = partial(video_features, model.model)
+    return model
+
+
+def video_features(model, pixel_values_videos, video_grid_thw, **_):
+    """Chunk by chunk. transformers 5.22.2 fails on any chunk of several frames: it cuts the pooled features by grids
+    that count them, and cannot pool chunks of 4 and of 2 frames at once."""
+    pixels = pixel_values_videos.split(video_grid_thw.prod(1).tolist())
+    pooled = [
+        model.vision_tower(chunk, grid_thw=grid[None]).pooler_output
+        for chunk, grid in zip(pixels, video_grid_thw, strict=True)
+    ]
+    return SimpleNamespace(pooler_output=[model.mm_projector(chunk).squeeze(1) for chunk in pooled])
+
+
+# Everything that a batch has beside what torch calls labels: the model takes what it knows.
+NOT_THE_MODELS = ("labels", "_packed_seq_ids", "stored_pixels")
+
+
+def inputs(batch):
+    return {key: value for key, value in batch.items() if key not in NOT_THE_MODELS}
+
+
+@torch.no_grad()
+def test_packed_equals_alone(out, family):
+    model = tiny_model(family)
+    packs = list(PackedShards(out, pixels="fp32"))
+    assert any(pack["n_images"] > 1 and pack["n_videos"] > 1 for pack in packs)
+    for pack in packs:
+        logits = model(**inputs(neat_packed_vlm_collater([pack]))).logits
+        start = 0
+        for document in documents_of(out, pack):
+            alone = model(**inputs(neat_packed_vlm_collater([document]))).logits
+            length = alone.shape[1]
+            assert (logits[:, start : start + length] - alone).abs().max() < 1e-5
+            start += length
+
+
+def test_microbatches_have_their_own_media(out, family):
+    packs = list(PackedShards(out, pixels="uint8"))
+    batch = neat_packed_vlm_collater(packs)
+    chunks = prepare_vlm_media_for_pp(batch, len(packs), len(packs), family.media_axes)[VLM_PP_MEDIA_KEY]
+    for number, pack in enumerate(packs):
+        for name in family.media:
+            assert torch.equal(chunks[name][number], pack[name]), name
+
+
+def test_shapes_of_rows_are_those_of_the_layout(family):
+    assert json.loads(json.dumps(family.described()))["media"]["pixel_values"]["row"] == [3, 14, 14]
+    assert family.media["pixel_values_videos"] == replace(
+        family.media["pixel_values"], kind="video", counts="video_grid_thw", table="video"
+    )

@@ -1,0 +1,265 @@
+"""LLaVA-OneVision against transformers: every tensor of its processor, and packed against alone with its model."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import SHARED, TinyData, clip, documents_of, picture, run_hf, tiny_config
+from PIL import Image
+from processors import llava_onevision
+from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+
+from loaders import PackedShards, neat_packed_vlm_collater, restore_pixels
+from loaders.pixels import Stored, restored
+from loaders.pp_media import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp
+from pipeline.config import UserError
+from pipeline.families.base import ProcessorKey
+from pipeline.families.registry import load_family
+from pipeline.ingest.conversation import from_conversation
+from pipeline.measure.length import measure, truncated
+from pipeline.pack import run_pack
+from pipeline.pixels import resize_pil
+from pipeline.render.sample import render_whole
+from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+
+SIDE = llava_onevision.SIDE
+# Of every ratio, smaller and larger than the tiles; the fourth has more tokens than anyres_max_4 leaves it.
+SIZES = [(42, 42), (43, 41), (60, 130), (165, 168), (400, 300), (1, 90), (300, 2), (20, 21)]
+
+
+def part(kind, path, **more):
+    return {"type": kind, kind: str(path), "path": str(path), **more}
+
+
+def text(words):
+    return {"type": "text", "text": words}
+
+
+def turns(*parts, answer="It is so."):
+    return [{"role": "user", "content": list(parts)}, {"role": "assistant", "content": [text(answer)]}]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llava")
+    video = {"num_frames": 4, "do_sample_frames": True}
+    return load_family(ProcessorKey(processor=str(llava_onevision.make(folder / "processor", video=video))))
+
+
+@pytest.fixture(scope="module", params=["tiny", "real"])
+def hf(request, tiny, tmp_path_factory):
+    """(family, conversations, their HF tensors); the real processor where ../shared is."""
+    folder = tmp_path_factory.mktemp("llava_media")
+    family, factor = tiny, 1
+    if request.param == "real":
+        if not (SHARED / "processors" / "llava-onevision").is_dir():
+            pytest.skip("../shared/processors/llava-onevision is not here")
+        family, factor = load_family(ProcessorKey(processor=str(SHARED / "processors" / "llava-onevision"))), 4
+    pictures = [picture(folder / f"{i}.png", factor * high, factor * wide, seed=i)
+                for i, (high, wide) in enumerate(SIZES)]  # fmt: skip
+    short, long = clip(folder / "short.mp4", frames=4).path, clip(folder / "long.mp4", frames=11, height=90).path
+    conversations = [turns(part("image", path), text("What is it?")) for path in pictures]
+    conversations += [
+        turns(text("Only text.")),
+        turns(text("Look:"), part("image", pictures[2]), text("and"), part("image", pictures[5]), text("?")),
+        [*turns(part("image", pictures[0]), text("A"), answer="\n\nYes."),
+         *turns(text("And"), part("image", pictures[3]), part("image", pictures[6]), answer=" No")],
+        turns(part("video", short), text("What happens?")),
+        turns(text("Now"), part("video", long), part("image", pictures[1]), text("?")),
+    ]  # fmt: skip
+    if request.param == "tiny":  # as many frames each, as transformers needs them too
+        conversations.append(turns(part("video", long), part("image", pictures[1]), part("video", short), text("?")))
+    return family, conversations, run_hf({family.source: conversations}, folder)
+
+
+def test_every_tensor(hf):
+    family, conversations, tensors = hf
+    tables = {kind: torch.from_numpy(table) for kind, table in family.tables("torch").items()}
+    name = family.source.rsplit("/", 1)[1]
+    for number, messages in enumerate(conversations):
+        prefix = f"{name}/{number}/"
+        expected = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        (measured,) = measure([from_conversation({"conversation": messages})], family)
+        whole = render_whole(measured, family, "torch")
+        assert whole.input_ids.tolist() == expected["input_ids"][0].tolist(), messages
+        assert whole.mm_token_type_ids.tolist() == expected["mm_token_type_ids"][0].tolist()
+        assert measured.tokens == len(whole.input_ids) - 1
+        media = whole.media
+        assert np.array_equal(media["image_sizes"], expected.get("image_sizes", np.zeros((0, 2))))
+        assert media["batch_num_images"].tolist() == expected.get("batch_num_images", np.zeros(0)).tolist()
+        assert family.media_tokens(media, family.facts) == int(np.count_nonzero(whole.mm_token_type_ids))
+        for dtype in (torch.float32, torch.bfloat16):
+            if "pixel_values" in expected:  # [images, most tiles, …]
+                ours = restored(torch.from_numpy(media["pixel_values"]), Stored(tables["image"]), dtype)
+                theirs = torch.from_numpy(expected["pixel_values"]).to(dtype)
+                rows = [image[:tiles] for image, tiles in zip(theirs, media["num_tiles"].tolist(), strict=True)]
+                assert torch.equal(ours, torch.cat(rows)), number
+            if "pixel_values_videos" in expected:
+                ours = restored(torch.from_numpy(media["pixel_values_videos"]), Stored(tables["video"]), dtype)
+                assert torch.equal(ours, torch.from_numpy(expected["pixel_values_videos"]).flatten(0, 1).to(dtype))
+
+
+def test_pixels_of_the_pil_backend(tiny, tmp_path):
+    """It needs no torchvision."""
+    files = json.loads(Path(tiny.source, "preprocessor_config.json").read_text())
+    names = ("size", "image_grid_pinpoints", "image_mean", "image_std")
+    reference = LlavaOnevisionImageProcessorPil(**{name: files[name] for name in names})
+    table = Stored(torch.from_numpy(tiny.tables("pil")["image"]))
+    pictures = [Image.open(picture(tmp_path / f"{i}.png", *size, seed=i)) for i, size in enumerate(SIZES)]
+    for images in ([pictures[1]], [pictures[2]], [pictures[3]], [pictures[4]], pictures[:3]):
+        for image, tiles in zip(images, reference([images], return_tensors="pt")["pixel_values"], strict=True):
+            medium = _measured(tiny, image.height, image.width, len(images))
+            ours = tiny.image_arrays(np.asarray(image), medium, resize_pil)["pixel_values"]
+            assert torch.equal(restored(torch.from_numpy(ours), table, torch.float32), tiles[: len(ours)])
+
+
+def test_labels_are_the_answers_and_their_ends(hf):
+    family, conversations, _ = hf
+    (measured,) = measure([from_conversation({"conversation": conversations[10]})], family)
+    labels = render_whole(measured, family, "torch").labels
+    # The line break of the header takes those of the answer with it where they are one token.
+    assert family.tokenizer.decode(labels[labels != -100]).replace("\n", "") == "Yes.<|im_end|> No<|im_end|>"
+    words = "<image> and <video><|im_end|><|im_start|>assistant \n"
+    (measured,) = measure([from_conversation({"conversation": turns(text(words))})], family)
+    assert not family.places(measured.ids)
+    labels = render_whole(measured, family, "torch").labels
+    assert family.tokenizer.decode(labels[labels != -100]) == "It is so.<|im_end|>"
+
+
+def test_the_smallest_image(tiny):
+    side = tiny.side
+    cheapest = min(len(tiny.expansion(_measured(tiny, high, wide))) for high in range(1, 90) for wide in range(1, 90))
+    assert len(tiny.fake_image_ids) == cheapest == 9 + 3 + 1  # the whole, a row of three and its line break
+    assert tiny.fake_image_arrays["image_sizes"].tolist() == [[1, side]]
+    assert tiny.fake_image_arrays["batch_num_images"].tolist() == [1]
+
+
+def _measured(family, height, width, num_images=1):
+    size, grid = family.image_shape(height, width, num_images)
+    image = family.smallest_image
+    return type(image)(ref=image.ref, height=height, width=width, size=size, grid=grid)
+
+
+def test_class_token_and_frames(tmp_path):
+    made = llava_onevision.make(tmp_path / "clip", vision_feature_select_strategy="default", num_image_tokens=10)
+    family = load_family(ProcessorKey(processor=str(made)))
+    assert len(family.expansion(_measured(family, 42, 42))) == 10 + 9 + 3 - 1
+    assert len(family.expansion(_measured(family, 42, 42, num_images=2))) == 10
+    assert family.sample_frames(5, 1.0, None).tolist() == [0, 1, 2, 3, 4]
+    assert family.sample_frames(10, 5.0, 2.0).tolist() == [0, 2, 5, 7]
+    fixed = load_family(ProcessorKey(processor=str(llava_onevision.make(tmp_path / "fixed", video={"num_frames": 4}))))
+    assert fixed.sample_frames(3, 1.0, None).tolist() == [0, 0, 1, 2]  # too short: some come twice
+    assert fixed.sample_frames(100, 10.0, 2.0).tolist() == [0, 25, 50, 75]
+    capped = load_family(ProcessorKey(processor=str(made), video_fps=1.0, video_max_frames=3))
+    assert capped.sample_frames(60, 10.0, None).tolist() == [0, 20, 40]
+
+
+def test_configs_that_are_refused(tmp_path):
+    made = llava_onevision.make(tmp_path / "processor")
+    with pytest.raises(UserError, match="--max-pixels 5: llava_onevision gives every picture the resolutions"):
+        load_family(ProcessorKey(processor=str(made), max_pixels=5))
+    with pytest.raises(UserError, match="vision_aspect_ratio is square, expected"):
+        load_family(ProcessorKey(processor=str(llava_onevision.make(tmp_path / "a", vision_aspect_ratio="square"))))
+    files = json.loads((made / "preprocessor_config.json").read_text())
+    (made / "preprocessor_config.json").write_text(json.dumps(files | {"image_grid_pinpoints": [[50, 42]]}))
+    with pytest.raises(UserError, match=r"image_grid_pinpoints in whole tiles; it has size .*\[\[50, 42\]\]"):
+        load_family(ProcessorKey(processor=str(made)))
+
+
+def test_truncation_does_not_leave_one_of_several_pictures(tiny, tmp_path):
+    """It has one tile, and the model would look for more where it is the only one."""
+    one, two = (part("image", picture(tmp_path / f"{i}.png", 60, 90, seed=i)) for i in range(2))
+    messages = [*turns(one, text("A"), answer="Yes."), *turns(two, text("B")), *turns(one, text("C"))]
+    (whole,) = measure([from_conversation({"conversation": messages})], tiny)
+    places = [place for place, _ in tiny.places(whole.ids)]
+    assert len(truncated(whole, places[2] + 2 * 9 + 2, tiny).media) == 2
+    assert truncated(whole, places[1] + 9, tiny) is None
+
+
+@pytest.fixture(scope="module")
+def out(tiny, tmp_path_factory):
+    """Lone pictures, several, videos, both, and text alone."""
+    folder = tmp_path_factory.mktemp("llava_out")
+    data = TinyData(folder / "data")
+    for number, frames in enumerate((4, 26, 9)):
+        clip(data.folder / f"{number}.mp4", frames=frames, rate=5)
+    for number, (height, width) in enumerate([(60, 90), (28, 28), (300, 100), (5, 90)]):
+        data.image(height, width, answer=f"Picture {number}.")
+    ask = [("user", "<video>What?"), ("assistant", "Yes.")]
+    data.row(ask, videos=["0.mp4"]).row(ask, videos=["1.mp4"])
+    data.row([("user", "<image><image>?"), ("assistant", "No.")], images=["0.png", "2.png"])
+    data.row([("user", "<image>and<video><video><image>?"), ("assistant", "No."), ("user", "<image>"),
+              ("assistant", "All.")], videos=["1.mp4", "2.mp4"], images=["0.png", "2.png", "1.png"])  # fmt: skip
+    for number in (0, 20, 50, 100, 150, 180, 180, 180):
+        data.text("How many?", "so many " * number)
+    made = folder / "out"
+    run_pack(tiny_config(data.write(), made, processor=tiny.source, pack_size=400))
+    return made
+
+
+def test_the_output_is_right(out):
+    manifest = read_manifest(out)
+    assert verify_ledger(out, manifest) == []
+    assert [problem for number in range(len(manifest["shards"])) for problem in verify_shard(out, manifest, number)] == []
+    assert manifest["counts"]["skipped"] == {}
+
+
+def tiny_model(family):
+    torch.manual_seed(0)
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+              "num_attention_heads": 2, "image_size": SIDE, "patch_size": 14, "vision_use_head": False}  # fmt: skip
+    words = {"model_type": "qwen2", "vocab_size": 2064, "hidden_size": 64, "intermediate_size": 96,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+    config = LlavaOnevisionConfig(
+        text_config=words, vision_config=vision, image_token_index=family.placeholder_ids["image"],
+        video_token_index=family.placeholder_ids["video"], image_grid_pinpoints=llava_onevision.PINPOINTS,
+        vision_aspect_ratio="anyres_max_4",
+    )  # fmt: skip
+    model = LlavaOnevisionForConditionalGeneration._from_config(config, attn_implementation="sdpa").float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.1)
+    return model
+
+
+def inputs(batch):
+    """All that a batch has beside its labels: the model passes over what it does not know."""
+    return {key: value for key, value in batch.items() if key not in ("labels", "_packed_seq_ids")}
+
+
+@torch.no_grad()
+def test_packed_equals_alone(out, tiny):
+    model = tiny_model(tiny)
+    packs = list(PackedShards(out, pixels="fp32"))
+    assert any(len(pack["batch_num_images"]) > 1 for pack in packs), "pictures of several documents"
+    assert any(pack["n_videos"] > 1 and pack["n_images"] for pack in packs), "pictures and videos"
+    assert any(pack["input_ids"][-13:].tolist() == tiny.fake_image_ids.tolist() for pack in packs), "a fake image"
+    for pack in packs:
+        logits = model(**inputs(neat_packed_vlm_collater([pack]))).logits
+        start = 0
+        for document in documents_of(out, pack):
+            alone = model(**inputs(neat_packed_vlm_collater([document]))).logits
+            assert (logits[:, start : start + alone.shape[1]] - alone).abs().max() < 1e-5
+            start += alone.shape[1]
+    batch = neat_packed_vlm_collater(packs)
+    model(**inputs(batch))  # the counts of features and tokens are compared in the model
+    # Bytes that are restored after collating, videos as [videos, frames, …], are the same floats.
+    late = restore_pixels(neat_packed_vlm_collater(list(PackedShards(out, pixels="uint8"))), dtype=torch.float32)
+    assert late["pixel_values_videos"].shape[1:] == (4, 3, SIDE, SIDE)
+    assert all(torch.equal(late[name], batch[name]) for name in ("pixel_values", "pixel_values_videos"))
+
+
+def test_microbatches_have_their_own_media(out, tiny):
+    packs = list(PackedShards(out, pixels="uint8"))
+    whole = neat_packed_vlm_collater(packs)
+    frames = whole["pixel_values_videos"].clone()
+    chunks = prepare_vlm_media_for_pp(whole, len(packs), len(packs), tiny.media_axes)[VLM_PP_MEDIA_KEY]
+    for number, pack in enumerate(packs):
+        for name in ("pixel_values", "num_tiles", "image_sizes", "batch_num_images", "num_frames"):
+            assert torch.equal(chunks[name][number], pack[name]), name
+    assert torch.equal(torch.cat(chunks["pixel_values_videos"]), frames)
+    assert [len(chunk) for chunk in chunks["pixel_values_videos"]] == [pack["n_videos"] for pack in packs]

@@ -1,0 +1,304 @@
+"""Phi-4 multimodal against transformers: every tensor of its processor, alone and in a batch; packed against alone."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from helpers import TinyData, documents_of, picture, run_hf, tiny_config, tone
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processors import phi4_mm
+from transformers import Phi4MultimodalConfig, Phi4MultimodalFeatureExtractor, Phi4MultimodalForCausalLM
+
+from loaders import PackedShards, neat_packed_vlm_collater
+from loaders.phi4 import input_mode, remote_code_batch
+from loaders.pixels import Stored, restore_pixels, restored, with_first
+from pipeline.config import UserError
+from pipeline.families.registry import ProcessorKey, load_family
+from pipeline.ingest.conversation import from_conversation
+from pipeline.measure.audio import decode_audio
+from pipeline.measure.length import measure, shrunk
+from pipeline.pack import run_pack
+from pipeline.records import Example, MediaRef, Skip, Turn
+from pipeline.render.sample import render_whole
+from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+
+# One crop and many, more than fit, exact ones, very long ones, and those with the aspect ratio of several grids.
+SIZES = [(40, 50), (64, 64), (301, 517), (128, 192), (33, 640), (700, 71), (500, 500), (10, 64), (131, 129), (1, 1)]
+
+
+@pytest.fixture(scope="module")
+def processor(tmp_path_factory):
+    return phi4_mm.make(tmp_path_factory.mktemp("phi4") / "processor")
+
+
+@pytest.fixture(scope="module")
+def family(processor):
+    return load_family(ProcessorKey(processor=str(processor)))
+
+
+def asked(*parts, answer="It is."):
+    return [
+        {"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": answer}]},
+    ]
+
+
+@pytest.fixture(scope="module")
+def hf(processor, tmp_path_factory):
+    """Conversations, and what the HF processor makes of them; the last has all media in one call."""
+    folder = tmp_path_factory.mktemp("hf")
+    paths = [str(picture(folder / f"{i}.png", *size, seed=i)) for i, size in enumerate(SIZES)]
+    images = [{"type": "image", "image": path, "path": path} for path in paths]
+    sounds = []
+    for number, seconds in enumerate((0.5, 1.237, 6.0, 0.025)):
+        path = tone(folder / f"{number}.wav", seconds)
+        np.save(path.with_suffix(".npy"), decode_audio(MediaRef(kind="audio", path=str(path)), 16_000))
+        sounds.append({"type": "audio", "audio": str(path), "samples": str(path.with_suffix(".npy"))})
+    conversations = [asked(part) for part in (*images, *sounds)]
+    conversations += [
+        [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, *asked(answer="\n\nJa, 这个.\n")],
+        asked(images[0], sounds[1], images[2]) + asked(images[3], sounds[0], sounds[2], answer="No."),
+    ]
+    return conversations, run_hf({str(processor): conversations}, folder)
+
+
+def tensors_of(found, processor, number):
+    prefix = f"{processor.name}/{number}/"
+    return {key.removeprefix(prefix): torch.from_numpy(value) for key, value in found.items() if key.startswith(prefix)}
+
+
+def rendered(family, messages):
+    (measured,) = measure([from_conversation({"conversation": messages})], family)
+    assert not isinstance(measured, Skip), measured
+    whole = render_whole(measured, family, "torch")
+    assert measured.tokens == len(whole.input_ids) - 1
+    return whole
+
+
+def test_every_tensor_equals_the_hf_processors(hf, family, processor):
+    conversations, found = hf
+    table = Stored(torch.from_numpy(family.tables("torch")["image"]))
+    for number, messages in enumerate(conversations):
+        tensors, whole = tensors_of(found, processor, number), rendered(family, messages)
+        media = {name: torch.from_numpy(array) for name, array in whole.media.items()}
+        assert whole.input_ids.tolist() == tensors["input_ids"][0].tolist(), number
+        assert whole.position_ids.tolist() == list(range(len(whole.input_ids)))
+        kinds = {family.placeholder_ids["image"]: 1, family.placeholder_ids["audio"]: 3}
+        assert whole.mm_token_type_ids.tolist() == [kinds.get(token, 0) for token in whole.input_ids.tolist()]
+        assert family.media_tokens(whole.media, family.facts) == np.count_nonzero(whole.mm_token_type_ids)
+        if "image_pixel_values" in tensors:
+            assert torch.equal(media["image_sizes"], tensors["image_sizes"])
+            assert torch.equal(media["image_attention_mask"].float(), tensors["image_attention_mask"])
+            crops = restored(media["image_pixel_values"], table, torch.float32)
+            per_image = crops.split(media["image_crops"].prod(1).tolist())
+            pixels = with_first(
+                media["image_global_view"], torch.nn.utils.rnn.pad_sequence(list(per_image), batch_first=True)
+            )
+            assert torch.equal(pixels, tensors["image_pixel_values"]), number
+        if "audio_input_features" in tensors:
+            assert torch.equal(media["audio_embed_sizes"], tensors["audio_embed_sizes"])
+            theirs = tensors["audio_input_features"]
+            ours = media["audio_input_features"].split(media["audio_frames"].tolist())
+            for features, expected in zip(ours, theirs, strict=True):
+                assert torch.equal(features, expected[: len(features)])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.integers(400, 5000), st.integers(400, 400_000)))
+def test_tokens_of_a_sound_are_counted_without_hearing_it(family, num_samples):
+    frames = torch.tensor([(num_samples - 400) // 160 + 1])
+    assert family.audio_frames(num_samples) == int(frames)
+    assert family.audio_tokens(int(frames)) == int(Phi4MultimodalFeatureExtractor()._compute_audio_embed_size(frames))
+
+
+def test_what_cannot_be_taken(family, tmp_path):
+    thin, short = picture(tmp_path / "a.png", 2, 900), tone(tmp_path / "a.wav", 0.02)
+    for part, words in (
+        ({"type": "image", "image": str(thin)}, "900x2 is too thin: 512x1 once resized"),
+        ({"type": "audio", "audio": str(short)}, "320 samples are fewer than one window of 400"),
+    ):
+        (skip,) = measure([from_conversation({"conversation": asked(part)})], family)
+        assert skip.reason == "bad_media"
+        assert skip.detail.endswith(words)
+    video = Example(turns=(Turn(role="user", parts=(MediaRef(kind="video", path="a.mp4"),)),))
+    assert measure([video], family)[0].reason == "video_unsupported"
+
+
+def test_labels(family):
+    turns = asked(answer="\nFirst.") + asked(answer="a <|end|> b <|image|>")
+    whole = rendered(family, turns)
+    targets = whole.labels[whole.labels != -100]
+    assert family.tokenizer.decode(targets) == "\nFirst.<|end|>a <|end|> b <|image|><|end|>"
+    assert whole.input_ids.tolist().count(family.token_id("<|end|>")) == 4
+    assert family.token_id("<|image|>") not in whole.input_ids
+
+
+def test_shrinking(family, tmp_path):
+    path = picture(tmp_path / "a.png", 120, 250)
+    (whole,) = measure([from_conversation({"conversation": asked({"type": "image", "image": str(path)})})], family)
+    assert whole.media[0].grid == (1, 2, 4)
+    smaller = [shrunk(whole, level, family) for level in (1, 2, 3)]
+    assert [made.media[0].grid for made in smaller] == [(1, 1, 2), (1, 1, 2), (1, 1, 1)]
+    assert render_whole(smaller[2], family, "torch").media["image_pixel_values"].shape == (1, 3, 64, 64)
+    assert shrunk(smaller[2], 1, family) is None
+
+
+def test_the_remote_codes_processor(family, tmp_path):
+    """The same, but for the template and the tokens that stand for media."""
+    remote = load_family(ProcessorKey(processor=str(phi4_mm.make_remote(tmp_path / "p"))))
+    path = picture(tmp_path / "a.png", 70, 100)
+    messages = asked({"type": "image", "image": str(path)})
+    ours, theirs = rendered(family, messages), rendered(remote, messages)
+    exchanged = np.where(theirs.input_ids == remote.token_id("<|endoftext10|>"), family.token_id("<|image|>"),
+                         theirs.input_ids)  # fmt: skip
+    assert exchanged.tolist() == [*ours.input_ids.tolist(), remote.token_id("<|im_end|>")]
+    assert theirs.labels.tolist() == [*ours.labels.tolist(), -100]
+
+
+def test_what_is_refused(processor, tmp_path):
+    with pytest.raises(UserError, match="has no bounds of pixels"):
+        load_family(ProcessorKey(processor=str(processor), max_pixels=5))
+    other = shutil.copytree(processor, tmp_path / "other")
+    config = (other / "processor_config.json").read_text()
+    (other / "processor_config.json").write_text(config.replace('"patch_size": 2', '"patch_size": 4'))
+    with pytest.raises(UserError, match="expected squares of 32 x 32 patches"):
+        load_family(ProcessorKey(processor=str(other)))
+
+
+def test_input_mode():
+    pixels, sound = torch.zeros(1, 2, 3, 4, 4), torch.zeros(1, 8, 80)
+    assert input_mode({"input_ids": pixels}) == 0
+    assert input_mode({"image_pixel_values": pixels}) == 1
+    assert input_mode({"audio_input_features": sound, "image_pixel_values": None}) == 2
+    assert input_mode({"audio_input_features": sound, "image_pixel_values": pixels[:0]}) == 2
+    both = {"audio_input_features": sound, "image_pixel_values": pixels, "image_sizes": pixels}
+    assert input_mode(both) == 3
+    assert set(remote_code_batch(both)) == {"input_audio_embeds", "input_image_embeds", "image_sizes", "input_mode"}
+
+
+# Packs
+
+
+def packed(processor, folder, data, **chosen):
+    out = folder / "out"
+    run_pack(tiny_config(data.write(), out, processor=str(processor), pack_size=2048, **chosen))
+    manifest = read_manifest(out)
+    problems = verify_ledger(out, manifest)
+    for number in range(len(manifest["shards"])):
+        problems += verify_shard(out, manifest, number)
+    assert problems == []
+    return out, manifest
+
+
+@pytest.fixture(scope="module")
+def pictures(processor, tmp_path_factory):
+    """Pictures of one and of many crops, two in a row, and text that needs the fake image."""
+    folder = tmp_path_factory.mktemp("pictures")
+    data = TinyData(folder / "data")
+    data.image(40, 50).image(120, 250).image(64, 64)
+    picture(data.folder / "c.png", 150, 30)
+    data.row([("user", "<image>and<image>?"), ("assistant", "Two."), ("user", "Sure?"), ("assistant", "No.")],
+             images=["c.png", "0.png"])  # fmt: skip
+    for number in range(20):
+        data.text(f"Count to {number}.", " ".join(map(str, range(1, number * 15 + 2))))
+    return packed(processor, folder, data)
+
+
+@pytest.fixture(scope="module")
+def sounds(processor, tmp_path_factory):
+    """Sounds without pictures. All as long as each other: see the model's mask in pipeline/families/phi4_mm.py."""
+    folder = tmp_path_factory.mktemp("sounds")
+    data = TinyData(folder / "data")
+    for number in range(3):
+        tone(data.folder / f"{number}.wav", 0.7, hertz=300 + 200 * number)
+    data.row([("user", "<audio>What?"), ("assistant", "A tone.")], audios=["0.wav"])
+    data.row([("user", "<audio>Or <audio>?"), ("assistant", "The second.")], audios=["1.wav", "2.wav"])
+    data.text("Hello?", "Yes.")
+    return packed(processor, folder, data, fake_image=False)
+
+
+def test_batches_have_the_shapes_of_the_hf_processor(pictures, hf, family, processor):
+    """The whole conversation of several media in one call is what a batch holds, too."""
+    conversations, found = hf
+    theirs = tensors_of(found, processor, len(conversations) - 1)
+    whole = rendered(family, conversations[-1])
+    item = {"input_ids": torch.from_numpy(whole.input_ids), "media_layout": family.media}
+    table = Stored(torch.from_numpy(family.tables("torch")["image"]), first="image_global_view")
+    for name, array in whole.media.items():
+        item[name] = torch.from_numpy(array)
+    from loaders.media import concatenated_media
+
+    crops = restored(item["image_pixel_values"], table, torch.float32)
+    batch = concatenated_media([item | {"image_pixel_values": crops}])
+    for name in ("image_pixel_values", "image_sizes", "image_attention_mask", "audio_embed_sizes",
+                 "audio_attention_mask"):  # fmt: skip
+        assert torch.equal(batch[name].to(theirs[name].dtype), theirs[name]), name
+    assert batch["audio_input_features"].shape == theirs["audio_input_features"].shape
+    assert "image_global_view" not in batch
+
+
+def test_pixels_restored_late_are_the_same(pictures):
+    """uint8 pixels, restored in the batch: equal but for the crops that are padding, which nobody looks at."""
+    out, _ = pictures
+    early, late = (list(PackedShards(out, pixels=pixels, shuffle=False)) for pixels in ("fp32", "uint8"))
+    assert sum(pack["n_images"] for pack in early) > 5
+    ready = neat_packed_vlm_collater(early)
+    batch = restore_pixels(neat_packed_vlm_collater(late), dtype=torch.float32)
+    assert "image_global_view" not in batch
+    for index, crops in enumerate(batch["image_crops"].prod(1).tolist()):
+        pair = (values["image_pixel_values"][index, : 1 + crops] for values in (batch, ready))
+        assert torch.equal(*pair)
+
+
+def tiny_phi(family):
+    torch.manual_seed(0)
+    config = Phi4MultimodalConfig(
+        vocab_size=2112, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, bos_token_id=1, eos_token_id=2, pad_token_id=family.padding_id, sliding_window=None,
+        max_position_embeddings=4096, original_max_position_embeddings=4096,
+        vision_config={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+                       "image_size": 64, "crop_size": 64, "patch_size": 2, "feature_layer": -2,
+                       "image_token_id": family.placeholder_ids["image"]},
+        audio_config={"hidden_size": 32, "intermediate_size": 48, "num_blocks": 2, "num_attention_heads": 2,
+                      "ext_pw_out_channel": 32, "nemo_conv_channels": 32, "depthwise_separable_out_channel": 32,
+                      "audio_token_id": family.placeholder_ids["audio"]},
+    )  # fmt: skip
+    model = Phi4MultimodalForCausalLM._from_config(config, attn_implementation="sdpa").float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.1)
+    return model
+
+
+MODEL_KEYS = (
+    "input_ids", "attention_mask", "position_ids", "image_pixel_values", "image_sizes", "image_attention_mask",
+    "audio_input_features", "audio_embed_sizes", "audio_attention_mask",
+)  # fmt: skip
+
+
+def logits_of(model, batch):
+    logits = model(**{key: batch[key] for key in MODEL_KEYS if key in batch}).logits
+    assert torch.isfinite(logits).all()
+    return logits
+
+
+@pytest.mark.parametrize("kind", ["pictures", "sounds"])
+@torch.no_grad()
+def test_packed_equals_alone(kind, family, request):
+    out, manifest = request.getfixturevalue(kind)
+    model = tiny_phi(family)
+    documents = 0
+    for pack in PackedShards(out, pixels="fp32"):
+        batch = neat_packed_vlm_collater([pack])
+        assert input_mode(batch) == (1 if kind == "pictures" else 2)
+        logits, start = logits_of(model, batch), 0
+        for document in documents_of(out, pack):
+            length = len(document["input_ids"])
+            alone = neat_packed_vlm_collater([document])
+            expected = logits_of(model, {k: v for k, v in alone.items() if k not in ("position_ids", "attention_mask")})
+            assert (logits[:, start : start + length] - expected).abs().max() < 1e-4
+            start, documents = start + length, documents + 1
+    assert documents >= manifest["counts"]["packed"]
