@@ -81,7 +81,7 @@ def gemma4_prefix_collate_fn(
     """Gemma4, whose model turns all begin with an empty thinking channel: put there, and not trained on."""
 
     def inject(batch: Batch, of: Any) -> Batch:
-        return _inject_thinking_prefix_tokens(batch, getattr(of, "tokenizer", of))
+        return _inject_thinking_prefix_tokens(batch, family_of(of).tokenizer)
 
     return default_collate_fn(examples, processor, max_length, _post_tokenize_hook=inject)
 
@@ -107,10 +107,11 @@ def nemotron_parse_collate_fn(
         texts.append(f"{task_prompt}{''.join(answers)}{tokenizer.eos_token or ''}")
     batch = dict(processor(images=pages, text=texts, padding=True, add_special_tokens=False, return_tensors="pt"))
     ids, mask = batch.pop("input_ids"), batch.pop("attention_mask")
-    prompt = len(tokenizer.encode(task_prompt, add_special_tokens=False))
-    begins = mask.long().argmax(dim=1)  # rows may be padded on the left
-    at = torch.arange(ids.shape[1])[None]
-    trained = mask.bool() & (at >= (begins + prompt)[:, None])
+    prompt = tokenizer.encode(task_prompt, add_special_tokens=False)
+    begins = mask.long().argmax(dim=1).tolist()  # rows may be padded on the left
+    # The prompt's last token may have merged with the answer's first: what is not the prompt's own is trained on.
+    ends = [begin + _common(row[begin:], prompt) for row, begin in zip(ids.tolist(), begins, strict=True)]
+    trained = mask.bool() & (torch.arange(ids.shape[1])[None] >= torch.tensor(ends)[:, None])
     labels = torch.where(trained, ids, torch.full_like(ids, IGNORE))
     batch["decoder_input_ids"], batch["decoder_attention_mask"] = ids[:, :-1], mask[:, :-1]
     return batch | {"labels": labels[:, 1:]}
@@ -297,6 +298,12 @@ def _with_sound(example: dict[str, Any]) -> dict[str, Any]:
             turn = {**turn, "content": [{"type": "audio", "audio": example["audio"]}, *texts]}
         turns.append(turn)
     return {**example, "conversation": turns}
+
+
+def _common(ids: list[int], prefix: list[int]) -> int:
+    """How many tokens both begin with."""
+    same = [a == b for a, b in zip(ids, prefix, strict=False)]
+    return same.index(False) if False in same else len(same)
 
 
 def _opened(image: Any) -> Image.Image:

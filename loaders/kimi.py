@@ -1,4 +1,4 @@
-"""Kimi online, under pipeline parallelism: placeholders are expanded before the model, so that lengths stay as they are."""
+"""Kimi online, under pipeline parallelism: placeholders are expanded before the model, whose stages keep the length."""
 
 import numpy as np
 import torch

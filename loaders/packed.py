@@ -1,6 +1,8 @@
 """neat_packed_vlm_collater: packs into one batch, with the attention mask that the model's kernel takes.
 
-    sdpa, eager         attention_mask is bool [B, 1, S, S], block-causal: transformers' own sdpa and eager attention
+    sdpa                attention_mask is bool [B, 1, S, S], block-causal: transformers' own sdpa attention
+    eager               the same as float32 to be added to the scores: transformers' own eager attention adds it as it
+                        is, and of a bool mask that would make ones and zeros
     flash_attention_2   attention_mask is int [B, S], 1, 2, … per document and 0 for padding: kernels that read document
                         numbers, such as transformers' flash attention with a patched `_get_unpad_data`
     … and varlen_kwargs=True   no mask, but cu_seq_lens_q/k and max_length_q/k: transformers' flash attention as it is
@@ -84,14 +86,13 @@ def neat_packed_vlm_collater(
         result |= _transformers_varlen(batch, length)
     elif not has_4d_mask:
         result["attention_mask"] = documents
-    elif sliding_window is None:
-        result["attention_mask"] = block_causal_mask(documents)
     else:
-        types = result["mm_token_type_ids"] if bidirectional_vision else None
-        result["attention_mask"] = {
-            "full_attention": block_causal_mask(documents),
-            "sliding_attention": sliding_mask(documents, sliding_window, types),
-        }
+        made = additive if attn_implementation == "eager" else torch.Tensor.bool
+        result["attention_mask"] = made(block_causal_mask(documents))
+        if sliding_window is not None:
+            types = result["mm_token_type_ids"] if bidirectional_vision else None
+            sliding = made(sliding_mask(documents, sliding_window, types))
+            result["attention_mask"] = {"full_attention": result["attention_mask"], "sliding_attention": sliding}
     if documents.max() > 1:
         result["_packed_seq_ids"] = documents
     return result | concatenated_media(batch) | media_counts(batch)
@@ -108,6 +109,12 @@ def block_causal_mask(documents: torch.Tensor) -> torch.Tensor:
     real = (documents != 0)[:, None, :, None]
     causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
     return (same & real & causal) | torch.eye(length, dtype=torch.bool, device=documents.device)
+
+
+def additive(mask: torch.Tensor) -> torch.Tensor:
+    """0 where a token is seen, and where it is not the lowest number that bf16 has, too."""
+    lowest = torch.finfo(torch.bfloat16).min
+    return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_fill(~mask, lowest)
 
 
 def sliding_mask(documents: torch.Tensor, window: int, types: torch.Tensor | None = None) -> torch.Tensor:

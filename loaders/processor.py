@@ -3,6 +3,7 @@
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from pipeline.config import UserError
 from pipeline.families.base import Family, ProcessorFiles, ProcessorKey
 from pipeline.families.registry import chosen_family, family_for
 
@@ -13,6 +14,8 @@ def family_of(processor: Any, *, family: str = "", use_audio_in_video: bool = Fa
     """The same object again for the same processor. `family` names one where the processor's class does not tell."""
     if isinstance(processor, Family):
         return processor
+    if not isinstance(processor, str) and not hasattr(processor, "tokenizer"):
+        raise UserError(f"a {type(processor).__name__} is no processor; give a directory, a hub id or an HF processor")
     source = processor if isinstance(processor, str) else str(getattr(processor.tokenizer, "name_or_path", ""))
     key = ProcessorKey(processor=str(source), family=family, use_audio_in_video=use_audio_in_video)
     if isinstance(processor, str):

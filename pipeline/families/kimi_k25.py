@@ -2,13 +2,15 @@
 
     name               rows    for
     image_grid_thw     images  transformers' own model
-    grid_thws          images  the model beside the weights (remote code): the same numbers
+    grid_thws          images  models that take the published processor's names: the same numbers
     image_grid_hws     images  pipeline-parallel code that asks for heights and widths
     video_grid_thw     chunks  transformers' own model; how many a video has is in num_chunks_per_video
 
-All of them are stored: 16 to 24 bytes each per picture, and a model takes the one that it knows and passes over the
-others. Videos are written as transformers does, with a token of their own, and need a tokenizer that has it; the
-published tokenizer has not, and then this family takes no videos.
+All of them are stored, 16 to 24 bytes each per picture: a model takes the one that it knows and passes over the others.
+
+Videos are written as transformers' processor does, with a token of their own, and need a tokenizer that has it; the
+published one has not, and then this family takes no videos. transformers' model (5.22.2) fails on chunks of more than
+one frame, its own processor's included: it cuts the pooled features by grids that count frames.
 """
 
 import time

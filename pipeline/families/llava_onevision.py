@@ -172,7 +172,8 @@ class LlavaOnevision(Family):
     # Videos
 
     def sample_frames(self, total: int, fps: float, asked_fps: float | None) -> np.ndarray:
-        """A rate or a number in the config is there to be used, whatever the class's do_sample_frames."""
+        """A rate or a number in the config is there to be used, whatever the class's do_sample_frames; a number also
+        where a row asks for a rate, so that all videos have as many frames."""
         videos = self.config["video"]
         number, rate = videos["num_frames"], videos["fps"]
         if asked_fps is not None and number is None:

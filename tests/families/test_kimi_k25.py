@@ -151,9 +151,7 @@ def test_settings(tmp_path):
 
 def test_shrinking_halves_patches_and_frames(family, tmp_path):
     image, video = picture(tmp_path / "a.png", 130, 200), clip(tmp_path / "a.mp4", frames=48, rate=5).path
-    (whole,) = measure(
-        [from_conversation({"conversation": turns(part("image", image), part("video", video))})], family
-    )
+    (whole,) = measure([from_conversation({"conversation": turns(part("image", image), part("video", video))})], family)
     tokens = [whole.tokens] + [shrunk(whole, level, family).tokens for level in range(1, 6)]
     assert tokens == sorted(tokens, reverse=True)
     assert tokens[-1] < tokens[0] / 3
@@ -198,9 +196,7 @@ def out(family, tmp_path_factory):
 def test_the_output_is_right(out):
     manifest = read_manifest(out)
     assert verify_ledger(out, manifest) == []
-    assert [verify_shard(out, manifest, number) for number in range(len(manifest["shards"]))] == [[]] * len(
-        manifest["shards"]
-    )
+    assert not any(verify_shard(out, manifest, number) for number in range(len(manifest["shards"])))
     assert manifest["counts"]["skipped"] == {}
 
 

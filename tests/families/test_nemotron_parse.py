@@ -19,14 +19,18 @@ def processor(tmp_path_factory):
 @pytest.mark.parametrize("run", [run_pack, run_plan])
 def test_packing_is_refused_with_the_reason(run, processor, tiny, tmp_path):
     config = tiny_config(tiny.text("Hi?", "Yes.").write(), tmp_path / "out", processor=processor)
-    with pytest.raises(UserError, match="nemotron_parse cannot be packed: it is an encoder-decoder.*nemotron_parse_coll"):
+    with pytest.raises(
+        UserError, match="nemotron_parse cannot be packed: it is an encoder-decoder.*nemotron_parse_coll"
+    ):
         run(config)
     assert not (tmp_path / "out" / "shards").exists()
 
 
 def test_the_command_says_so(processor, tiny, tmp_path, capsys):
     meta = tiny.text("Hi?", "Yes.").write()
-    code = main(["pack", "--meta", str(meta), "--processor", processor, "--out", str(tmp_path / "o"), "--engine", "inline"])
+    code = main(
+        ["pack", "--meta", str(meta), "--processor", processor, "--out", str(tmp_path / "o"), "--engine", "inline"]
+    )
     assert code == 2
     assert "cannot be packed" in capsys.readouterr().err
 

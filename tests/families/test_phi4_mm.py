@@ -12,6 +12,7 @@ from processors import phi4_mm
 from transformers import Phi4MultimodalConfig, Phi4MultimodalFeatureExtractor, Phi4MultimodalForCausalLM
 
 from loaders import PackedShards, neat_packed_vlm_collater
+from loaders.media import concatenated_media
 from loaders.phi4 import input_mode, remote_code_batch
 from loaders.pixels import Stored, restore_pixels, restored, with_first
 from pipeline.config import UserError
@@ -183,7 +184,7 @@ def test_input_mode():
 
 def packed(processor, folder, data, **chosen):
     out = folder / "out"
-    run_pack(tiny_config(data.write(), out, processor=str(processor), pack_size=2048, **chosen))
+    run_pack(tiny_config(data.write(), out, processor=str(processor), pack_size=4096, **chosen))
     manifest = read_manifest(out)
     problems = verify_ledger(out, manifest)
     for number in range(len(manifest["shards"])):
@@ -197,7 +198,7 @@ def pictures(processor, tmp_path_factory):
     """Pictures of one and of many crops, two in a row, and text that needs the fake image."""
     folder = tmp_path_factory.mktemp("pictures")
     data = TinyData(folder / "data")
-    data.image(40, 50).image(120, 250).image(64, 64)
+    data.image(40, 50).image(120, 250).image(64, 64).image(60, 120)
     picture(data.folder / "c.png", 150, 30)
     data.row([("user", "<image>and<image>?"), ("assistant", "Two."), ("user", "Sure?"), ("assistant", "No.")],
              images=["c.png", "0.png"])  # fmt: skip
@@ -219,17 +220,14 @@ def sounds(processor, tmp_path_factory):
     return packed(processor, folder, data, fake_image=False)
 
 
-def test_batches_have_the_shapes_of_the_hf_processor(pictures, hf, family, processor):
+def test_a_batch_has_the_tensors_of_the_hf_processor(hf, family, processor):
     """The whole conversation of several media in one call is what a batch holds, too."""
     conversations, found = hf
     theirs = tensors_of(found, processor, len(conversations) - 1)
     whole = rendered(family, conversations[-1])
     item = {"input_ids": torch.from_numpy(whole.input_ids), "media_layout": family.media}
-    table = Stored(torch.from_numpy(family.tables("torch")["image"]), first="image_global_view")
-    for name, array in whole.media.items():
-        item[name] = torch.from_numpy(array)
-    from loaders.media import concatenated_media
-
+    item |= {name: torch.from_numpy(array) for name, array in whole.media.items()}
+    table = Stored(torch.from_numpy(family.tables("torch")["image"]))
     crops = restored(item["image_pixel_values"], table, torch.float32)
     batch = concatenated_media([item | {"image_pixel_values": crops}])
     for name in ("image_pixel_values", "image_sizes", "image_attention_mask", "audio_embed_sizes",
@@ -250,6 +248,9 @@ def test_pixels_restored_late_are_the_same(pictures):
     for index, crops in enumerate(batch["image_crops"].prod(1).tolist()):
         pair = (values["image_pixel_values"][index, : 1 + crops] for values in (batch, ready))
         assert torch.equal(*pair)
+        assert not ready["image_pixel_values"][index, 1 + crops :].any()
+        assert (ready["image_attention_mask"][index, 1 + crops :] == 1).all()
+    assert len(set(batch["image_crops"].prod(1).tolist())) > 2
 
 
 def tiny_phi(family):

@@ -79,7 +79,10 @@ def test_common_templates(tokenizer):
         (LOOP + "{{ m['role'].upper() + ': ' }}" + PART + "{{ '\n' }}{% endfor %}", "by the same special token"),
         (LOOP + "{{ '<|head|>' + m['role'] }}" + PART + "{% endfor %}", "by the same special token"),
         (
-            LOOP + "{{ '<|head|>' + m['role'] + (' ' + loop.index|string) + '\n' }}" + PART + "{{ '</s>' }}{% endfor %}",
+            LOOP
+            + "{{ '<|head|>' + m['role'] + (' ' + loop.index|string) + '\n' }}"
+            + PART
+            + "{{ '</s>' }}{% endfor %}",
             "introduces answers in several ways",
         ),
         (

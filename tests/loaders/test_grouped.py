@@ -65,7 +65,7 @@ def test_signatures_are_the_documented_ones() -> None:
 
 def test_by_length_then_by_index() -> None:
     sampler = LengthGroupedSampler(samples(3, 9, 3, 5, 9))
-    assert sampler.lengths == [3, 9, 3, 5, 9]
+    assert sampler.lengths == [3, 9, 3, 5, 9] == sampler._compute_or_load_lengths(samples(3, 9, 3, 5, 9))
     assert sampler.sorted_indices == [1, 4, 3, 0, 2]
     assert len(sampler) == 5
 

@@ -234,6 +234,25 @@ def test_only_stored_bytes_are_looked_up():
         looked_up(torch.zeros(1, 12), torch.zeros(3, 256), 2, torch.float32)
 
 
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl"])
+def test_eager_attention_adds_its_mask(out, kind):
+    """A bool mask there gives other logits, silently."""
+    packs = list(PackedShards(out, pixels="fp32"))[:2]
+    model = tiny_model(kind)
+    keys = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids", "pixel_values", "image_grid_thw")
+
+    def logits(batch, implementation):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            return model(**{key: batch[key] for key in keys if key in batch}).logits
+
+    by_sdpa, by_eager = (neat_packed_vlm_collater(packs, attn_implementation=kind) for kind in ("sdpa", "eager"))
+    expected = logits(by_sdpa, "sdpa")
+    real = by_sdpa["labels"] != -100
+    assert (logits(by_eager, "eager")[real] - expected[real]).abs().max() < 1e-5
+    assert (logits(by_sdpa, "eager")[real] - expected[real]).abs().max() > 0.1
+
+
 class TestPadCollate:
     class Processor:
         class tokenizer:
