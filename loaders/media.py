@@ -29,7 +29,7 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if name in layout and (layout[name].mask or layout[name].first):
             result |= _padded(name, layout[name], arrays, [sample[layout[name].counts] for sample in samples])
         else:
-            result[name] = torch.cat(_of_one_shape(arrays, layout[name].fill if name in layout else 0))
+            result[name] = torch.cat(_of_one_shape(arrays))
     stored = {key: value for key, value in samples[0].get(STORED_KEY, {}).items() if key in result}
     for name, array in layout.items():
         if array.first and name in result and name not in stored:  # stored ones are joined when they are restored
@@ -40,7 +40,8 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _padded(name: str, array: MediaArray, arrays: list[Any], counts: list[Any]) -> dict[str, torch.Tensor]:
     """Rows of each medium as a line of [media, longest, …], and the mask that tells them from the padding."""
     sizes = [number for count in counts if len(count) for number in count.reshape(len(count), -1).prod(1).tolist()]
-    media = torch.nn.utils.rnn.pad_sequence(list(torch.cat(arrays).split(sizes)), batch_first=True)
+    rows = list(torch.cat(arrays).split(sizes))
+    media = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=array.fill)
     if not array.mask:
         return {name: media}
     mask = torch.arange(media.shape[1])[None, :] < torch.tensor(sizes)[:, None]
@@ -48,16 +49,15 @@ def _padded(name: str, array: MediaArray, arrays: list[Any], counts: list[Any]) 
     return {name: media.movedim(1, -1) if array.transposed else media, array.mask: mask.to(dtype)}
 
 
-def _of_one_shape(arrays: list[torch.Tensor], fill: int = 0) -> list[torch.Tensor]:
+def _of_one_shape(arrays: list[torch.Tensor]) -> list[torch.Tensor]:
     """Rows that were padded to the largest of their pack are padded to the largest of the batch."""
     if len({array.shape[1:] for array in arrays}) == 1:
         return arrays
     sides = torch.tensor([array.shape[1:] for array in arrays]).amax(0).tolist()
-    missing = [
-        [n for side, has in zip(sides[::-1], array.shape[:0:-1], strict=True) for n in (0, side - has)]
+    return [
+        pad(array, [n for side, has in zip(sides[::-1], array.shape[:0:-1], strict=True) for n in (0, side - has)])
         for array in arrays
     ]
-    return [pad(array, sides_of, value=fill) for array, sides_of in zip(arrays, missing, strict=True)]
 
 
 def media_counts(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

@@ -22,12 +22,15 @@ class Stored:
     repeat: int = 1  # times that each row is repeated, channel by channel
     channels_last: bool = False
     first: str = ""  # the array whose rows go before these, each before a medium's
+    counts: str = ""  # the array that tells a medium's rows
 
 
 def stored_arrays(layout: Mapping[str, MediaArray], tables: Mapping[str, np.ndarray]) -> dict[str, Stored]:
     """How each array of bytes in a layout is restored."""
     return {
-        name: Stored(torch.from_numpy(tables[array.table]), array.repeat, array.channels_last, array.first)
+        name: Stored(
+            torch.from_numpy(tables[array.table]), array.repeat, array.channels_last, array.first, array.counts
+        )
         for name, array in layout.items()
         if array.table
     }
@@ -44,7 +47,9 @@ def restore_pixels(
     for key, stored in (batch.pop(STORED_KEY, None) or {}).items():
         if key in batch:
             batch[key] = restored(batch[key].to(device), stored, dtype)
-            if stored.first:
+            if stored.first:  # [media, longest, …]: what pads a medium is zero, and not what a byte of zero stands for
+                counts = batch[stored.counts].to(device).flatten(1).prod(1)
+                batch[key][torch.arange(batch[key].shape[1], device=device)[None] >= counts[:, None]] = 0
                 batch[key] = with_first(batch.pop(stored.first).to(device), batch[key])
     return batch
 

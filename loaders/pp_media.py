@@ -158,6 +158,8 @@ def prepare_vlm_media_for_pp(
         axis = "patches" if axis in axes else axis
         grids = {key: batch[key] for key in grid_keys if batch.get(key) is not None}
         crops = {key: batch[key] for key in crop_keys if batch.get(key) is not None}
+        if pixels is None and axes and name not in axes:
+            continue  # a family whose pixels have another name
         if pixels is None:
             orphans = [key for key, value in (grids | crops).items() if len(value)]
             if counts is not None and any(_ints(counts)):

@@ -24,7 +24,7 @@ class MediaArray:
 
     kind: MediaKind
     dtype: str
-    row: tuple[int, ...]  # shape of a row; a side of -1 differs from document to document and is padded with `fill`
+    row: tuple[int, ...]  # shape of a row; a side of -1 differs from document to document and is padded with zeros
     counts: str = ""
     groups: bool = False
     table: str = ""  # "image" or "video": bytes that stand for floats, by that table
@@ -33,8 +33,8 @@ class MediaArray:
     mask: str = ""  # handed over as [media, longest, …], with a mask of this name
     mask_dtype: str = "int64"
     transposed: bool = False  # … as [media, …, longest]
-    fill: int = 0
     first: str = ""  # handed over as [media, 1 + longest, …]: before its rows comes the medium's one row of this array
+    fill: int = 0  # pads it to the longest
 
     @property
     def row_bytes(self) -> int:

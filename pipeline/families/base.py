@@ -353,11 +353,7 @@ def join_rows(pieces: Sequence[np.ndarray], array: MediaArray) -> np.ndarray:
     if -1 in array.row:
         sides = np.max([piece.shape[1:] for piece in pieces], axis=0).tolist()
         pieces = [
-            np.pad(
-                piece,
-                [(0, 0), *((0, side - has) for side, has in zip(sides, piece.shape[1:], strict=True))],
-                constant_values=array.fill,
-            )
+            np.pad(piece, [(0, 0), *((0, side - has) for side, has in zip(sides, piece.shape[1:], strict=True))])
             for piece in pieces
         ]
     return np.concatenate(pieces).astype(array.dtype, copy=False)

@@ -92,8 +92,12 @@ class Phi4MM(Family):
             "image_pixel_values": MediaArray(
                 kind="image", dtype="uint8", row=crop, counts="image_crops", table="image", first="image_global_view"
             ),
-            # Padded with ones: attention that sees nothing would be NaN, also in the gradients.
-            "image_attention_mask": MediaArray(kind="image", dtype="uint8", row=(-1, *view), fill=1),
+            # Of patches that are not white padding alone. Missing crops are padded with ones: attention that sees
+            # nothing would be NaN, also in the gradients.
+            "image_global_mask": MediaArray(kind="image", dtype="uint8", row=view),
+            "image_attention_mask": MediaArray(
+                kind="image", dtype="uint8", row=view, counts="image_crops", first="image_global_mask", fill=1
+            ),
             "audio_embed_sizes": MediaArray(kind="audio", dtype="int64", row=()),
             "audio_frames": MediaArray(kind="audio", dtype="int64", row=()),
             "audio_input_features": MediaArray(
@@ -159,12 +163,7 @@ class Phi4MM(Family):
             return {"audio_embed_sizes": 1, "audio_frames": 1, "audio_input_features": medium.grid[0]}
         crops = medium.grid[1] * medium.grid[2]
         return {"image_sizes": 1, "image_crops": 1, "image_global_view": 1, "image_pixel_values": crops,
-                "image_attention_mask": 1}  # fmt: skip
-
-    def media_bytes(self, medium: MeasuredMedia) -> int:
-        """The mask of a picture has a square for each crop more than its row tells."""
-        crops = medium.grid[1] * medium.grid[2] if medium.ref.kind == "image" else 0
-        return super().media_bytes(medium) + crops * PATCHES**2
+                "image_global_mask": 1, "image_attention_mask": crops}  # fmt: skip
 
     @property
     def smallest_image(self) -> MeasuredMedia:
@@ -181,13 +180,13 @@ class Phi4MM(Family):
         mask = np.zeros((rows * PATCHES, columns * PATCHES), dtype=np.uint8)
         down, across = self.seen(medium)
         mask[:down, :across] = 1
-        everything = np.ones((1, PATCHES, PATCHES), dtype=np.uint8)
         return {
             "image_sizes": np.array([size], dtype=np.int64),
             "image_crops": np.array([(rows, columns)], dtype=np.int64),
             "image_global_view": self.global_view(whole)[None],
             "image_pixel_values": crops_of(whole.transpose(2, 0, 1), self.side),
-            "image_attention_mask": np.concatenate([everything, crops_of(mask[None], PATCHES)[:, 0]])[None],
+            "image_global_mask": np.ones((1, PATCHES, PATCHES), dtype=np.uint8),
+            "image_attention_mask": crops_of(mask[None], PATCHES)[:, 0],
         }
 
     def global_view(self, pixels: np.ndarray) -> np.ndarray:
@@ -244,11 +243,12 @@ class Phi4MM(Family):
 
     @staticmethod
     def media_tokens(media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> int | None:
-        tokens = int(media["audio_embed_sizes"].sum())
-        for (rows, columns), mask in zip(media["image_crops"].tolist(), media["image_attention_mask"], strict=True):
-            crops = mask[1 : 1 + rows * columns, ::2, ::2].reshape(rows, columns, PATCHES // 2, PATCHES // 2)
-            down, across = int(crops[:, 0, :, 0].sum()), int(crops[0, :, 0, :].sum())
+        tokens, start = int(media["audio_embed_sizes"].sum()), 0
+        for rows, columns in media["image_crops"].tolist():
+            crops = media["image_attention_mask"][start : start + rows * columns, ::2, ::2]
+            down, across = int(crops[::columns, :, 0].sum()), int(crops[:columns, 0, :].sum())
             tokens += down * (across + 1) + GLOBAL_TOKENS
+            start += rows * columns
         return tokens
 
 

@@ -1,11 +1,15 @@
 """Collates give what the wrapper and pad_collate_fn give; labels by markers, by sentinel and by search agree."""
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import DEMO_PROCESSOR, SHARED, clip, picture, tone
+from helpers import DEMO_PROCESSOR, ROOT, SHARED, clip, picture, tone
 from PIL import Image
 from processors import gemma4, kimi_k25, kimi_vl, phi4_mm, qwen3_omni
 from transformers import AutoTokenizer
@@ -347,3 +351,24 @@ def test_media_tokens_and_lengths(image):
     broken = talk(saw("image", "absent.png"), "x")["conversation"]
     assert _drop_overlong_samples([broken], PROCESSOR, 1)[1] == [0], "its trouble is another one"
     assert _extract_image_config(family_of(PROCESSOR))["merge_size"] == 2
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"])
+def test_a_real_hf_processor_object(tmp_path, shared, name):
+    """Online users hand in the processor itself: the same tensors as by its own call."""
+    picture(tmp_path / "a.png", 130, 200)
+    picture(tmp_path / "b.png", 90, 61)
+    search = os.pathsep.join(
+        filter(None, [str(ROOT / ".venv" / "torchvision"), str(ROOT), os.environ.get("PYTHONPATH")])
+    )
+    for extra in ([], ["--declare"]):
+        command = [sys.executable, str(Path(__file__).with_name("hf_online.py")), str(shared / "processors" / name)]
+        done = subprocess.run(
+            [*command, str(tmp_path), *extra], env={**os.environ, "PYTHONPATH": search}, capture_output=True, text=True
+        )
+        if done.returncode != 3:
+            break
+    if done.returncode == 3:
+        pytest.skip("torchvision cannot be imported here (the Makefile installs it into .venv/torchvision)")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.endswith("equal\n")

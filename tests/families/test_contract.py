@@ -1,0 +1,234 @@
+"""What every family promises, asked of each: render, labels, shift, pack, restore, split, exact length."""
+
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import TinyData, clip, documents_of, packs_of, picture, tiny_config, tone
+
+from loaders import (
+    VLM_PP_MEDIA_KEY,
+    PackedShards,
+    make_meta_dataset,
+    neat_packed_vlm_collater,
+    restore_pixels,
+    wrap_vlm_collate_for_pp,
+)
+from loaders.processor import family_of
+from loaders.tokenized import tokenized_example
+from pipeline.config import UserError
+from pipeline.families.registry import FAMILIES, ProcessorKey, load_family
+from pipeline.pack import run_pack
+from pipeline.shard.verify import read_ledger, read_manifest, verify_ledger, verify_shard
+
+PACKABLE = [name for name, family in FAMILIES.items() if not family.not_packable]
+ANSWERS = [
+    "Only text.",
+    "A picture.",
+    "Two pictures.",
+    "First one.\n\nThen more.",
+    "A film.",
+    "A tone.",
+    "Both.",
+    "Short.",
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """One row per answer: text, one picture, two, several turns, a video, a sound, a video and a picture, text."""
+    data = TinyData(tmp_path_factory.mktemp("contract") / "data")
+    for number, size in enumerate([(60, 90), (120, 48), (33, 200)]):
+        picture(data.folder / f"{number}.png", *size, seed=number)
+    clip(data.folder / "a.mp4")
+    tone(data.folder / "a.wav", 0.8, rate=22_050)
+    data.text("What is it?", ANSWERS[0])
+    data.row([("user", "<image>What?"), ("assistant", ANSWERS[1])], images=["0.png"])
+    data.row([("user", "<image>And<image>which?"), ("assistant", ANSWERS[2])], images=["1.png", "2.png"])
+    first, second = ANSWERS[3].split("\n\n")
+    data.row(
+        [("user", "<image>One?"), ("assistant", first), ("user", "Go on."), ("assistant", second)], images=["2.png"]
+    )
+    data.row([("user", "<video>What happens?"), ("assistant", ANSWERS[4])], videos=["a.mp4"])
+    data.row([("user", "<audio>What is heard?"), ("assistant", ANSWERS[5])], audios=["a.wav"])
+    data.row([("user", "<video>or<image>?"), ("assistant", ANSWERS[6])], videos=["a.mp4"], images=["0.png"])
+    data.text("Briefly?", ANSWERS[7])
+    return data.write()
+
+
+KINDS = [(), ("image",), ("image",), ("image",), ("video",), ("audio",), ("video", "image"), ()]
+
+
+@pytest.fixture(scope="module", params=PACKABLE)
+def packed(request, data, tmp_path_factory):
+    """(family, output) of each family in turn. Small packs, so that there are several."""
+    folder = tmp_path_factory.mktemp(request.param)
+    processor = import_module(f"processors.{request.param}").make(folder / "processor")
+    chosen = request.param if request.param == "default" else ""
+    family = load_family(ProcessorKey(processor=str(processor), family=chosen))
+    assert family.name == request.param, "chosen by the processor's class"
+    run_pack(tiny_config(data, folder / "out", processor=str(processor), family=chosen, pack_size=2048, align=4))
+    return family, folder / "out"
+
+
+def test_every_row_is_packed_or_named(packed):
+    family, out = packed
+    manifest = read_manifest(out)
+    problems = [problem for n in range(len(manifest["shards"])) for problem in verify_shard(out, manifest, n)]
+    assert verify_ledger(out, manifest) + problems == []
+    for line in read_ledger(out, manifest).to_pylist():
+        missing = [kind for kind in KINDS[line["row"]] if kind not in family.takes]
+        expected = ("skipped", f"{missing[0]}_unsupported") if missing else ("packed", "")
+        assert (line["status"], line["reason"]) == expected, line
+
+
+def test_planned_lengths_are_rendered_lengths(packed, data):
+    family, out = packed
+    planned = {(line["pack"], line["position"]): (line["row"], line["tokens"])
+               for line in read_ledger(out, read_manifest(out)).to_pylist() if line["pack"] >= 0}  # fmt: skip
+    raw = make_meta_dataset(str(data))
+    for pack in packs_of(out):
+        for position, length in enumerate(pack.arrays["seq_lens"].tolist()):
+            if pack.documents[position].row < 0:
+                continue
+            row, tokens = planned[pack.number, position]
+            assert tokens == length == len(tokenized_example(raw[row], family)["input_ids"]) - 1
+
+
+def test_answers_and_nothing_else_are_trained_on(packed):
+    family, out = packed
+    for pack in PackedShards(out):
+        rows = [document.row for document in next(p for p in packs_of(out) if p.number == pack["pack"]).documents]
+        for row, document in zip(rows, documents_of(out, pack), strict=True):
+            labels = document["labels"]
+            trained = family.tokenizer.decode(labels[labels != -100])
+            end = family.tokenizer.decode([family.markers.end])
+            answers = ANSWERS[row].split("\n\n") if row >= 0 else []
+            assert trained.replace("\n", "") == "".join(answer + end for answer in answers).replace(
+                "\n", ""
+            )
+            known = labels[:-1] != -100
+            assert torch.equal(labels[:-1][known], document["input_ids"][1:][known]), "the shift"
+
+
+def test_documents_are_padded_to_the_alignment(packed):
+    _, out = packed
+    for pack in PackedShards(out):
+        assert (pack["seq_lens_padded"] % 4 == 0).all()
+        assert pack["attention_mask"].bincount()[1:].tolist() == pack["seq_lens_padded"].tolist()
+        assert pack["position_ids"].shape[-1] == len(pack["input_ids"])
+
+
+def test_packs_hold_what_samples_hold(packed, data):
+    """Offline and online give the same tensors for the same sample."""
+    family, out = packed
+    raw = make_meta_dataset(str(data))
+    for pack in PackedShards(out, pixels="fp32"):
+        documents = next(p for p in packs_of(out) if p.number == pack["pack"]).documents
+        for source, found in zip(documents, documents_of(out, pack), strict=True):
+            if source.row < 0:
+                continue
+            sample = tokenized_example(raw[source.row], family_of(family))
+            assert torch.equal(found["input_ids"], sample["input_ids"][:-1])
+            assert torch.equal(found["labels"], sample["labels"][1:])
+            assert torch.equal(found["position_ids"], sample["position_ids"][..., :-1])
+            for name, array in family.media.items():
+                same = sample[name]
+                if -1 in array.row and len(same):  # padded to the largest of its pack
+                    inside = tuple(slice(side) for side in same.shape)
+                    assert not found[name][tuple(slice(s, None) for s in same.shape)].any()
+                    assert torch.equal(found[name][inside], same), name
+                else:
+                    assert torch.equal(found[name], same), name
+
+
+def test_bytes_restore_to_the_same_floats(packed):
+    _, out = packed
+    stored, restored = (
+        neat_packed_vlm_collater(sorted(PackedShards(out, pixels=kind), key=lambda pack: pack["pack"]))
+        for kind in ("uint8", "fp32")
+    )
+    stored = restore_pixels(stored, "cpu", torch.float32)
+    assert stored.keys() == restored.keys()
+    for key, value in restored.items():
+        assert torch.equal(stored[key], value) if isinstance(value, torch.Tensor) else stored[key] == value, key
+
+
+def test_media_are_split_where_the_packs_are(packed):
+    """As many microbatches as packs: each chunk is what the pack has alone."""
+    family, out = packed
+    dataset = PackedShards(out, pixels="fp32")
+    packs = sorted(dataset, key=lambda pack: pack["pack"])
+    assert dataset.media_axes == family.media_axes
+    if len(packs) == 1:
+        packs *= 2
+    split = wrap_vlm_collate_for_pp(neat_packed_vlm_collater, len(packs), dataset.media_axes)(packs)
+    chunks = split[VLM_PP_MEDIA_KEY]
+    assert not set(family.media) & split.keys(), "torch would cut these wrongly"
+    for number, pack in enumerate(packs):
+        alone = neat_packed_vlm_collater([pack])
+        for name, array in family.media.items():
+            chunk = chunks.get(name)
+            if chunk is None:
+                assert name not in alone
+                continue
+            own = alone.get(name, chunk[number][:0])
+            assert len(chunk[number]) == len(own), name
+            longest = own.shape[1] if array.mask and not array.transposed and own.ndim > 1 else None
+            cut = chunk[number][:, :longest] if longest is not None else chunk[number]
+            cut = cut[..., : own.shape[-1]] if array.transposed else cut
+            if cut.shape == own.shape:
+                assert torch.equal(cut, own), name
+            else:  # padded to the largest of the batch
+                assert torch.equal(cut[tuple(slice(side) for side in own.shape)], own), name
+
+
+def test_text_alone_carries_a_fake_image(packed, tmp_path):
+    family, _ = packed
+    meta = TinyData(tmp_path / "text").text("Who?", "Me.").write()
+    chosen = "default" if family.name == "default" else ""
+    out = tmp_path / "out"
+    run_pack(tiny_config(meta, out, processor=family.source, family=chosen, pack_size=4096))
+    (pack,) = packs_of(out)
+    assert pack.fake_image == (len(family.fake_image_ids) > 0)
+    if pack.fake_image:
+        assert pack.documents[-1].num_images == 1
+        assert (pack.arrays["labels"][-len(family.fake_image_ids) :] == -100).all()
+
+
+def test_literal_tokens_in_a_text_are_text(packed):
+    """A user who writes the tokens of the structure changes neither turns nor media."""
+    family, _ = packed
+    end = family.tokenizer.decode([family.markers.end])
+    for token in family.structural_tokens:
+        talk = {
+            "conversation": [{"role": "user", "content": f"What is {token}?"}, {"role": "assistant", "content": "A."}]
+        }
+        sample = tokenized_example(talk, family)
+        assert not sample["mm_token_type_ids"].any(), token
+        assert family.tokenizer.decode(sample["labels"][sample["labels"] != -100]) == "A." + end, token
+
+
+def test_the_same_input_gives_the_same_fingerprint(packed):
+    family, _ = packed
+    chosen = "default" if family.name == "default" else ""
+    again = load_family(ProcessorKey(processor=family.source, family=chosen))
+    assert again.fingerprint == family.fingerprint
+    assert again.described() == family.described()
+
+
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - set(PACKABLE)))
+def test_what_cannot_be_packed_says_so(name, data, tmp_path):
+    processor = import_module(f"processors.{name}").make(tmp_path / "processor")
+    with pytest.raises(UserError, match="(?i)pack"):
+        run_pack(tiny_config(data, tmp_path / "out", processor=str(processor)))
+
+
+def test_every_issue_family_is_there():
+    assert set(FAMILIES) == {
+        "qwen2_vl", "qwen3_vl", "qwen3_omni", "kimi_vl", "kimi_k25", "phi4_mm", "nemotron_parse", "gemma4",
+        "llava_onevision", "default",
+    }  # fmt: skip
+    assert np.all([family.name == name for name, family in FAMILIES.items()])
