@@ -97,7 +97,6 @@ class PackedDatasetWrapper(Dataset[dict[str, Any]]):
         )
 
     def _samples(self, pack_idx: int) -> list[dict[str, Any]]:
-        fake = self._fake_image()
         samples: list[dict[str, Any]] = []
         room = self.pack_size
         for index in self.bins[pack_idx]:
@@ -116,8 +115,8 @@ class PackedDatasetWrapper(Dataset[dict[str, Any]]):
                 continue
             room -= len(shorter["input_ids"])
             samples.append(shorter)
-        seen = any(sample.get("n_images", 1) + sample.get("n_videos", 1) for sample in samples)
-        if samples and not seen and fake is not None and len(fake["input_ids"]) <= room:
+        fake = self._fake_image(samples)
+        if samples and fake is not None and len(fake["input_ids"]) <= room:
             samples.append(fake)
         return samples
 
@@ -126,12 +125,14 @@ class PackedDatasetWrapper(Dataset[dict[str, Any]]):
             return self.inner_dataset.tokenized(index)
         return dict(self.inner_dataset[index])
 
-    def _fake_image(self) -> dict[str, Any] | None:
+    def _fake_image(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         inner = self.inner_dataset
         if not isinstance(inner, PreTokenizedDatasetWrapper) or not inner.inject_fake_images:
             return None
         family = family_of(inner.processor)
-        return fake_image_document(family) if len(family.fake_image_ids) else None
+        seen = sum(sample["n_images"] + sample["n_videos"] for sample in samples)
+        heard = sum(sample["n_audios"] for sample in samples)
+        return fake_image_document(family) if family.wants_fake_image(seen, heard) else None
 
     def _drop(self, index: int, reason: str, detail: str) -> None:
         self.dropped[reason] += 1

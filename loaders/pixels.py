@@ -48,7 +48,7 @@ def restore_pixels(
         if key in batch:
             batch[key] = restored(batch[key].to(device), stored, dtype)
             if stored.first:  # [media, longest, …]: what pads a medium is zero, and not what a byte of zero stands for
-                counts = batch[stored.counts].to(device).flatten(1).prod(1)
+                counts = batch[stored.counts].to(device).reshape(len(batch[key]), -1).prod(1)
                 batch[key][torch.arange(batch[key].shape[1], device=device)[None] >= counts[:, None]] = 0
                 batch[key] = with_first(batch.pop(stored.first).to(device), batch[key])
     return batch

@@ -22,7 +22,7 @@ def family_of(processor: Any, *, family: str = "", use_audio_in_video: bool = Fa
         return family_for(key)
     known = _KNOWN.setdefault(processor, {})
     if key not in known:
-        known[key] = chosen_family(key, files_of(processor, str(source)))
+        known[key] = chosen_family(key, files_of(processor, str(source)), online=True)
     return known[key]
 
 

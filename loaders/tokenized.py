@@ -90,7 +90,7 @@ def media_tensors(media: Mapping[str, np.ndarray], family: Family) -> dict[str, 
 def with_fake_image(sample: dict[str, Any], family: Family) -> dict[str, Any]:
     """A sample without image or video, and behind it the smallest image, unseen and untrained: it makes the vision
     tower run in every step. A sample that has one is given back as it is."""
-    if sample["n_images"] + sample["n_videos"] or not len(family.fake_image_ids):
+    if not family.wants_fake_image(sample["n_images"] + sample["n_videos"], sample["n_audios"]):
         return sample
     ids, media = family.fake_image_ids, family.fake_image_arrays
     types = family.token_types(ids)

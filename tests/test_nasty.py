@@ -267,7 +267,7 @@ BAD_ROWS = [
     "bad_placeholders: 1 <image> tags but 0 images; fix the row or set placeholders: lenient",
     "bad_row: column 'messages' is absent; expected a list of turns",
     "bad_row: turn 0: 'content' is absent; expected a text or a list of parts",
-    "bad_row: turn 0: 'content' is a JSON number; expected a text",
+    "bad_row: turn 0: 'content' is a JSON number; expected a text or a list of parts",
 ]
 
 

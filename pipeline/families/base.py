@@ -250,6 +250,10 @@ class Family:
 
     # The fake image
 
+    def wants_fake_image(self, num_seen: int, num_heard: int) -> bool:
+        """Whether a pack (or a sample, online) of so many images and videos, and so many sounds, needs it."""
+        return not num_seen and len(self.fake_image_ids) > 0
+
     @property
     def smallest_image(self) -> MeasuredMedia:
         """The smallest image there is."""

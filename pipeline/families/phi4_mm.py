@@ -5,8 +5,8 @@ antialiasing, so that its values are no bytes any more, and the bits of such a s
 it. It is stored as float32 beside the crops (as much as four of them) and put before them when a batch is made.
 
 Three things to know about the model of transformers 5.22, whatever feeds it:
-- it projects the sounds of a batch by other weights as soon as the batch has a picture. Packs of speech need
-  `--no-fake-image`, and speech and pictures are better packed apart;
+- it projects the sounds of a batch by other weights as soon as the batch has a picture. So a pack with sounds gets no
+  fake image, and speech and pictures are better packed apart;
 - it adds the mask of its sounds to the attention as a number, so that the padding of a shorter sound is heard a little;
 - it has no `input_mode`. The remote code's model has: see loaders/phi4.py.
 """
@@ -59,6 +59,9 @@ class Phi4MM(Family):
     header_tail = 0  # the answer follows at once
     end_of_turn = "<|end|>"
     position_axes = 1
+
+    def wants_fake_image(self, num_seen: int, num_heard: int) -> bool:
+        return not num_heard and super().wants_fake_image(num_seen, num_heard)
 
     def __init__(self, files: ProcessorFiles, key: ProcessorKey) -> None:
         super().__init__(files, key)

@@ -14,11 +14,14 @@ def build_pack(
 ) -> Pack:
     """Concatenate, each document padded to a multiple of `align`.
 
-    A pack without image or video gets the fake image as its last document, if asked for.
+    A pack that the family wants a fake image in (nothing in it is seen) gets it as its last document, if asked for.
     """
     documents = [document for document, _ in samples]
     rendered = [sample for _, sample in samples]
-    add_fake = fake_image and not any(document.num_images + document.num_videos for document in documents)
+    add_fake = fake_image and family.wants_fake_image(
+        sum(document.num_images + document.num_videos for document in documents),
+        sum(document.num_audios for document in documents),
+    )
     if add_fake:
         rendered.append(fake_image_sample(family))
         documents.append(_fake_document(rendered[-1]))

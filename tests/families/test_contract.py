@@ -106,9 +106,7 @@ def test_answers_and_nothing_else_are_trained_on(packed):
             trained = family.tokenizer.decode(labels[labels != -100])
             end = family.tokenizer.decode([family.markers.end])
             answers = ANSWERS[row].split("\n\n") if row >= 0 else []
-            assert trained.replace("\n", "") == "".join(answer + end for answer in answers).replace(
-                "\n", ""
-            )
+            assert trained.replace("\n", "") == "".join(answer + end for answer in answers).replace("\n", "")
             known = labels[:-1] != -100
             assert torch.equal(labels[:-1][known], document["input_ids"][1:][known]), "the shift"
 

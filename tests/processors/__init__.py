@@ -1,1 +1,1 @@
-"""Processor directories for tests, one module per family: the demo's tokenizer with that family's tokens and configs."""
+"""Processor directories for tests, one module per family: the demo's tokenizer with its tokens and configs."""

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from helpers import DEMO_PROCESSOR
+
 from processors.common import write_processor
 
 TOKENS = ["<|audio_start|>", "<|audio_end|>", "<|audio_pad|>"]
