@@ -1,0 +1,97 @@
+"""The real data by every family: no row is unsupported that the family supports, and nasty files end as documented."""
+
+import json
+from importlib import import_module
+from typing import Any
+
+import pytest
+from helpers import SHARED, tiny_config
+
+from pipeline.families.registry import FAMILIES
+from pipeline.pack import run_pack
+from pipeline.shard.verify import read_ledger, read_manifest, verify_ledger, verify_shard
+
+REAL = {"qwen2_vl": "qwen2-vl", "qwen3_omni": "qwen3-omni", "llava_onevision": "llava-onevision"}
+# Two processors take every frame of a video unless they are told a rate, as transformers' do.
+CHOSEN: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"video_fps": 1.0},
+    "qwen3_omni": {"video_fps": 1.0},
+    "llava_onevision": {"video_fps": 1.0},
+    "default": {"family": "default"},
+}
+# In qwen3_vl's place: tests/test_pack.py packs all of it with two real processors.
+NAMES = [name for name, family in FAMILIES.items() if not family.not_packable and name != "qwen3_vl"]
+pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real data and processors) is not here")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def named(request, tmp_path_factory) -> tuple[str, str]:
+    """(family, processor): a real one where there is one, else the family's on the demo's vocabulary."""
+    if request.param in REAL:
+        return request.param, str(SHARED / "processors" / REAL[request.param])
+    folder = tmp_path_factory.mktemp(request.param)
+    return request.param, str(import_module(f"processors.{request.param}").make(folder / "processor"))
+
+
+def packed(named, meta, out) -> list[dict[str, Any]]:
+    """The ledger of a verified output."""
+    name, processor = named
+    more = CHOSEN.get(name, {})
+    run_pack(tiny_config(SHARED / "data" / meta, out, processor=processor, pack_size=24_576, shard_mb=64, **more))
+    manifest = read_manifest(out)
+    problems = [problem for n in range(len(manifest["shards"])) for problem in verify_shard(out, manifest, n)]
+    assert verify_ledger(out, manifest) + problems == []
+    return read_ledger(out, manifest).to_pylist()
+
+
+def kinds_of(meta) -> dict[str, list[set[str]]]:
+    """Which media each row of each data set has."""
+    result = {}
+    for name, entry in json.loads((SHARED / "data" / meta).read_text()).items():
+        text = (SHARED / "data" / meta).parent.joinpath(entry["file_name"]).read_text(encoding="utf-8")
+        lines = text.split("\n")
+        rows = (
+            json.loads(text) if text.lstrip().startswith("[") else [json.loads(line) for line in lines if line.strip()]
+        )
+        columns = {kind: entry["columns"].get(f"{kind}s", f"{kind}s") for kind in ("image", "video", "audio")}
+        result[name] = [{kind for kind, column in columns.items() if row.get(column)} for row in rows]
+    return result
+
+
+@pytest.mark.parametrize("meta", ["meta.json", "meta_audio.json"])
+def test_what_a_family_supports_is_packed(named, meta, tmp_path):
+    takes = set(FAMILIES[named[0]].takes)
+    kinds = kinds_of(meta)
+    for line in packed(named, meta, tmp_path / "out"):
+        if line["reason"] == "sampled_out":
+            continue
+        missing = kinds[line["dataset"]][line["row"]] - takes
+        expected = {f"{kind}_unsupported" for kind in missing} or {""}
+        assert line["reason"] in expected, line
+
+
+@pytest.mark.parametrize("meta", ["nasty/meta.json", "nasty/meta_audio.json"])
+def test_nasty_files_end_as_documented(named, meta, tmp_path):
+    takes = FAMILIES[named[0]].takes
+    lines = (SHARED / "data/nasty/expected.jsonl").read_text(encoding="utf-8").split("\n")
+    documented = {entry["file"]: entry["expected"] for entry in map(json.loads, filter(None, lines))}
+    rows = {
+        name: [
+            json.loads(line) for line in (SHARED / "data/nasty" / entry["file_name"]).read_text().split("\n") if line
+        ]
+        for name, entry in json.loads((SHARED / "data" / meta).read_text()).items()
+    }
+    allowed = {
+        "decode": {""},
+        "decode_policy": {"", "bad_media"},
+        "reject_or_partial": {"", "bad_media"},
+        "reject": {"bad_media"},
+        "reject_unless_plugin": {"", "bad_media"},
+    }
+    for line in packed(named, meta, tmp_path / "out"):
+        kind = line["dataset"].removeprefix("nasty_").removesuffix("s")
+        expected = allowed[documented[rows[line["dataset"]][line["row"]]["id"]]]
+        if kind not in takes:
+            expected = {f"{kind}_unsupported"}
+        assert line["reason"] in expected, line
+        assert line["reason"] == "" or line["detail"], "a reason has words"
