@@ -7,6 +7,7 @@ Or online, on top of the functions that the offline path packs with:
 meta JSON ──datasets.py──▶ conversations ──online.py (tokenize, pack)──▶ packed.py, or collates.py / padded.py
 """
 
+import logging
 from importlib import import_module
 from typing import Any
 
@@ -22,6 +23,8 @@ from loaders.pp_media import (
     wrap_vlm_collate_for_pp,
 )
 from loaders.stream import PackedShards
+
+logger = logging.getLogger(__name__)  # that of each module lies below it
 
 # The online path, imported when it is asked for: it needs transformers, whose import takes three seconds, and a worker
 # that reads shards does not. jobs/API.md has every name with its signature and its test.

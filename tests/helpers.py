@@ -144,18 +144,24 @@ def run_hf(conversations: dict[str, list[Any]], folder: Path) -> dict[str, np.nd
     """Tensors of whole HF processors, "directory name/conversation/key", by tests/render/hf_processor.py."""
     spec, out = folder / "spec.json", folder / "out.npz"
     spec.write_text(json.dumps(conversations))
-    search = os.pathsep.join(filter(None, [str(ROOT / ".venv" / "torchvision"), os.environ.get("PYTHONPATH")]))
-    script = ROOT / "tests" / "render" / "hf_processor.py"
+    run_with_torchvision(ROOT / "tests" / "render" / "hf_processor.py", str(spec), str(out))
+    with np.load(out) as saved:
+        return dict(saved)
+
+
+def run_with_torchvision(script: Path, *arguments: str) -> str:
+    """What a script prints that imports tests/with_torchvision.py."""
+    folders = [ROOT / ".venv" / "torchvision", ROOT, ROOT / "tests"]
+    search = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
     for extra in ([], ["--declare"]):
-        command = [sys.executable, str(script), str(spec), str(out), *extra]
+        command = [sys.executable, str(script), *arguments, *extra]
         done = subprocess.run(command, env={**os.environ, "PYTHONPATH": search}, capture_output=True, text=True)
         if done.returncode != 3:
             break
     if done.returncode == 3:
         pytest.skip("torchvision cannot be imported here (the Makefile installs it into .venv/torchvision)")
     assert done.returncode == 0, done.stderr[-2000:]
-    with np.load(out) as saved:
-        return dict(saved)
+    return done.stdout
 
 
 def tone(path: Path, seconds: float = 1.0, *, rate: int = 16_000, channels: int = 1, hertz: float = 440.0) -> Path:

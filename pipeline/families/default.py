@@ -38,6 +38,7 @@ class Default(Family):
     name = "default"
     takes = ("image",)
     placeholders = {}
+    expands_itself = True
     position_axes = 1
 
     def __init__(self, files: ProcessorFiles, key: ProcessorKey) -> None:

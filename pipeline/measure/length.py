@@ -38,7 +38,9 @@ def measured(ids: np.ndarray, media: tuple[MeasuredMedia, ...], family: Family) 
     expansions = placed(ids, media, family)
     # Each placeholder gives way to its tokens, and the shift takes one: 10 ids, 1 image of 64 -> 10 - 1 + 64 - 1 = 72.
     tokens = len(ids) - len(expansions) + sum(len(expansion) for _, expansion in expansions) - 1
-    types = [family.token_types(expansion) for _, expansion in expansions] or [family.token_types(ids)]
+    types = [family.token_types(expansion) for _, expansion in expansions]
+    if family.expands_itself:
+        types = [family.token_types(ids)]
     return Measured(
         ids=ids,
         media=media,
@@ -58,7 +60,7 @@ def placed(ids: np.ndarray, media: tuple[MeasuredMedia, ...], family: Family) ->
     }
     places = family.places(ids)
     result = [(place, family.expansion(next(waiting[kind]))) for place, kind in places]
-    assert not places or len(places) == len(media), "template and media disagree"
+    assert len(places) == (0 if family.expands_itself else len(media)), "template and media disagree"
     return result
 
 
@@ -68,8 +70,8 @@ def truncated(whole: Measured, limit: int, family: Family) -> Measured | None:
     None if it has no target left, or media that the family cannot take without the others.
     """
     places = placed(whole.ids, whole.media, family)
-    if whole.media and not places:
-        return None  # expanded when it was measured: where its media begin and end is not known
+    if whole.media and family.expands_itself:
+        return None  # where its media begin and end is not known
     expanded = np.ones(len(whole.ids), dtype=np.int64)
     for place, expansion in places:
         expanded[place] = len(expansion)

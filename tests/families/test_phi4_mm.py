@@ -299,3 +299,14 @@ def test_packed_equals_alone(kind, family, request):
             assert (logits[:, start : start + length] - expected).abs().max() < 1e-4
             start, documents = start + length, documents + 1
     assert documents >= manifest["counts"]["packed"]
+
+
+def test_a_pack_with_sounds_gets_no_fake_image(family, tmp_path):
+    """The model would project its sounds by the weights that it has for speech beside pictures."""
+    data = TinyData(tmp_path / "data")
+    tone(data.folder / "a.wav", 0.5)
+    data.row([("user", "<audio>What?"), ("assistant", "A tone.")], audios=["a.wav"])
+    run_pack(tiny_config(data.write(), tmp_path / "out", processor=family.source, pack_size=1024))
+    (pack,) = PackedShards(tmp_path / "out")
+    assert (pack["n_audios"], pack["n_images"]) == (1, 0)
+    assert family.wants_fake_image(0, 0) and not family.wants_fake_image(1, 0)

@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from helpers import packs_of, picture, tiny_config
 from PIL import ExifTags, Image
+from processors import qwen3_omni
 
+from loaders.tokenized import tokenized_example
 from pipeline.config import UserError
 from pipeline.families.registry import family_for
 from pipeline.ingest import sources
@@ -613,3 +615,16 @@ def test_packing_sounds_for_a_family_that_takes_none(tmp_path: Path) -> None:
 def test_the_registry_names_the_makers() -> None:
     assert {f"make_{name}_dataset" for name in SOURCES} == {make.__name__ for make in SOURCES.values()}
     assert all(getattr(sources, make.__name__) is make for make in SOURCES.values())
+
+
+def test_packing_sounds_for_a_family_that_hears(tmp_path: Path) -> None:
+    """cv17 by Qwen3-Omni: what is packed is what the online data set gives."""
+    processor = str(qwen3_omni.make(tmp_path / "processor"))
+    with_sounds([wav(), wav(0.25, 8000, channels=2)], ["bir", "iki"]).save_to_disk(str(tmp_path / "saved"))
+    (tmp_path / "meta.json").write_text(json.dumps({"voices": {"source": "cv17", "path_or_dataset": "saved"}}))
+    run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out", processor=processor))
+    lines = read_ledger(tmp_path / "out", read_manifest(tmp_path / "out")).to_pylist()
+    assert [line["status"] for line in lines] == ["packed", "packed"]
+    online = make_cv17_dataset(str(tmp_path / "saved"))
+    lengths = [len(tokenized_example(example, family_for(processor))["input_ids"]) - 1 for example in online]
+    assert [line["tokens"] for line in lines] == lengths

@@ -6,16 +6,7 @@ python hf_online.py PROCESSOR FOLDER [--declare]    FOLDER has a.png, b.png and 
 import sys
 
 import torch
-
-if "--declare" in sys.argv:
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-try:
-    import torchvision  # noqa: F401
-except (ImportError, RuntimeError):
-    sys.exit(3)
-
+import with_torchvision  # noqa: F401 (first)
 from PIL import Image
 from transformers import AutoProcessor
 

@@ -4,9 +4,11 @@ import json
 import logging
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from helpers import DEMO_PROCESSOR, TinyData, clip, mixed_rows, picture, tiny_config
+from PIL import Image
 from torch.utils.data import DataLoader
 
 from loaders import (
@@ -198,6 +200,19 @@ def test_broken_media_and_placeholders_without_media(tmp_path, image):
     dataset = PreTokenizedDatasetWrapper([*bad, talk("Who?", "Me.", ("image", image))], PROCESSOR, max_retries=50)
     assert all("pixel_values" in dataset[index] for index in range(5))
     assert set(dataset.failures) <= {"bad_media", "missing_media", "bad_placeholders", "bad_row"}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "I;16"])
+def test_a_picture_in_memory_is_the_picture_in_its_file(tmp_path, mode):
+    path = picture(tmp_path / "a.png", 60, 90, mode="RGB" if mode == "I;16" else mode)
+    if mode == "I;16":
+        grey = np.arange(60 * 90, dtype=np.uint16).reshape(60, 90) * 12
+        Image.fromarray(grey).save(path)
+    held, named = (
+        tokenized_example(talk("What?", "That.", ("image", value)), family_of(PROCESSOR))["pixel_values"]
+        for value in (Image.open(path), str(path))
+    )
+    assert torch.equal(held, named)
 
 
 def test_no_samples():

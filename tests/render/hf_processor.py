@@ -2,8 +2,7 @@
 
 python hf_processor.py SPEC.json OUT.npz [--declare]
 
-transformers decides at import whether torchvision is there, and with a CPU-only torch torchvision cannot be imported
-before the two operators of its compiled half are declared (`--declare`). Exit 3: no usable torchvision.
+Exit 3: no usable torchvision.
 
 Sounds are given as .npy files of samples: {"type": "audio", "samples": …}, or "sound" of a video whose sound is used.
 """
@@ -14,16 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-
-if "--declare" in sys.argv:
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-try:
-    import torchvision  # noqa: F401
-except (ImportError, RuntimeError):
-    sys.exit(3)
-
+import with_torchvision  # noqa: F401 (first)
 from PIL import Image, ImageOps
 from transformers import AutoProcessor
 from transformers.video_utils import read_video_pyav
