@@ -1,6 +1,8 @@
 """What packing costs against the bare work in it: tokenizing against the tokenizer, rendering against decode + resize.
 
-python jobs/bench_render.py [--meta META.json --processor DIR] [--repeats 5]
+python jobs/bench_render.py [--meta META.json --processor DIR] [--video-fps 1] [--repeats 5]
+
+Pictures, videos and sounds are timed apart, those that the data and the family have.
 
 Both sides run in one process on one core, in turns, and the ratio is that of the medians: machines are noisy, and
 absolute times mean little. Without --meta it draws the demo data (small pictures, which flatter nobody).
@@ -14,17 +16,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import av
 import numpy as np
 import torch
 from PIL import Image
 
 from jobs.demo.make_data import make_demo
-from pipeline.families.base import Family
+from pipeline.families.base import Family, ProcessorKey
 from pipeline.families.registry import family_for
 from pipeline.ingest.lines import as_lines, part_ranges, rows, scan, source_of
 from pipeline.ingest.meta import Dataset, read_meta
@@ -32,7 +36,7 @@ from pipeline.ingest.sharegpt import convert, parse_row
 from pipeline.measure.length import measure
 from pipeline.measure.probe import MediaError
 from pipeline.pixels import RESIZE
-from pipeline.records import Document, Example, Measured
+from pipeline.records import Document, Example, Measured, MeasuredMedia
 from pipeline.render.pack import build_pack
 from pipeline.render.sample import render_sample
 from pipeline.shard.codec import write_pack
@@ -42,19 +46,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--meta")
     parser.add_argument("--processor", default=str(Path(__file__).parent / "demo" / "processor"))
+    parser.add_argument("--video-fps", type=float, default=0.0, help="frames per second; 0: as the processor has it")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         meta = Path(args.meta) if args.meta else make_demo(Path(folder) / "demo")
-        family = family_for(os.path.abspath(args.processor))
+        family = family_for(ProcessorKey(processor=os.path.abspath(args.processor), video_fps=args.video_fps))
         examples = [example for dataset in read_meta(meta.resolve()) for example in read(dataset, Path(folder))]
         good = [(e, m) for e, m in zip(examples, measure(examples, family), strict=True) if isinstance(m, Measured)]
-        pictures = [m for _, m in good if m.media and not any(medium.frames for medium in m.media)]
-        samples = renderable(pictures, family)
-        paths = [medium.ref.path for m in samples for medium in m.media]
         num_tokens = sum(m.tokens for _, m in good)
-        print(f"{len(good):,} rows, {num_tokens:,} tokens, {len(paths):,} pictures (videos left out); one core\n")
+        print(f"{len(good):,} rows, {num_tokens:,} tokens; one core\n")
 
         texts = [family.template(e.turns) for e, _ in good]
         bare = family.tokenizer.backend_tokenizer
@@ -65,15 +67,56 @@ def main() -> int:
             lambda: bare.encode_batch(texts),
             args.repeats,
         )
-        resized = [(m.height, m.width) for s in samples for m in s.media]
-        compare(
-            "render and write packs to a tar in memory",
-            lambda: render(samples, family),
-            "decode and resize alone (Pillow + torch)",
-            lambda: decode_and_resize(paths, [family.image_shape(*size, 1)[0] for size in resized]),
-            args.repeats,
-        )
+        for kind, (words, bare_work) in BARE.items():
+            with_media = [m for _, m in good if m.media and all(medium.ref.kind == kind for medium in m.media)]
+            samples = renderable(with_media, family)
+            if samples:
+                media = [medium for sample in samples for medium in sample.media]
+                print(f"{len(media):,} {kind}s")
+                compare(
+                    "render and write packs to a tar in memory",
+                    partial(render, samples, family),
+                    words,
+                    partial(each, bare_work, media, family),
+                    args.repeats,
+                )
     return 0
+
+
+def each(work: Callable[[MeasuredMedia, Family], None], media: list[MeasuredMedia], family: Family) -> None:
+    for medium in media:
+        work(medium, family)
+
+
+def bare_image(medium: MeasuredMedia, family: Family) -> None:
+    RESIZE["torch"](np.asarray(Image.open(medium.ref.path).convert("RGB")), medium.size)
+
+
+def bare_video(medium: MeasuredMedia, family: Family) -> None:
+    wanted = set(medium.frames)
+    with av.open(medium.ref.path, metadata_errors="ignore") as container:
+        container.streams.video[0].codec_context.thread_count = 1
+        for number, frame in enumerate(container.decode(video=0)):
+            if number in wanted:
+                RESIZE["torch"](frame.to_ndarray(format="rgb24"), medium.size)
+            if number == medium.frames[-1]:
+                break
+
+
+def bare_sound(medium: MeasuredMedia, family: Family) -> None:
+    with av.open(medium.ref.path, metadata_errors="ignore") as container:
+        resampler = av.AudioResampler(format="fltp", layout="mono", rate=family.sampling_rate)
+        frames = [out for frame in container.decode(audio=0) for out in resampler.resample(frame)]
+    samples = np.concatenate([frame.to_ndarray()[0] for frame in frames])
+    extract = family.extractor  # type: ignore[attr-defined]
+    extract(samples, sampling_rate=family.sampling_rate, padding="longest", truncation=False)
+
+
+BARE: dict[str, tuple[str, Callable[[MeasuredMedia, Family], None]]] = {
+    "image": ("decode and resize alone (Pillow + torch)", bare_image),
+    "video": ("decode and resize alone (PyAV + torch)", bare_video),
+    "audio": ("decode, resample and features alone", bare_sound),
+}
 
 
 def read(dataset: Dataset, folder: Path) -> Iterator[Example]:
@@ -99,16 +142,10 @@ def renderable(samples: list[Measured], family: Family) -> list[Measured]:
     return kept
 
 
-def decode_and_resize(paths: list[str], sizes: list[tuple[int, int]]) -> None:
-    for path, size in zip(paths, sizes, strict=True):
-        pixels = np.asarray(Image.open(path).convert("RGB"))
-        RESIZE["torch"](pixels, size)
-
-
 def render(samples: list[Measured], family: Family) -> None:
     """Packs of 16 documents each, written as the shards are."""
     document = Document(
-        dataset="x", row=0, repeat=0, tokens=0, visual_tokens=0, num_images=0, num_videos=0, num_audios=0
+        dataset="x", row=0, repeat=0, tokens=0, visual_tokens=0, num_images=1, num_videos=0, num_audios=0
     )
     file = io.BytesIO()
     for number, start in enumerate(range(0, len(samples), 16)):

@@ -125,13 +125,13 @@ class Gemma4(Family):
         videos["max_frames"] = key.video_max_frames or videos["max_frames"]
         self._images, self._videos = images, videos
         self.image, self.video = _cut(images), _cut(videos)
-        self._extractor = Gemma4AudioFeatureExtractor.from_dict(files.audio)
-        if self._extractor.dither:
+        self.extractor = Gemma4AudioFeatureExtractor.from_dict(files.audio)
+        if self.extractor.dither:
             raise UserError(f"--processor {self.source}: dither adds noise to sounds at random; set it to 0.0")
         if files.model and not files.model.get("audio_config"):  # the larger models are deaf
             self.takes = ("image", "video")
         text = files.model.get("text_config") or {}
-        audio = json.loads(self._extractor.to_json_string())
+        audio = json.loads(self.extractor.to_json_string())
         self.config = {"image": images, "video": videos, "audio": audio, "takes": self.takes}
         self.facts = {
             "patches_per_token": self.image.pooling**2,
@@ -188,7 +188,7 @@ class Gemma4(Family):
         return pixels | {
             "audio_feature_lengths": MediaArray(kind="audio", dtype="int64", row=()),
             "input_features": MediaArray(
-                kind="audio", dtype="float32", row=(self._extractor.feature_size,), counts="audio_feature_lengths",
+                kind="audio", dtype="float32", row=(self.extractor.feature_size,), counts="audio_feature_lengths",
                 mask="input_features_mask", mask_dtype="bool",
             ),
         }  # fmt: skip
@@ -219,14 +219,14 @@ class Gemma4(Family):
 
     @property
     def sampling_rate(self) -> int:
-        return int(self._extractor.sampling_rate)
+        return int(self.extractor.sampling_rate)
 
     def audio_frames(self, num_samples: int) -> int:
         """Frames whose window lies in the sound: the others are masked, so how far a sound is padded does not matter.
 
         Half a window of silence comes before the sound. Windows of 320, hops of 160, 1 s at 16 kHz -> 99.
         """
-        length, hop = self._extractor.frame_length, self._extractor.hop_length
+        length, hop = self.extractor.frame_length, self.extractor.hop_length
         frames = (min(num_samples, MAX_SAMPLES) - 1 - (length - length // 2)) // hop + 1
         if frames < 1:
             seconds = num_samples / self.sampling_rate
@@ -297,7 +297,7 @@ class Gemma4(Family):
         }
 
     def audio_arrays(self, samples: np.ndarray, medium: MeasuredMedia) -> Arrays:
-        heard = self._extractor([samples])  # in a list: a bare array it would pad along the wrong axis
+        heard = self.extractor([samples])  # in a list: a bare array it would pad along the wrong axis
         features, mask = heard["input_features"][0], heard["input_features_mask"][0]
         frames = self.audio_frames(len(samples))
         assert mask.sum() == mask[:frames].sum() == frames, (mask.sum(), frames)

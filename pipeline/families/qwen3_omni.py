@@ -43,7 +43,7 @@ class Qwen3Omni(Qwen2VL):
     def __init__(self, files: ProcessorFiles, key: ProcessorKey) -> None:
         super().__init__(files, key)
         self._uses_audio_in_video = key.use_audio_in_video
-        self._extractor = WhisperFeatureExtractor.from_dict({"feature_size": 128, **files.audio})
+        self.extractor = WhisperFeatureExtractor.from_dict({"feature_size": 128, **files.audio})
         heard = {
             name: files.audio.get(name) for name in ("feature_size", "sampling_rate", "hop_length", "n_fft", "dither")
         }
@@ -68,14 +68,14 @@ class Qwen3Omni(Qwen2VL):
 
     @property
     def sampling_rate(self) -> int:
-        return self._extractor.sampling_rate
+        return self.extractor.sampling_rate
 
     def audio_frames(self, num_samples: int) -> int:
         """Of the sound alone. (In a batch, transformers counts a begun frame of all but the longest sound, too.)"""
-        if num_samples <= self._extractor.n_fft // 2:
+        if num_samples <= self.extractor.n_fft // 2:
             seconds = num_samples / self.sampling_rate
             raise ValueError(f"a sound of {seconds:.4f} s is shorter than one window of its features")
-        return num_samples // self._extractor.hop_length
+        return num_samples // self.extractor.hop_length
 
     @cached_property
     def media(self) -> dict[str, MediaArray]:
@@ -85,7 +85,7 @@ class Qwen3Omni(Qwen2VL):
             "video_second_per_grid": MediaArray(kind="video", dtype="float32", row=()),
             "audio_feature_lengths": MediaArray(kind="audio", dtype="int64", row=()),
             "input_features": MediaArray(
-                kind="audio", dtype="float32", row=(self._extractor.feature_size,), counts="audio_feature_lengths",
+                kind="audio", dtype="float32", row=(self.extractor.feature_size,), counts="audio_feature_lengths",
                 mask="feature_attention_mask", transposed=True,
             ),
         }  # fmt: skip
@@ -102,7 +102,7 @@ class Qwen3Omni(Qwen2VL):
         return seen | heard
 
     def audio_arrays(self, samples: np.ndarray, medium: MeasuredMedia) -> Arrays:
-        features = self._extractor(
+        features = self.extractor(
             samples, sampling_rate=self.sampling_rate, padding=True, truncation=False, return_tensors="np"
         )["input_features"][0]
         assert features.shape[1] == self.audio_frames(len(samples)), (features.shape, len(samples))
