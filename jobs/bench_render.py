@@ -34,9 +34,8 @@ from pipeline.ingest.lines import as_lines, part_ranges, rows, scan, source_of
 from pipeline.ingest.meta import Dataset, read_meta
 from pipeline.ingest.sharegpt import convert, parse_row
 from pipeline.measure.length import measure
-from pipeline.measure.probe import MediaError
 from pipeline.pixels import RESIZE
-from pipeline.records import Document, Example, Measured, MeasuredMedia
+from pipeline.records import Document, Example, Measured, MeasuredMedia, MediaError
 from pipeline.render.pack import build_pack
 from pipeline.render.sample import render_sample
 from pipeline.shard.codec import write_pack

@@ -163,9 +163,7 @@ def _collated(
 
 
 def _named(processor: Any, family: str) -> Family:
-    """As the processor's class says; the family of the collater's name for a class that none serves."""
-    if isinstance(processor, Family):
-        return processor
+    """The family of the collater's name, whatever the processor's class is called."""
     return family_of(processor, family=family)
 
 

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from loaders.stream import _place
+from loaders.stream import rank_and_world
 from pipeline.config import UserError
 from pipeline.ingest.conversation import KINDS, from_conversation, to_conversation
 from pipeline.ingest.lines import Part, as_lines, rows
-from pipeline.ingest.meta import Columns, Dataset, Tags, _names, copies_of_rows, read_meta
+from pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, parsed_names, read_meta
 from pipeline.ingest.sharegpt import convert, parse_row
 from pipeline.ingest.sources import SOURCES, Examples
 from pipeline.ingest.sources.examples import BadRow
@@ -128,8 +128,8 @@ def _convert_sharegpt_to_conversation(
     dataset = Dataset(
         name="",
         file="",
-        columns=_names(Columns, where, "columns", columns),
-        tags=_names(Tags, where, "tags", tags),
+        columns=parsed_names(Columns, where, "columns", columns),
+        tags=parsed_names(Tags, where, "tags", tags),
         media_dir=media_dir or "",
     )
     converted = _converted(example, dataset, lenient=False)
@@ -282,10 +282,10 @@ def _share(shard_data: bool, rank: int | None, world_size: int | None) -> tuple[
     """(rank, world_size) of the rows to take: (0, 1) takes them all."""
     if not shard_data:
         return 0, 1
-    rank_here, world_here = _place(None, None)
+    rank_here, world_here = rank_and_world(None, None)
     if rank is None and world_size is None and world_here == 1:
         logger.warning("shard_data, but torch.distributed is not running on several ranks: every row is loaded here")
-    return _place(rank_here if rank is None else rank, world_here if world_size is None else world_size)
+    return rank_and_world(rank_here if rank is None else rank, world_here if world_size is None else world_size)
 
 
 def _selection(names: Sequence[str] | None) -> tuple[str, ...]:

@@ -1,11 +1,12 @@
 """A family from whatever an online user calls a processor: a directory, a hub id, an HF processor, or a Family."""
 
+from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from pipeline.config import UserError
 from pipeline.families.base import Family, ProcessorFiles, ProcessorKey
-from pipeline.families.registry import chosen_family, family_for
+from pipeline.families.registry import chosen_family, processor_files
 
 _KNOWN: WeakKeyDictionary[Any, dict[ProcessorKey, Family]] = WeakKeyDictionary()
 
@@ -14,16 +15,21 @@ def family_of(processor: Any, *, family: str = "", use_audio_in_video: bool = Fa
     """The same object again for the same processor. `family` names one where the processor's class does not tell."""
     if isinstance(processor, Family):
         return processor
-    if not isinstance(processor, str) and not hasattr(processor, "tokenizer"):
-        raise UserError(f"a {type(processor).__name__} is no processor; give a directory, a hub id or an HF processor")
-    source = processor if isinstance(processor, str) else str(getattr(processor.tokenizer, "name_or_path", ""))
-    key = ProcessorKey(processor=str(source), family=family, use_audio_in_video=use_audio_in_video)
     if isinstance(processor, str):
-        return family_for(key)
+        return _named(ProcessorKey(processor=processor, family=family, use_audio_in_video=use_audio_in_video))
+    if not hasattr(processor, "tokenizer"):
+        raise UserError(f"a {type(processor).__name__} is no processor; give a directory, a hub id or an HF processor")
+    source = str(getattr(processor.tokenizer, "name_or_path", ""))
+    key = ProcessorKey(processor=source, family=family, use_audio_in_video=use_audio_in_video)
     known = _KNOWN.setdefault(processor, {})
     if key not in known:
-        known[key] = chosen_family(key, files_of(processor, str(source)), online=True)
+        known[key] = chosen_family(key, files_of(processor, source), online=True)
     return known[key]
+
+
+@lru_cache(maxsize=4)
+def _named(key: ProcessorKey) -> Family:
+    return chosen_family(key, processor_files(key.processor), online=True)
 
 
 def files_of(processor: Any, source: str) -> ProcessorFiles:
@@ -43,6 +49,7 @@ def files_of(processor: Any, source: str) -> ProcessorFiles:
         audio=_config(hearing),
         processor=own,
         model={},
+        loaded=processor,
     )
 
 

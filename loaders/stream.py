@@ -55,7 +55,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
             raise ValueError(f"pixels is {pixels!r}; it must be one of {', '.join(PIXELS)}")
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
-        self.rank, self.world_size = _place(rank, world_size)
+        self.rank, self.world_size = rank_and_world(rank, world_size)
         self.reader = ShardReader(out, check=check)
         self.seed, self.batch_size, self.drop_last, self.shuffle = seed, batch_size, drop_last, shuffle
         self.pixels, self.prefetch = pixels, prefetch
@@ -210,7 +210,7 @@ def _dtype(array: np.ndarray) -> torch.dtype:
     return torch.float32 if array.dtype.kind == "f" else torch.long
 
 
-def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def rank_and_world(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None and world_size is None:
         running = torch.distributed.is_available() and torch.distributed.is_initialized()
         return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if running else (0, 1)

@@ -13,8 +13,7 @@ from pipeline.families.base import Family
 from pipeline.ingest.conversation import from_conversation
 from pipeline.layout import TOKEN_TYPES
 from pipeline.measure.length import measure, truncated
-from pipeline.measure.probe import MediaError
-from pipeline.records import IGNORE, Measured, Skip
+from pipeline.records import IGNORE, Measured, MediaError, Skip
 from pipeline.render.sample import Whole, render_whole
 
 RESIZE = "torch"  # as the HF processors' default backend does

@@ -82,6 +82,14 @@ class Skip:
         assert self.reason in REASONS, self.reason
 
 
+class MediaError(Exception):
+    """A medium that cannot be used; carries the Skip for its row."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.skip = Skip(reason=reason, detail=detail)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredMedia:
     """A medium and the shape it will have: source size as displayed, size after resizing, and what it is cut into."""

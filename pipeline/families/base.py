@@ -36,6 +36,7 @@ class ProcessorFiles:
     audio: dict[str, Any]
     processor: dict[str, Any]  # of the processor class itself: num_image_tokens …
     model: dict[str, Any]  # config.json, where there is one
+    loaded: Any = None  # the HF processor itself, where it is one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,9 +25,8 @@ from pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, Process
 from pipeline.families.sentinel import derived_markers
 from pipeline.labels import TurnMarkers
 from pipeline.layout import MediaArray
-from pipeline.measure.probe import MediaError
 from pipeline.pixels import Resize
-from pipeline.records import Example, MeasuredMedia, MediaKind, MediaRef, Skip
+from pipeline.records import Example, MeasuredMedia, MediaError, MediaKind, MediaRef, Skip
 
 PROBES = ((300, 400), (1000, 600), (480, 1300))  # heights and widths that differ in area and shape
 SMALLEST = (28, 112, 224, 336, 448)  # sides of a fake image: the first of those with the fewest tokens
@@ -48,7 +47,7 @@ class Default(Family):
                 f"--processor {self.source}: family default takes sizes from the processor's own config only; change "
                 "it there and leave out --min-pixels and --max-pixels"
             )
-        self.processor = _loaded(self.source)
+        self.processor = _checked(files.loaded if files.loaded is not None else _loaded(self.source), self.source)
         self.tokenizer = self.processor.tokenizer
         if not self.processor.chat_template:  # some leave it to their tokenizer
             self.processor.chat_template = files.tokenizer.chat_template
@@ -241,6 +240,10 @@ def _loaded(source: str) -> Any:
         raise UserError(
             f"--processor {source}: transformers cannot load it here, and family default needs that: {error}"
         ) from error
+    return processor
+
+
+def _checked(processor: Any, source: str) -> Any:
     for part in ("tokenizer", "image_processor"):
         if getattr(processor, part, None) is None:
             raise UserError(

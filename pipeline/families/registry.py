@@ -22,11 +22,16 @@ from pipeline.families.qwen3_omni import Qwen3Omni
 from pipeline.families.qwen3_vl import Qwen3VL
 
 FAMILIES: dict[str, type[Family]] = {
-    family.name: family
-    for family in (
-        *(Qwen2VL, Qwen3VL, Qwen3Omni, Gemma4, KimiVL, KimiK25, LlavaOnevision),
-        *(Phi4MM, NemotronParse, Default),
-    )
+    Qwen2VL.name: Qwen2VL,
+    Qwen3VL.name: Qwen3VL,
+    Qwen3Omni.name: Qwen3Omni,
+    Gemma4.name: Gemma4,
+    KimiVL.name: KimiVL,
+    KimiK25.name: KimiK25,
+    LlavaOnevision.name: LlavaOnevision,
+    Phi4MM.name: Phi4MM,
+    NemotronParse.name: NemotronParse,
+    Default.name: Default,
 }
 
 
@@ -42,8 +47,12 @@ def load_family(key: ProcessorKey) -> Family:
 
 
 def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = False) -> Family:
-    """The family as told or by the class name. One that cannot be packed is refused, unless it is for online use."""
-    family = _family_class(key, files)
+    """The family as told or by the class name.
+
+    Online, one that cannot be packed will do, and a class that no other family serves is the default family's: its
+    limits are those of the processor that the user would have called anyway.
+    """
+    family = _family_class(key, files, online)
     if family.not_packable:
         if not online:
             raise UserError(f"--processor {key.processor}: {family.name} cannot be packed: {family.not_packable}")
@@ -52,7 +61,7 @@ def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = Fa
     return family(files, key)
 
 
-def _family_class(key: ProcessorKey, files: ProcessorFiles) -> type[Family]:
+def _family_class(key: ProcessorKey, files: ProcessorFiles, online: bool) -> type[Family]:
     if key.family:
         if key.family not in FAMILIES:
             raise UserError(f"--family {key.family}: unknown; known: {', '.join(FAMILIES)}")
@@ -60,6 +69,8 @@ def _family_class(key: ProcessorKey, files: ProcessorFiles) -> type[Family]:
     for family in FAMILIES.values():
         if files.class_name in family.processor_classes:
             return family
+    if online:
+        return Default
     raise UserError(
         f"--processor {key.processor}: no family serves processor class {files.class_name or '(none found)'}; "
         f"name one by --family: {', '.join(FAMILIES)}"

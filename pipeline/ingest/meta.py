@@ -95,7 +95,7 @@ def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
     ratio = entry.get("sample_ratio", 1.0)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio) or ratio < 0:
         raise UserError(f"{where}: sample_ratio must be a number of at least 0, got {ratio!r}")
-    tags = _names(Tags, where, "tags", entry.get("tags"))
+    tags = parsed_names(Tags, where, "tags", entry.get("tags"))
     for one, other in itertools.combinations(("user_tag", "assistant_tag", "system_tag"), 2):
         if getattr(tags, one) == getattr(tags, other):
             raise UserError(
@@ -103,7 +103,7 @@ def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
             )
     return Dataset(
         name=name,
-        columns=_names(Columns, where, "columns", entry.get("columns")),
+        columns=parsed_names(Columns, where, "columns", entry.get("columns")),
         tags=tags,
         media_dir=str((meta_path.parent / (media_dir or "")).resolve()),
         sample_ratio=float(ratio),
@@ -143,7 +143,7 @@ def _source(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, str
     return {"file": "", "source": entry["source"], **given}
 
 
-def _names(kind: Any, where: str, key: str, entry: Any) -> Any:
+def parsed_names(kind: Any, where: str, key: str, entry: Any) -> Any:
     """`columns` or `tags`: an object of names."""
     if entry is None:
         return kind()

@@ -10,8 +10,8 @@ import av
 import numpy as np
 
 from pipeline.families.base import Family
-from pipeline.measure.probe import MediaError, ffmpeg_trouble, open_media
-from pipeline.records import MeasuredMedia, MediaRef
+from pipeline.measure.probe import ffmpeg_trouble, open_media
+from pipeline.records import MeasuredMedia, MediaError, MediaRef
 
 
 def measure_audio(ref: MediaRef, family: Family) -> MeasuredMedia:

@@ -8,10 +8,10 @@ import numpy as np
 from pipeline.families.base import Family
 from pipeline.labels import target_mask
 from pipeline.measure.audio import measure_audio
-from pipeline.measure.probe import MediaError, image_size
+from pipeline.measure.probe import image_size
 from pipeline.measure.video import measure_video
 from pipeline.mrope import IMAGE, VIDEO
-from pipeline.records import Example, Measured, MeasuredMedia, MediaRef, Skip
+from pipeline.records import Example, Measured, MeasuredMedia, MediaError, MediaRef, Skip
 
 
 def measure(

@@ -10,17 +10,9 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from pipeline.records import MediaRef, Skip
+from pipeline.records import MediaError, MediaRef
 
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
-
-
-class MediaError(Exception):
-    """A medium that cannot be used; carries the Skip for its row."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.skip = Skip(reason=reason, detail=detail)
 
 
 def open_media(ref: MediaRef) -> BinaryIO:

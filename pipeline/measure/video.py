@@ -7,8 +7,8 @@ import numpy as np
 
 from pipeline.families.base import Family
 from pipeline.measure.audio import decode_audio, feature_frames, has_audio
-from pipeline.measure.probe import MediaError, ffmpeg_trouble, image_size, open_media
-from pipeline.records import MeasuredMedia, MediaRef
+from pipeline.measure.probe import ffmpeg_trouble, image_size, open_media
+from pipeline.records import MeasuredMedia, MediaError, MediaRef
 
 UNKNOWN_FPS = 24.0  # of a list of pictures, or of a single frame: what transformers assumes
 MAX_RATE_ERROR = 1.5  # a header's frame rate further off than this from the counted one is a lie

@@ -4,8 +4,7 @@ from typing import Any
 
 from pipeline.families.base import Family
 from pipeline.measure.audio import decode_audio
-from pipeline.measure.probe import MediaError
-from pipeline.records import MeasuredMedia, MediaKind
+from pipeline.records import MeasuredMedia, MediaError, MediaKind
 from pipeline.render.image import decode_image
 from pipeline.render.video import wanted_frames
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import av
 import numpy as np
 
-from pipeline.measure.probe import MediaError, ffmpeg_trouble, open_media
-from pipeline.records import MeasuredMedia, MediaRef
+from pipeline.measure.probe import ffmpeg_trouble, open_media
+from pipeline.records import MeasuredMedia, MediaError, MediaRef
 from pipeline.render.image import decode_image
 
 

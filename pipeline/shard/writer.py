@@ -10,10 +10,9 @@ from pipeline.families.base import Family
 from pipeline.journal import DETAIL as CRASHED
 from pipeline.journal import Journal, journal
 from pipeline.measure.length import shrunk, truncated
-from pipeline.measure.probe import MediaError
 from pipeline.measure.store import read_measured
 from pipeline.plan.assign import Plan
-from pipeline.records import Document, Pack, Sample
+from pipeline.records import Document, MediaError, Pack, Sample
 from pipeline.render.pack import build_pack
 from pipeline.render.sample import render_sample
 from pipeline.shard.codec import write_end, write_pack

@@ -16,9 +16,8 @@ from pipeline.config import UserError
 from pipeline.families.registry import ProcessorKey, load_family
 from pipeline.ingest.conversation import from_conversation
 from pipeline.measure.length import measure, truncated
-from pipeline.measure.probe import MediaError
 from pipeline.pack import run_pack
-from pipeline.records import Skip
+from pipeline.records import MediaError, Skip
 from pipeline.render.sample import render_whole
 from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from helpers import DEMO_PROCESSOR, SHARED, clip, picture, run_with_torchvision, tone
 from PIL import Image
-from processors import gemma4, kimi_k25, kimi_vl, phi4_mm, qwen3_omni
-from transformers import AutoTokenizer
+from processors import default, gemma4, kimi_k25, kimi_vl, phi4_mm, qwen3_omni
+from transformers import AutoProcessor, AutoTokenizer
 
 from loaders import (
     COLLATE_FNS,
@@ -214,6 +214,25 @@ def test_the_prefix_goes_in_once(tmp_path):
     assert once["floats"].shape == (2, length)
     twice = _inject_thinking_prefix_tokens(once, tokenizer)
     assert torch.equal(twice["input_ids"], once["input_ids"])
+
+
+def test_a_processor_that_no_family_knows(tmp_path, image):
+    """LLaVA's, of transformers: the default collater gives what the processor's own call gives."""
+    processor = AutoProcessor.from_pretrained(str(default.make(tmp_path / "llava")))
+    examples = [talk(saw("image", Image.open(image)), "That."), talk("Who?", "Me.", "And?", "You.")]
+    batch = default_collate_fn(examples, processor)
+    assert family_of(processor).name == "default"
+    processor.tokenizer.padding_side = "right"
+    expected = processor.apply_chat_template([e["conversation"] for e in examples], tokenize=True, return_dict=True,
+                                             return_tensors="pt", processor_kwargs={"padding": True})  # fmt: skip
+    for key in ("input_ids", "attention_mask"):
+        assert torch.equal(batch[key], expected[key][:, :-1]), key
+    assert torch.equal(batch["pixel_values"], expected["pixel_values"])
+    assert trained(batch, processor.tokenizer, 1).count("Me.") == 1
+    assert torch.equal(
+        batch["labels"],
+        build_labels_from_template(expected["input_ids"], [e["conversation"] for e in examples], processor)[:, 1:],
+    )
 
 
 class Page:

@@ -10,9 +10,8 @@ from processors import qwen3_omni
 from pipeline.families.registry import ProcessorKey, family_for, load_family
 from pipeline.measure.audio import decode_audio, has_audio, measure_audio
 from pipeline.measure.length import measure
-from pipeline.measure.probe import MediaError
 from pipeline.pack import run_pack
-from pipeline.records import Example, MediaRef, Skip, Turn
+from pipeline.records import Example, MediaError, MediaRef, Skip, Turn
 from pipeline.shard.verify import read_ledger, read_manifest, verify_ledger, verify_shard
 
 

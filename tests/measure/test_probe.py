@@ -14,8 +14,8 @@ from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
-from pipeline.measure.probe import MediaError, image_size, open_media
-from pipeline.records import MediaRef
+from pipeline.measure.probe import image_size, open_media
+from pipeline.records import MediaError, MediaRef
 from pipeline.render.media import decode_image
 
 ORIENTATION = 0x0112

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from pipeline.families import qwen2_vl, qwen3_vl
 from pipeline.families.registry import ProcessorKey, family_for
 from pipeline.measure.length import measured, shrunk
-from pipeline.measure.probe import MediaError
 from pipeline.measure.video import measure_video, video_facts
-from pipeline.records import MediaRef, Sampling
+from pipeline.records import MediaError, MediaRef, Sampling
 from pipeline.render.video import wanted_frames
 
 FAMILIES = ("qwen2_vl", "qwen3_vl")

@@ -6,7 +6,7 @@ from typing import Any
 import av
 import numpy as np
 
-from pipeline.records import MediaRef
+from pipeline.records import MediaError, MediaRef
 
 
 def decoded_sound(value: Any, sampling_rate: int | None = None) -> tuple[np.ndarray, int]:
@@ -25,7 +25,7 @@ def decoded_sound(value: Any, sampling_rate: int | None = None) -> tuple[np.ndar
 def _decoded(ref: MediaRef, sampling_rate: int | None) -> tuple[np.ndarray, int]:
     # Here and not above: packing decodes in a later stage, and reading a meta JSON must not load all of transformers.
     from pipeline.measure.audio import decode_audio
-    from pipeline.measure.probe import MediaError, open_media
+    from pipeline.measure.probe import open_media
 
     try:
         if sampling_rate is None:
