@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 from PIL import Image
-from transformers import AutoProcessor
 
 from pipeline.config import UserError
 from pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey
@@ -234,6 +233,8 @@ class Default(Family):
 
 
 def _loaded(source: str) -> Any:
+    from transformers import AutoProcessor  # takes seconds to import, and no other family needs it
+
     try:
         processor = AutoProcessor.from_pretrained(source)
     except (ImportError, OSError, ValueError, RuntimeError) as error:

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Phi4MultimodalFeatureExtractor
 
 from pipeline.config import UserError
 from pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey
@@ -78,6 +77,9 @@ class Phi4MM(Family):
                 f"squares of {PATCHES} x {PATCHES} patches, the number for which the processor counts tokens"
             )
         audio = {name: files.audio[name] for name in AUDIO_KEYS if name in files.audio}
+        # Imported here: it takes seconds, for it brings all of transformers' processors along.
+        from transformers import Phi4MultimodalFeatureExtractor
+
         self.extractor = Phi4MultimodalFeatureExtractor(**audio)
         # The remote code's template takes texts only, and has two unused tokens of the vocabulary stand for media.
         self.is_remote_code = files.class_name == REMOTE_CODE

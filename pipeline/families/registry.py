@@ -58,7 +58,10 @@ def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = Fa
             raise UserError(f"--processor {key.processor}: {family.name} cannot be packed: {family.not_packable}")
     elif not files.tokenizer.chat_template:
         raise UserError(f"--processor {key.processor}: has no chat template")
-    return family(files, key)
+    built = family(files, key)
+    if key.use_audio_in_video and not built.uses_audio_in_video:
+        raise UserError(f"--use-audio-in-video: {built.name} does not hear videos; leave it out")
+    return built
 
 
 def _family_class(key: ProcessorKey, files: ProcessorFiles, online: bool) -> type[Family]:

@@ -31,7 +31,7 @@ KEYS = (
     "shards",
     "files",
 )  # of a manifest
-VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "numpy")  # packages that shape the tensors
+VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "av", "numpy")  # packages that shape the tensors
 RECORDS = ("manifest.json", "work/run.json")  # of a finished and of a begun output: what it was made from
 OURS = (
     "manifest.json",

@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from helpers import SHARED, TinyData, clip, tiny_config, tone
+from helpers import DEMO_PROCESSOR, SHARED, TinyData, clip, tiny_config, tone
 from processors import qwen3_omni
 
+from pipeline.config import UserError
 from pipeline.families.registry import ProcessorKey, family_for, load_family
 from pipeline.measure.audio import decode_audio, has_audio, measure_audio
 from pipeline.measure.length import measure
@@ -92,6 +93,11 @@ def test_a_family_that_does_not_hear_says_so(tmp_path, demo_family):
     )
     (skipped,) = measure([Example(turns=turns)], demo_family)
     assert skipped == Skip(reason="audio_unsupported", detail="qwen2_vl does not take audios")
+
+
+def test_a_family_that_does_not_hear_videos_says_so():
+    with pytest.raises(UserError, match="--use-audio-in-video: qwen2_vl does not hear videos"):
+        load_family(ProcessorKey(processor=str(DEMO_PROCESSOR), use_audio_in_video=True))
 
 
 def test_sounds_from_end_to_end(tmp_path, processor):

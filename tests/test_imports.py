@@ -1,0 +1,20 @@
+"""What is imported when: every task and every loader worker pays for it at its start."""
+
+import subprocess
+import sys
+
+import pytest
+from helpers import ROOT
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("pipeline.cli", "torch"),
+        ("pipeline.pack", "transformers.processing_utils"),  # seconds: all of transformers' processors
+        ("loaders", "transformers"),
+    ],
+)
+def test_what_is_not_needed_is_not_imported(module, absent):
+    code = f"import sys, {module}; sys.exit({absent!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
