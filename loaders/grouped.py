@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import Sampler, Subset
 
+from loaders.processor import family_of
 from pipeline.measure.estimate import (
     UNKNOWN_MEDIUM_TOKENS,
     estimate_image_tokens,
@@ -28,7 +29,7 @@ class LengthGroupedSampler(Sampler[int]):
 
     dataset     raw examples ({"conversation": …, "_text_tokens": …}), or wrappers around such a list
     seed        the same on every rank; seed + epoch fix the order
-    processor   a Hugging Face processor or a family of ours: media of recorded size are then counted by smart_resize
+    processor   media of recorded size are then counted by its smart_resize
     max_length  what a sample costs at most. A longer one still comes (lengths here are estimates, and whether it is cut
                 or left out is for the tokenizing step to say), but is sorted as if it were this long
     batch_size  the DataLoader's: batches are cut from the sorted order, and none spans its longest and its shortest
@@ -50,6 +51,7 @@ class LengthGroupedSampler(Sampler[int]):
         self.epoch = 0
         self.batch_size = max(1, batch_size)
         self.max_length = max_length
+        processor = family_of(processor) if isinstance(processor, str) else processor
         self._image_cfg = self._extract_image_config(processor)
         self._video_cfg = self._extract_video_config(processor)
         self.lengths = self._compute_or_load_lengths(dataset)

@@ -166,6 +166,7 @@ def neat_pack_dataset_vlm(
     if len(raw) != len(dataset):
         raise ValueError(f"ds_raw has {len(raw)} samples and dataset {len(dataset)}; they must be the same ones")
     processor = processor if processor is not None else getattr(dataset, "processor", None)
+    processor = family_of(processor) if isinstance(processor, str) else processor
     image_cfg = extract_image_config(processor) if processor is not None else None
     video_cfg = extract_video_config(processor) if processor is not None else None
     capacity = int(pack_size * packing_ratio)

@@ -12,6 +12,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from loaders import (
+    LengthGroupedSampler,
     PackedDatasetWrapper,
     PackedShards,
     PreTokenizedDatasetWrapper,
@@ -404,6 +405,15 @@ class TestNeatPack:
         with pytest.raises(ValueError, match="ds_raw has 1 samples and dataset 2"):
             neat_pack_dataset_vlm(raw(1, 2), 10, ds_raw=raw(1))
         assert neat_pack_dataset_vlm([], 10).bins == []
+
+    def test_a_processor_tells_what_media_cost(self):
+        """60 x 90 pixels are 2 x 3 merged patches of 28 for the demo's processor; without one, 500 tokens."""
+        sized = [{"conversation": [{"role": "user", "content": [{"type": "image"}]}], "_text_tokens": 5,
+                  "mm_inputs_meta": {"images_meta": [[60, 90]]}}]  # fmt: skip
+        assert neat_pack_dataset_vlm(sized, 20, processor=PROCESSOR).bins == [[0]]
+        with pytest.raises(ValueError, match="about 504 tokens"):
+            neat_pack_dataset_vlm(sized, 20)
+        assert LengthGroupedSampler(sized, processor=PROCESSOR).lengths == [11]
 
     def test_tokenized_samples_tell_their_length(self):
         assert neat_pack_dataset_vlm([tokens(1, 2, 3), tokens(4, 5)], 3).bins == [[0, 1]]
