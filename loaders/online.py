@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,13 +13,18 @@ from loaders.media import LAYOUT_KEY, MEDIA_KEYS
 from loaders.processor import family_of
 from loaders.robust import Replacing, make_robust_collate
 from loaders.tokenized import fake_image_document, tokenized_example, with_fake_image
+from pipeline.ingest.conversation import from_conversation
 from pipeline.labels import shifted
 from pipeline.layout import TOKEN_TYPES
 from pipeline.measure.estimate import estimate_sample_length
+from pipeline.measure.length import measure
 from pipeline.measure.processor_config import extract_image_config, extract_video_config
 from pipeline.plan.knapsack import greedy_knapsack, greedy_knapsack_vt_balanced
+from pipeline.records import Skip
 
 logger = logging.getLogger(__name__)
+
+MEASURED_AT_ONCE = 64  # conversations: the tokenizer is fastest in batches
 
 
 class PreTokenizedDatasetWrapper(Replacing):
@@ -154,11 +159,15 @@ def neat_pack_dataset_vlm(
     packing_ratio: float = 1.0,
     processor: Any = None,
     balance_media_tokens: bool = True,
+    *,
+    exact_lengths: bool = False,
 ) -> PackedDatasetWrapper:
     """Plan packs from estimated lengths; they are filled when they are asked for.
 
     ds_raw holds the conversations to estimate by, with `_text_tokens` and `mm_inputs_meta` where they were computed
     (`neatpack plan --write-lengths`: then the estimate is exact); default: those that `dataset` wraps.
+    exact_lengths tokenizes all of them here instead, half a millisecond each, and reads the headers of their media:
+    no sample is left out of its pack for want of room. Those that cannot be used are left out of the plan, and told.
     """
     if not 0 < packing_ratio <= 1:
         raise ValueError(f"packing_ratio is {packing_ratio}; it must be above 0 and at most 1")
@@ -169,11 +178,16 @@ def neat_pack_dataset_vlm(
     processor = family_of(processor) if isinstance(processor, str) else processor
     image_cfg = extract_image_config(processor) if processor is not None else None
     video_cfg = extract_video_config(processor) if processor is not None else None
+    if exact_lengths and processor is None:
+        raise ValueError("exact_lengths needs the processor: give it here, or in a PreTokenizedDatasetWrapper")
     capacity = int(pack_size * packing_ratio)
     kept, lengths, media = [], [], []
     num_long = 0
-    for index in range(len(raw)):
-        length, media_tokens = _length(raw[index], image_cfg, video_cfg)
+    measured = _exact(raw, processor) if exact_lengths else (_length(item, image_cfg, video_cfg) for item in raw)
+    for index, found in enumerate(measured):
+        if found is None:
+            continue
+        length, media_tokens = found
         if length > pack_size and not drop_long_samples:
             raise ValueError(
                 f"sample {index} has about {length} tokens, a pack holds {pack_size}; raise pack_size, or set "
@@ -183,8 +197,11 @@ def neat_pack_dataset_vlm(
             num_long += 1
             continue
         kept.append(index)
-        lengths.append(min(length, capacity))  # one between the two fills a pack of its own
+        lengths.append(length)
         media.append(media_tokens)
+    if 0 in media and isinstance(dataset, PreTokenizedDatasetWrapper) and dataset.inject_fake_images:
+        capacity -= len(family_of(dataset.processor).fake_image_ids)  # a pack of text alone must have room for it
+    lengths = [min(length, capacity) for length in lengths]  # one between the two fills a pack of its own
     if num_long:
         logger.warning("%d of %d samples are dropped: longer than a pack of %d tokens", num_long, len(raw), pack_size)
     if balance_media_tokens and any(media):
@@ -197,6 +214,24 @@ def neat_pack_dataset_vlm(
         chosen = chosen[:max_packs]
     logger.info("%d samples in %d packs, %.1f%% full", len(kept), len(chosen), _fill(chosen, lengths, kept, pack_size))
     return PackedDatasetWrapper(dataset, chosen, pack_size, padding_idx, get_rope_index)
+
+
+def _exact(raw: Any, processor: Any) -> Iterator[tuple[int, int] | None]:
+    """Tokens in a pack and those of media, by measuring as packing does; None for what cannot be used."""
+    family = family_of(processor)
+    reasons: Counter[str] = Counter()
+    for start in range(0, len(raw), MEASURED_AT_ONCE):
+        parsed = [from_conversation(raw[index]) for index in range(start, min(start + MEASURED_AT_ONCE, len(raw)))]
+        results = iter(measure([example for example in parsed if not isinstance(example, Skip)], family))
+        for example in parsed:
+            found = example if isinstance(example, Skip) else next(results)
+            if isinstance(found, Skip):
+                reasons[found.reason] += 1
+                yield None
+            else:
+                yield found.tokens, found.visual_tokens
+    if reasons:
+        logger.warning("%d of %d samples cannot be used: %s", reasons.total(), len(raw), dict(reasons))
 
 
 def _length(example: Any, image_cfg: Any, video_cfg: Any) -> tuple[int, int]:

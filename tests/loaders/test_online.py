@@ -406,6 +406,35 @@ class TestNeatPack:
             neat_pack_dataset_vlm(raw(1, 2), 10, ds_raw=raw(1))
         assert neat_pack_dataset_vlm([], 10).bins == []
 
+    def test_exact_lengths_lose_nothing(self, tmp_path, caplog):
+        data = mixed_rows(TinyData(tmp_path / "data"), num_text=20, num_images=6)
+        data.row([("user", "<image>Lost?"), ("assistant", "Yes.")], images=["absent.png"])
+        raw_rows = make_meta_dataset(str(data.write()))
+        samples = PreTokenizedDatasetWrapper(raw_rows, PROCESSOR)
+        guessed, exact = (
+            neat_pack_dataset_vlm(samples, 256, drop_long_samples=True, exact_lengths=way) for way in (False, True)
+        )
+        assert "1 of 27 samples cannot be used: {'missing_media': 1}" in caplog.text
+        for number in range(len(guessed)):
+            guessed[number]
+        assert guessed.dropped["no_room"] > 0, "what guessing costs"
+        packs = [exact[number] for number in range(len(exact))]
+        assert not exact.dropped
+        short = [index for index in range(26) if len(samples.tokenized(index)["input_ids"]) - 1 <= 256]
+        assert sorted(index for bin_ in exact.bins for index in bin_) == short
+        assert sum(len(pack["seq_lens"]) for pack in packs) >= len(short)
+        with pytest.raises(ValueError, match="exact_lengths needs the processor"):
+            neat_pack_dataset_vlm(raw(1), 10, exact_lengths=True)
+
+    def test_there_is_room_for_a_fake_image(self):
+        """Two samples of 20 tokens fill a pack of 40; with a fake image of 3 they do not fit."""
+        samples = [talk("Who?", "Me.") for _ in range(2)]
+        plain = PreTokenizedDatasetWrapper(samples, PROCESSOR, inject_fake_images=False)
+        length = len(plain[0]["input_ids"]) - 1
+        assert len(neat_pack_dataset_vlm(plain, 2 * length, exact_lengths=True)) == 1
+        seen = neat_pack_dataset_vlm(PreTokenizedDatasetWrapper(samples, PROCESSOR), 2 * length, exact_lengths=True)
+        assert [seen[number]["n_images"] for number in range(len(seen))] == [1, 1]
+
     def test_a_processor_tells_what_media_cost(self):
         """60 x 90 pixels are 2 x 3 merged patches of 28 for the demo's processor; without one, 500 tokens."""
         sized = [{"conversation": [{"role": "user", "content": [{"type": "image"}]}], "_text_tokens": 5,
