@@ -32,6 +32,10 @@ class PackConfig:
     out: str = _key("", "output directory", required=True)
     datasets: tuple[str, ...] = _key((), "only these data sets of the meta JSON (comma-separated)")
     family: str = _key("", "model family; default: from the processor's class name", shapes="measure")
+    trust_remote_code: bool = _key(
+        False,
+        "run Python code that a processor brings along, as Kimi's published tokenizers do; only if you trust it",
+    )
     placeholders: Literal["strict", "lenient"] = _key(
         "strict",
         "strict: the number of <image> tags must equal the number of images. lenient: surplus tags stay as text, "

@@ -92,6 +92,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--num-workers": ("8", 8),
     }
     switches = {
+        "--trust-remote-code": True,
         "--use-audio-in-video": True,
         "--drop-long-samples": True,
         "--no-fake-image": False,
@@ -325,7 +326,8 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     everything = config.shaping("measure", "plan", "render")
     assert everything == config.shaping("measure") | config.shaping("plan") | config.shaping("render")
     unshaped = {field.name for field in dataclasses.fields(config)} - everything.keys()
-    assert unshaped == {"meta", "processor", "out", "datasets", "work", "engine", "num_workers", "overwrite"}
+    free = {"meta", "processor", "out", "datasets", "trust_remote_code", "work", "engine", "num_workers", "overwrite"}
+    assert unshaped == free
 
 
 def test_fingerprint_changes_with_every_part() -> None:

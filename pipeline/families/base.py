@@ -3,6 +3,7 @@
 A family is pure: sizes, decoded pixels and samples in, token ids and arrays out. Files are opened elsewhere.
 """
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,6 +54,7 @@ class ProcessorKey:
     video_min_pixels: int = 0
     video_max_pixels: int = 0
     use_audio_in_video: bool = False
+    trust_remote_code: bool = False
 
 
 class Family:
@@ -229,10 +231,7 @@ class Family:
     @cached_property
     def fingerprint(self) -> str:
         """Of everything in the processor that shapes ids, lengths or arrays."""
-        backend = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        for setting in ("truncation", "padding"):  # left there by whoever called the tokenizer last
-            backend.pop(setting)
-        return fingerprint(self.name, backend, self.tokenizer.chat_template, self.config)
+        return fingerprint(self.name, _identity(self.tokenizer), self.tokenizer.chat_template, self.config)
 
     def described(self) -> dict[str, Any]:
         """What a reader of the shards needs to know, for the manifest."""
@@ -350,6 +349,16 @@ class Family:
         if len(ids) != 1:
             raise UserError(f"{self.source}: the tokenizer does not know {token} as one token, as {self.name} needs")
         return ids[0]
+
+
+def _identity(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """What makes its ids: the whole of a fast tokenizer; of one in Python its vocabulary and its code."""
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        return [tokenizer.get_vocab(), inspect.getsource(type(tokenizer))]
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    for setting in ("truncation", "padding"):  # left there by whoever called the tokenizer last
+        backend.pop(setting)
+    return backend
 
 
 def join_rows(pieces: Sequence[np.ndarray], array: MediaArray) -> np.ndarray:

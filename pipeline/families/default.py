@@ -29,6 +29,7 @@ from pipeline.records import Example, MeasuredMedia, MediaError, MediaKind, Medi
 
 PROBES = ((300, 400), (1000, 600), (480, 1300))  # heights and widths that differ in area and shape
 SMALLEST = (28, 112, 224, 336, 448)  # sides of a fake image: the first of those with the fewest tokens
+SHAPES_KEPT = 10_000  # sizes of pictures whose arrays' shapes are remembered
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -46,7 +47,8 @@ class Default(Family):
                 f"--processor {self.source}: family default takes sizes from the processor's own config only; change "
                 "it there and leave out --min-pixels and --max-pixels"
             )
-        self.processor = _checked(files.loaded if files.loaded is not None else _loaded(self.source), self.source)
+        loaded = files.loaded if files.loaded is not None else _loaded(self.source, key.trust_remote_code)
+        self.processor = _checked(loaded, self.source)
         self.tokenizer = self.processor.tokenizer
         if not self.processor.chat_template:  # some leave it to their tokenizer
             self.processor.chat_template = files.tokenizer.chat_template
@@ -113,6 +115,8 @@ class Default(Family):
 
     def _shapes_alone(self, height: int, width: int) -> Shapes:
         if (height, width) not in self._shapes:
+            if len(self._shapes) == SHAPES_KEPT:
+                self._shapes.clear()
             _, arrays = self._run(_asking([_blank((height, width))]))
             self._shapes[height, width] = {name: array.shape for name, array in arrays.items()}
         return self._shapes[height, width]
@@ -232,11 +236,11 @@ class Default(Family):
         return None
 
 
-def _loaded(source: str) -> Any:
+def _loaded(source: str, trust_remote_code: bool) -> Any:
     from transformers import AutoProcessor  # takes seconds to import, and no other family needs it
 
     try:
-        processor = AutoProcessor.from_pretrained(source)
+        processor = AutoProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"--processor {source}: transformers cannot load it here, and family default needs that: {error}"

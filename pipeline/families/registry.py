@@ -43,7 +43,7 @@ def family_for(key: ProcessorKey | str) -> Family:
 
 def load_family(key: ProcessorKey) -> Family:
     """The family that serves a processor (by its class name, or as told), with its tokenizer and configs loaded."""
-    return chosen_family(key, processor_files(key.processor))
+    return chosen_family(key, processor_files(key.processor, trust_remote_code=key.trust_remote_code))
 
 
 def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = False) -> Family:
@@ -80,14 +80,14 @@ def _family_class(key: ProcessorKey, files: ProcessorFiles, online: bool) -> typ
     )
 
 
-def processor_files(processor: str) -> ProcessorFiles:
+def processor_files(processor: str, *, trust_remote_code: bool = False) -> ProcessorFiles:
     """Of a directory or hub repository, as transformers looks for them: each part in its own file, or all in one."""
     saved = _read_config(processor, "processor_config.json")
     common = _read_config(processor, "preprocessor_config.json")
     return ProcessorFiles(
         source=processor,
         class_name=saved.get("processor_class") or common.get("processor_class") or "",
-        tokenizer=_load_tokenizer(processor),
+        tokenizer=_load_tokenizer(processor, trust_remote_code),
         image=saved.get("image_processor") or common,
         video=saved.get("video_processor") or _read_config(processor, "video_preprocessor_config.json"),
         audio=saved.get("feature_extractor") or saved.get("audio_processor") or common,
@@ -96,10 +96,15 @@ def processor_files(processor: str) -> ProcessorFiles:
     )
 
 
-def _load_tokenizer(processor: str) -> PreTrainedTokenizerBase:
+def _load_tokenizer(processor: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(processor)
+        tokenizer = AutoTokenizer.from_pretrained(processor, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"--processor {processor}: its tokenizer is Python code of its own; give --trust-remote-code to run "
+                "it, if you trust it"
+            ) from error
         raise UserError(f"--processor {processor}: no tokenizer could be loaded: {error}") from error
     if not tokenizer.chat_template:
         tokenizer.chat_template = _read_config(processor, "chat_template.json").get("chat_template")
