@@ -28,6 +28,7 @@ import torch
 from PIL import Image
 
 from jobs.demo.make_data import make_demo
+from loaders.tokenized import as_tensors
 from pipeline.families.base import Family, ProcessorKey
 from pipeline.families.registry import family_for
 from pipeline.ingest.lines import as_lines, part_ranges, rows, scan, source_of
@@ -37,7 +38,7 @@ from pipeline.measure.length import measure
 from pipeline.pixels import RESIZE
 from pipeline.records import Document, Example, Measured, MeasuredMedia, MediaError
 from pipeline.render.pack import build_pack
-from pipeline.render.sample import render_sample
+from pipeline.render.sample import render_sample, render_whole
 from pipeline.shard.codec import write_pack
 
 
@@ -72,14 +73,18 @@ def main() -> int:
             if samples:
                 media = [medium for sample in samples for medium in sample.media]
                 print(f"{len(media):,} {kind}s")
-                compare(
-                    "render and write packs to a tar in memory",
-                    partial(render, samples, family),
-                    words,
-                    partial(each, bare_work, media, family),
-                    args.repeats,
-                )
+                bare_side = partial(each, bare_work, media, family)
+                compare("render and write packs to a tar in memory", partial(render, samples, family), words,
+                        bare_side, args.repeats)  # fmt: skip
+                compare("render as tensors of floats, one by one", partial(online, samples, family), words,
+                        bare_side, args.repeats)  # fmt: skip
     return 0
+
+
+def online(samples: list[Measured], family: Family) -> None:
+    """As loader workers do it without packing first."""
+    for sample in samples:
+        as_tensors(render_whole(sample, family, "torch"), sample, family)
 
 
 def each(work: Callable[[MeasuredMedia, Family], None], media: list[MeasuredMedia], family: Family) -> None:
