@@ -365,6 +365,8 @@ def join_rows(pieces: Sequence[np.ndarray], array: MediaArray) -> np.ndarray:
     """Rows of several media or documents end to end, as the array is declared."""
     if not pieces:
         return np.zeros((0, *(max(side, 0) for side in array.row)), dtype=array.dtype)
+    if len(pieces) == 1:  # most documents have one medium, and it is large: no copy
+        return pieces[0].astype(array.dtype, copy=False)
     if -1 in array.row:
         sides = np.max([piece.shape[1:] for piece in pieces], axis=0).tolist()
         pieces = [
