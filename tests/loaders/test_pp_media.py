@@ -390,6 +390,39 @@ def test_a_family_tells_the_axis():
     assert len(prepare_vlm_media_for_pp(images, 2, 2)[VLM_PP_MEDIA_KEY]["pixel_values"][0]) == 1  # guessed: images
 
 
+AUDIO_AXES = {"features": "lengths", "lengths": "audios", "batch_num_images": "groups"}
+
+
+def test_arrays_that_only_the_family_names_are_cut_by_their_axes():
+    """Sounds of 2 and 3 frames in samples 0 and 2; documents of 1, 2 and 1 pictures in two microbatches."""
+    batch = {
+        "input_ids": torch.zeros(4, 3),
+        "features": torch.arange(5),
+        "lengths": torch.tensor([2, 3]),
+        "n_audios_per_sample": torch.tensor([1, 0, 1, 0]),
+        "batch_num_images": torch.tensor([1, 2, 1]),
+        "n_images_per_sample": torch.tensor([1, 2, 0, 1]),
+    }
+    result = prepare_vlm_media_for_pp(batch, 4, 2, AUDIO_AXES)
+    chunks = result[VLM_PP_MEDIA_KEY]
+    assert lists(chunks["features"]) == [[0, 1], [2, 3, 4]]
+    assert lists(chunks["lengths"]) == [[2], [3]]
+    assert lists(chunks["batch_num_images"]) == [[1, 2], [1]]
+    assert result.keys() == {"input_ids", VLM_PP_MEDIA_KEY}
+
+
+def test_rows_without_what_counts_them():
+    batch = {"input_ids": torch.zeros(2, 3), "features": torch.arange(5), "n_audios_per_sample": torch.tensor([1, 1])}
+    with pytest.raises(ValueError, match="the batch has features but no lengths, which counts its rows"):
+        prepare_vlm_media_for_pp(batch, 2, 2, AUDIO_AXES)
+
+
+def test_sounds_that_nobody_owns():
+    batch = {"input_ids": torch.zeros(2, 3), "features": torch.arange(6), "lengths": torch.tensor([2, 3, 1])}
+    with pytest.raises(ValueError, match="3 audios in a batch of 2 samples: whose are they"):
+        prepare_vlm_media_for_pp(batch, 2, 2, AUDIO_AXES)
+
+
 def test_token_types_unmask_a_coincidence():
     # Two images in two samples, no counts: one each, says the shape; both in the first, say the tokens.
     pixels, grid = flat([(1, 1, 1), (1, 1, 1)])
