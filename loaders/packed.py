@@ -78,8 +78,9 @@ def neat_packed_vlm_collater(
         "input_ids": stacked("input_ids", padding_idx),
         "labels": stacked("labels", IGNORE),
         "position_ids": stacked("position_ids", 0),
-        "mm_token_type_ids": stacked("mm_token_type_ids", 0),
     }
+    if all("mm_token_type_ids" in pack for pack in batch):  # samples of a foreign dataset may come without
+        result["mm_token_type_ids"] = stacked("mm_token_type_ids", 0)
     if attn_implementation == "thd":
         result |= _thd(batch, length)
     elif attn_implementation == "flash_attention_2" and varlen_kwargs:

@@ -347,6 +347,10 @@ def test_a_foreign_dataset_and_the_models_own_positions():
     packed = PackedDatasetWrapper([tokens(1, 2, 3), tokens(4, 5)], [[0, 1]], 8, get_rope_index=get_rope_index)
     assert packed.has_mrope
     assert packed[0]["position_ids"].tolist() == [[0, 2, 0]] * 3
+    batch = neat_packed_vlm_collater([packed[0]], padding_idx=9, max_length=4)
+    assert batch["input_ids"].tolist() == [[1, 2, 4, 9]]
+    assert batch["position_ids"].shape == (3, 1, 4)
+    assert "mm_token_type_ids" not in batch
 
 
 def test_what_does_not_fit_is_told(caplog):
