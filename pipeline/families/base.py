@@ -73,6 +73,7 @@ class Family:
     assistant_header: str  # as the template writes it
     header_tail: int = 1  # tokens at its end that may merge with the answer's first: a line break
     end_of_turn: str
+    resized_by: str = ""  # what resizes pictures whatever --resize says: "pil", "torch", "processor"; "": as it says
     expands_itself: bool = False  # `encode` gives ids whose media are expanded already
     position_axes: int = 3
     position_dtype: str = "int32"

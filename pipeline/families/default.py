@@ -37,6 +37,7 @@ class Default(Family):
     name = "default"
     takes = ("image",)
     placeholders = {}
+    resized_by = "processor"
     expands_itself = True
     position_axes = 1
 

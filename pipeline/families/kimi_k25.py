@@ -70,6 +70,7 @@ class KimiK25(KimiVL):
     name = "kimi_k25"
     processor_classes = ("Kimi_K25Processor", "KimiK25Processor")
     takes: tuple[MediaKind, ...] = ("image", "video")
+    resized_by = ""
     placeholders = {"image": "<|media_pad|>", "video": VIDEO_TOKEN}
     opening = {"image": ("<|media_begin|>", "image", "<|media_content|>")}
     closing = {"image": ("<|media_end|>",)}

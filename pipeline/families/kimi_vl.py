@@ -78,6 +78,7 @@ class KimiVL(Family):
     assistant_header = "<|im_assistant|>assistant<|im_middle|>"
     header_tail = 0  # a special token ends it, and none merges with the answer
     end_of_turn = "<|im_end|>"
+    resized_by = "pil"  # the published processor has no other way
     position_axes = 1
 
     def __init__(self, files: ProcessorFiles, key: ProcessorKey) -> None:

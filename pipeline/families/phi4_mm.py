@@ -57,6 +57,7 @@ class Phi4MM(Family):
     assistant_header = "<|assistant|>"
     header_tail = 0  # the answer follows at once
     end_of_turn = "<|end|>"
+    resized_by = "torch"
     position_axes = 1
 
     def wants_fake_image(self, num_seen: int, num_heard: int) -> bool:

@@ -76,6 +76,8 @@ def packed(request, data, tmp_path_factory):
 def test_every_row_is_packed_or_named(packed):
     family, out = packed
     manifest = read_manifest(out)
+    told = {"kimi_vl": "pil", "default": "processor"}.get(family.name, "torch")
+    assert manifest["pixels"]["resize"] == told, "what resized the pictures, which is not always what was asked for"
     problems = [problem for n in range(len(manifest["shards"])) for problem in verify_shard(out, manifest, n)]
     assert verify_ledger(out, manifest) + problems == []
     for line in read_ledger(out, manifest).to_pylist():
