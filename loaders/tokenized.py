@@ -9,13 +9,14 @@ import torch
 
 from loaders.media import LAYOUT_KEY
 from loaders.pixels import Stored, restored, stored_arrays
-from pipeline.families.base import Family
+from pipeline.families.base import Arrays, Family
 from pipeline.ingest.conversation import from_conversation
 from pipeline.layout import TOKEN_TYPES
 from pipeline.measure.length import measure, truncated
-from pipeline.records import IGNORE, Measured, MediaError, Skip
-from pipeline.render.sample import Whole, render_whole
+from pipeline.records import Measured, MediaError, Skip
+from pipeline.render.sample import Whole, fake_image_sample, render_whole
 
+PER_TOKEN = ("input_ids", "attention_mask", "labels", "mm_token_type_ids", "position_ids")
 RESIZE = "torch"  # as the HF processors' default backend does
 
 
@@ -58,18 +59,13 @@ def tokenized_example(
 
 def as_tensors(whole: Whole, measured: Measured, family: Family) -> dict[str, Any]:
     kinds = [medium.ref.kind for medium in measured.media]
-    return {
-        "input_ids": torch.from_numpy(whole.input_ids).long(),
-        "attention_mask": torch.ones(len(whole.input_ids), dtype=torch.long),
-        "labels": torch.from_numpy(whole.labels).long(),
-        "mm_token_type_ids": torch.from_numpy(whole.mm_token_type_ids).long(),
-        "position_ids": _positions(whole.position_ids),
-        **media_tensors(whole.media, family),
+    counts = {
         "n_images": kinds.count("image"),
         "n_videos": kinds.count("video"),
         "n_audios": sum(medium.num_samples > 0 for medium in measured.media),
-        LAYOUT_KEY: family.media,
     }
+    types, positions = whole.mm_token_type_ids, whole.position_ids
+    return _tensors(whole.input_ids, whole.labels, types, positions, whole.media, family) | counts
 
 
 def media_tensors(media: Mapping[str, np.ndarray], family: Family) -> dict[str, torch.Tensor]:
@@ -91,32 +87,30 @@ def with_fake_image(sample: dict[str, Any], family: Family) -> dict[str, Any]:
     tower run in every step. A sample that has one is given back as it is."""
     if not family.wants_fake_image(sample["n_images"] + sample["n_videos"], sample["n_audios"]):
         return sample
-    ids, media = family.fake_image_ids, family.fake_image_arrays
-    types = family.token_types(ids)
-    behind = {
-        "input_ids": torch.from_numpy(ids).long(),
-        "attention_mask": torch.zeros(len(ids), dtype=torch.long),
-        "labels": torch.full((len(ids),), IGNORE),
-        "mm_token_type_ids": torch.from_numpy(types).long(),
-        "position_ids": _positions(family.positions(types, media, family.facts)),
-    }
-    joined = {name: torch.cat([sample[name], values], dim=-1) for name, values in behind.items()}
-    sounds = {name: sample[name] for name, array in family.media.items() if array.kind == "audio"}
-    return sample | joined | media_tensors(media, family) | sounds | {"n_images": 1}
+    fake = fake_image_document(family)
+    fake["attention_mask"] = torch.zeros_like(fake["attention_mask"])
+    joined = {name: torch.cat([sample[name], fake[name]], dim=-1) for name in PER_TOKEN}
+    images = {name: fake[name] for name, array in family.media.items() if array.kind == "image"}
+    return sample | joined | images | {"n_images": 1}
 
 
 def fake_image_document(family: Family) -> dict[str, Any]:
-    """The fake image as a document of a pack: shifted already, in the sense that it has no targets."""
-    ids, media = family.fake_image_ids, family.fake_image_arrays
-    types = family.token_types(ids)
+    """The fake image as a document of a pack, which needs no shift: it has no targets."""
+    fake = fake_image_sample(family)
+    counts = {f"n_{kind}s": int(kind == "image") for kind in TOKEN_TYPES}
+    return _tensors(fake.input_ids, fake.labels, fake.mm_token_type_ids, fake.position_ids, fake.media, family) | counts
+
+
+def _tensors(
+    ids: np.ndarray, labels: np.ndarray, types: np.ndarray, positions: np.ndarray, media: Arrays, family: Family
+) -> dict[str, Any]:
     return {
         "input_ids": torch.from_numpy(ids).long(),
         "attention_mask": torch.ones(len(ids), dtype=torch.long),
-        "labels": torch.full((len(ids),), IGNORE),
+        "labels": torch.from_numpy(labels).long(),
         "mm_token_type_ids": torch.from_numpy(types).long(),
-        "position_ids": _positions(family.positions(types, media, family.facts)),
+        "position_ids": _positions(positions),
         **media_tensors(media, family),
-        **{f"n_{kind}s": int(kind == "image") for kind in TOKEN_TYPES},
         LAYOUT_KEY: family.media,
     }
 
