@@ -96,6 +96,9 @@ class PackedDatasetWrapper(Dataset[dict[str, Any]]):
         for attempt in range(self.max_retries + 1):
             samples = self._samples((pack_idx + attempt) % len(self.bins))
             if samples:
+                if attempt:
+                    self.dropped["empty_pack"] += 1
+                    logger.warning("pack %d has no sample left; pack %d takes its place", pack_idx, pack_idx + attempt)
                 return _build_packed_vlm_sample(samples, self.pack_size, self.padding_idx, self.has_mrope)
         raise RuntimeError(
             f"no sample of pack {pack_idx} nor of the {self.max_retries} after it could be had: {dict(self.dropped)}"

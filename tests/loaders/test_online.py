@@ -361,9 +361,11 @@ def test_what_does_not_fit_is_told(caplog):
     assert "sample 1 is left out of its pack: no_room: 2 tokens, 1 left in pack 0" in caplog.text
 
 
-def test_an_empty_pack_gives_way_to_the_next():
+def test_an_empty_pack_gives_way_to_the_next(caplog):
     packed = PackedDatasetWrapper([tokens(1, 2, 3), tokens(4, 5)], [[0], [1]], 1)
     assert packed[0]["input_ids"].tolist() == [4]
+    assert packed.dropped == {"no_room": 1, "empty_pack": 1}
+    assert "pack 0 has no sample left; pack 1 takes its place" in caplog.text
     with pytest.raises(RuntimeError, match="no sample of pack 0"):
         PackedDatasetWrapper([tokens(1, 2, 3)], [[0]], 1, max_retries=2)[0]
     with pytest.raises(IndexError):
