@@ -23,6 +23,7 @@ from pipeline.records import Example, MeasuredMedia, MediaKind, MediaRef, Turn
 
 Grid = tuple[int, int, int]  # temporal, vertical and horizontal patches
 Arrays = dict[str, np.ndarray]
+Decoded = Callable[[MeasuredMedia, MediaKind], Any]  # opens a medium: pixels, frames or samples, as it is asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,13 +162,9 @@ class Family:
         raise NotImplementedError
 
     def document_arrays(
-        self,
-        measured_ids: np.ndarray,
-        media: Sequence[MeasuredMedia],
-        decoded: Callable[[MeasuredMedia, MediaKind], Any],
-        resize: Resize,
+        self, measured_ids: np.ndarray, media: Sequence[MeasuredMedia], decoded: Decoded, resize: Resize
     ) -> Arrays:
-        """All media arrays of one document. `decoded` opens a medium: pixels, frames or samples, as it is asked."""
+        """All media arrays of one document."""
         pieces: list[Arrays] = []
         for medium in media:
             if medium.ref.kind == "image":

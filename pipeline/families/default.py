@@ -11,7 +11,7 @@ ones when rendering. What that generality costs:
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,7 +20,7 @@ from jinja2 import TemplateError
 from PIL import Image
 
 from pipeline.config import UserError
-from pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey
+from pipeline.families.base import Arrays, Decoded, Family, Grid, ProcessorFiles, ProcessorKey
 from pipeline.families.sentinel import derived_markers
 from pipeline.labels import TurnMarkers
 from pipeline.layout import MediaArray
@@ -132,11 +132,7 @@ class Default(Family):
         return sum(int(np.prod(shape)) * np.dtype(self.media[name].dtype).itemsize for name, shape in shapes.items())
 
     def document_arrays(
-        self,
-        measured_ids: np.ndarray,
-        media: Sequence[MeasuredMedia],
-        decoded: Callable[[MeasuredMedia, MediaKind], Any],
-        resize: Resize,
+        self, measured_ids: np.ndarray, media: Sequence[MeasuredMedia], decoded: Decoded, resize: Resize
     ) -> Arrays:
         """One run of the processor for all pictures of a conversation; its text does not touch them."""
         if not media:

@@ -14,18 +14,18 @@ which takes that many from any video.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from pipeline.config import UserError
-from pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey
+from pipeline.families.base import Arrays, Decoded, Family, Grid, ProcessorFiles, ProcessorKey
 from pipeline.families.uniform import configured, refuse_settings, uniform_frames
 from pipeline.layout import MediaArray
 from pipeline.pixels import Resize, pixel_table, resize_torch
-from pipeline.records import MeasuredMedia, MediaKind, MediaRef
+from pipeline.records import MeasuredMedia, MediaRef
 from pipeline.resize import best_resolution, fitted
 
 PIXEL_DEFAULTS = {
@@ -154,11 +154,7 @@ class LlavaOnevision(Family):
         }
 
     def document_arrays(
-        self,
-        measured_ids: np.ndarray,
-        media: Sequence[MeasuredMedia],
-        decoded: Callable[[MeasuredMedia, MediaKind], Any],
-        resize: Resize,
+        self, measured_ids: np.ndarray, media: Sequence[MeasuredMedia], decoded: Decoded, resize: Resize
     ) -> Arrays:
         arrays = super().document_arrays(measured_ids, media, decoded, resize)
         num_images = len(arrays["num_tiles"])

@@ -152,7 +152,8 @@ class Qwen3Omni(Qwen2VL):
         current = np.float32(0)
         for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(types)], strict=True):
             run = types[start:end]
-            if not ((run == IMAGE) | (run == VIDEO)).any():
+            is_seen = (run == IMAGE) | (run == VIDEO)
+            if not is_seen.any():
                 positions[:, start:end] = current + np.arange(end - start, dtype=np.float32)
                 current = current + np.float32(end - start)
                 continue
@@ -161,14 +162,12 @@ class Qwen3Omni(Qwen2VL):
             else:
                 interval = next(seconds) * np.float32(facts["tokens_per_second"])
                 block = _grid_positions(next(videos), interval, facts["merge_size"])
-            heard = np.flatnonzero((run != IMAGE) & (run != VIDEO))
             view = positions[:, start:end]
-            view[:, np.flatnonzero((run == IMAGE) | (run == VIDEO))] = block + current
-            view[:, heard] = np.arange(len(heard), dtype=np.float32) + current
-            # The reference takes the largest of the last piece that it appended: the rest of whichever is longer in
-            # time, or the last token.
-            last_kind = np.flatnonzero(run != run[-1])
-            rest = int(last_kind[-1]) + 1 if len(last_kind) else 0
+            view[:, is_seen] = block + current
+            view[:, ~is_seen] = np.arange(np.count_nonzero(~is_seen), dtype=np.float32) + current
+            # The reference goes on beyond what is left when picture or sound has ended, not beyond the whole block.
+            others = np.flatnonzero(run != run[-1])
+            rest = int(others[-1]) + 1 if len(others) else 0
             current = view[:, rest:].max() + np.float32(1)
         return positions
 

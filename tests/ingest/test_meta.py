@@ -161,6 +161,7 @@ GOOD = {"file_name": "a.jsonl"}
 # What is wrong with a data set -> the key and the remedy that the message names.
 WRONG_ENTRIES = {
     "not an object": ("a.jsonl", "expected an object, got str"),
+    "a family of its own": (GOOD | {"family": "gemma4"}, "unknown key 'family'; known: file_name"),
     "unknown key": (GOOD | {"colums": {}}, "unknown key 'colums'; known: file_name, columns, tags"),
     "no file_name": ({}, "file_name must be the path of a JSON, JSONL or parquet file, got None"),
     "empty file_name": ({"file_name": ""}, "file_name must be the path of a JSON, JSONL or parquet file, got ''"),
