@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ import torch
 from PIL import Image
 from transformers import AutoConfig, Qwen2_5_VLModel, Qwen2VLModel, Qwen3VLModel
 
+from loaders import neat_packed_vlm_collater
 from loaders.reader import ShardReader
 from pipeline.config import PackConfig
 from pipeline.layout import TOKEN_TYPES, split_media
 from pipeline.records import MediaRef, Pack
 from pipeline.shard.codec import read_pack
+from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_PROCESSOR = ROOT / "jobs" / "demo" / "processor"
@@ -193,3 +195,34 @@ def documents_of(out: Path, pack: dict[str, Any]) -> Iterator[dict[str, Any]]:
             **{f"n_{kind}s": parts[kind][index] for kind in TOKEN_TYPES},
         }  # fmt: skip
         start += int(pack["seq_lens_padded"][index])
+
+
+def assert_verified(out: Path) -> dict[str, Any]:
+    """The manifest of an output in which `verify` finds nothing wrong."""
+    manifest = read_manifest(out)
+    assert isinstance(manifest, dict), manifest
+    problems = verify_ledger(out, manifest)
+    for number in range(len(manifest["shards"])):
+        problems += verify_shard(out, manifest, number)
+    assert problems == []
+    return manifest
+
+
+def asked(*parts: dict[str, Any], answer: str = "It is.") -> list[dict[str, Any]]:
+    """A conversation about media."""
+    return [
+        {"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": answer}]},
+    ]
+
+
+def differences(logits_of: Callable[[dict[str, Any]], torch.Tensor], out: Path, pack: dict[str, Any]) -> list[float]:
+    """For each document of a pack, how far its logits in the pack are from those of the document alone."""
+    with torch.no_grad():
+        packed = logits_of(neat_packed_vlm_collater([pack]))
+        result, start = [], 0
+        for document in documents_of(out, pack):
+            alone = logits_of(neat_packed_vlm_collater([document]))
+            result.append(float((packed[:, start : start + alone.shape[1]] - alone).abs().max()))
+            start += alone.shape[1]
+    return result

@@ -13,7 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import webdataset as wds
-from helpers import DEMO_PROCESSOR, ROOT, TinyData, files_of, mixed_rows, packs_of, picture, tiny_config
+from helpers import (
+    DEMO_PROCESSOR,
+    ROOT,
+    TinyData,
+    assert_verified,
+    files_of,
+    mixed_rows,
+    packs_of,
+    picture,
+    tiny_config,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,20 +32,11 @@ from pipeline.config import UserError
 from pipeline.pack import run_pack
 from pipeline.shard.commit import differences
 from pipeline.shard.report import describe_output
-from pipeline.shard.verify import read_ledger, read_manifest, verify_ledger, verify_shard
+from pipeline.shard.verify import read_ledger, read_manifest
 
 
 def ledger_of(out):
     return read_ledger(out, read_manifest(out)).to_pylist()
-
-
-def assert_verified(out):
-    manifest = read_manifest(out)
-    problems = verify_ledger(out, manifest)
-    for number in range(len(manifest["shards"])):
-        problems += verify_shard(out, manifest, number)
-    assert problems == []
-    return manifest
 
 
 def test_every_row_ends_in_the_ledger_once(tiny, tmp_path):

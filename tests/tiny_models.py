@@ -25,7 +25,6 @@ ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.
 
 
 def tiny_model(kind: str) -> torch.nn.Module:
-    """Large initial weights: with the usual tiny ones all attention is alike, and a wrong mask would hardly show."""
     torch.manual_seed(0)
     if kind == "qwen2_vl":
         vision = {**VISION, "embed_dim": 32, "hidden_size": 64, "in_channels": 3, "mlp_ratio": 2}
@@ -58,9 +57,14 @@ def tiny_model(kind: str) -> torch.nn.Module:
             text_config={**TEXT, "head_dim": 16, "rope_parameters": rope}, vision_config=vision, **IDS
         )
         model = Qwen3VLForConditionalGeneration
-    built = model._from_config(config, attn_implementation="sdpa").float().eval()
+    return with_large_weights(model._from_config(config, attn_implementation="sdpa"))
+
+
+def with_large_weights(model: torch.nn.Module, std: float = 0.1) -> torch.nn.Module:
+    """With the usual tiny initial weights all attention is alike, and a wrong mask would hardly show."""
+    model = model.float().eval()
     with torch.no_grad():
-        for parameter in built.parameters():
+        for parameter in model.parameters():
             if parameter.ndim > 1:
-                parameter.normal_(std=0.1)
-    return built
+                parameter.normal_(std=std)
+    return model

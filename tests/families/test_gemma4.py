@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import TinyData, clip, documents_of, picture, run_hf, tiny_config, tone
+from helpers import TinyData, asked, clip, documents_of, picture, run_hf, tiny_config, tone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processors import gemma4
@@ -40,13 +40,6 @@ def processor(tmp_path_factory):
 @pytest.fixture(scope="module")
 def family(processor):
     return load_family(ProcessorKey(processor=str(processor)))
-
-
-def asked(*parts, answer="It is."):
-    return [
-        {"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]},
-        {"role": "assistant", "content": [{"type": "text", "text": answer}]},
-    ]
 
 
 @pytest.fixture(scope="module")

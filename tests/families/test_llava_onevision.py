@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import SHARED, TinyData, clip, documents_of, picture, run_hf, tiny_config
+from helpers import SHARED, TinyData, assert_verified, clip, differences, picture, run_hf, tiny_config
 from PIL import Image
 from processors import llava_onevision
+from tiny_models import with_large_weights
 from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
@@ -23,7 +24,6 @@ from pipeline.measure.length import measure, truncated
 from pipeline.pack import run_pack
 from pipeline.pixels import resize_pil
 from pipeline.render.sample import render_whole
-from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
 
 SIDE = llava_onevision.SIDE
 # Of every ratio, smaller and larger than the tiles; the fourth has more tokens than anyres_max_4 leaves it.
@@ -201,10 +201,7 @@ def out(tiny, tmp_path_factory):
 
 
 def test_the_output_is_right(out):
-    manifest = read_manifest(out)
-    assert verify_ledger(out, manifest) == []
-    assert not any(verify_shard(out, manifest, number) for number in range(len(manifest["shards"])))
-    assert manifest["counts"]["skipped"] == {}
+    assert assert_verified(out)["counts"]["skipped"] == {}
 
 
 def tiny_model(family):
@@ -218,12 +215,7 @@ def tiny_model(family):
         video_token_index=family.placeholder_ids["video"], image_grid_pinpoints=llava_onevision.PINPOINTS,
         vision_aspect_ratio="anyres_max_4",
     )  # fmt: skip
-    model = LlavaOnevisionForConditionalGeneration._from_config(config, attn_implementation="sdpa").float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.1)
-    return model
+    return with_large_weights(LlavaOnevisionForConditionalGeneration._from_config(config, attn_implementation="sdpa"))
 
 
 def inputs(batch):
@@ -239,12 +231,7 @@ def test_packed_equals_alone(out, tiny):
     assert any(pack["n_videos"] > 1 and pack["n_images"] for pack in packs), "pictures and videos"
     assert any(pack["input_ids"][-13:].tolist() == tiny.fake_image_ids.tolist() for pack in packs), "a fake image"
     for pack in packs:
-        logits = model(**inputs(neat_packed_vlm_collater([pack]))).logits
-        start = 0
-        for document in documents_of(out, pack):
-            alone = model(**inputs(neat_packed_vlm_collater([document]))).logits
-            assert (logits[:, start : start + alone.shape[1]] - alone).abs().max() < 1e-5
-            start += alone.shape[1]
+        assert max(differences(lambda batch: model(**inputs(batch)).logits, out, pack)) < 1e-5
     batch = neat_packed_vlm_collater(packs)
     model(**inputs(batch))  # the counts of features and tokens are compared in the model
     # Bytes that are restored after collating, videos as [videos, frames, …], are the same floats.
