@@ -16,8 +16,14 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
+# mypy does not know that neatpack/__init__.py looks beside itself: it gets the folders where a wheel has them.
 types: .venv/ready
-	$(BIN)/mypy
+	mkdir -p .venv/typed/neatpack
+	ln -sfn ../../../neatpack/__init__.py .venv/typed/neatpack/__init__.py
+	ln -sfn ../../../pipeline .venv/typed/neatpack/pipeline
+	ln -sfn ../../../loaders .venv/typed/neatpack/loaders
+	ln -sfn ../../jobs .venv/typed/jobs
+	cd .venv/typed && ../bin/mypy --config-file ../../pyproject.toml
 
 check: lint types test
 

@@ -23,8 +23,8 @@ import torch
 import webdataset as wds
 from PIL import Image
 
-from loaders import PackedShards, neat_packed_vlm_collater
-from loaders.pixels import restored
+from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.loaders.pixels import restored
 
 PROCESSOR = Path(__file__).parent / "demo" / "processor"
 
@@ -100,8 +100,8 @@ def in_turns(functions: dict[str, Callable[[], object]], repeats: int) -> dict[s
 
 def make_packs(folder: Path) -> Path:
     """96 noisy pictures of 0.8 megapixels, about six to a pack."""
-    from pipeline.config import PackConfig
-    from pipeline.pack import run_pack
+    from neatpack.pipeline.config import PackConfig
+    from neatpack.pipeline.run import run_pack
 
     rng = np.random.default_rng(0)
     rows = []

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.plan import greedy_knapsack, plan_bins
-from pipeline.plan.balance import pack_cost
+from neatpack.pipeline.plan import greedy_knapsack, plan_bins
+from neatpack.pipeline.plan.balance import pack_cost
 
 Ints = NDArray[np.int64]
 Bins = Sequence[Sequence[int] | Ints]

@@ -28,18 +28,18 @@ import torch
 from PIL import Image
 
 from jobs.demo.make_data import make_demo
-from loaders.tokenized import as_tensors
-from pipeline.families.base import Family, ProcessorKey
-from pipeline.families.registry import family_for
-from pipeline.ingest.lines import as_lines, part_ranges, rows, scan, source_of
-from pipeline.ingest.meta import Dataset, read_meta
-from pipeline.ingest.sharegpt import convert, parse_row
-from pipeline.measure.length import measure
-from pipeline.pixels import RESIZE
-from pipeline.records import Document, Example, Measured, MeasuredMedia, MediaError
-from pipeline.render.pack import build_pack
-from pipeline.render.sample import render_sample, render_whole
-from pipeline.shard.codec import write_pack
+from neatpack.loaders.online.tokenized import as_tensors
+from neatpack.pipeline.families.base import Family, ProcessorKey
+from neatpack.pipeline.families.registry import family_for
+from neatpack.pipeline.ingest.lines import as_lines, part_ranges, rows, scan, source_of
+from neatpack.pipeline.ingest.meta import Dataset, read_meta
+from neatpack.pipeline.ingest.sharegpt import convert, parse_row
+from neatpack.pipeline.measure.length import measure
+from neatpack.pipeline.media.pixels import RESIZE
+from neatpack.pipeline.records import Document, Example, Measured, MeasuredMedia, MediaError
+from neatpack.pipeline.render.pack import build_pack
+from neatpack.pipeline.render.sample import render_sample, render_whole
+from neatpack.pipeline.shard.codec import write_pack
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from loaders import PackedShards, neat_packed_vlm_collater
+from neatpack import PackedShards, neat_packed_vlm_collater
 
 MODEL_KEYS = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids", "pixel_values", "image_grid_thw")
 

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from loaders.pixels import STORED_KEY, with_first
-from pipeline.layout import TOKEN_TYPES, MediaArray
+from neatpack.loaders.pixels import STORED_KEY, with_first
+from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.records import TOKEN_TYPES
 
 LAYOUT_KEY = "media_layout"  # in a sample: {name: MediaArray}, as its family declares
 # What a sample without a layout may have; rows end to end, as Qwen's processors give them.

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from pipeline.layout import MediaArray, layout_of
-from pipeline.shard.codec import read_array
+from neatpack.pipeline.layout import MediaArray, layout_of
+from neatpack.pipeline.shard.codec import read_array
 
 FORMATS = (2,)  # versions of the format on disk that this reader knows
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from loaders.media import LAYOUT_KEY
-from loaders.order import epoch_order, rank_share, share_length, worker_share
-from loaders.pixels import STORED_KEY, restored, stored_arrays
-from loaders.reader import ShardReader
-from pipeline.layout import TOKEN_TYPES
+from neatpack.loaders.media import LAYOUT_KEY
+from neatpack.loaders.order import epoch_order, rank_share, share_length, worker_share
+from neatpack.loaders.pixels import STORED_KEY, restored, stored_arrays
+from neatpack.loaders.reader import ShardReader
+from neatpack.pipeline.records import TOKEN_TYPES
 
 PIXELS = {"bf16": torch.bfloat16, "fp32": torch.float32, "uint8": None}
 

@@ -12,5 +12,3 @@
 
 `pack.py` drives the stages, `tasks.py` runs them on Ray or in-process, `records.py` holds the nouns between them.
 """
-
-__version__ = "0.1.0"

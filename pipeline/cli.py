@@ -7,8 +7,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline import __version__
-from pipeline.config import PackConfig, UserError, absolute, add_flags, load_config
+from neatpack import __version__
+from neatpack.pipeline.config import PackConfig, UserError, absolute, add_flags, load_config
 
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
 
@@ -89,8 +89,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _pack(args: argparse.Namespace) -> int:
     config = load_config(args)
-    from pipeline.pack import run_pack  # torch and transformers take seconds; --help and a wrong flag should not
-    from pipeline.shard.report import describe_output
+    from neatpack.pipeline.run import (
+        run_pack,  # torch and transformers take seconds; --help and a wrong flag should not
+    )
+    from neatpack.pipeline.shard.report import describe_output
 
     packed = run_pack(config)
     if packed.already_done:
@@ -111,8 +113,8 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: bool) -> None:
-    from pipeline.pack import run_plan, write_plan_lengths
-    from pipeline.shard.report import describe_plan
+    from neatpack.pipeline.run import run_plan, write_plan_lengths
+    from neatpack.pipeline.shard.report import describe_plan
 
     planned = run_plan(config)
     print(describe_plan(planned, config))
@@ -123,8 +125,8 @@ def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: boo
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
-    from pipeline.tasks import engine
+    from neatpack.pipeline.runtime.engine import engine
+    from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
 
     out = Path(absolute("OUT", args.out))
     manifest = read_manifest(out)

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pipeline.records import IGNORE
+from neatpack.pipeline.records import IGNORE
 
 Array = TypeVar("Array", bound=Any)  # numpy's or torch's
 

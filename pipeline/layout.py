@@ -6,10 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.mrope import AUDIO, IMAGE, VIDEO
-from pipeline.records import MediaKind
-
-TOKEN_TYPES: dict[MediaKind, int] = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
+from neatpack.pipeline.records import MediaKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3  # values of mm_token_type_ids
+from neatpack.pipeline.records import IMAGE, TEXT
 
 
 def mrope_positions(

@@ -9,6 +9,8 @@ MediaKind = Literal["image", "video", "audio"]
 Role = Literal["system", "user", "assistant"]
 
 IGNORE = -100  # label of a position that is not trained on
+TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3  # values of mm_token_type_ids
+TOKEN_TYPES: dict[MediaKind, int] = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
 
 # Why an input row is not in a pack. A closed list: the ledger holds no other reason.
 REASONS = {

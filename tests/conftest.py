@@ -11,7 +11,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from helpers import DEMO_PROCESSOR, REAL_PROCESSORS, SHARED, TinyData
 
-from pipeline.families.registry import family_for
+from neatpack.pipeline.families.registry import family_for
 
 
 @pytest.fixture(scope="session")

@@ -17,13 +17,13 @@ import torch
 from PIL import Image
 from transformers import AutoConfig, Qwen2_5_VLModel, Qwen2VLModel, Qwen3VLModel
 
-from loaders import neat_packed_vlm_collater
-from loaders.reader import ShardReader
-from pipeline.config import PackConfig
-from pipeline.layout import TOKEN_TYPES, split_media
-from pipeline.records import MediaRef, Pack
-from pipeline.shard.codec import read_pack
-from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+from neatpack import neat_packed_vlm_collater
+from neatpack.loaders.reader import ShardReader
+from neatpack.pipeline.config import PackConfig
+from neatpack.pipeline.layout import split_media
+from neatpack.pipeline.records import TOKEN_TYPES, MediaRef, Pack
+from neatpack.pipeline.shard.codec import read_pack
+from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_PROCESSOR = ROOT / "jobs" / "demo" / "processor"

@@ -1,14 +1,18 @@
-"""jobs/API.md says what can be imported, how it is called and where it is tested; this holds it to that."""
+"""docs/API.md says what can be imported, how it is called and where it is tested; this holds it to that."""
 
+import ast
 import inspect
 import re
+import sys
+from pathlib import Path
 
 import pytest
 from helpers import ROOT
 
-import loaders
+import neatpack
+from neatpack.loaders import online
 
-ROWS = re.findall(r"^\| `(.+?)` \| (\S+) \| (\S+) \|$", (ROOT / "jobs" / "API.md").read_text(), re.MULTILINE)
+ROWS = re.findall(r"^\| `(.+?)` \| (\S+) \| (\S+) \|$", (ROOT / "docs" / "API.md").read_text(), re.MULTILINE)
 
 
 def documented(call: str) -> list[tuple[str, object]]:
@@ -23,14 +27,14 @@ def documented(call: str) -> list[tuple[str, object]]:
 
 def test_the_table_is_read_whole():
     assert len(ROWS) == 79
-    lines = [line for line in (ROOT / "jobs" / "API.md").read_text().splitlines() if line.startswith("| `")]
+    lines = [line for line in (ROOT / "docs" / "API.md").read_text().splitlines() if line.startswith("| `")]
     assert len(lines) == len(ROWS)
 
 
 @pytest.mark.parametrize(("call", "module", "test"), ROWS, ids=[re.split(r"[(]", row[0])[0] for row in ROWS])
 def test_every_name_imports_with_its_signature_and_is_tested(call, module, test):
     name, _, parameters = call.partition("(")
-    found = loaders
+    found = online if hasattr(online, name.split(".")[0]) else neatpack
     for part in name.split("."):
         found = getattr(found, part)
     home = (ROOT / module).read_text()
@@ -54,18 +58,29 @@ def test_every_name_imports_with_its_signature_and_is_tested(call, module, test)
 
 def test_every_public_name_is_in_the_table():
     listed = {re.split(r"[(.]", call)[0] for call, _, _ in ROWS}
-    assert set(loaders.__all__) - listed == {"PackedShards", "restore_pixels"}, "our own"
-    assert set(loaders._HOME) <= listed
-    assert set(dir(loaders)) >= set(loaders.__all__)
+    ours = {"PackedShards", "restore_pixels", "PackConfig", "UserError", "run_pack", "run_plan", "__version__"}
+    assert set(neatpack.__all__) - listed == ours
+    assert set(online.__all__) <= listed
+    assert set(dir(neatpack)) >= set(neatpack.__all__)
+
+
+def test_what_a_type_checker_sees_is_what_runs():
+    """The imports under TYPE_CHECKING, read as text, against the lists by which names are imported at run time."""
+    (block,) = [node for node in ast.parse(Path(neatpack.__file__).read_text()).body
+                if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]  # fmt: skip
+    typed = {name.asname: node.module for node in block.body for name in node.names}
+    assert typed == neatpack._HOME
+    for name, home in typed.items():
+        assert getattr(neatpack, name) is getattr(sys.modules[home], name)
 
 
 def test_the_constants():
-    assert loaders.MEDIA_KEYS[:4] == ("pixel_values", "image_grid_thw", "image_position_ids", "pixel_values_videos")
-    assert "Qwen2_5_VLProcessor" in loaders._IMSTART_TEMPLATE_PROCESSORS
-    assert loaders._GEMMA4_MODEL_TURN == "<|turn>model\n"
-    assert loaders._GEMMA4_THINKING_PREFIX == "<|channel>thought\n<channel|>"
+    assert online.MEDIA_KEYS[:4] == ("pixel_values", "image_grid_thw", "image_position_ids", "pixel_values_videos")
+    assert "Qwen2_5_VLProcessor" in online._IMSTART_TEMPLATE_PROCESSORS
+    assert online._GEMMA4_MODEL_TURN == "<|turn>model\n"
+    assert online._GEMMA4_THINKING_PREFIX == "<|channel>thought\n<channel|>"
 
 
 def test_what_is_not_there():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = loaders.nothing
+        _ = neatpack.nothing

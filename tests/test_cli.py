@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-import pipeline.pack
-from pipeline.cli import main
+import neatpack.pipeline.run
+from neatpack.pipeline.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PROCESSOR = str(ROOT / "jobs" / "demo" / "processor")
@@ -135,8 +135,8 @@ def test_another_pack_size_reuses_the_token_store(
     run: Run, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    measure = pipeline.pack.measure
-    monkeypatch.setattr(pipeline.pack, "measure", lambda *arguments: calls.append(1) or measure(*arguments))
+    measure = neatpack.pipeline.run.measure
+    monkeypatch.setattr(neatpack.pipeline.run, "measure", lambda *arguments: calls.append(1) or measure(*arguments))
     work = tmp_path / "work"
     assert run("pack", *flags(meta, tmp_path / "a", work=work))[0] == 0
     assert calls
@@ -264,7 +264,7 @@ def test_plan_prints_what_packing_would_give(run: Run, meta: Path, tmp_path: Pat
 def test_plan_keeps_what_it_measured(run: Run, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("plan", *flags(meta, tmp_path / "out"))[0] == 0
     assert not (tmp_path / "out" / "shards").exists()
-    monkeypatch.setattr(pipeline.pack, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(neatpack.pipeline.run, "measure", lambda *_: pytest.fail("measured again"))
     assert run("pack", *flags(meta, tmp_path / "out"))[0] == 0
 
 
@@ -431,6 +431,6 @@ def test_help_names_every_key_and_its_default(run: Run) -> None:
 
 
 def test_version(run: Run) -> None:
-    from pipeline import __version__
+    from neatpack import __version__
 
     assert run("--version")[:2] == (0, f"neatpack {__version__}\n")

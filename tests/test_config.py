@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import PackConfig, UserError, absolute, add_flags, fingerprint, load_config
+from neatpack.pipeline.config import PackConfig, UserError, absolute, add_flags, fingerprint, load_config
 
 REQUIRED = ("--meta", "/m.json", "--processor", "p", "--out", "/o")
 

@@ -10,8 +10,8 @@ from helpers import ROOT
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
-        ("pipeline.cli", "torch"),
-        ("pipeline.pack", "transformers.processing_utils"),  # seconds: all of transformers' processors
+        ("neatpack.pipeline.cli", "torch"),
+        ("neatpack.pipeline.run", "transformers.processing_utils"),  # seconds: all of transformers' processors
         ("loaders", "transformers"),
     ],
 )

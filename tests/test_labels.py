@@ -1,8 +1,7 @@
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from pipeline.labels import TurnMarkers, labels_of, shifted, target_mask
+from neatpack.pipeline.labels import TurnMarkers, labels_of, shifted, target_mask
 
 MARKERS = TurnMarkers(header=(7, 8), end=9)
 

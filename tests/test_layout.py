@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from pipeline.layout import MediaArray, layout_of, rows_per_part, split_media
+from neatpack.pipeline.layout import MediaArray, layout_of, rows_per_part, split_media
 
 LAYOUT = {
     "grids": MediaArray(kind="image", dtype="int64", row=(3,)),

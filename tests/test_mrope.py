@@ -5,13 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 
-from pipeline.mrope import mrope_positions
+from neatpack.pipeline.mrope import mrope_positions
 
 MERGE = 2
 KINDS, SIZES = st.sampled_from(["image", "video"]), st.integers(1, 6)

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.config import PackConfig, UserError
-from pipeline.pack import run_pack
-from pipeline.records import MediaRef
-from pipeline.render.media import decode_image
-from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+from neatpack.pipeline.config import PackConfig, UserError
+from neatpack.pipeline.media.image import decode_image
+from neatpack.pipeline.records import MediaRef
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
 
 SHARED = (Path(__file__).resolve().parents[2] / "shared").resolve()
 NASTY = SHARED / "data" / "nasty"

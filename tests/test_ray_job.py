@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from helpers import DEMO_PROCESSOR, ROOT, files_of, mixed_rows, tiny_config
 
-from pipeline.pack import run_pack
+from neatpack.pipeline.run import run_pack
 
 RAY = str(Path(sys.executable).with_name("ray"))
 

@@ -27,7 +27,7 @@ def main(folder: str) -> int:
         ["verify", packed],
     ):
         print("$ neatpack " + " ".join(arguments), flush=True)
-        code = subprocess.run([sys.executable, "-m", "pipeline.cli", *arguments], check=False).returncode
+        code = subprocess.run([sys.executable, "-m", "neatpack.pipeline.cli", *arguments], check=False).returncode
         if code:
             return code
         print(flush=True)

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from pipeline.config import UserError, fingerprint
-from pipeline.labels import TurnMarkers
-from pipeline.layout import TOKEN_TYPES, MediaArray
-from pipeline.mrope import TEXT
-from pipeline.pixels import Resize, resize_torch
-from pipeline.records import Example, MeasuredMedia, MediaKind, MediaRef, Turn
+from neatpack.pipeline.config import UserError, fingerprint
+from neatpack.pipeline.labels import TurnMarkers
+from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.media.pixels import Resize, resize_torch
+from neatpack.pipeline.records import TEXT, TOKEN_TYPES, Example, MeasuredMedia, MediaKind, MediaRef, Turn
 
 Grid = tuple[int, int, int]  # temporal, vertical and horizontal patches
 Arrays = dict[str, np.ndarray]

@@ -19,13 +19,13 @@ import numpy as np
 from jinja2 import TemplateError
 from PIL import Image
 
-from pipeline.config import UserError
-from pipeline.families.base import Arrays, Decoded, Family, Grid, ProcessorFiles, ProcessorKey
-from pipeline.families.sentinel import derived_markers
-from pipeline.labels import TurnMarkers
-from pipeline.layout import MediaArray
-from pipeline.pixels import Resize
-from pipeline.records import Example, MeasuredMedia, MediaError, MediaKind, MediaRef, Skip
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.base import Arrays, Decoded, Family, Grid, ProcessorFiles, ProcessorKey
+from neatpack.pipeline.families.sentinel import derived_markers
+from neatpack.pipeline.labels import TurnMarkers
+from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.media.pixels import Resize
+from neatpack.pipeline.records import Example, MeasuredMedia, MediaError, MediaKind, MediaRef, Skip
 
 PROBES = ((300, 400), (1000, 600), (480, 1300))  # heights and widths that differ in area and shape
 SMALLEST = (28, 112, 224, 336, 448)  # sides of a fake image: the first of those with the fewest tokens

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 
-from pipeline.config import UserError
-from pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey
-from pipeline.layout import MediaArray
-from pipeline.pixels import Resize, pixel_table, rescale_table, resize_torch
-from pipeline.records import Example, MeasuredMedia, MediaKind, MediaRef, Turn
-from pipeline.resize import budget_resize
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey
+from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.media.pixels import Resize, pixel_table, rescale_table, resize_torch
+from neatpack.pipeline.media.resize import budget_resize
+from neatpack.pipeline.records import Example, MeasuredMedia, MediaKind, MediaRef, Turn
 
 BUDGETS = (70, 140, 280, 560, 1120)  # tokens of a picture: what the processor allows
 MAX_SAMPLES = 480_000  # 30 s at 16 kHz: the feature extractor cuts a sound there

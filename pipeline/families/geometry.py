@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.families.base import Grid
-from pipeline.resize import smart_resize_image
+from neatpack.pipeline.families.base import Grid
+from neatpack.pipeline.media.resize import smart_resize_image
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

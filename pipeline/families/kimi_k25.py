@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.families.base import Arrays, Grid, ProcessorFiles, ProcessorKey
-from pipeline.families.kimi_vl import KimiVL, PatchBudget
-from pipeline.families.uniform import configured, refuse_settings, uniform_frames
-from pipeline.layout import MediaArray
-from pipeline.pixels import Resize, pixel_table, resize_torch
-from pipeline.records import Example, MeasuredMedia, MediaKind, MediaRef, Turn
+from neatpack.pipeline.families.base import Arrays, Grid, ProcessorFiles, ProcessorKey
+from neatpack.pipeline.families.kimi_vl import KimiVL, PatchBudget
+from neatpack.pipeline.families.uniform import configured, refuse_settings, uniform_frames
+from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.media.pixels import Resize, pixel_table, resize_torch
+from neatpack.pipeline.records import Example, MeasuredMedia, MediaKind, MediaRef, Turn
 
 IMAGE_DEFAULTS = {
     "patch_size": 14,

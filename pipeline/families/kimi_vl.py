@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.config import UserError
-from pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey
-from pipeline.families.uniform import configured, refuse_settings
-from pipeline.layout import MediaArray
-from pipeline.pixels import Resize, padded, patchify, resize_pil
-from pipeline.records import MeasuredMedia, MediaKind, MediaRef
-from pipeline.resize import navit_resize
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey
+from neatpack.pipeline.families.uniform import configured, refuse_settings
+from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.media.pixels import Resize, padded, patchify, resize_pil
+from neatpack.pipeline.media.resize import navit_resize
+from neatpack.pipeline.records import MeasuredMedia, MediaKind, MediaRef
 
 IMAGE_DEFAULTS = {
     "patch_size": 14,

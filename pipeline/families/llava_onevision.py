@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config import UserError
-from pipeline.families.base import Arrays, Decoded, Family, Grid, ProcessorFiles, ProcessorKey
-from pipeline.families.uniform import configured, refuse_settings, uniform_frames
-from pipeline.layout import MediaArray
-from pipeline.pixels import Resize, pixel_table, resize_torch
-from pipeline.records import MeasuredMedia, MediaRef
-from pipeline.resize import best_resolution, fitted
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.base import Arrays, Decoded, Family, Grid, ProcessorFiles, ProcessorKey
+from neatpack.pipeline.families.uniform import configured, refuse_settings, uniform_frames
+from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.media.pixels import Resize, pixel_table, resize_torch
+from neatpack.pipeline.media.resize import best_resolution, fitted
+from neatpack.pipeline.records import MeasuredMedia, MediaRef
 
 PIXEL_DEFAULTS = {
     "size": {"height": 384, "width": 384},

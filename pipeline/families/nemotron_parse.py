@@ -1,6 +1,6 @@
 """Nemotron-Parse: reads a page into text. Known, so that it is refused with a reason; it cannot be packed."""
 
-from pipeline.families.base import Family
+from neatpack.pipeline.families.base import Family
 
 
 class NemotronParse(Family):

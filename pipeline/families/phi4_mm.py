@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.config import UserError
-from pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey
-from pipeline.layout import MediaArray
-from pipeline.pixels import Resize, padded, pixel_table, resize_torch
-from pipeline.records import MeasuredMedia, MediaRef, Turn
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey
+from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.media.pixels import Resize, padded, pixel_table, resize_torch
+from neatpack.pipeline.records import MeasuredMedia, MediaRef, Turn
 
 IMAGE_DEFAULTS: dict[str, Any] = {
     "size": {"height": 448, "width": 448},

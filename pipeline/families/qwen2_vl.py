@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config import UserError
-from pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey
-from pipeline.families.geometry import ImageGeometry, VideoGeometry
-from pipeline.layout import MediaArray
-from pipeline.mrope import mrope_positions
-from pipeline.pixels import Resize, patchify, patchify_video, pixel_table, resize_torch
-from pipeline.records import MeasuredMedia, MediaKind, MediaRef
-from pipeline.resize import smart_resize_image
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey
+from neatpack.pipeline.families.geometry import ImageGeometry, VideoGeometry
+from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.media.pixels import Resize, patchify, patchify_video, pixel_table, resize_torch
+from neatpack.pipeline.media.resize import smart_resize_image
+from neatpack.pipeline.mrope import mrope_positions
+from neatpack.pipeline.records import MeasuredMedia, MediaKind, MediaRef
 
 IMAGE_DEFAULTS = {
     "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from transformers import WhisperFeatureExtractor
 
-from pipeline.families.base import Arrays, ProcessorFiles, ProcessorKey
-from pipeline.families.qwen2_vl import VIDEO_DEFAULTS, Qwen2VL
-from pipeline.layout import MediaArray
-from pipeline.mrope import IMAGE, TEXT, VIDEO
-from pipeline.records import MeasuredMedia
+from neatpack.pipeline.families.base import Arrays, ProcessorFiles, ProcessorKey
+from neatpack.pipeline.families.qwen2_vl import VIDEO_DEFAULTS, Qwen2VL
+from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.records import IMAGE, TEXT, VIDEO, MeasuredMedia
 
 # The processor passes these bounds to every call, whatever the video processor's own config says.
 VIDEO_SIZE = {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}

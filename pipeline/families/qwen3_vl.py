@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.families import qwen2_vl
-from pipeline.families.base import ProcessorFiles
-from pipeline.families.geometry import VideoGeometry
-from pipeline.mrope import mrope_positions
-from pipeline.records import MeasuredMedia
-from pipeline.resize import smart_resize_video
+from neatpack.pipeline.families import qwen2_vl
+from neatpack.pipeline.families.base import ProcessorFiles
+from neatpack.pipeline.families.geometry import VideoGeometry
+from neatpack.pipeline.media.resize import smart_resize_video
+from neatpack.pipeline.mrope import mrope_positions
+from neatpack.pipeline.records import MeasuredMedia
 
 VIDEO_DEFAULTS = {
     **qwen2_vl.VIDEO_DEFAULTS,

@@ -8,18 +8,18 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
-from pipeline.config import UserError
-from pipeline.families.base import Family, ProcessorFiles, ProcessorKey
-from pipeline.families.default import Default
-from pipeline.families.gemma4 import Gemma4
-from pipeline.families.kimi_k25 import KimiK25
-from pipeline.families.kimi_vl import KimiVL
-from pipeline.families.llava_onevision import LlavaOnevision
-from pipeline.families.nemotron_parse import NemotronParse
-from pipeline.families.phi4_mm import Phi4MM
-from pipeline.families.qwen2_vl import Qwen2VL
-from pipeline.families.qwen3_omni import Qwen3Omni
-from pipeline.families.qwen3_vl import Qwen3VL
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.base import Family, ProcessorFiles, ProcessorKey
+from neatpack.pipeline.families.default import Default
+from neatpack.pipeline.families.gemma4 import Gemma4
+from neatpack.pipeline.families.kimi_k25 import KimiK25
+from neatpack.pipeline.families.kimi_vl import KimiVL
+from neatpack.pipeline.families.llava_onevision import LlavaOnevision
+from neatpack.pipeline.families.nemotron_parse import NemotronParse
+from neatpack.pipeline.families.phi4_mm import Phi4MM
+from neatpack.pipeline.families.qwen2_vl import Qwen2VL
+from neatpack.pipeline.families.qwen3_omni import Qwen3Omni
+from neatpack.pipeline.families.qwen3_vl import Qwen3VL
 
 FAMILIES: dict[str, type[Family]] = {
     Qwen2VL.name: Qwen2VL,

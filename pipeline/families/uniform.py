@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config import UserError
-from pipeline.families.base import ProcessorKey
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.base import ProcessorKey
 
 
 def uniform_frames(

@@ -13,8 +13,8 @@ from typing import Any
 
 from PIL import Image
 
-from pipeline.ingest.media import is_unicode, json_name, media_reference
-from pipeline.records import Example, MediaRef, Skip, Turn
+from neatpack.pipeline.ingest.media import is_unicode, json_name, media_reference
+from neatpack.pipeline.records import Example, MediaRef, Skip, Turn
 
 ROLES = ("system", "user", "assistant")
 KINDS = ("image", "video", "audio")

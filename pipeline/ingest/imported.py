@@ -4,11 +4,11 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import fingerprint
-from pipeline.ingest.lines import Lines, as_lines, dumped, placed
-from pipeline.ingest.meta import Dataset
-from pipeline.ingest.sources import SOURCES, Examples
-from pipeline.storage import write_whole
+from neatpack.pipeline.config import fingerprint
+from neatpack.pipeline.ingest.lines import Lines, as_lines, dumped, placed
+from neatpack.pipeline.ingest.meta import Dataset
+from neatpack.pipeline.ingest.sources import SOURCES, Examples
+from neatpack.pipeline.runtime.storage import write_whole
 
 
 def lines_of(dataset: Dataset, imported: Path) -> Lines:

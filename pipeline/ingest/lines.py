@@ -14,8 +14,8 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.config import UserError, fingerprint
-from pipeline.storage import sha256_of, write_whole
+from neatpack.pipeline.config import UserError, fingerprint
+from neatpack.pipeline.runtime.storage import sha256_of, write_whole
 
 PART_BYTES = 4 << 20  # about a second of tokenizing; fixed, so that parts do not depend on the number of workers
 _BLANK = b" \t\r\n\v\f"

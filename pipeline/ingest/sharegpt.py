@@ -4,10 +4,10 @@ import json
 import re
 from typing import Any
 
-from pipeline.ingest.conversation import from_conversation, is_bare
-from pipeline.ingest.media import is_unicode, json_name, media_reference
-from pipeline.ingest.meta import MEDIA_COLUMNS, Dataset
-from pipeline.records import Example, MediaKind, MediaRef, Role, Skip, Turn
+from neatpack.pipeline.ingest.conversation import from_conversation, is_bare
+from neatpack.pipeline.ingest.media import is_unicode, json_name, media_reference
+from neatpack.pipeline.ingest.meta import MEDIA_COLUMNS, Dataset
+from neatpack.pipeline.records import Example, MediaKind, MediaRef, Role, Skip, Turn
 
 _PLACEHOLDER = re.compile(r"(<image>|<video>|<audio>)", re.IGNORECASE)
 

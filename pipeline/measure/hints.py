@@ -12,11 +12,11 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from pipeline.ingest.lines import Part, rows
-from pipeline.ingest.meta import Dataset
-from pipeline.measure.store import read_measured
-from pipeline.records import Measured
-from pipeline.storage import open_arrow, write_json, write_whole
+from neatpack.pipeline.ingest.lines import Part, rows
+from neatpack.pipeline.ingest.meta import Dataset
+from neatpack.pipeline.measure.store import read_measured
+from neatpack.pipeline.records import Measured
+from neatpack.pipeline.runtime.storage import open_arrow, write_json, write_whole
 
 
 def write_lengths(

@@ -5,13 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from pipeline.families.base import Family
-from pipeline.labels import target_mask
-from pipeline.measure.audio import measure_audio
-from pipeline.measure.probe import image_size
-from pipeline.measure.video import measure_video
-from pipeline.mrope import IMAGE, VIDEO
-from pipeline.records import Example, Measured, MeasuredMedia, MediaError, MediaRef, Skip
+from neatpack.pipeline.families.base import Family
+from neatpack.pipeline.labels import target_mask
+from neatpack.pipeline.measure.media import measure_medium
+from neatpack.pipeline.records import IMAGE, VIDEO, Example, Measured, MeasuredMedia, MediaError, Skip
 
 
 def measure(
@@ -110,23 +107,6 @@ def _probe(example: Example, family: Family) -> tuple[MeasuredMedia, ...] | Skip
             return Skip(reason=f"{ref.kind}_unsupported", detail=f"{family.name} does not take {ref.kind}s")
     num_images = sum(ref.kind == "image" for ref in example.media)
     try:
-        return tuple(_measure_medium(ref, family, num_images) for ref in example.media)
+        return tuple(measure_medium(ref, family, num_images) for ref in example.media)
     except MediaError as error:
         return error.skip
-
-
-def _measure_medium(ref: MediaRef, family: Family, num_images: int) -> MeasuredMedia:
-    if ref.kind == "video":
-        return measure_video(ref, family)
-    if ref.kind == "audio":
-        return measure_audio(ref, family)
-    return measure_image(ref, family, num_images)
-
-
-def measure_image(ref: MediaRef, family: Family, num_images: int = 1) -> MeasuredMedia:
-    height, width = image_size(ref)
-    try:
-        size, grid = family.image_shape(height, width, num_images)
-    except ValueError as error:  # an aspect ratio that smart_resize refuses
-        raise MediaError("bad_media", f"{ref.path}: {error}") from None
-    return MeasuredMedia(ref=ref, height=height, width=width, size=size, grid=grid)

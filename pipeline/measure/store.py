@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.records import Measured, MeasuredMedia, MediaRef, Skip
-from pipeline.storage import open_arrow, write_arrow
+from neatpack.pipeline.records import Measured, MeasuredMedia, MediaRef, Skip
+from neatpack.pipeline.runtime.storage import open_arrow, write_arrow
 
 _MEDIUM = pa.struct(
     [

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.config import PackConfig, UserError
-from pipeline.families.base import Family
-from pipeline.measure.length import shrunk, truncated
-from pipeline.measure.store import read_measured
-from pipeline.plan.plan import plan_bins
-from pipeline.records import Measured
-from pipeline.storage import open_arrow
+from neatpack.pipeline.config import PackConfig, UserError
+from neatpack.pipeline.families.base import Family
+from neatpack.pipeline.measure.length import shrunk, truncated
+from neatpack.pipeline.measure.store import read_measured
+from neatpack.pipeline.plan.plan import plan_bins
+from neatpack.pipeline.records import Measured
+from neatpack.pipeline.runtime.storage import open_arrow
 
 MAX_SHRINK = 16  # halvings: 768 frames are down to 4 after 8, and 100 megapixels to one patch after 16
 

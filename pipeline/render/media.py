@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from pipeline.families.base import Family
-from pipeline.measure.audio import decode_audio
-from pipeline.records import MeasuredMedia, MediaError, MediaKind
-from pipeline.render.image import decode_image
-from pipeline.render.video import wanted_frames
+from neatpack.pipeline.families.base import Family
+from neatpack.pipeline.media.audio import decode_audio
+from neatpack.pipeline.media.image import decode_image
+from neatpack.pipeline.media.video import wanted_frames
+from neatpack.pipeline.records import MeasuredMedia, MediaError, MediaKind
 
 
 def decoded(medium: MeasuredMedia, kind: MediaKind, family: Family) -> Any:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipeline.families.base import Family
-from pipeline.records import IGNORE, Document, Pack, Sample
-from pipeline.render.sample import fake_image_sample
+from neatpack.pipeline.families.base import Family
+from neatpack.pipeline.records import IGNORE, Document, Pack, Sample
+from neatpack.pipeline.render.sample import fake_image_sample
 
 
 def build_pack(

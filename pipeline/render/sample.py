@@ -6,12 +6,12 @@ from functools import partial
 
 import numpy as np
 
-from pipeline.families.base import Arrays, Family
-from pipeline.labels import labels_of, shifted, target_mask
-from pipeline.measure.length import placed
-from pipeline.pixels import RESIZE
-from pipeline.records import IGNORE, Measured, Sample
-from pipeline.render.media import decoded
+from neatpack.pipeline.families.base import Arrays, Family
+from neatpack.pipeline.labels import labels_of, shifted, target_mask
+from neatpack.pipeline.measure.length import placed
+from neatpack.pipeline.media.pixels import RESIZE
+from neatpack.pipeline.records import IGNORE, Measured, Sample
+from neatpack.pipeline.render.media import decoded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

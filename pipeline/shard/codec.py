@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pipeline.records import Document, Pack
+from neatpack.pipeline.records import Document, Pack
 
 # Arrays of every pack; those of its media, which its family declares, come after them.
 TEXT_ARRAYS = ("input_ids", "labels", "position_ids", "seq_lens", "seq_lens_padded", "mm_token_type_ids")

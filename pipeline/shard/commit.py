@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline import __version__
-from pipeline.config import PackConfig, UserError, fingerprint
-from pipeline.families.base import Family
-from pipeline.plan.assign import Plan
-from pipeline.shard.codec import member_names
-from pipeline.shard.ledger import fitted_counts, make_ledger, reason_counts
-from pipeline.shard.stats import dataset_stats, make_index, pack_stats, shard_stats
-from pipeline.storage import read_json, sha256_of, write_json, write_parquet, write_whole
+from neatpack import __version__
+from neatpack.pipeline.config import PackConfig, UserError, fingerprint
+from neatpack.pipeline.families.base import Family
+from neatpack.pipeline.plan.assign import Plan
+from neatpack.pipeline.runtime.storage import read_json, sha256_of, write_json, write_parquet, write_whole
+from neatpack.pipeline.shard.codec import member_names
+from neatpack.pipeline.shard.ledger import fitted_counts, make_ledger, reason_counts
+from neatpack.pipeline.shard.stats import dataset_stats, make_index, pack_stats, shard_stats
 
 FORMAT = 2
 KEYS = (

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.plan.assign import Plan
+from neatpack.pipeline.plan.assign import Plan
 
 SCHEMA = pa.schema(
     [

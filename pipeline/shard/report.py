@@ -8,13 +8,13 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.config import PackConfig
-from pipeline.plan.assign import pack_bytes
-from pipeline.records import REASONS
-from pipeline.shard.stats import step_imbalance
+from neatpack.pipeline.config import PackConfig
+from neatpack.pipeline.plan.assign import pack_bytes
+from neatpack.pipeline.records import REASONS
+from neatpack.pipeline.shard.stats import step_imbalance
 
 if TYPE_CHECKING:
-    from pipeline.pack import Planned
+    from neatpack.pipeline.run import Planned
 
 
 def describe_output(out: Path, manifest: Mapping[str, Any], *, reused_shards: int = 0) -> str:

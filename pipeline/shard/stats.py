@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.records import REASONS
-from pipeline.shard.ledger import reason_counts
+from neatpack.pipeline.records import REASONS
+from neatpack.pipeline.shard.ledger import reason_counts
 
 INDEX_SCHEMA = pa.schema(
     [

@@ -14,16 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.config import fingerprint
-from pipeline.families.base import Family
-from pipeline.families.registry import FAMILIES
-from pipeline.labels import TurnMarkers, target_mask
-from pipeline.layout import TOKEN_TYPES, MediaArray, layout_of, rows_per_part, split_media
-from pipeline.mrope import IMAGE, VIDEO
-from pipeline.records import IGNORE, REASONS, MediaKind, Pack
-from pipeline.shard.codec import member_names, pack_key, read_pack
-from pipeline.shard.commit import FORMAT, KEYS, count_all
-from pipeline.storage import read_json, sha256_of
+from neatpack.pipeline.config import fingerprint
+from neatpack.pipeline.families.base import Family
+from neatpack.pipeline.families.registry import FAMILIES
+from neatpack.pipeline.labels import TurnMarkers, target_mask
+from neatpack.pipeline.layout import MediaArray, layout_of, rows_per_part, split_media
+from neatpack.pipeline.records import IGNORE, IMAGE, REASONS, TOKEN_TYPES, VIDEO, MediaKind, Pack
+from neatpack.pipeline.runtime.storage import read_json, sha256_of
+from neatpack.pipeline.shard.codec import member_names, pack_key, read_pack
+from neatpack.pipeline.shard.commit import FORMAT, KEYS, count_all
 
 MAX_PROBLEMS = 20  # of a shard; a broken one would fill the screen
 

@@ -6,17 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pipeline.families.base import Family
-from pipeline.journal import DETAIL as CRASHED
-from pipeline.journal import Journal, journal
-from pipeline.measure.length import shrunk, truncated
-from pipeline.measure.store import read_measured
-from pipeline.plan.assign import Plan
-from pipeline.records import Document, MediaError, Pack, Sample
-from pipeline.render.pack import build_pack
-from pipeline.render.sample import render_sample
-from pipeline.shard.codec import write_end, write_pack
-from pipeline.storage import read_json, write_json, write_whole
+from neatpack.pipeline.families.base import Family
+from neatpack.pipeline.measure.length import shrunk, truncated
+from neatpack.pipeline.measure.store import read_measured
+from neatpack.pipeline.plan.assign import Plan
+from neatpack.pipeline.records import Document, MediaError, Pack, Sample
+from neatpack.pipeline.render.pack import build_pack
+from neatpack.pipeline.render.sample import render_sample
+from neatpack.pipeline.runtime.journal import DETAIL as CRASHED, Journal, journal
+from neatpack.pipeline.runtime.storage import read_json, write_json, write_whole
+from neatpack.pipeline.shard.codec import write_end, write_pack
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

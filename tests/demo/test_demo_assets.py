@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageOps
 from tokenizers import Tokenizer, pre_tokenizers
 

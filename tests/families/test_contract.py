@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import TinyData, assert_verified, clip, documents_of, packs_of, picture, tiny_config, tone
 
-from loaders import (
+from neatpack import (
     VLM_PP_MEDIA_KEY,
     PackedShards,
     make_meta_dataset,
@@ -16,12 +16,12 @@ from loaders import (
     restore_pixels,
     wrap_vlm_collate_for_pp,
 )
-from loaders.processor import family_of
-from loaders.tokenized import tokenized_example
-from pipeline.config import UserError
-from pipeline.families.registry import FAMILIES, ProcessorKey, load_family
-from pipeline.pack import run_pack
-from pipeline.shard.verify import read_ledger, read_manifest
+from neatpack.loaders.online.processor import family_of
+from neatpack.loaders.online.tokenized import tokenized_example
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.registry import FAMILIES, ProcessorKey, load_family
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.verify import read_ledger, read_manifest
 
 PACKABLE = [name for name, family in FAMILIES.items() if not family.not_packable]
 ANSWERS = [

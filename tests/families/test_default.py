@@ -11,15 +11,15 @@ from processors import default
 from processors.common import write_processor
 from transformers import AutoProcessor, LlavaConfig, LlavaForConditionalGeneration
 
-from loaders import PackedShards, neat_packed_vlm_collater
-from pipeline.config import UserError
-from pipeline.families.registry import ProcessorKey, load_family
-from pipeline.ingest.conversation import from_conversation
-from pipeline.measure.length import measure, truncated
-from pipeline.pack import run_pack
-from pipeline.records import MediaError, Skip
-from pipeline.render.sample import render_whole
-from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.measure.length import measure, truncated
+from neatpack.pipeline.records import MediaError, Skip
+from neatpack.pipeline.render.sample import render_whole
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
 
 MAKERS = {"llava": default.make, "next": default.make_next, "tiles": default.make_tiles}
 SIZES = [(40, 50), (301, 517), (64, 64), (33, 340), (700, 71)]

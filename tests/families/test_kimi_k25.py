@@ -13,18 +13,18 @@ from processors import kimi_k25
 from tiny_models import with_large_weights
 from transformers import Kimi_K25Config, Kimi_K25ForConditionalGeneration
 
-from loaders import PackedShards, neat_packed_vlm_collater
-from loaders.pixels import Stored, restored
-from loaders.pp_media import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp
-from pipeline.config import UserError
-from pipeline.families.base import ProcessorKey
-from pipeline.families.kimi_k25 import clock
-from pipeline.families.registry import load_family
-from pipeline.ingest.conversation import from_conversation
-from pipeline.measure.length import measure, shrunk, truncated
-from pipeline.pack import run_pack
-from pipeline.records import MeasuredMedia, MediaRef
-from pipeline.render.sample import render_sample, render_whole
+from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.loaders.pixels import Stored, restored
+from neatpack.loaders.pp_media import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.kimi_k25 import clock
+from neatpack.pipeline.families.registry import load_family
+from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.measure.length import measure, shrunk, truncated
+from neatpack.pipeline.records import MeasuredMedia, MediaRef
+from neatpack.pipeline.render.sample import render_sample, render_whole
+from neatpack.pipeline.run import run_pack
 
 SIZES = [(28, 28), (29, 29), (200, 130), (1, 1), (13, 300), (400, 700), (280, 281), (500, 20), (2000, 3)]
 

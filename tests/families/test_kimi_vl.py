@@ -14,17 +14,17 @@ from helpers import TinyData, picture, tiny_config
 from PIL import Image, ImageOps
 from processors import kimi_vl
 
-from loaders import PackedShards, neat_packed_vlm_collater
-from loaders.pixels import Stored, restored
-from loaders.pp_media import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp
-from pipeline.config import UserError
-from pipeline.families.base import ProcessorKey
-from pipeline.families.registry import load_family
-from pipeline.ingest.conversation import from_conversation
-from pipeline.measure.length import measure, shrunk
-from pipeline.pack import run_pack
-from pipeline.render.sample import render_whole
-from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.loaders.pixels import Stored, restored
+from neatpack.loaders.pp_media import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import load_family
+from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.measure.length import measure, shrunk
+from neatpack.pipeline.render.sample import render_whole
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
 
 PAD = "<|media_pad|>"
 SIZES = [(28, 28), (29, 57), (200, 130), (13, 15), (400, 700), (141, 141), (10, 600), (139, 140)]

@@ -13,17 +13,17 @@ from tiny_models import with_large_weights
 from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
-from loaders import PackedShards, neat_packed_vlm_collater, restore_pixels
-from loaders.pixels import Stored, restored
-from loaders.pp_media import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp
-from pipeline.config import UserError
-from pipeline.families.base import ProcessorKey
-from pipeline.families.registry import load_family
-from pipeline.ingest.conversation import from_conversation
-from pipeline.measure.length import measure, truncated
-from pipeline.pack import run_pack
-from pipeline.pixels import resize_pil
-from pipeline.render.sample import render_whole
+from neatpack import PackedShards, neat_packed_vlm_collater, restore_pixels
+from neatpack.loaders.pixels import Stored, restored
+from neatpack.loaders.pp_media import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import load_family
+from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.measure.length import measure, truncated
+from neatpack.pipeline.media.pixels import resize_pil
+from neatpack.pipeline.render.sample import render_whole
+from neatpack.pipeline.run import run_pack
 
 SIDE = llava_onevision.SIDE
 # Of every ratio, smaller and larger than the tiles; the fourth has more tokens than anyres_max_4 leaves it.

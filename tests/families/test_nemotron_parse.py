@@ -4,11 +4,11 @@ import pytest
 from helpers import tiny_config
 from processors import nemotron_parse
 
-from pipeline.cli import main
-from pipeline.config import UserError
-from pipeline.families.nemotron_parse import NemotronParse
-from pipeline.families.registry import ProcessorKey, chosen_family, processor_files
-from pipeline.pack import run_pack, run_plan
+from neatpack.pipeline.cli import main
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.nemotron_parse import NemotronParse
+from neatpack.pipeline.families.registry import ProcessorKey, chosen_family, processor_files
+from neatpack.pipeline.run import run_pack, run_plan
 
 
 @pytest.fixture(scope="module")

@@ -6,24 +6,23 @@ import numpy as np
 import pytest
 import torch
 from helpers import TinyData, asked, documents_of, picture, run_hf, tiny_config, tone
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from processors import phi4_mm
 from transformers import Phi4MultimodalConfig, Phi4MultimodalFeatureExtractor, Phi4MultimodalForCausalLM
 
-from loaders import PackedShards, neat_packed_vlm_collater
-from loaders.media import concatenated_media
-from loaders.phi4 import input_mode, remote_code_batch
-from loaders.pixels import Stored, restore_pixels, restored
-from pipeline.config import UserError
-from pipeline.families.registry import ProcessorKey, load_family
-from pipeline.ingest.conversation import from_conversation
-from pipeline.measure.audio import decode_audio
-from pipeline.measure.length import measure, shrunk
-from pipeline.pack import run_pack
-from pipeline.records import Example, MediaRef, Skip, Turn
-from pipeline.render.sample import render_whole
-from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.loaders.media import concatenated_media
+from neatpack.loaders.online.phi4 import input_mode, remote_code_batch
+from neatpack.loaders.pixels import Stored, restore_pixels, restored
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.measure.length import measure, shrunk
+from neatpack.pipeline.media.audio import decode_audio
+from neatpack.pipeline.records import Example, MediaRef, Skip, Turn
+from neatpack.pipeline.render.sample import render_whole
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
 
 # One crop and many, more than fit, exact ones, very long ones, and those with the aspect ratio of several grids.
 SIZES = [(40, 50), (64, 64), (301, 517), (128, 192), (33, 640), (700, 71), (500, 500), (10, 64), (131, 129), (1, 1)]

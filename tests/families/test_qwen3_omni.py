@@ -17,8 +17,7 @@ from helpers import (
     tiny_config,
     tone,
 )
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from processors import qwen3_omni
 from tiny_models import tiny_model
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
@@ -26,16 +25,16 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 )
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
 
-from loaders import PackedShards
-from loaders.pixels import Stored, restored
-from pipeline.families.qwen3_omni import audio_tokens
-from pipeline.families.registry import ProcessorKey, load_family
-from pipeline.ingest.conversation import from_conversation
-from pipeline.measure.audio import decode_audio
-from pipeline.measure.length import measure
-from pipeline.pack import run_pack
-from pipeline.records import MediaRef
-from pipeline.render.sample import render_whole
+from neatpack import PackedShards
+from neatpack.loaders.pixels import Stored, restored
+from neatpack.pipeline.families.qwen3_omni import audio_tokens
+from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.measure.length import measure
+from neatpack.pipeline.media.audio import decode_audio
+from neatpack.pipeline.records import MediaRef
+from neatpack.pipeline.render.sample import render_whole
+from neatpack.pipeline.run import run_pack
 
 
 @given(st.integers(1, 100_000))

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from helpers import SHARED, assert_verified, tiny_config
 
-from pipeline.families.registry import FAMILIES
-from pipeline.pack import run_pack
-from pipeline.shard.verify import read_ledger
+from neatpack.pipeline.families.registry import FAMILIES
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.verify import read_ledger
 
 REAL = {"qwen2_vl": "qwen2-vl", "qwen3_omni": "qwen3-omni", "llava_onevision": "llava-onevision"}
 # Two processors take every frame of a video unless they are told a rate, as transformers' do.

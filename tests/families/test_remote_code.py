@@ -7,11 +7,11 @@ from helpers import TinyData, documents_of, picture, tiny_config
 from processors import kimi_vl
 from transformers import AutoTokenizer
 
-from loaders import PackedShards
-from pipeline.config import UserError
-from pipeline.families.registry import ProcessorKey, load_family
-from pipeline.pack import run_pack
-from pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+from neatpack import PackedShards
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
 
 # Characters as tokens, and special ones as the vocabulary has them.
 CODE = """

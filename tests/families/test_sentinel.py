@@ -5,10 +5,10 @@ from helpers import DEMO_PROCESSOR, SHARED
 from processors import default, gemma4, kimi_vl, phi4_mm
 from transformers import AutoTokenizer
 
-from pipeline.config import UserError
-from pipeline.families.registry import ProcessorKey, load_family
-from pipeline.families.sentinel import derived_markers
-from pipeline.labels import TurnMarkers
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.families.sentinel import derived_markers
+from neatpack.pipeline.labels import TurnMarkers
 
 TOKENS = ["<s>", "</s>", "[INST]", "[/INST]", "<|eot_id|>", "<|head|>", "<|/head|>"]
 LOOP = "{% for m in messages %}"

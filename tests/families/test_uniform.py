@@ -1,13 +1,12 @@
 """Frames are taken as transformers' BaseVideoProcessor takes them."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 
-from pipeline.config import UserError
-from pipeline.families.base import ProcessorKey
-from pipeline.families.uniform import configured, refuse_settings, uniform_frames
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.uniform import configured, refuse_settings, uniform_frames
 
 
 @given(total=st.integers(1, 5000), number=st.integers(1, 5000), fps=st.floats(1, 120), asked=st.floats(0.01, 120))

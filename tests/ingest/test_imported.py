@@ -12,24 +12,24 @@ from helpers import packs_of, picture, tiny_config
 from processors import qwen3_omni
 from source_data import TRUTHS, chat, imagefolder, rdr, wav, with_images, with_sounds
 
-from loaders.tokenized import tokenized_example
-from pipeline.config import UserError
-from pipeline.families.registry import family_for
-from pipeline.ingest.conversation import from_conversation
-from pipeline.ingest.imported import lines_of
-from pipeline.ingest.meta import Dataset
-from pipeline.ingest.sharegpt import convert
-from pipeline.ingest.sources import (
+from neatpack.loaders.online.tokenized import tokenized_example
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.registry import family_for
+from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.ingest.imported import lines_of
+from neatpack.pipeline.ingest.meta import Dataset
+from neatpack.pipeline.ingest.sharegpt import convert
+from neatpack.pipeline.ingest.sources import (
     SOURCES,
     make_cord_v2_dataset,
     make_cv17_dataset,
     make_rdr_dataset,
 )
-from pipeline.measure.length import measure
-from pipeline.measure.probe import open_media
-from pipeline.pack import run_pack
-from pipeline.records import Example, Measured, MediaRef
-from pipeline.shard.verify import read_ledger, read_manifest
+from neatpack.pipeline.measure.length import measure
+from neatpack.pipeline.media.open import open_media
+from neatpack.pipeline.records import Example, Measured, MediaRef
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.verify import read_ledger, read_manifest
 
 # ---------------------------------------------------------------- offline
 

@@ -9,17 +9,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 
-from pipeline.config import UserError
-from pipeline.ingest import lines as module
-from pipeline.ingest.lines import Lines, Source, as_lines, part_ranges, rows, scan, source_of
-from pipeline.ingest.meta import Dataset
-from pipeline.ingest.sharegpt import convert
-from pipeline.measure.probe import image_size, open_media
-from pipeline.records import Example
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.ingest import lines as module
+from neatpack.pipeline.ingest.lines import Lines, Source, as_lines, part_ranges, rows, scan, source_of
+from neatpack.pipeline.ingest.meta import Dataset
+from neatpack.pipeline.ingest.sharegpt import convert
+from neatpack.pipeline.media.image import image_size
+from neatpack.pipeline.media.open import open_media
+from neatpack.pipeline.records import Example
 
 
 def source(lines: Lines) -> Source:

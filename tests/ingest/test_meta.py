@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from pipeline.config import UserError
-from pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, read_meta
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, read_meta
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from pipeline.ingest.meta import Columns, Dataset, Tags
-from pipeline.ingest.sharegpt import convert, parse_row
-from pipeline.records import Example, MediaRef, Skip, Turn
+from neatpack.pipeline.ingest.meta import Columns, Dataset, Tags
+from neatpack.pipeline.ingest.sharegpt import convert, parse_row
+from neatpack.pipeline.records import Example, MediaRef, Skip, Turn
 
 PLAIN = Dataset(name="plain", file="rows.jsonl", media_dir="/media")
 LLAVA = Dataset(

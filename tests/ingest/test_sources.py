@@ -14,13 +14,13 @@ from helpers import picture
 from PIL import ExifTags, Image
 from source_data import TRUTHS, chat, imagefolder, rdr, text, wav, with_images, with_sounds
 
-from pipeline.config import UserError
-from pipeline.ingest import sources
-from pipeline.ingest.conversation import from_conversation
-from pipeline.ingest.imported import lines_of
-from pipeline.ingest.meta import Dataset
-from pipeline.ingest.sharegpt import convert
-from pipeline.ingest.sources import (
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.ingest import sources
+from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.ingest.imported import lines_of
+from neatpack.pipeline.ingest.meta import Dataset
+from neatpack.pipeline.ingest.sharegpt import convert
+from neatpack.pipeline.ingest.sources import (
     SOURCES,
     make_cord_v2_dataset,
     make_cv17_dataset,
@@ -28,9 +28,9 @@ from pipeline.ingest.sources import (
     make_rdr_dataset,
     make_unimm_chat_dataset,
 )
-from pipeline.ingest.sources.cord_v2 import json2token
-from pipeline.ingest.sources.examples import BadRow
-from pipeline.records import Example, Skip
+from neatpack.pipeline.ingest.sources.cord_v2 import json2token
+from neatpack.pipeline.ingest.sources.examples import BadRow
+from neatpack.pipeline.records import Example, Skip
 
 
 def without_images(example: dict[str, Any]) -> list[Any]:

@@ -12,8 +12,8 @@ import torch
 from helpers import DEMO_PROCESSOR, TinyData, clip, mixed_rows, picture, tiny_config
 from tiny_models import DEMO, tiny_model
 
-from loaders import PackedShards, neat_packed_vlm_collater
-from pipeline.pack import run_pack
+from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.pipeline.run import run_pack
 
 FAMILIES = {"qwen2_vl": "qwen2_vl", "qwen2_5_vl": "qwen2_vl", "qwen3_vl": "qwen3_vl"}
 

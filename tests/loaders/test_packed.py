@@ -6,10 +6,10 @@ from helpers import TinyData, mixed_rows, tiny_config
 from tiny_models import tiny_model
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from loaders import PackedShards, neat_packed_vlm_collater, pad_collate_fn, restore_pixels
-from loaders.packed import NO_DOCUMENT, block_causal_mask, sliding_mask
-from loaders.pixels import _looked_up_singly, looked_up
-from pipeline.pack import run_pack
+from neatpack import PackedShards, neat_packed_vlm_collater, pad_collate_fn, restore_pixels
+from neatpack.loaders.packed import NO_DOCUMENT, block_causal_mask, sliding_mask
+from neatpack.loaders.pixels import _looked_up_singly, looked_up
+from neatpack.pipeline.run import run_pack
 
 
 def pack(ids, lens, *, padded=None, images=0):

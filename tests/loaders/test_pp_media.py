@@ -6,11 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import DEMO_PROCESSOR
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.distributed.pipelining.microbatch import split_args_kwargs_into_chunks
 
-from loaders.pp_media import (
+from neatpack.loaders.pp_media import (
     _VLM_MEDIA_KEYS,
     VLM_PP_MEDIA_KEY,
     _select_image_grid,
@@ -20,7 +19,7 @@ from loaders.pp_media import (
     stage_vlm_media_for_pp,
     wrap_vlm_collate_for_pp,
 )
-from pipeline.families.registry import family_for
+from neatpack.pipeline.families.registry import family_for
 
 STAGE_KEYS = ("pixel_values", "image_grid_hws", "num_patches", "patch_pixel_values", "patch_newline_mask",
               "pixel_values_videos", "video_grid_thw")  # fmt: skip

@@ -20,9 +20,9 @@ from tiny_models import tiny_model
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 
-from loaders import VLM_PP_MEDIA_KEY, neat_packed_vlm_collater, stage_vlm_media_for_pp, wrap_vlm_collate_for_pp
-from pipeline.families.registry import family_for
-from pipeline.mrope import mrope_positions
+from neatpack import VLM_PP_MEDIA_KEY, neat_packed_vlm_collater, stage_vlm_media_for_pp, wrap_vlm_collate_for_pp
+from neatpack.pipeline.families.registry import family_for
+from neatpack.pipeline.mrope import mrope_positions
 
 # As many images as packs, and not one in each; equal grids, which nothing but the right order tells apart.
 PACKS = [

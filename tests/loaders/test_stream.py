@@ -9,17 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import TinyData, mixed_rows, packs_of, tiny_config
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from loaders import PackedShards, neat_packed_vlm_collater
-from loaders.order import epoch_order, rank_share, share_length, worker_share
-from loaders.reader import ShardError
-from pipeline.pack import run_pack
-from pipeline.plan.balance import correlation
-from pipeline.shard.stats import step_imbalance
+from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.loaders.order import epoch_order, rank_share, share_length, worker_share
+from neatpack.loaders.reader import ShardError
+from neatpack.pipeline.plan.balance import correlation
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.stats import step_imbalance
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from helpers import DEMO_PROCESSOR, ROOT, TinyData, mixed_rows, tiny_config
 
-from loaders import PackedShards
-from pipeline.pack import run_pack
+from neatpack import PackedShards
+from neatpack.pipeline.run import run_pack
 
 STEPS = 14
 

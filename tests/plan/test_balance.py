@@ -4,11 +4,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from pipeline.plan import plan_bins
-from pipeline.plan.balance import balanced_order, correlation, nested_shuffle, nested_sizes, pack_cost, sort_by_load
+from neatpack.pipeline.plan import plan_bins
+from neatpack.pipeline.plan.balance import (
+    balanced_order,
+    correlation,
+    nested_shuffle,
+    nested_sizes,
+    pack_cost,
+    sort_by_load,
+)
 
 CAPACITY = 8192
 

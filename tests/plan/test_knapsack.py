@@ -4,11 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from pipeline.plan import greedy_knapsack, greedy_knapsack_vt_balanced, plan_bins
-from pipeline.plan.knapsack import UNPLACED, Samples, best_fit, spread
+from neatpack.pipeline.plan import greedy_knapsack, greedy_knapsack_vt_balanced, plan_bins
+from neatpack.pipeline.plan.knapsack import UNPLACED, Samples, best_fit, spread
 
 CAPACITY = 40
 

@@ -9,11 +9,11 @@ import torch
 from helpers import REAL_PROCESSORS, bare_model, picture, run_hf
 from PIL import Image
 
-from loaders.pixels import looked_up
-from pipeline.families.registry import family_for
-from pipeline.measure.length import measure
-from pipeline.records import Example, MediaRef, Sampling, Turn
-from pipeline.render.sample import render_sample
+from neatpack.loaders.pixels import looked_up
+from neatpack.pipeline.families.registry import family_for
+from neatpack.pipeline.measure.length import measure
+from neatpack.pipeline.records import Example, MediaRef, Sampling, Turn
+from neatpack.pipeline.render.sample import render_sample
 
 EXIF = Image.Exif()
 EXIF[0x0112] = 8

@@ -10,11 +10,11 @@ from helpers import bare_model, picture
 from PIL import Image, ImageOps
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from loaders.pixels import looked_up
-from pipeline.families.registry import ProcessorKey, load_family
-from pipeline.measure.length import measure
-from pipeline.records import Example, Measured, MediaRef, Turn
-from pipeline.render.sample import render_sample
+from neatpack.loaders.pixels import looked_up
+from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.measure.length import measure
+from neatpack.pipeline.records import Example, Measured, MediaRef, Turn
+from neatpack.pipeline.render.sample import render_sample
 
 EXIF = Image.Exif()
 EXIF[0x0112] = 6

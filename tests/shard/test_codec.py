@@ -4,12 +4,11 @@ import io
 import tarfile
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as npst
 
-from pipeline.records import Document, Pack
-from pipeline.shard.codec import member_names, read_pack, write_end, write_pack
+from neatpack.pipeline.records import Document, Pack
+from neatpack.pipeline.shard.codec import member_names, read_pack, write_end, write_pack
 
 ARRAYS = {
     "input_ids": np.int32, "labels": np.int32, "position_ids": np.int32, "seq_lens": np.int32,

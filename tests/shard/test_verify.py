@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from helpers import TinyData, mixed_rows, packs_of, tiny_config
 
-from pipeline.pack import run_pack
-from pipeline.records import Pack
-from pipeline.shard.verify import Rules, check_pack, read_manifest
+from neatpack.pipeline.records import Pack
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.verify import Rules, check_pack, read_manifest
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ Online, `make_cord_v2_dataset()` gives examples to train on; offline, `"source":
 
 from collections.abc import Callable
 
-from pipeline.ingest.sources.cord_v2 import make_cord_v2_dataset
-from pipeline.ingest.sources.cv17 import make_cv17_dataset
-from pipeline.ingest.sources.examples import Examples
-from pipeline.ingest.sources.load import load
-from pipeline.ingest.sources.medpix import make_medpix_dataset
-from pipeline.ingest.sources.rdr import make_rdr_dataset
-from pipeline.ingest.sources.unimm_chat import make_unimm_chat_dataset
+from neatpack.pipeline.ingest.sources.cord_v2 import make_cord_v2_dataset
+from neatpack.pipeline.ingest.sources.cv17 import make_cv17_dataset
+from neatpack.pipeline.ingest.sources.examples import Examples
+from neatpack.pipeline.ingest.sources.load import load
+from neatpack.pipeline.ingest.sources.medpix import make_medpix_dataset
+from neatpack.pipeline.ingest.sources.rdr import make_rdr_dataset
+from neatpack.pipeline.ingest.sources.unimm_chat import make_unimm_chat_dataset
 
 SOURCES: dict[str, Callable[..., Examples]] = {
     "rdr": make_rdr_dataset,

@@ -4,8 +4,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.ingest.sources.examples import BadRow, Conversation, Examples, asked_and_answered, medium_of, text_of
-from pipeline.ingest.sources.load import load
+from neatpack.pipeline.ingest.sources.examples import (
+    BadRow,
+    Conversation,
+    Examples,
+    asked_and_answered,
+    medium_of,
+    text_of,
+)
+from neatpack.pipeline.ingest.sources.load import load
 
 PROMPT = "Describe this image."
 

@@ -1,16 +1,17 @@
 """Examples made of rows one at a time: nothing is read, decoded or converted before it is asked for."""
 
-import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import ExifTags, Image, ImageOps
+from PIL import Image
 
-from pipeline.config import UserError
-from pipeline.ingest.media import json_name
-from pipeline.ingest.sources.sound import decoded_sound
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.ingest.media import json_name
+from neatpack.pipeline.ingest.sources.sound import decoded_sound
+from neatpack.pipeline.media.image import decode_image
+from neatpack.pipeline.records import MediaError, MediaRef
 
 Conversation = dict[str, Any]
 
@@ -107,17 +108,9 @@ def opened_picture(value: Any) -> Any:
     if not isinstance(value, bytes):
         return value
     try:
-        image = Image.open(io.BytesIO(value))
-        image.load()
-    except MemoryError:
-        raise  # our trouble, not the picture's
-    except Exception as error:  # broken files raise anything: OSError, SyntaxError, zlib.error, struct.error …
-        raise BadRow(f"not a readable picture: {type(error).__name__}") from error
-    try:
-        turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
-    except Exception:  # a broken EXIF block must not cost the picture; packing treats it the same way
-        return image
-    return ImageOps.exif_transpose(image) if turned else image
+        return Image.fromarray(decode_image(MediaRef(kind="image", path="(picture in memory)", held=value)))
+    except MediaError as error:
+        raise BadRow(f"not a readable picture: {error}") from error
 
 
 def text_of(row: Mapping[str, Any], column: str) -> str:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import av
 import numpy as np
 
-from pipeline.records import MediaError, MediaRef
+from neatpack.pipeline.media.audio import decode_audio, own_rate
+from neatpack.pipeline.records import MediaError, MediaRef
 
 
 def decoded_sound(value: Any, sampling_rate: int | None = None) -> tuple[np.ndarray, int]:
@@ -23,16 +23,8 @@ def decoded_sound(value: Any, sampling_rate: int | None = None) -> tuple[np.ndar
 
 
 def _decoded(ref: MediaRef, sampling_rate: int | None) -> tuple[np.ndarray, int]:
-    # Here and not above: packing decodes in a later stage, and reading a meta JSON must not load all of transformers.
-    from pipeline.measure.audio import decode_audio
-    from pipeline.measure.probe import open_media
-
     try:
-        if sampling_rate is None:
-            with open_media(ref) as file, av.open(file, mode="r", metadata_errors="ignore") as container:
-                if not container.streams.audio:
-                    raise MediaError("bad_media", f"{ref.path}: has no audio stream")
-                sampling_rate = container.streams.audio[0].rate
-        return decode_audio(ref, sampling_rate), sampling_rate
-    except (MediaError, av.FFmpegError) as error:
+        rate = own_rate(ref) if sampling_rate is None else sampling_rate
+        return decode_audio(ref, rate), rate
+    except MediaError as error:
         raise OSError(f"not a readable sound: {error}") from error

@@ -1,0 +1,139 @@
+"""LengthGroupedSampler: samples of like length at the same position on every rank, for training without packing."""
+
+import logging
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.utils.data import Sampler, Subset
+
+from neatpack.loaders.online.estimate import (
+    UNKNOWN_MEDIUM_TOKENS,
+    estimate_image_tokens,
+    estimate_media_tokens,
+    estimate_text_tokens,
+    estimate_video_tokens,
+)
+from neatpack.loaders.online.processor import family_of
+from neatpack.loaders.online.processor_config import extract_image_config, extract_video_config
+from neatpack.pipeline.media.resize import (
+    smart_resize_image as _smart_resize_image,
+    smart_resize_video as _smart_resize_video,
+)
+
+__all__ = ["LengthGroupedSampler", "_smart_resize_image", "_smart_resize_video"]
+
+logger = logging.getLogger(__name__)
+
+
+class LengthGroupedSampler(Sampler[int]):
+    """Indices by decreasing length, begun at another place in every epoch, which is the same on every rank.
+
+    dataset     raw examples ({"conversation": …, "_text_tokens": …}), or wrappers around such a list
+    seed        the same on every rank; seed + epoch fix the order
+    processor   media of recorded size are then counted by its smart_resize
+    max_length  what a sample costs at most. A longer one still comes (lengths here are estimates, and whether it is cut
+                or left out is for the tokenizing step to say), but is sorted as if it were this long
+    batch_size  the DataLoader's: batches are cut from the sorted order, and none spans its longest and its shortest
+
+    Ranks whose data sets differ by a few samples begin at the same share of the order, so that position n is of
+    similar length on all of them. Where they do differ, the epoch of one rank is longer: use `drop_last`, or stop with
+    the shortest.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        seed: int = 42,
+        processor: Any = None,
+        max_length: int | None = None,
+        batch_size: int = 1,
+    ) -> None:
+        self.seed = seed
+        self.epoch = 0
+        self.batch_size = max(1, batch_size)
+        self.max_length = max_length
+        processor = family_of(processor) if isinstance(processor, str) else processor
+        self._image_cfg = self._extract_image_config(processor)
+        self._video_cfg = self._extract_video_config(processor)
+        self.lengths = self._compute_or_load_lengths(dataset)
+        cap = max(self.lengths, default=0) if max_length is None else max_length
+        overlong = sum(length > cap for length in self.lengths)
+        if overlong:
+            logger.warning("%d of %d samples seem longer than max_length %d", overlong, len(self.lengths), cap)
+        self.sorted_indices = sorted(
+            range(len(self.lengths)), key=lambda index: (-min(self.lengths[index], cap), index)
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.sorted_indices)
+
+    def __iter__(self) -> Iterator[int]:
+        """The shortest batches first, as many as the draw says; then from the longest on.
+
+        Sorted 0…9, batches of 4, one batch drawn: 6 7 8 9 | 0 1 2 3 | 4 5. Counted from the end, all batches are whole
+        but the last, and that one (which drop_last leaves out) is another in every epoch.
+        """
+        # A share of the batches, not a number of samples: with 1000 samples here and 1001 there, both begin alike.
+        share = random.Random(self.seed + self.epoch).random()
+        moved = int(share * (len(self) // self.batch_size)) * self.batch_size
+        start = len(self) - moved
+        yield from self.sorted_indices[start:]
+        yield from self.sorted_indices[:start]
+
+    # Lengths
+
+    def _compute_or_load_lengths(self, dataset: Any) -> list[int]:
+        """Text and media tokens of every sample, without tokenizing or opening one."""
+        samples = self._get_raw_samples(dataset)
+        return [sum(self._estimate_tokens(samples[index])) for index in range(len(samples))]
+
+    def _estimate_tokens(self, example: Mapping[str, Any]) -> tuple[int, int]:
+        if "conversation" not in example and "_text_tokens" not in example:
+            raise ValueError(
+                f"a sample with the keys {', '.join(map(str, example))} has no length; expected 'conversation' or "
+                "'_text_tokens': give the raw examples, as make_meta_dataset returns them"
+            )
+        return estimate_text_tokens(example), estimate_media_tokens(example, self._image_cfg, self._video_cfg)
+
+    def _estimate_image_tokens(self, img_meta: Sequence[float]) -> int:
+        return UNKNOWN_MEDIUM_TOKENS if self._image_cfg is None else estimate_image_tokens(img_meta, self._image_cfg)
+
+    def _estimate_video_tokens(self, vid_meta: Sequence[float]) -> int:
+        return UNKNOWN_MEDIUM_TOKENS if self._video_cfg is None else estimate_video_tokens(vid_meta, self._video_cfg)
+
+    @staticmethod
+    def _extract_image_config(processor: Any) -> dict[str, Any] | None:
+        return extract_image_config(processor)
+
+    @staticmethod
+    def _extract_video_config(processor: Any) -> dict[str, Any] | None:
+        return extract_video_config(processor)
+
+    @staticmethod
+    def _get_raw_samples(dataset: Any) -> Any:
+        return raw_samples(dataset)
+
+
+def raw_samples(dataset: Any) -> Any:
+    """The innermost data set behind `.dataset` and `.inner_dataset`: asking a wrapper would tokenize its samples.
+
+    A Subset is followed by its indices. A wrapper of another length (packs) is not one of these samples: refused.
+    """
+    if isinstance(dataset, Subset):
+        samples = raw_samples(dataset.dataset)
+        return [samples[index] for index in dataset.indices]
+    for name in ("dataset", "inner_dataset"):
+        inner = getattr(dataset, name, None)
+        if inner is None:
+            continue
+        if len(inner) != len(dataset):
+            raise ValueError(
+                f"{type(dataset).__name__} has {len(dataset)} items, the data set inside it {len(inner)}: lengths "
+                "cannot be told; group the samples before they are packed or filtered"
+            )
+        return raw_samples(inner)
+    return dataset

@@ -1,0 +1,35 @@
+"""Kimi online, under pipeline parallelism: placeholders are expanded before the model, whose stages keep the length."""
+
+import numpy as np
+import torch
+
+from neatpack.pipeline.render.sample import expand
+
+
+def _expand_image_tokens(
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    grid_thws: torch.Tensor,
+    media_token_id: int,
+    merge_kernel_size: tuple[int, int] = (2, 2),
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One placeholder per image, [seq_len], to as many as its merged patches; the mask is lengthened with it.
+
+    ids [1, 9, 2], one image of grid [1, 4, 4], token 9 -> [1, 9, 9, 9, 9, 2]. Frames of a chunk are pooled: t does not
+    count. Any number of images, in their order.
+    """
+    places = (input_ids == media_token_id).nonzero().flatten().tolist()
+    if len(places) != len(grid_thws):
+        raise ValueError(
+            f"{len(places)} placeholders {media_token_id} in the ids but {len(grid_thws)} images in grid_thws; "
+            "give one placeholder per image, not yet expanded"
+        )
+    height, width = merge_kernel_size
+    counts = [(h // height) * (w // width) for _, h, w in grid_thws.tolist()]
+
+    def lengthened(row: torch.Tensor) -> torch.Tensor:
+        values = row.cpu().numpy()
+        repeated = [(at, np.full(count, values[at])) for at, count in zip(places, counts, strict=True)]
+        return torch.from_numpy(expand(values, repeated)).to(row)
+
+    return lengthened(input_ids), lengthened(attention_mask)

@@ -1,0 +1,48 @@
+"""pad_collate_fn: unpacked samples, each a row of its own, padded to a common length."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from neatpack.loaders.media import concatenated_media, media_counts
+from neatpack.pipeline.labels import shifted
+from neatpack.pipeline.records import IGNORE
+
+
+def pad_collate_fn(examples: Sequence[dict[str, Any]], processor: Any, max_length: int | None = None) -> dict[str, Any]:
+    """Tokenized samples (input_ids, attention_mask, labels; not yet shifted) -> a batch, shifted.
+
+    Rows are padded to `max_length`, or to the longest sample; the shift then takes one token from each.
+    """
+    return shifted_batch(padded_batch(examples, processor, max_length))
+
+
+def padded_batch(examples: Sequence[dict[str, Any]], processor: Any, max_length: int | None = None) -> dict[str, Any]:
+    """Everything but the shift."""
+    longest = max(len(example["input_ids"]) for example in examples)
+    length = longest if max_length is None else max_length
+    if longest > length:
+        raise ValueError(f"a sample of {longest} tokens does not fit max_length {length}; drop or truncate it before")
+    fills = {"input_ids": padding_id(processor), "attention_mask": 0, "labels": IGNORE, "mm_token_type_ids": 0}
+    rows = {
+        name: torch.stack([pad(torch.as_tensor(example[name]), (0, length - len(example[name])), value=fill)
+                           for example in examples])
+        for name, fill in fills.items()
+        if all(example.get(name) is not None for example in examples)
+    }  # fmt: skip
+    return rows | concatenated_media(examples) | media_counts(examples)
+
+
+def shifted_batch(batch: dict[str, Any]) -> dict[str, Any]:
+    result = dict(batch)
+    for name in ("input_ids", "attention_mask", "mm_token_type_ids"):
+        if name in batch:
+            result[name], result["labels"] = shifted(batch[name], batch["labels"])
+    return result
+
+
+def padding_id(processor: Any) -> int:
+    tokenizer = getattr(processor, "tokenizer", processor)
+    return getattr(tokenizer, "pad_token_id", None) or 0

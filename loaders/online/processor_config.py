@@ -1,0 +1,66 @@
+"""What a processor says about sizes, as the configs that `estimate` takes.
+
+A processor is one of Hugging Face (image_processor, video_processor) or a family of ours (image, video). Both name
+their numbers alike, so one reader serves both. None: this processor does not resize by patches (LLaVA, CLIP), or
+has no part for the medium; the estimate then falls back on a fixed number.
+"""
+
+from typing import Any
+
+from neatpack.loaders.online.estimate import VIDEO_CFG
+
+
+def extract_image_config(processor: Any) -> dict[str, Any] | None:
+    """factor, patch_size, merge_size, min_pixels, max_pixels."""
+    return _geometry(_part(processor, "image_processor", "image"))
+
+
+def extract_video_config(processor: Any) -> dict[str, Any] | None:
+    """As of images, and temporal_patch_size, per_frame, fps, min_frames, max_frames."""
+    part = _part(processor, "video_processor", "video")
+    geometry = _geometry(part)
+    if geometry is None:
+        return None
+    counts = {
+        key: _or(getattr(part, key, None), VIDEO_CFG[key])
+        for key in ("temporal_patch_size", "min_frames", "max_frames")
+    }
+    # Without a rate every frame is taken, as Qwen2-VL does until it is given one. A rate that is set counts even where
+    # `do_sample_frames` is off: online, `fps: 1` on the processor is how one sets it.
+    fps = getattr(part, "fps", None)
+    return geometry | counts | {"fps": fps, "per_frame": _bounds_are_per_frame(processor, part)}
+
+
+def _part(processor: Any, hf_name: str, our_name: str) -> Any:
+    return _or(getattr(processor, hf_name, None), getattr(processor, our_name, None))
+
+
+def _geometry(part: Any) -> dict[str, Any] | None:
+    patch_size, merge_size = getattr(part, "patch_size", None), getattr(part, "merge_size", None)
+    low, high = _pixel_bound(part, "min_pixels", "shortest_edge"), _pixel_bound(part, "max_pixels", "longest_edge")
+    numbers = (patch_size, merge_size, low, high)
+    if not all(isinstance(number, int) and number > 0 for number in numbers):
+        return None
+    return {
+        "factor": patch_size * merge_size,  # type: ignore[operator]
+        "patch_size": patch_size,
+        "merge_size": merge_size,
+        "min_pixels": low,
+        "max_pixels": high,
+    }
+
+
+def _pixel_bound(part: Any, name: str, edge: str) -> Any:
+    """The processor's own number, or that in its `size`, where Qwen's keep areas under the names of edges."""
+    size: Any = getattr(part, "size", None)
+    return _or(getattr(part, name, None), size.get(edge) if hasattr(size, "get") else None)
+
+
+def _bounds_are_per_frame(processor: Any, part: Any) -> bool:
+    """Our families say so; Hugging Face's only by the class: Qwen2VLVideoProcessor, which 2.5-VL uses as well."""
+    declared = getattr(processor, "video_bounds_cover_clip", None)
+    return type(part).__name__.startswith("Qwen2") if declared is None else not declared
+
+
+def _or(value: Any, otherwise: Any) -> Any:
+    return otherwise if value is None else value

@@ -1,0 +1,124 @@
+"""One conversation as tensors, before the shift: by the functions that the offline path packs with."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from neatpack.loaders.media import LAYOUT_KEY
+from neatpack.loaders.pixels import Stored, restored, stored_arrays
+from neatpack.pipeline.families.base import Arrays, Family
+from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.measure.length import measure, truncated
+from neatpack.pipeline.records import TOKEN_TYPES, Measured, MediaError, Skip
+from neatpack.pipeline.render.sample import Whole, fake_image_sample, render_whole
+
+PER_TOKEN = ("input_ids", "attention_mask", "labels", "mm_token_type_ids", "position_ids")
+RESIZE = "torch"  # as the HF processors' default backend does
+
+
+class SampleError(ValueError):
+    """A sample that cannot be used, for a reason of the ledger's list."""
+
+    def __init__(self, skip: Skip) -> None:
+        super().__init__(f"{skip.reason}: {skip.detail}")
+        self.reason = skip.reason
+
+
+def measured_example(example: Mapping[str, Any], family: Family) -> Measured:
+    """The exact length of a conversation, and what its media will be."""
+    parsed = from_conversation(example)
+    (measured,) = measure([parsed], family) if not isinstance(parsed, Skip) else (parsed,)
+    if isinstance(measured, Skip):
+        raise SampleError(measured)
+    return measured
+
+
+def tokenized_example(
+    example: Mapping[str, Any], family: Family, *, max_length: int | None = None, truncate: bool = False
+) -> dict[str, Any]:
+    """{"conversation": …} -> input_ids, attention_mask, labels, position_ids and media of one sample; nothing shifted.
+
+    One of more than `max_length` tokens is cut at its end, outside of its media (`truncate`), or a SampleError.
+    """
+    measured = measured_example(example, family)
+    length = measured.tokens + 1  # before the shift
+    if max_length is not None and length > max_length:
+        cut = truncated(measured, max_length - 1, family) if truncate else None
+        if cut is None:
+            raise SampleError(Skip(reason="overlong", detail=f"{length} tokens, max_length is {max_length}"))
+        measured = cut
+    try:
+        return as_tensors(render_whole(measured, family, RESIZE), measured, family)
+    except MediaError as error:
+        raise SampleError(error.skip) from error
+
+
+def as_tensors(whole: Whole, measured: Measured, family: Family) -> dict[str, Any]:
+    kinds = [medium.ref.kind for medium in measured.media]
+    counts = {
+        "n_images": kinds.count("image"),
+        "n_videos": kinds.count("video"),
+        "n_audios": sum(medium.num_samples > 0 for medium in measured.media),
+    }
+    types, positions = whole.mm_token_type_ids, whole.position_ids
+    return _tensors(whole.input_ids, whole.labels, types, positions, whole.media, family) | counts
+
+
+def media_tensors(media: Mapping[str, np.ndarray], family: Family) -> dict[str, torch.Tensor]:
+    """Floats as the HF processor gives them."""
+    stored = _stored(family)
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in media.items()}
+    return {
+        name: restored(tensor, stored[name], torch.float32)
+        if name in stored
+        else tensor
+        if tensor.is_floating_point()
+        else tensor.long()
+        for name, tensor in tensors.items()
+    }
+
+
+def with_fake_image(sample: dict[str, Any], family: Family) -> dict[str, Any]:
+    """A sample without image or video, and behind it the smallest image, unseen and untrained: it makes the vision
+    tower run in every step. A sample that has one is given back as it is."""
+    if not family.wants_fake_image(sample["n_images"] + sample["n_videos"], sample["n_audios"]):
+        return sample
+    fake = fake_image_document(family)
+    fake["attention_mask"] = torch.zeros_like(fake["attention_mask"])
+    joined = {name: torch.cat([sample[name], fake[name]], dim=-1) for name in PER_TOKEN}
+    images = {name: fake[name] for name, array in family.media.items() if array.kind == "image"}
+    return sample | joined | images | {"n_images": 1}
+
+
+def fake_image_document(family: Family) -> dict[str, Any]:
+    """The fake image as a document of a pack, which needs no shift: it has no targets."""
+    fake = fake_image_sample(family)
+    counts = {f"n_{kind}s": int(kind == "image") for kind in TOKEN_TYPES}
+    return _tensors(fake.input_ids, fake.labels, fake.mm_token_type_ids, fake.position_ids, fake.media, family) | counts
+
+
+def _tensors(
+    ids: np.ndarray, labels: np.ndarray, types: np.ndarray, positions: np.ndarray, media: Arrays, family: Family
+) -> dict[str, Any]:
+    return {
+        "input_ids": torch.from_numpy(ids).long(),
+        "attention_mask": torch.ones(len(ids), dtype=torch.long),
+        "labels": torch.from_numpy(labels).long(),
+        "mm_token_type_ids": torch.from_numpy(types).long(),
+        "position_ids": _positions(positions),
+        **media_tensors(media, family),
+        LAYOUT_KEY: family.media,
+    }
+
+
+def _positions(positions: np.ndarray) -> torch.Tensor:
+    tensor = torch.from_numpy(np.ascontiguousarray(positions))
+    return tensor if tensor.is_floating_point() else tensor.long()
+
+
+@lru_cache(maxsize=8)
+def _stored(family: Family) -> dict[str, Stored]:
+    return stored_arrays(family.media, family.tables(RESIZE))

@@ -1,0 +1,125 @@
+"""Pictures: the size that a header tells, and the pixels as displayed. The only place that decodes a picture."""
+
+import struct
+import warnings
+from typing import BinaryIO
+
+import numpy as np
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import TiffImageFile
+
+from neatpack.pipeline.media.open import open_media
+from neatpack.pipeline.records import MediaError, MediaRef
+
+_TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
+
+
+def image_size(ref: MediaRef) -> tuple[int, int]:
+    """Height and width as displayed, that is after the EXIF orientation is applied; nothing is decoded."""
+    if isinstance(ref.held, Image.Image):  # a picture that a program holds in memory is displayed as it is
+        return ref.held.height, ref.held.width
+    with open_media(ref) as file:
+        image = _opened(ref, file)
+        width, height = image.size
+        return (width, height) if _orientation(image, file) in _TURNED else (height, width)
+
+
+def decode_image(ref: MediaRef) -> np.ndarray:
+    """RGB pixels [height, width, 3] as displayed: the first frame, turned by its EXIF orientation, alpha on white."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if isinstance(ref.held, Image.Image):
+            return _pixels(ref, ref.held, turn=False)
+        with open_media(ref) as file:
+            return _pixels(ref, _opened(ref, file), turn=True)
+
+
+def _opened(ref: MediaRef, file: BinaryIO) -> Image.Image:
+    """An image whose header has been read and whose pixels have not."""
+    with warnings.catch_warnings():
+        # Pillow warns of large pictures and odd metadata; what it cannot read it raises.
+        warnings.simplefilter("ignore")
+        try:
+            return Image.open(file)
+        except MemoryError:
+            raise  # our trouble, not the picture's
+        except UnidentifiedImageError:  # its message holds the file object's address, another one in every run
+            raise MediaError("bad_media", f"{ref.path}: not a picture of a kind that Pillow knows") from None
+        except Exception as error:  # broken files raise anything: OSError, SyntaxError, struct.error, EOFError …
+            raise _bad_media(ref, error) from None
+
+
+def _bad_media(ref: MediaRef, error: Exception) -> MediaError:
+    return MediaError("bad_media", f"{ref.path}: {type(error).__name__}: {error}")
+
+
+def _orientation(image: Image.Image, file: BinaryIO) -> int:
+    if isinstance(image, TiffImageFile) and ExifTags.Base.Orientation in image.tag_v2:
+        return 1  # Pillow turns TIFFs itself, and has exchanged `size` already
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if isinstance(image, PngImageFile):
+                # PngImageFile.getexif decodes the whole picture to look for metadata behind the pixels.
+                if _metadata_after_pixels(file):
+                    image.load()
+                exif = Image.Image.getexif(image)
+            else:
+                exif = image.getexif()
+            return exif.get(ExifTags.Base.Orientation, 1)
+        except MemoryError:
+            raise
+        except Exception:  # a broken EXIF block must not cost the picture, and decoding treats it the same way
+            return 1
+
+
+def _metadata_after_pixels(file: BinaryIO) -> bool:
+    """Whether a PNG has an eXIf or text chunk behind its first IDAT, found by stepping over the chunks."""
+    position, seen_pixels = 8, False
+    while True:
+        file.seek(position)
+        head = file.read(8)
+        if len(head) < 8:
+            return False
+        length, kind = struct.unpack(">I4s", head)
+        if kind == b"IEND":
+            return False
+        seen_pixels |= kind == b"IDAT"
+        if seen_pixels and kind in (b"eXIf", b"iTXt", b"tEXt", b"zTXt"):
+            return True
+        position += 12 + length
+
+
+def _pixels(ref: MediaRef, image: Image.Image, *, turn: bool) -> np.ndarray:
+    try:
+        image.load()
+        return _rgb(_as_displayed(image) if turn else image)
+    except MemoryError:
+        raise  # our trouble, not the picture's
+    except Exception as error:  # broken files raise anything: OSError, SyntaxError, zlib.error, struct.error …
+        raise _bad_media(ref, error) from None
+
+
+def _as_displayed(image: Image.Image) -> Image.Image:
+    try:
+        image.getexif()
+    except Exception:  # a broken EXIF block must not cost the picture; `_orientation` treats it the same way
+        return image
+    ImageOps.exif_transpose(image, in_place=True)  # not a copy: the picture may have a gigabyte
+    return image
+
+
+def _rgb(image: Image.Image) -> np.ndarray:
+    """As transformers' convert_to_rgb, but for 16-bit grey, which that clips at 255: white nearly everywhere."""
+    if image.mode.startswith("I;16") or image.mode == "I":
+        image = _eight_bits(image)
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    return np.array(image.convert("RGB"))
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """16-bit grey to 8 bits by its high byte."""
+    return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))

@@ -1,0 +1,50 @@
+"""The bytes of a medium as a file, or as an FFmpeg container; what cannot be opened is a MediaError."""
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+import av
+
+from neatpack.pipeline.records import MediaError, MediaRef
+
+
+def open_media(ref: MediaRef) -> BinaryIO:
+    """The bytes of a medium as a file."""
+    if isinstance(ref.held, bytes):
+        return io.BytesIO(ref.held)
+    try:
+        file = open(ref.path, "rb")  # noqa: SIM115 (the caller closes it)
+        if not ref.offset and ref.length < 0:
+            return file
+        with file:
+            size = os.fstat(file.fileno()).st_size
+            end = ref.offset + ref.length if ref.length >= 0 else size
+            if max(ref.offset, end) > size:
+                raise MediaError("bad_media", f"{ref.path}: has {size} bytes, and not {ref.offset} to {end}")
+            file.seek(ref.offset)
+            return io.BytesIO(file.read(end - ref.offset))
+    except OSError as error:
+        raise MediaError("missing_media", f"{ref.path}: {error.strerror or error}") from None
+    except ValueError as error:  # a name that no file can have, with a zero byte in it
+        raise MediaError("missing_media", f"{ref.path!r}: {error}") from None
+
+
+@contextmanager
+def open_container(ref: MediaRef) -> Iterator[Any]:
+    """A video or sound as PyAV's container; what FFmpeg says against it inside the `with` is a MediaError."""
+    with open_media(ref) as file:
+        try:
+            # Some files have metadata that is not UTF-8, which must not cost the medium.
+            with av.open(file, "r", metadata_errors="ignore") as container:
+                yield container
+        except (av.FFmpegError, UnicodeDecodeError) as error:
+            raise ffmpeg_error(ref, error) from None
+
+
+def ffmpeg_error(ref: MediaRef, error: Exception) -> MediaError:
+    """FFmpeg's message without the name of the file object that PyAV adds, which holds an address."""
+    words = (getattr(error, "strerror", None) or str(error)).split(":")[0]
+    return MediaError("bad_media", f"{ref.path}: {type(error).__name__}: {words}")

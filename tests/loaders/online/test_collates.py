@@ -1,0 +1,389 @@
+"""Collates give what the wrapper and pad_collate_fn give; labels by markers, by sentinel and by search agree."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import DEMO_PROCESSOR, SHARED, clip, picture, run_with_torchvision, tone
+from PIL import Image
+from processors import default, gemma4, kimi_k25, kimi_vl, phi4_mm, qwen3_omni
+from transformers import AutoProcessor, AutoTokenizer
+
+from neatpack.loaders.online import (
+    COLLATE_FNS,
+    PreTokenizedDatasetWrapper,
+    build_labels,
+    build_labels_from_template,
+    default_collate_fn,
+    gemma4_prefix_collate_fn,
+    kimi_k25_vl_collate_fn,
+    kimi_vl_collate_fn,
+    nemotron_parse_collate_fn,
+    pad_collate_fn,
+    phi4_mm_collate_fn,
+    qwen2_5_collate_fn,
+    qwen3_omni_collate_fn,
+)
+from neatpack.loaders.online.collates import (
+    _count_media_per_sample,
+    _drop_overlong_samples,
+    _ensure_rgb,
+    _estimate_media_tokens,
+    _extract_image_config,
+    _extract_media_from_conversations,
+    _inject_thinking_prefix_tokens,
+)
+from neatpack.loaders.online.labels import (
+    _decode_single_token,
+    _extract_assistant_text,
+    _find_pattern_indices,
+    _get_assistant_marker,
+    _get_stop_token_id,
+)
+from neatpack.loaders.online.processor import family_of
+
+PROCESSOR = str(DEMO_PROCESSOR)
+
+
+def talk(*turns):
+    """("text or list of parts", …), user and assistant in turn."""
+    roles = ("user", "assistant")
+    return {"conversation": [
+        {"role": roles[number % 2], "content": [{"type": "text", "text": turn}] if isinstance(turn, str) else turn}
+        for number, turn in enumerate(turns)
+    ]}  # fmt: skip
+
+
+def saw(kind, value, text="What?"):
+    return [{"type": kind, kind: value}, {"type": "text", "text": text}]
+
+
+@pytest.fixture
+def image(tmp_path) -> str:
+    return str(picture(tmp_path / "a.png", 60, 90))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return AutoTokenizer.from_pretrained(PROCESSOR)
+
+
+def trained(batch, tokenizer, row=0) -> str:
+    labels = batch["labels"][row]
+    return tokenizer.decode(labels[labels != -100])
+
+
+# ---------------------------------------------------------------- every collater
+
+
+def test_the_default_equals_wrapper_and_padding(image):
+    examples = [talk(saw("image", image), "That."), talk("Who?", "Me.", "And?", "You.")]
+    batch = default_collate_fn(examples, PROCESSOR)
+    samples = PreTokenizedDatasetWrapper(examples, PROCESSOR, inject_fake_images=False)
+    expected = pad_collate_fn([samples[0], samples[1]], family_of(PROCESSOR))
+    assert batch.keys() == expected.keys()
+    assert all(torch.equal(batch[key], expected[key]) for key in batch)
+    assert batch["n_images_per_sample"].tolist() == [1, 0]
+    assert trained(batch, family_of(PROCESSOR).tokenizer, 1) == "Me.<|im_end|>You.<|im_end|>"
+    again = qwen2_5_collate_fn(examples, PROCESSOR)
+    assert all(torch.equal(batch[key], again[key]) for key in batch)
+
+
+def test_labels_are_the_next_tokens():
+    batch = default_collate_fn([talk("Who?", "Me.")], PROCESSOR)
+    ids, labels = batch["input_ids"][0], batch["labels"][0]
+    known = labels[:-1] != -100
+    assert torch.equal(labels[:-1][known], ids[1:][known])
+
+
+def test_text_only_batches_have_no_media():
+    assert default_collate_fn([talk("Who?", "Me.")], PROCESSOR).keys() == {
+        "input_ids", "attention_mask", "labels", "mm_token_type_ids",
+    }  # fmt: skip
+
+
+def test_long_samples_are_dropped_and_told(caplog):
+    examples = [talk("Count.", " ".join(map(str, range(99)))), talk("Who?", "Me.")]
+    with caplog.at_level(logging.WARNING):
+        batch = default_collate_fn(examples, PROCESSOR, max_length=40)
+    assert len(batch["input_ids"]) == 1
+    assert "sample 0 of the batch is dropped" in caplog.text
+    with pytest.raises(ValueError, match="every sample of the batch is longer than max_length 5"):
+        default_collate_fn(examples, PROCESSOR, max_length=5)
+    with pytest.raises(ValueError, match="no examples"):
+        default_collate_fn([], PROCESSOR)
+
+
+def test_a_hook_before_the_labels():
+    seen = {}
+
+    def hook(batch, processor):
+        seen.update(batch)
+        assert processor == PROCESSOR
+        return batch
+
+    batch = default_collate_fn(
+        [talk("Who?", "Me."), talk("Who are you?", "I am I.")], PROCESSOR, _post_tokenize_hook=hook
+    )
+    assert "labels" not in seen and seen["input_ids"].shape[1] == batch["input_ids"].shape[1] + 1
+    plain = default_collate_fn([talk("Who?", "Me."), talk("Who are you?", "I am I.")], PROCESSOR)
+    assert all(torch.equal(batch[key], plain[key]) for key in plain)
+
+
+def test_padding_is_not_trained_on_where_an_answer_has_no_end():
+    def cut(batch, processor):
+        for key in ("input_ids", "attention_mask"):
+            batch[key][:, -4:] = 0
+        return batch
+
+    batch = default_collate_fn([talk("Count.", "1 2 3 4 5 6 7 8 9")], PROCESSOR, _post_tokenize_hook=cut)
+    assert (batch["labels"][0, -4:] == -100).all()
+    assert (batch["labels"][0] != -100).any()
+
+
+def test_omni(tmp_path):
+    processor = str(qwen3_omni.make(tmp_path / "omni"))
+    examples = [talk(saw("audio", str(tone(tmp_path / "a.wav", 1.0))), "A tone."), talk("Who?", "Me."),
+                talk(saw("audio", str(tone(tmp_path / "b.wav", 0.5))), "Another.")]  # fmt: skip
+    batch = qwen3_omni_collate_fn(examples, processor)
+    assert batch["input_features"].shape == (2, 128, 100)
+    assert batch["feature_attention_mask"].sum(1).tolist() == [100, 50]
+    assert batch["n_audios_per_sample"].tolist() == [1, 0, 1]
+    film = talk(saw("video", clip(tmp_path / "mute.mp4").path), "Grey.")
+    quiet, heard = (qwen3_omni_collate_fn([film], processor, use_audio_in_video=use) for use in (False, True))
+    assert all(torch.equal(quiet[key], heard[key]) for key in quiet), "there is nothing to hear"
+
+
+@pytest.mark.parametrize(
+    ("make", "collate"), [(kimi_vl.make, kimi_vl_collate_fn), (kimi_k25.make, kimi_k25_vl_collate_fn)]
+)
+def test_kimi_rows_have_one_length(tmp_path, image, make, collate):
+    processor = str(make(tmp_path / "kimi"))
+    examples = [talk(saw("image", image), "That."), talk("Who?", "Me.")]
+    batch = collate(examples, processor, max_length=128)
+    assert batch["input_ids"].shape == batch["labels"].shape == (2, 127), "128 and the shift"
+    family = family_of(processor)
+    expanded = int((batch["input_ids"][0] == family.placeholder_ids["image"]).sum())
+    assert expanded == int((batch["mm_token_type_ids"][0] == 1).sum()) > 1
+    assert trained(batch, family.tokenizer) == "That." + family.end_of_turn
+    assert collate(examples, processor)["input_ids"].shape[1] < 127
+    with pytest.raises(ValueError, match="every sample of the batch is longer"):
+        collate(examples, processor, max_length=4)
+
+
+def test_phi4_hears(tmp_path):
+    processor = str(phi4_mm.make(tmp_path / "phi"))
+    samples = np.sin(np.arange(16_000) / 30).astype(np.float32)
+    parts = talk([{"type": "audio", "audio": (samples, 16_000)}, {"type": "text", "text": "Write it down."}], "La.")
+    tagged = {**talk("<|audio_1|>Write it down.", "La."), "audio": (samples, 16_000)}
+    batches = [phi4_mm_collate_fn([example], processor) for example in (parts, tagged)]
+    assert batches[0]["input_mode"] == 2
+    assert batches[0].keys() == batches[1].keys()
+    assert all(torch.equal(torch.as_tensor(batches[0][key]), torch.as_tensor(batches[1][key])) for key in batches[0])
+    assert phi4_mm_collate_fn([talk("Who?", "Me.")], processor)["input_mode"] == 0
+
+
+def test_gemma_thinks_first(tmp_path):
+    processor = str(gemma4.make(tmp_path / "gemma"))
+    family = family_of(processor)
+    examples = [talk("Who?", "Me."), talk("Who?", "Me.", "And then?", "You.")]
+    batch = gemma4_prefix_collate_fn(examples, processor)
+    texts = [family.tokenizer.decode(row) for row in batch["input_ids"]]
+    assert [text.count("<|turn>model\n<|channel>thought\n<channel|>") for text in texts] == [1, 2]
+    assert trained(batch, family.tokenizer, 1) == "Me.<turn|>You.<turn|>"
+
+
+def test_the_prefix_goes_in_once(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(str(gemma4.make(tmp_path / "gemma")))
+    texts = ["<|turn>model\nA<turn|>\n<|turn>model\nB<turn|>", "<|turn>model\nC<turn|>"]
+    rows = [torch.tensor(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    length = len(rows[0])
+    ids = torch.stack(
+        [rows[0], torch.nn.functional.pad(rows[1], (0, length - len(rows[1])), value=tokenizer.pad_token_id or 0)]
+    )
+    mask = torch.tensor([[1] * length, [1] * len(rows[1]) + [0] * (length - len(rows[1]))])
+    batch = {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": torch.zeros_like(ids),
+             "other": torch.ones_like(ids), "floats": torch.ones(2, length)}  # fmt: skip
+    once = _inject_thinking_prefix_tokens(batch, tokenizer)
+    prefix = len(tokenizer.encode("<|channel>thought\n<channel|>", add_special_tokens=False))
+    assert once["input_ids"].shape == once["attention_mask"].shape == once["other"].shape == (2, length + 2 * prefix)
+    assert once["attention_mask"].sum(1).tolist() == [length + 2 * prefix, len(rows[1]) + prefix]
+    assert once["other"].sum(1).tolist() == [length, length], "zeros where the prefix is"
+    assert once["floats"].shape == (2, length)
+    twice = _inject_thinking_prefix_tokens(once, tokenizer)
+    assert torch.equal(twice["input_ids"], once["input_ids"])
+
+
+def test_a_processor_that_no_family_knows(tmp_path, image):
+    """LLaVA's, of transformers: the default collater gives what the processor's own call gives."""
+    processor = AutoProcessor.from_pretrained(str(default.make(tmp_path / "llava")))
+    examples = [talk(saw("image", Image.open(image)), "That."), talk("Who?", "Me.", "And?", "You.")]
+    batch = default_collate_fn(examples, processor)
+    assert family_of(processor).name == "default"
+    processor.tokenizer.padding_side = "right"
+    expected = processor.apply_chat_template([e["conversation"] for e in examples], tokenize=True, return_dict=True,
+                                             return_tensors="pt", processor_kwargs={"padding": True})  # fmt: skip
+    for key in ("input_ids", "attention_mask"):
+        assert torch.equal(batch[key], expected[key][:, :-1]), key
+    assert torch.equal(batch["pixel_values"], expected["pixel_values"])
+    assert trained(batch, processor.tokenizer, 1).count("Me.") == 1
+    assert torch.equal(
+        batch["labels"],
+        build_labels_from_template(expected["input_ids"], [e["conversation"] for e in examples], processor)[:, 1:],
+    )
+
+
+class Page:
+    """The call protocol of Nemotron-Parse's processor, which is remote code: pictures for the encoder, a text for the
+    decoder, padded."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def __call__(self, images, text, padding, add_special_tokens, return_tensors):
+        assert all(image.mode == "RGB" for image in images)
+        encoded = self.tokenizer(
+            text, padding=padding, add_special_tokens=add_special_tokens, return_tensors=return_tensors
+        )
+        return {"pixel_values": torch.stack([torch.ones(3, 4, 4)] * len(images)), **encoded}
+
+
+def test_nemotron_reads_a_page(tokenizer, image):
+    page = Page(tokenizer)
+    examples = [talk(saw("image", image), "A title and a table."), talk(saw("image", Image.open(image)), "Short.")]
+    batch = nemotron_parse_collate_fn(examples, page, task_prompt="Read: ")
+    assert batch["pixel_values"].shape == (2, 3, 4, 4)
+    assert batch["decoder_input_ids"].shape == batch["decoder_attention_mask"].shape == batch["labels"].shape
+    end = tokenizer.eos_token
+    assert [trained(batch, tokenizer, row).lstrip() for row in (0, 1)] == [f"A title and a table.{end}", f"Short.{end}"]
+    assert tokenizer.decode(batch["decoder_input_ids"][0]).startswith("Read: A title")
+    with pytest.raises(ValueError, match="example 0 has 0 images"):
+        nemotron_parse_collate_fn([talk("Who?", "Me.")], page)
+
+
+def test_collates_by_class():
+    assert COLLATE_FNS["default"] is default_collate_fn
+    assert COLLATE_FNS["Qwen2_5_VLProcessor"] is qwen2_5_collate_fn
+    assert COLLATE_FNS["Qwen3OmniMoeProcessor"] is qwen3_omni_collate_fn
+    assert COLLATE_FNS["KimiVLProcessor"] is kimi_vl_collate_fn
+    assert COLLATE_FNS["KimiK25Processor"] is kimi_k25_vl_collate_fn
+    assert COLLATE_FNS["NemotronParseProcessor"] is nemotron_parse_collate_fn
+
+
+# ---------------------------------------------------------------- labels
+
+
+def test_labels_three_ways_agree(tokenizer):
+    conversations = [talk("Who?", "Me.", "And?", "You, too.")["conversation"], talk("A?", "B.")["conversation"]]
+    texts = [tokenizer.apply_chat_template(conversation, tokenize=False) for conversation in conversations]
+    ids = tokenizer(texts, padding=True, return_tensors="pt")["input_ids"]
+    by_family = build_labels_from_template(ids, conversations, PROCESSOR)
+    by_sentinel = build_labels_from_template(ids, conversations, tokenizer)
+    by_search = build_labels(ids, conversations, tokenizer)
+    assert torch.equal(by_family, by_sentinel)
+    assert torch.equal(by_family, by_search)
+    assert tokenizer.decode(by_family[0][by_family[0] != -100]) == "Me.<|im_end|>You, too.<|im_end|>"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real processors) is not here")
+def test_labels_of_a_real_tokenizer():
+    tokenizer = AutoTokenizer.from_pretrained(str(SHARED / "processors" / "qwen2.5-vl"))
+    conversations = [talk("Who?", "\n\nMe, 这个.\n", "And?", "You.")["conversation"]]
+    ids = tokenizer(tokenizer.apply_chat_template(conversations[0], tokenize=False), return_tensors="pt")["input_ids"]
+    labels = build_labels_from_template(ids, conversations, str(SHARED / "processors" / "qwen2.5-vl"))
+    assert tokenizer.decode(labels[0][labels[0] != -100]) == "Me, 这个.\n<|im_end|>You.<|im_end|>"
+
+
+def test_without_any_markers_the_answers_are_searched(tokenizer):
+    class Bare:
+        """A processor whose template cannot be read: `<|im_end|>` is all that it shares with the others."""
+
+        def __init__(self):
+            self.tokenizer = AutoTokenizer.from_pretrained(PROCESSOR)
+            self.tokenizer.chat_template = None
+
+    bare = Bare()
+    conversations = [talk("Who?", "Me.")["conversation"]]
+    ids = torch.tensor([tokenizer.encode("Q: Who?\nA: Me.<|im_end|>")])
+    labels = build_labels_from_template(ids, conversations, bare)
+    assert tokenizer.decode(labels[0][labels[0] != -100]).strip() == "Me.<|im_end|>"
+
+
+def test_an_answer_that_is_not_there(tokenizer):
+    labels = build_labels(
+        torch.tensor([[1, 2, 3]]), [talk("Who?", "Something else entirely.")["conversation"]], tokenizer
+    )
+    assert labels.tolist() == [[-100, -100, -100]]
+
+
+def test_finding_patterns():
+    assert _find_pattern_indices([1, 2, 3, 2, 3], [2, 3]) == (1, 3)
+    assert _find_pattern_indices([1, 2, 3, 2, 3], [2, 3], 2) == (3, 5)
+    assert _find_pattern_indices([1, 2, 3], [9, 3]) == (-1, -1)
+    assert _find_pattern_indices([1, 2, 3], [9, 3], allow_first_token_mismatch=True) == (1, 3)
+    assert _find_pattern_indices([1, 2, 3], [9], allow_first_token_mismatch=True) == (-1, -1)
+    assert _find_pattern_indices([1], []) == (-1, -1)
+
+
+def test_small_pieces(tokenizer):
+    assert _extract_assistant_text({"content": "a"}) == "a"
+    assert _extract_assistant_text({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}) == "ab"
+    assert _extract_assistant_text({"content": None}) == ""
+    end = _get_stop_token_id(tokenizer)
+    assert _decode_single_token(tokenizer, end) == "<|im_end|>"
+    assert tokenizer.decode(_get_assistant_marker(tokenizer)) == "<|im_start|>assistant\n"
+
+    class Lists:
+        def decode(self, ids):
+            if isinstance(ids, int):
+                raise TypeError("give a list")
+            return f"{ids[0]}"
+
+        def encode(self, text, add_special_tokens):
+            return [1, 2, 3]
+
+    assert _decode_single_token(Lists(), 7) == "7"
+    assert _get_assistant_marker(Lists()) is None and _get_stop_token_id(Lists()) is None
+
+
+# ---------------------------------------------------------------- media
+
+
+def test_media_of_conversations(image):
+    conversations = [talk([*saw("image", image), *saw("video", "a.mp4")], "x")["conversation"],
+                     talk("Who?", "Me.")["conversation"], talk(saw("image", image), "y")["conversation"]]  # fmt: skip
+    assert _extract_media_from_conversations(conversations) == ([image, image], ["a.mp4"])
+    assert _extract_media_from_conversations(conversations[1:2]) == (None, None)
+    assert _count_media_per_sample(conversations) == ([1, 0, 1], [1, 0, 0])
+
+
+def test_pictures_become_rgb():
+    (conversation,) = _ensure_rgb([talk(saw("image", Image.new("RGBA", (4, 4))), "x")["conversation"]])
+    assert conversation[0]["content"][0]["image"].mode == "RGB"
+    assert _ensure_rgb([[{"role": "user", "content": "text"}]]) == [[{"role": "user", "content": "text"}]]
+
+
+def test_media_tokens_and_lengths(image):
+    seen = talk(saw("image", image), "That.")["conversation"]
+    sample = PreTokenizedDatasetWrapper([{"conversation": seen}], PROCESSOR)[0]
+    media = int((sample["mm_token_type_ids"] > 0).sum())
+    assert _estimate_media_tokens(seen, PROCESSOR) == media - 1, "beyond the one placeholder"
+    assert _estimate_media_tokens(talk(saw("image", "absent.png"), "x")["conversation"], PROCESSOR) == 0
+    length = len(sample["input_ids"])
+    assert _drop_overlong_samples([seen], PROCESSOR, length) == ([seen], [0])
+    with pytest.raises(ValueError, match=f"the longest has {length} tokens"):
+        _drop_overlong_samples([seen], PROCESSOR, length - 1)
+    broken = talk(saw("image", "absent.png"), "x")["conversation"]
+    assert _drop_overlong_samples([broken], PROCESSOR, 1)[1] == [0], "its trouble is another one"
+    assert _extract_image_config(family_of(PROCESSOR))["merge_size"] == 2
+
+
+@pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"])
+def test_a_real_hf_processor_object(tmp_path, shared, name):
+    """Online users hand in the processor itself: the same tensors as by its own call."""
+    picture(tmp_path / "a.png", 130, 200)
+    picture(tmp_path / "b.png", 90, 61)
+    script = Path(__file__).with_name("hf_online.py")
+    assert run_with_torchvision(script, str(shared / "processors" / name), str(tmp_path)).endswith("equal\n")

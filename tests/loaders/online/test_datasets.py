@@ -1,0 +1,371 @@
+"""make_meta_dataset: the same rows as packing takes, divided among ranks, and none lost in silence."""
+
+import gzip
+import inspect
+import json
+import logging
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from neatpack.loaders.online import datasets
+from neatpack.loaders.online.datasets import (
+    _collect_sample_stats,
+    _convert_sharegpt_to_conversation,
+    _ExamplesWithStats,
+    _load_json_or_jsonl,
+    _load_jsonl_for_rank,
+    make_meta_dataset,
+)
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.ingest.conversation import to_conversation
+from neatpack.pipeline.ingest.meta import copies_of_rows, read_meta
+from neatpack.pipeline.ingest.sharegpt import convert, parse_row
+from neatpack.pipeline.ingest.sources import SOURCES, make_rdr_dataset
+from neatpack.pipeline.records import Skip
+
+Row = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the tests ends in the user's own cache."""
+    monkeypatch.setenv("NEATPACK_CACHE", str(tmp_path / "cache"))
+
+
+def row(answer: Any, question: str = "q", **columns: Any) -> Row:
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"messages": turns, **columns}
+
+
+def jsonl(path: Path, *rows: Row | str) -> Path:
+    lines = (item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in rows)
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def meta(folder: Path, **entries: Any) -> str:
+    path = folder / "meta.json"
+    path.write_text(json.dumps(entries), encoding="utf-8")
+    return str(path)
+
+
+def answers(examples: list[Row]) -> list[str]:
+    return [example["conversation"][-1]["content"][0]["text"] for example in examples]
+
+
+# ---------------------------------------------------------------- the reference's signatures
+
+
+def test_signatures_are_the_documented_ones() -> None:
+    def parameters(function: Any) -> list[Any]:
+        return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
+
+    empty = inspect.Parameter.empty
+    assert parameters(make_meta_dataset) == [
+        ("path_or_dataset", empty),
+        ("dataset_names", None),
+        ("split", "train"),
+        ("shard_data", False),
+        ("rank", None),
+        ("world_size", None),
+        ("kwargs", empty),
+    ]
+    assert parameters(_convert_sharegpt_to_conversation) == [
+        ("example", empty),
+        ("columns", None),
+        ("tags", None),
+        ("media_dir", None),
+    ]
+    assert [name for name, _ in parameters(_load_jsonl_for_rank)] == ["file_path", "sample_ratio", "rank", "world_size"]
+    assert parameters(datasets._log_dataset_loading_summary)[3] == ("rank", None)
+
+
+def test_examples_with_stats_is_a_list_with_one_more_slot() -> None:
+    examples = _ExamplesWithStats([{"a": 1}])
+    examples.stats = {"n_images": 2}
+    assert examples == [{"a": 1}]
+    assert _ExamplesWithStats.__slots__ == ("stats",)
+    assert pickle.loads(pickle.dumps(examples)).stats == {"n_images": 2}  # a DataLoader's worker gets it so
+
+
+# ---------------------------------------------------------------- one row
+
+
+def test_convert() -> None:
+    given = {
+        "conversations": [{"from": "human", "value": "<image>\nWho?"}, {"from": "gpt", "value": "Tom."}],
+        "image": "cat.jpg",
+        "id": 7,
+    }
+    columns = {"messages": "conversations", "images": "image"}
+    tags = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"}
+    question = [{"type": "image", "image": "/data/cat.jpg"}, {"type": "text", "text": "Who?"}]
+    assert _convert_sharegpt_to_conversation(given, columns, tags, "/data") == {
+        "conversation": [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": [{"type": "text", "text": "Tom."}]},
+        ]
+    }
+
+
+def test_convert_keeps_what_was_precomputed() -> None:
+    hints = {"_text_tokens": 3, "_media_tokens": 0, "mm_inputs_meta": {"images_meta": []}}
+    converted = _convert_sharegpt_to_conversation(row("a", **hints, other=1))
+    assert converted.keys() == {"conversation", *hints}
+    assert {key: converted[key] for key in hints} == hints
+    wrong = {"_text_tokens": "many", "_media_tokens": None, "mm_inputs_meta": [1]}
+    assert _convert_sharegpt_to_conversation(row("a", **wrong)).keys() == {"conversation"}
+
+
+def test_convert_says_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match="bad_placeholders: 1 <image> tags but 0 images"):
+        _convert_sharegpt_to_conversation(row("a", "<image>q"))
+    with pytest.raises(ValueError, match="bad_row: column 'messages' is absent"):
+        _convert_sharegpt_to_conversation({})
+    with pytest.raises(ValueError, match="unknown key 'image' in columns; known: messages, images"):
+        _convert_sharegpt_to_conversation(row("a"), columns={"image": "x"})
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
+    rows = [row("one"), row("two\u2028lines"), row("three")]  # U+2028 is no line break
+    plain = jsonl(tmp_path / "a.jsonl", rows[0], "", rows[1], "  ", rows[2])
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=2), encoding="utf-8")
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.json", "a.jsonl.gz", "a.parquet"):
+        assert _load_json_or_jsonl(str(tmp_path / name)) == rows, name
+        assert _load_jsonl_for_rank(str(tmp_path / name), 1.0, 1, 2) == (rows[1:2], 3), name
+
+
+def test_a_row_taken_twice_is_two_objects(tmp_path: Path) -> None:
+    first, second = _load_jsonl_for_rank(str(jsonl(tmp_path / "a.jsonl", row("a"))), 2, 0, 1)[0]
+    assert first == second
+    assert first is not second
+
+
+def test_broken_lines_of_other_ranks_are_not_parsed(tmp_path: Path) -> None:
+    file = str(jsonl(tmp_path / "a.jsonl", row("0"), "{broken", row("2"), "[", row("4")))
+    assert _load_jsonl_for_rank(file, 1.0, 0, 2) == ([row("0"), row("2"), row("4")], 5)
+    with pytest.raises(UserError, match=r"a\.jsonl line 2: broken JSON.*fix or remove"):
+        _load_jsonl_for_rank(file, 1.0, 1, 2)
+
+
+def test_only_the_ranks_own_lines_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    monkeypatch.setattr(datasets, "parse_row", lambda line, number: parsed.append(number) or parse_row(line, number))
+    path = meta(tmp_path, a={"file_name": jsonl(tmp_path / "a.jsonl", *(row(str(i)) for i in range(7))).name})
+    assert answers(make_meta_dataset(path, shard_data=True, rank=1, world_size=3)) == ["1", "4"]
+    assert parsed == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "taken"),
+    [
+        (0, ""),
+        (1e-9, "0"),  # any ratio above 0 takes a row
+        (0.5, "03"),  # Random(42).sample(range(4), 2)
+        (1, "0123"),
+        (2.5, "0123012303"),
+    ],
+)
+def test_sample_ratio(tmp_path: Path, ratio: float, taken: str) -> None:
+    jsonl(tmp_path / "a.jsonl", *(row(letter) for letter in "0123"))
+    path = meta(tmp_path, a={"file_name": "a.jsonl", "sample_ratio": ratio})
+    assert "".join(answers(make_meta_dataset(path))) == taken
+    for world_size in (1, 2, 3, 20):  # 20: more ranks than rows
+        shares = [make_meta_dataset(path, None, "train", True, rank, world_size) for rank in range(world_size)]
+        assert ["".join(answers(share)) for share in shares] == [taken[rank::world_size] for rank in range(world_size)]
+        assert {share.stats["n_rows"] for share in shares} == {4}
+
+
+# ---------------------------------------------------------------- the meta JSON as a whole
+
+
+def nasty(folder: Path) -> str:
+    """Two data sets with rows of every kind: good, with media, broken, skipped; sampled below and above one."""
+    (folder / "pictures").mkdir()
+    jsonl(
+        folder / "a.jsonl",
+        row("text"),
+        row("picture", "<image>q", images=["x.jpg"], _text_tokens=9),
+        "{broken",
+        row("no picture", "<image>q"),
+        {"messages": [{"role": "user", "content": "q"}]},
+        row("clip", "<video>q", videos=["x.mp4"]),
+        row("sound", "<audio>q", audios=["x.wav"]),
+    )
+    rows = [row(str(i)) for i in range(11)] + [7]
+    (folder / "b.json").write_text(json.dumps(rows), encoding="utf-8")
+    entries = {
+        "a": {"file_name": "a.jsonl", "sample_ratio": 2.5, "media_dir": "pictures"},
+        "b": {"file_name": "b.json", "sample_ratio": 0.7},
+    }
+    return meta(folder, **entries)
+
+
+def offline(path: str, folder: Path) -> tuple[Counter[str], Counter[str]]:
+    """Samples and reasons by the pipeline's own functions: copies, parse, convert."""
+    samples: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for dataset in read_meta(Path(path)):
+        if dataset.file.endswith(".json"):
+            lines = [json.dumps(item).encode() for item in json.loads(Path(dataset.file).read_bytes())]
+        else:
+            lines = Path(dataset.file).read_bytes().rstrip(b"\n").split(b"\n")
+        for line, copies in zip(lines, copies_of_rows(len(lines), dataset.sample_ratio), strict=True):
+            parsed = parse_row(line, 0)
+            example = parsed if isinstance(parsed, Skip) else convert(parsed, dataset)
+            if isinstance(example, Skip):
+                reasons[example.reason] += int(copies)
+            else:
+                samples[json.dumps(to_conversation(example)["conversation"])] += int(copies)
+    return +samples, +reasons
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8, 40])
+def test_all_ranks_together_take_the_rows_of_packing(tmp_path: Path, world_size: int) -> None:
+    path = nasty(tmp_path)
+    shares = [make_meta_dataset(path, shard_data=True, rank=r, world_size=world_size) for r in range(world_size)]
+    samples = Counter(json.dumps(example["conversation"]) for share in shares for example in share)
+    reasons = sum((Counter(share.stats["skipped_by_reason"]) for share in shares), Counter[str]())
+    assert (samples, reasons) == offline(path, tmp_path)
+    assert reasons == {"bad_row": 3, "bad_placeholders": 2, "no_target": 2}  # 7, where b should have a row, is drawn
+
+
+def test_stats(tmp_path: Path) -> None:
+    examples = make_meta_dataset(nasty(tmp_path), dataset_names=["a"])
+    # Twice each row, and once more Random(42).sample(range(7), 3): text, clip, sound.
+    assert len(examples) == 11
+    assert examples.stats == {
+        "n_images": 2,
+        "n_videos": 3,
+        "n_text_only": 3,
+        "n_text_tokens": 3 * 1 + 2 * 9 + 3 * 1 + 3 * 2,
+        "n_media_tokens": 500 * 5,
+        "n_missing_text_tokens": 9,
+        "n_missing_mm_inputs_meta": 5,
+        "n_rows": 7,
+        "n_samples": 11,
+        "n_skipped": 6,
+        "skipped_by_reason": {"bad_row": 2, "bad_placeholders": 2, "no_target": 2},
+    }
+
+
+def test_stats_of_recorded_sizes() -> None:
+    picture = {"role": "user", "content": [{"type": "image", "image": "x"}, {"type": "text", "text": "abc"}]}
+    sized = {"conversation": [picture], "mm_inputs_meta": {"images_meta": [[640, 480]]}}
+    counted = {"conversation": [picture], "_text_tokens": 5, "_media_tokens": 70}
+    assert _collect_sample_stats([sized, counted]) == {
+        "n_images": 2,
+        "n_videos": 0,
+        "n_text_only": 0,
+        "n_text_tokens": 1 + 5,
+        "n_media_tokens": 391 + 70,
+        "n_missing_text_tokens": 1,
+        "n_missing_mm_inputs_meta": 1,
+    }
+    assert set(_collect_sample_stats([]).values()) == {0}
+
+
+def test_what_is_skipped_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="neatpack.loaders.online.datasets"):
+        make_meta_dataset(nasty(tmp_path), "a")
+    warning, summary = caplog.messages
+    first, *details = warning.split("\n")
+    assert first == "a: 6 of 17 rows skipped: 2 bad_row, 2 bad_placeholders, 2 no_target"
+    assert details[0].startswith("  row 2: bad_row: line 3: broken JSON")
+    assert details[1].startswith("  row 3: bad_placeholders: 1 <image> tags but 0 images")
+    assert details[3] == "  and 3 more"
+    title, head, _, line, _, total = summary.split("\n")
+    assert title == "1 data sets loaded; token counts are estimates"
+    assert head.split()[:6] == ["data", "set", "rows", "samples", "skipped", "images"]
+    assert line.split()[:7] == ["a", "7", "11", "6", "2", "3", "30"]
+    assert total.split()[:7] == ["total", *line.split()[1:7]]
+
+
+def test_one_rank_speaks_for_all(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    jsonl(tmp_path / "a.jsonl", row("a"), row("b"))
+    path = meta(tmp_path, a={"file_name": "a.jsonl"})
+    with caplog.at_level(logging.DEBUG, logger="neatpack.loaders.online.datasets"):
+        for rank in (0, 1):
+            make_meta_dataset(path, shard_data=True, rank=rank, world_size=2)
+    assert [record.levelname for record in caplog.records] == ["INFO", "DEBUG"]
+
+
+def test_lenient_placeholders(tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl", row("a", "<image>q"))
+    path = meta(tmp_path, a={"file_name": "a.jsonl"})
+    assert make_meta_dataset(path) == []
+    (example,) = make_meta_dataset(path, placeholders="lenient", trust_remote_code=True)
+    assert example["conversation"][0]["content"] == [{"type": "text", "text": "<image>q"}]
+    with pytest.raises(UserError, match="must be strict or lenient"):
+        make_meta_dataset(path, placeholders="loose")
+
+
+def test_an_empty_data_set(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").touch()
+    (tmp_path / "b.json").write_text("[]")
+    path = meta(tmp_path, a={"file_name": "a.jsonl", "sample_ratio": 2.5}, b={"file_name": "b.json"})
+    examples = make_meta_dataset(path, shard_data=True, rank=1, world_size=2)
+    assert examples == []
+    assert (examples.stats["n_samples"], examples.stats["skipped_by_reason"]) == (0, {})
+
+
+def test_names(tmp_path: Path) -> None:
+    for name in "ab":
+        jsonl(tmp_path / f"{name}.jsonl", row(name))
+    path = meta(tmp_path, a={"file_name": "a.jsonl"}, b={"file_name": "b.jsonl"})
+    assert answers(make_meta_dataset(path)) == ["a", "b"]
+    assert answers(make_meta_dataset(path, ["b", "a"])) == ["b", "a"]
+    assert answers(make_meta_dataset(path, "b")) == ["b"]
+    with pytest.raises(UserError, match="c: not in .*, which has a, b"):
+        make_meta_dataset(path, ["a", "c"])
+    with pytest.raises(UserError, match="dataset_names is empty"):
+        make_meta_dataset(path, [])
+
+
+def test_rank_and_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    jsonl(tmp_path / "a.jsonl", *(row(letter) for letter in "0123"))
+    path = meta(tmp_path, a={"file_name": "a.jsonl"})
+    assert answers(make_meta_dataset(path, rank=1, world_size=2)) == [*"0123"]  # not sharded unless asked
+    assert answers(make_meta_dataset(path, shard_data=True)) == [*"0123"]
+    assert "every row is loaded here" in caplog.text
+    with pytest.raises(ValueError, match="0 <= rank < world_size"):
+        make_meta_dataset(path, shard_data=True, rank=2, world_size=2)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 3)
+    assert answers(make_meta_dataset(path, shard_data=True)) == ["1"]
+    assert answers(make_meta_dataset(path, shard_data=True, rank=0)) == ["0", "3"]
+    assert answers(make_meta_dataset(path, shard_data=True, world_size=2)) == ["1", "3"]
+
+
+def test_a_named_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def source(**arguments: str) -> Any:
+        asked.append(arguments)
+        picture = Image.new("RGB", (8, 8))
+        return make_rdr_dataset([{"image": picture, "text": text} for text in ("0", "1", None, "3")])
+
+    monkeypatch.setitem(SOURCES, "rdr", source)
+    entry = {"source": "rdr", "split": "test", "sample_ratio": 1.5}
+    path = meta(tmp_path, here=entry, there={"source": "rdr", "path_or_dataset": "o/n"})
+    whole = make_meta_dataset(path)
+    assert asked == [{"split": "test"}, {"path_or_dataset": "o/n", "split": "train"}]
+    assert answers(whole) == ["0", "1", "3", "0", "3", "0", "1", "3"]  # 1.5 of 4: Random(42).sample gives 0 and 3
+    assert whole[0]["conversation"][0]["content"][0]["image"].size == (8, 8)
+    assert (whole.stats["n_rows"], whole.stats["n_images"]) == (8, 8)
+    assert whole.stats["skipped_by_reason"] == {"bad_row": 2}
+    shares = [make_meta_dataset(path, ["here"], shard_data=True, rank=rank, world_size=2) for rank in range(2)]
+    assert [answers(share) for share in shares] == [["0", "0"], ["1", "3", "3"]]

@@ -1,0 +1,271 @@
+"""LengthGroupedSampler: by length, rotated alike on all ranks, batches whole.
+
+That smart_resize is transformers' own: tests/test_resize.py.
+"""
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, Subset
+
+from neatpack.loaders.online.grouped import LengthGroupedSampler, _smart_resize_image, _smart_resize_video
+from neatpack.loaders.online.processor_config import extract_image_config, extract_video_config
+
+IMAGE = {"factor": 28, "patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 1_003_520}
+
+
+def samples(*lengths: int) -> list[dict[str, Any]]:
+    return [{"conversation": [], "_text_tokens": length} for length in lengths]
+
+
+def epoch(sampler: LengthGroupedSampler, number: int) -> list[int]:
+    sampler.set_epoch(number)
+    return list(sampler)
+
+
+def hf_processor(**video: Any) -> Any:
+    """As Hugging Face's: numbers on two parts, areas in `size` under the names of edges."""
+    image = SimpleNamespace(patch_size=14, merge_size=2, size={"shortest_edge": 3136, "longest_edge": 1_003_520})
+    numbers = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, "fps": 2}
+    size = {"shortest_edge": 128 * 128, "longest_edge": 16 * 16 * 2 * 2 * 2 * 6144}
+    return SimpleNamespace(image_processor=image, video_processor=SimpleNamespace(**numbers, size=size, **video))
+
+
+# ---------------------------------------------------------------- the reference's signatures
+
+
+def test_signatures_are_the_documented_ones() -> None:
+    def defaults(function: Any) -> dict[str, Any]:
+        return {
+            name: p.default for name, p in inspect.signature(function).parameters.items() if p.default is not p.empty
+        }
+
+    assert list(inspect.signature(LengthGroupedSampler).parameters)[0] == "dataset"
+    assert defaults(LengthGroupedSampler) == {"seed": 42, "processor": None, "max_length": None, "batch_size": 1}
+    assert defaults(_smart_resize_image) == {
+        "factor": 28,
+        "min_pixels": 56 * 56,
+        "max_pixels": 14 * 14 * 4 * 1280,
+    }
+    assert defaults(_smart_resize_video) == {
+        "temporal_factor": 2,
+        "factor": 32,
+        "min_pixels": 128 * 128,
+        "max_pixels": 16 * 16 * 2 * 2 * 2 * 6144,
+    }
+    sampler = LengthGroupedSampler([], batch_size=0)
+    assert (sampler.batch_size, sampler.epoch, sampler.lengths, sampler.sorted_indices) == (1, 0, [], [])
+    assert (sampler._image_cfg, sampler._video_cfg) == (None, None)
+
+
+# ---------------------------------------------------------------- order
+
+
+def test_by_length_then_by_index() -> None:
+    sampler = LengthGroupedSampler(samples(3, 9, 3, 5, 9))
+    assert sampler.lengths == [3, 9, 3, 5, 9] == sampler._compute_or_load_lengths(samples(3, 9, 3, 5, 9))
+    assert sampler.sorted_indices == [1, 4, 3, 0, 2]
+    assert len(sampler) == 5
+
+
+def test_an_epoch_is_a_rotation_and_another_one_each_time() -> None:
+    sampler = LengthGroupedSampler(samples(*range(100)))
+    starts = set()
+    for number in range(20):
+        order = epoch(sampler, number)
+        place = sampler.sorted_indices.index(order[0])
+        assert order == sampler.sorted_indices[place:] + sampler.sorted_indices[:place]
+        assert order == list(sampler)  # the same again
+        starts.add(place)
+    assert len(starts) > 15
+    assert epoch(sampler, 3) == epoch(LengthGroupedSampler(samples(*range(100))), 3)
+    assert epoch(sampler, 3) != epoch(LengthGroupedSampler(samples(*range(100)), seed=7), 3)
+
+
+@pytest.mark.parametrize("num_samples", [0, 1, 2])
+def test_hardly_any_samples(num_samples: int) -> None:
+    sampler = LengthGroupedSampler(samples(*[5] * num_samples), batch_size=4)
+    for number in range(5):
+        assert sorted(epoch(sampler, number)) == [*range(num_samples)]
+
+
+def test_ranks_of_unequal_size_stay_alike() -> None:
+    """Position n has about the same length on all ranks; the one exception is a step at the turn of the order."""
+    lengths = [n % 1000 for n in range(0, 7 * 4003, 7)]
+    ranks = [LengthGroupedSampler(samples(*lengths[rank::4])) for rank in range(4)]  # 1001, 1001, 1001, 1000
+    assert {len(sampler) for sampler in ranks} == {1000, 1001}
+    for number in range(10):
+        orders = [[sampler.lengths[index] for index in epoch(sampler, number)] for sampler in ranks]
+        apart = [max(step) - min(step) for step in zip(*orders, strict=False)]
+        assert sum(distance > 8 for distance in apart) <= 1
+
+
+def test_equal_ranks_are_never_apart() -> None:
+    ranks = [LengthGroupedSampler(samples(*range(rank, 800, 8)), batch_size=3) for rank in range(8)]
+    for number in range(10):
+        orders = [[sampler.lengths[index] for index in epoch(sampler, number)] for sampler in ranks]
+        assert max(max(step) - min(step) for step in zip(*orders, strict=True)) == 7
+
+
+# Sorted 9 … 0 in batches of 4: the whole ones are cut from the end by the draw, and the rest comes last.
+@pytest.mark.parametrize("num_samples", [8, 9, 10, 11, 101])
+def test_batches_are_of_neighbours(num_samples: int) -> None:
+    data = samples(*range(num_samples))
+    sampler = LengthGroupedSampler(data, batch_size=4)
+    last = set()
+    for number in range(20):
+        sampler.set_epoch(number)
+        batches = [
+            [sample["_text_tokens"] for sample in batch]
+            for batch in DataLoader(data, batch_size=4, sampler=sampler, collate_fn=list)  # type: ignore[arg-type]
+        ]
+        assert [len(batch) for batch in batches[:-1]] == [4] * (len(batches) - 1)
+        assert all(max(batch) - min(batch) == len(batch) - 1 for batch in batches)
+        assert sorted(sum(batches, [])) == [*range(num_samples)]
+        last.add(tuple(batches[-1]))
+    assert len(last) > 1  # what drop_last leaves out is not always the same
+
+
+def test_whole_batches_make_unequal_ranks_alike() -> None:
+    one, other = (LengthGroupedSampler(samples(*range(n)), batch_size=4) for n in (101, 102))
+    for number in range(20):
+        pairs = zip(epoch(one, number), epoch(other, number), strict=False)
+        assert max(abs(a - b) for a, b in pairs) == 1  # lengths, as they are the indices here
+
+
+def test_max_length_drops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    sampler = LengthGroupedSampler(samples(20, 7, 10, 99), max_length=10)
+    assert sampler.sorted_indices == [0, 2, 3, 1]  # all that reach it cost the same
+    assert sampler.lengths == [20, 7, 10, 99]
+    assert caplog.messages == ["2 of 4 samples seem longer than max_length 10"]
+
+
+# ---------------------------------------------------------------- lengths
+
+
+def test_lengths_of_every_source() -> None:
+    def example(*content: Any, **keys: Any) -> dict[str, Any]:
+        return {"conversation": [{"role": "user", "content": [*content]}], **keys}
+
+    text, picture, clip = {"type": "text", "text": "abcdef"}, {"type": "image"}, {"type": "video"}
+    sizes = {"images_meta": [[640, 480]], "videos_meta": [[100, 128, 128, 25.0, 4.0]]}
+    data = [
+        example(text),
+        example(text, picture),
+        example(text, _text_tokens=5, _media_tokens=70),
+        example(text, picture, clip, mm_inputs_meta=sizes),
+        {"_text_tokens": 4},
+    ]
+    assert LengthGroupedSampler(data).lengths == [2, 502, 75, 1002, 4]
+    sampler = LengthGroupedSampler(data, processor=hf_processor())
+    assert sampler.lengths == [2, 502, 75, 2 + 391 + 64, 4]
+    assert sampler._estimate_tokens(data[3]) == (2, 391 + 64)
+    assert (sampler._estimate_image_tokens([640, 480]), sampler._estimate_video_tokens([100, 128, 128, 25, 4])) == (
+        391,
+        64,
+    )
+    assert LengthGroupedSampler([])._estimate_image_tokens([640, 480]) == 500
+    assert LengthGroupedSampler([])._estimate_video_tokens([100, 128, 128, 25, 4]) == 500
+
+
+class Wrapper:
+    """A data set that must not be asked for a sample."""
+
+    def __init__(self, name: str, inner: Any, size: int | None = None) -> None:
+        setattr(self, name, inner)
+        self.size = len(inner) if size is None else size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("tokenized")
+
+
+def test_wrappers_are_unwrapped() -> None:
+    data = samples(1, 2, 3)
+    wrapped = Wrapper("inner_dataset", Wrapper("dataset", data))
+    assert LengthGroupedSampler._get_raw_samples(wrapped) is data
+    assert LengthGroupedSampler(wrapped).sorted_indices == [2, 1, 0]
+    assert LengthGroupedSampler(Wrapper("dataset", Subset(data, [2, 0]))).lengths == [3, 1]  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Wrapper has 1 items, the data set inside it 3"):
+        LengthGroupedSampler(Wrapper("inner_dataset", data, size=1))
+
+
+def test_a_sample_without_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="keys input_ids, labels has no length; expected 'conversation'"):
+        LengthGroupedSampler([{"input_ids": [1], "labels": [1]}])
+
+
+# ---------------------------------------------------------------- processors
+
+
+def test_hugging_face_processors() -> None:
+    assert extract_image_config(hf_processor()) == IMAGE
+    assert extract_video_config(hf_processor(min_frames=8)) == {
+        "factor": 32,
+        "patch_size": 16,
+        "merge_size": 2,
+        "min_pixels": 128 * 128,
+        "max_pixels": 16 * 16 * 2 * 2 * 2 * 6144,
+        "temporal_patch_size": 2,
+        "fps": 2,
+        "min_frames": 8,
+        "max_frames": 768,
+        "per_frame": False,
+    }
+    own = hf_processor()
+    own.image_processor.min_pixels, own.image_processor.max_pixels = 4, 6000
+    assert extract_image_config(own) == IMAGE | {"min_pixels": 4, "max_pixels": 6000}
+
+
+def test_a_real_image_processor() -> None:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    processor = SimpleNamespace(image_processor=Qwen2VLImageProcessorPil(min_pixels=3136, max_pixels=1_003_520))
+    assert extract_image_config(processor) == IMAGE
+
+
+def test_our_families(demo_family: Any) -> None:
+    """The demo's processor is a Qwen2.5-VL: bounds of a frame, and every frame unless its config has a rate."""
+    image, video = demo_family.image, demo_family.video
+    assert extract_image_config(demo_family) == {
+        "factor": image.factor,
+        "patch_size": image.patch_size,
+        "merge_size": image.merge_size,
+        "min_pixels": image.min_pixels,
+        "max_pixels": image.max_pixels,
+    }
+    config = extract_video_config(demo_family)
+    assert config is not None
+    assert (config["per_frame"], config["fps"]) == (not demo_family.video_bounds_cover_clip, video.fps)
+    assert config["temporal_patch_size"] == video.temporal_patch_size
+
+
+def test_qwen2_bounds_are_of_a_frame() -> None:
+    class Qwen2VLVideoProcessor(SimpleNamespace):
+        pass
+
+    processor = hf_processor()
+    processor.video_processor = Qwen2VLVideoProcessor(**vars(processor.video_processor))
+    config = extract_video_config(processor)
+    assert config is not None
+    assert config["per_frame"]
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        None,
+        SimpleNamespace(),
+        SimpleNamespace(image_processor=None, video_processor=None),
+        SimpleNamespace(image_processor=SimpleNamespace(size={"height": 384, "width": 384})),  # LLaVA: no patches
+        SimpleNamespace(image_processor=SimpleNamespace(patch_size=14, merge_size=2, size=384)),
+    ],
+    ids=["none", "empty", "no parts", "llava", "size is a number"],
+)
+def test_processors_that_say_nothing(processor: Any) -> None:
+    assert extract_image_config(processor) is None
+    assert extract_video_config(processor) is None

@@ -1,0 +1,380 @@
+"""The online path renders what the offline path packs; what fails is replaced by seed, counted and logged."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from helpers import DEMO_PROCESSOR, TinyData, clip, mixed_rows, picture, tiny_config
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.loaders.online import (
+    LengthGroupedSampler,
+    PackedDatasetWrapper,
+    PreTokenizedDatasetWrapper,
+    make_meta_dataset,
+    neat_pack_dataset_vlm,
+    pad_collate_fn,
+)
+from neatpack.loaders.online.packing import _build_packed_vlm_sample, _compute_mrope_position_ids, _shift_sample
+from neatpack.loaders.online.processor import family_of
+from neatpack.loaders.online.tokenized import SampleError, tokenized_example
+from neatpack.pipeline.cli import main
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.verify import read_ledger, read_manifest
+
+PROCESSOR = str(DEMO_PROCESSOR)
+
+
+def talk(question, answer, *media):
+    parts = [{"type": kind, kind: value} for kind, value in media]
+    return {"conversation": [{"role": "user", "content": [*parts, {"type": "text", "text": question}]},
+                             {"role": "assistant", "content": [{"type": "text", "text": answer}]}]}  # fmt: skip
+
+
+@pytest.fixture
+def image(tmp_path) -> str:
+    return str(picture(tmp_path / "a.png", 60, 90))
+
+
+# ---------------------------------------------------------------- online == offline
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """The packs of an output, and the same bins filled online."""
+    folder = tmp_path_factory.mktemp("both")
+    data = mixed_rows(TinyData(folder / "data"), num_text=20, num_images=8)
+    clip(data.folder / "a.mp4")
+    data.row([("user", "<video>And<image>?"), ("assistant", "Yes.")], videos=["a.mp4"], images=["20.png"])
+    meta = data.write(ratio=1.5)
+    out = folder / "out"
+    run_pack(tiny_config(meta, out, pack_size=1024))
+    ledger = read_ledger(out, read_manifest(out)).to_pylist()
+    raw = make_meta_dataset(str(meta))
+    assert len(raw) == len(ledger), "the online data set takes the same rows as often"
+    by_row: dict[int, list[int]] = {}  # online, rows come in passes over the file; offline, a row's repeats together
+    for index, row in enumerate(_row_numbers(ledger, len(data.rows))):
+        by_row.setdefault(row, []).append(index)
+    bins: dict[int, list[tuple[int, int]]] = {}
+    for line in ledger:
+        bins.setdefault(line["pack"], []).append((line["position"], by_row[line["row"]][line["repeat"]]))
+    online = PackedDatasetWrapper(
+        PreTokenizedDatasetWrapper(raw, PROCESSOR), [[i for _, i in sorted(bins[k])] for k in sorted(bins)], 1024
+    )
+    return PackedShards(out, pixels="fp32"), online
+
+
+def _row_numbers(ledger, num_rows):
+    """Row of each online sample: whole passes over the file, then the drawn rest."""
+    most = max(line["repeat"] for line in ledger)
+    for repeat in range(most + 1):
+        yield from sorted(line["row"] for line in ledger if line["repeat"] == repeat)
+
+
+def test_online_packs_equal_offline_packs(both):
+    offline, online = both
+    packs = sorted(offline, key=lambda pack: pack["pack"])
+    assert len(packs) == len(online) > 3
+    assert any(pack["n_videos"] for pack in packs) and any(not pack["n_videos"] for pack in packs)
+    for expected, number in zip(packs, range(len(online)), strict=True):
+        found = online[number]
+        assert found.keys() == expected.keys() - {"pack"}
+        for key, value in found.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, expected[key]), (number, key)
+            else:
+                assert value == expected[key], (number, key)
+        batches = [neat_packed_vlm_collater([pack]) for pack in (found, expected)]
+        assert batches[0].keys() == batches[1].keys()
+    assert not online.dropped
+
+
+def test_online_packs_through_workers(both):
+    _, online = both
+    loader = DataLoader(online, batch_size=2, collate_fn=neat_packed_vlm_collater, num_workers=1)
+    assert sum(len(batch["input_ids"]) for batch in loader) == len(online)
+
+
+def test_written_lengths_are_exact(tmp_path):
+    data = mixed_rows(TinyData(tmp_path / "data"), num_text=10, num_images=4)
+    clip(data.folder / "a.mp4")
+    data.row([("user", "<video>What?"), ("assistant", "Grey.")], videos=["a.mp4"])
+    data.row([("user", "<image>Lost?"), ("assistant", "Yes.")], images=["absent.png"])
+    written = tmp_path / "lengths"
+    flags = ["--meta", str(data.write()), "--processor", PROCESSOR, "--engine", "inline"]
+    assert main(["plan", *flags, "--write-lengths", str(written)]) == 0
+    rows = [json.loads(line) for line in (written / "000.jsonl").read_text().splitlines()]
+    assert [
+        {k: v for k, v in row.items() if k in data.rows[0] | {"videos": 1, "images": 1}} for row in rows
+    ] == data.rows
+    assert "_text_tokens" not in rows[-1], "a row that cannot be used is as it was"
+    raw = make_meta_dataset(str(written / "meta.json"))
+    assert raw.stats["n_missing_text_tokens"] == 1
+    good = raw[:-1]
+    tokenized = PreTokenizedDatasetWrapper(good, PROCESSOR, inject_fake_images=False)
+    for index, example in enumerate(good):
+        sample = tokenized[index]
+        assert example["_text_tokens"] + example["_media_tokens"] == len(sample["input_ids"])
+        assert example["_media_tokens"] == int((sample["mm_token_type_ids"] > 0).sum())
+    # so that packs planned from them are full to the token, and lose nothing
+    packed = neat_pack_dataset_vlm(tokenized, 256, ds_raw=good, processor=PROCESSOR, drop_long_samples=True)
+    packs = [packed[number] for number in range(len(packed))]
+    kept = [example for example in good if example["_text_tokens"] + example["_media_tokens"] - 1 <= 256]
+    assert sum(len(pack["seq_lens"]) for pack in packs) == len(kept) > 5
+    assert not packed.dropped
+
+
+# ---------------------------------------------------------------- PreTokenizedDatasetWrapper
+
+
+def test_a_sample(image):
+    dataset = PreTokenizedDatasetWrapper([talk("What?", "That.", ("image", image))], PROCESSOR)
+    sample = dataset[0]
+    family = family_of(PROCESSOR)
+    assert len(dataset) == 1
+    assert sample["input_ids"].shape == sample["attention_mask"].shape == sample["labels"].shape
+    trained = sample["labels"] != -100
+    assert torch.equal(sample["labels"][trained], sample["input_ids"][trained]), "nothing is shifted yet"
+    assert family.tokenizer.decode(sample["labels"][trained]) == "That.<|im_end|>"
+    assert sample["pixel_values"].dtype == torch.float32
+    assert len(sample["pixel_values"]) == int(sample["image_grid_thw"].prod())
+
+
+def test_text_gets_a_fake_image_that_nobody_sees():
+    dataset = PreTokenizedDatasetWrapper([talk("Who?", "Me.")], PROCESSOR)
+    plain = PreTokenizedDatasetWrapper([talk("Who?", "Me.")], PROCESSOR, inject_fake_images=False)
+    with_fake, without = dataset[0], plain[0]
+    length = len(without["input_ids"])
+    assert torch.equal(with_fake["input_ids"][:length], without["input_ids"])
+    assert with_fake["attention_mask"][length:].tolist() == [0, 0, 0]
+    assert with_fake["labels"][length:].tolist() == [-100, -100, -100]
+    assert with_fake["n_images"] == 1 and len(with_fake["image_grid_thw"]) == 1
+    assert "pixel_values" in pad_collate_fn([with_fake], family_of(PROCESSOR).tokenizer)
+    assert not len(without["pixel_values"])
+
+
+def test_overlong_samples_are_replaced_or_cut(caplog):
+    samples = [talk("Count.", " ".join(map(str, range(200)))), talk("Who?", "Me.")]
+    dataset = PreTokenizedDatasetWrapper(samples, PROCESSOR, max_length=40, seed=3)
+    with caplog.at_level(logging.WARNING):
+        replaced = dataset[0]
+    assert torch.equal(replaced["input_ids"], dataset[1]["input_ids"])
+    assert dataset.failures["overlong"] >= 1
+    assert "sample 0: SampleError: overlong" in caplog.text and "max_length is 40" in caplog.text
+    cut = PreTokenizedDatasetWrapper(samples, PROCESSOR, max_length=40, truncate=True, inject_fake_images=False)[0]
+    assert len(cut["input_ids"]) == 40
+    assert (cut["labels"] != -100).any()
+
+
+def test_a_fake_image_never_makes_a_sample_too_long():
+    length = len(PreTokenizedDatasetWrapper([talk("Who?", "Me.")], PROCESSOR, inject_fake_images=False)[0]["input_ids"])
+    sample = PreTokenizedDatasetWrapper([talk("Who?", "Me.")], PROCESSOR, max_length=length)[0]
+    assert len(sample["input_ids"]) == length
+
+
+def test_when_nothing_is_short_enough():
+    samples = [talk("Count.", "1 2 3 4 5 6 7 8 9") for _ in range(3)]
+    with pytest.raises(RuntimeError, match="sample 1 and 4 replacements failed, the last with SampleError: overlong"):
+        PreTokenizedDatasetWrapper(samples, PROCESSOR, max_length=5, max_retries=4)[1]
+
+
+def test_broken_media_and_placeholders_without_media(tmp_path, image):
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    bad = [
+        talk("What?", "That.", ("image", str(tmp_path / "broken.png"))),
+        talk("What?", "That.", ("image", str(tmp_path / "absent.png"))),
+        {"conversation": [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "x"}]},
+        {"conversation": []},
+    ]
+    for example, reason in zip(bad, ("bad_media", "missing_media", "bad_placeholders", "bad_row"), strict=True):
+        with pytest.raises(SampleError) as error:
+            tokenized_example(example, family_of(PROCESSOR))
+        assert error.value.reason == reason
+    dataset = PreTokenizedDatasetWrapper([*bad, talk("Who?", "Me.", ("image", image))], PROCESSOR, max_retries=50)
+    assert all("pixel_values" in dataset[index] for index in range(5))
+    assert set(dataset.failures) <= {"bad_media", "missing_media", "bad_placeholders", "bad_row"}
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "I;16"])
+def test_a_picture_in_memory_is_the_picture_in_its_file(tmp_path, mode):
+    path = picture(tmp_path / "a.png", 60, 90, mode="RGB" if mode == "I;16" else mode)
+    if mode == "I;16":
+        grey = np.arange(60 * 90, dtype=np.uint16).reshape(60, 90) * 12
+        Image.fromarray(grey).save(path)
+    held, named = (
+        tokenized_example(talk("What?", "That.", ("image", value)), family_of(PROCESSOR))["pixel_values"]
+        for value in (Image.open(path), str(path))
+    )
+    assert torch.equal(held, named)
+
+
+def test_no_samples():
+    dataset = PreTokenizedDatasetWrapper([], PROCESSOR)
+    assert len(dataset) == 0
+    with pytest.raises(IndexError, match="sample 0 of 0"):
+        dataset[0]
+
+
+# ---------------------------------------------------------------- packs
+
+
+def tokens(*numbers, first_target=0):
+    """A tokenized sample of a foreign dataset."""
+    ids = torch.tensor(numbers)
+    labels = ids.clone()
+    labels[:first_target] = -100
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
+def test_shift_and_join():
+    first, second = (_shift_sample(s) for s in (tokens(1, 2, 3, first_target=1), tokens(7, 8, first_target=1)))
+    assert (first["input_ids"].tolist(), first["labels"].tolist()) == ([1, 2], [2, 3])
+    pack = _build_packed_vlm_sample([first, second], 4, 0)
+    assert pack["input_ids"].tolist() == [1, 2, 7]
+    assert pack["labels"].tolist() == [2, 3, 8]
+    assert pack["attention_mask"].tolist() == [1, 1, 2]
+    assert pack["position_ids"].tolist() == [0, 1, 0]
+    assert pack["seq_lens"].tolist() == [2, 1]
+    with pytest.raises(ValueError, match="are 3 in all; a pack holds 2"):
+        _build_packed_vlm_sample([first, second], 2, 0)
+
+
+def test_a_foreign_dataset_and_the_models_own_positions():
+    def get_rope_index(input_ids, attention_mask):
+        return torch.arange(input_ids.shape[1]).expand(3, 1, -1) * 2, None
+
+    assert _compute_mrope_position_ids(tokens(1, 2, 3), get_rope_index).tolist() == [[0, 2, 4]] * 3
+    packed = PackedDatasetWrapper([tokens(1, 2, 3), tokens(4, 5)], [[0, 1]], 8, get_rope_index=get_rope_index)
+    assert packed.has_mrope
+    assert packed[0]["position_ids"].tolist() == [[0, 2, 0]] * 3
+    batch = neat_packed_vlm_collater([packed[0]], padding_idx=9, max_length=4)
+    assert batch["input_ids"].tolist() == [[1, 2, 4, 9]]
+    assert batch["position_ids"].shape == (3, 1, 4)
+    assert "mm_token_type_ids" not in batch
+
+
+@pytest.mark.parametrize("wrapped", [PreTokenizedDatasetWrapper, PackedDatasetWrapper])
+def test_wrappers_draw_a_failing_batch_anew(wrapped):
+    samples = [talk("Who?", f"Number {number}.") for number in range(8)]
+    tokenized = PreTokenizedDatasetWrapper(samples, PROCESSOR, seed=5)
+    packed = PackedDatasetWrapper(tokenized, [[number] for number in range(8)], 99)
+    dataset = tokenized if wrapped is PreTokenizedDatasetWrapper else packed
+    seen = []
+
+    def picky(batch):
+        seen.append([item["input_ids"].tolist() for item in batch])
+        if len(seen) % 2:
+            raise ValueError("not these")
+        return batch
+
+    collate = dataset.robust_collate(picky)
+    collate([dataset[0], dataset[1]])
+    assert collate.failures == {"ValueError": 1} and len(seen[1]) == 2
+    dataset.robust_collate(picky)([dataset[0], dataset[1]])
+    assert seen[2:] == seen[:2], "by the seed of the data set"
+    assert collate.seed == 5
+
+
+def test_what_does_not_fit_is_told(caplog):
+    packed = PackedDatasetWrapper([tokens(1, 2, 3), tokens(4, 5, 6)], [[0, 1]], 3)
+    with caplog.at_level(logging.WARNING):
+        assert packed[0]["seq_lens"].tolist() == [2]
+    assert packed.dropped == {"no_room": 1}
+    assert "sample 1 is left out of its pack: no_room: 2 tokens, 1 left in pack 0" in caplog.text
+
+
+def test_an_empty_pack_gives_way_to_the_next(caplog):
+    packed = PackedDatasetWrapper([tokens(1, 2, 3), tokens(4, 5)], [[0], [1]], 1)
+    assert packed[0]["input_ids"].tolist() == [4]
+    assert packed.dropped == {"no_room": 1, "empty_pack": 1}
+    assert "pack 0 has no sample left; pack 1 takes its place" in caplog.text
+    with pytest.raises(RuntimeError, match="no sample of pack 0"):
+        PackedDatasetWrapper([tokens(1, 2, 3)], [[0]], 1, max_retries=2)[0]
+    with pytest.raises(IndexError):
+        packed[2]
+
+
+def raw(*lengths, media=0):
+    return [{"conversation": [], "_text_tokens": n + 1, "_media_tokens": media} for n in lengths]
+
+
+class TestNeatPack:
+    def test_bins(self):
+        packed = neat_pack_dataset_vlm(raw(4, 3, 2, 1), 5)
+        assert sorted(sorted(bin_) for bin_ in packed.bins) == [[0, 3], [1, 2]]
+        assert isinstance(packed, PackedDatasetWrapper)
+        assert (packed.pack_size, packed.padding_idx, packed.has_mrope) == (5, 0, False)
+
+    def test_ratio_leaves_room(self):
+        assert len(neat_pack_dataset_vlm(raw(4, 4, 4, 4), 10, packing_ratio=0.5).bins) == 4
+        assert len(neat_pack_dataset_vlm(raw(9), 10, packing_ratio=0.5).bins) == 1, "longer than the fill, not the pack"
+        with pytest.raises(ValueError, match="packing_ratio is 0"):
+            neat_pack_dataset_vlm(raw(1), 10, packing_ratio=0)
+
+    def test_long_samples(self, caplog):
+        with pytest.raises(ValueError, match="sample 1 has about 11 tokens, a pack holds 10"):
+            neat_pack_dataset_vlm(raw(4, 11), 10)
+        assert neat_pack_dataset_vlm(raw(4, 11), 10, drop_long_samples=True).bins == [[0]]
+        assert "1 of 2 samples are dropped" in caplog.text
+        assert neat_pack_dataset_vlm(raw(11, 12), 10, drop_long_samples=True).bins == []
+
+    def test_max_packs(self):
+        assert len(neat_pack_dataset_vlm(raw(9, 9, 9), 10, max_packs=2).bins) == 2
+
+    def test_neighbours_have_similar_media(self):
+        samples = [*raw(5), *raw(1, media=8), *raw(7), *raw(3, media=4)]
+        visual = [0, 8, 0, 4]
+        packed = neat_pack_dataset_vlm(samples, 10)
+        loads = [sum(visual[i] for i in bin_) for bin_ in packed.bins]
+        assert loads == sorted(loads)
+        assert len(neat_pack_dataset_vlm(samples, 10, balance_media_tokens=False).bins) == len(packed.bins)
+
+    def test_the_raw_samples_are_the_same_ones(self):
+        with pytest.raises(ValueError, match="ds_raw has 1 samples and dataset 2"):
+            neat_pack_dataset_vlm(raw(1, 2), 10, ds_raw=raw(1))
+        assert neat_pack_dataset_vlm([], 10).bins == []
+
+    def test_exact_lengths_lose_nothing(self, tmp_path, caplog):
+        data = mixed_rows(TinyData(tmp_path / "data"), num_text=20, num_images=6)
+        data.row([("user", "<image>Lost?"), ("assistant", "Yes.")], images=["absent.png"])
+        raw_rows = make_meta_dataset(str(data.write()))
+        samples = PreTokenizedDatasetWrapper(raw_rows, PROCESSOR)
+        guessed, exact = (
+            neat_pack_dataset_vlm(samples, 256, drop_long_samples=True, exact_lengths=way) for way in (False, True)
+        )
+        assert "1 of 27 samples cannot be used: {'missing_media': 1}" in caplog.text
+        for number in range(len(guessed)):
+            guessed[number]
+        assert guessed.dropped["no_room"] > 0, "what guessing costs"
+        packs = [exact[number] for number in range(len(exact))]
+        assert not exact.dropped
+        short = [index for index in range(26) if len(samples.tokenized(index)["input_ids"]) - 1 <= 256]
+        assert sorted(index for bin_ in exact.bins for index in bin_) == short
+        assert sum(len(pack["seq_lens"]) for pack in packs) >= len(short)
+        with pytest.raises(ValueError, match="exact_lengths needs the processor"):
+            neat_pack_dataset_vlm(raw(1), 10, exact_lengths=True)
+
+    def test_there_is_room_for_a_fake_image(self):
+        """Two samples of 20 tokens fill a pack of 40; with a fake image of 3 they do not fit."""
+        samples = [talk("Who?", "Me.") for _ in range(2)]
+        plain = PreTokenizedDatasetWrapper(samples, PROCESSOR, inject_fake_images=False)
+        length = len(plain[0]["input_ids"]) - 1
+        assert len(neat_pack_dataset_vlm(plain, 2 * length, exact_lengths=True)) == 1
+        seen = neat_pack_dataset_vlm(PreTokenizedDatasetWrapper(samples, PROCESSOR), 2 * length, exact_lengths=True)
+        assert [seen[number]["n_images"] for number in range(len(seen))] == [1, 1]
+
+    def test_a_processor_tells_what_media_cost(self):
+        """60 x 90 pixels are 2 x 3 merged patches of 28 for the demo's processor; without one, 500 tokens."""
+        sized = [{"conversation": [{"role": "user", "content": [{"type": "image"}]}], "_text_tokens": 5,
+                  "mm_inputs_meta": {"images_meta": [[60, 90]]}}]  # fmt: skip
+        assert neat_pack_dataset_vlm(sized, 20, processor=PROCESSOR).bins == [[0]]
+        with pytest.raises(ValueError, match="about 504 tokens"):
+            neat_pack_dataset_vlm(sized, 20)
+        assert LengthGroupedSampler(sized, processor=PROCESSOR).lengths == [11]
+
+    def test_tokenized_samples_tell_their_length(self):
+        assert neat_pack_dataset_vlm([tokens(1, 2, 3), tokens(4, 5)], 3).bins == [[0, 1]]

@@ -1,0 +1,117 @@
+"""What fails is replaced by seed, logged and counted."""
+
+import pickle
+
+import pytest
+from helpers import DEMO_PROCESSOR, picture
+
+from neatpack.loaders.online import (
+    RobustDatasetWrapper,
+    make_robust_collate,
+    pad_collate_fn,
+)
+
+PROCESSOR = str(DEMO_PROCESSOR)
+
+
+def talk(question, answer, *media):
+    parts = [{"type": kind, kind: value} for kind, value in media]
+    return {"conversation": [{"role": "user", "content": [*parts, {"type": "text", "text": question}]},
+                             {"role": "assistant", "content": [{"type": "text", "text": answer}]}]}  # fmt: skip
+
+
+@pytest.fixture
+def image(tmp_path) -> str:
+    return str(picture(tmp_path / "a.png", 60, 90))
+
+
+# ---------------------------------------------------------------- RobustDatasetWrapper
+
+
+class Moody:
+    """Every third item fails."""
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        if index % 3 == 0:
+            raise OSError(f"item {index} is broken")
+        return index
+
+
+def test_replacements_are_drawn_by_seed():
+    first, second = (RobustDatasetWrapper(Moody(), seed=1) for _ in range(2))
+    assert [first[i] for i in range(9)] == [second[i] for i in range(9)]
+    assert [first[i] for i in (1, 2, 4, 5)] == [1, 2, 4, 5]
+    assert all(first[i] % 3 for i in range(9))
+    assert first.failures["OSError"] >= 3
+    others = [[RobustDatasetWrapper(Moody(), seed=s)[0] for s in range(20)]]
+    assert len(set(others[0])) > 1
+    # the same whatever was asked before: a loader with another number of workers sees the same data
+    assert RobustDatasetWrapper(Moody(), seed=1)[6] == first[6]
+
+
+def test_retries_are_exhausted():
+    class Broken(Moody):
+        def __getitem__(self, index):
+            raise OSError("all is broken")
+
+    with pytest.raises(RuntimeError, match="sample 2 and 3 replacements failed, the last with OSError: all is broken"):
+        RobustDatasetWrapper(Broken(), max_retries=3)[2]
+    with pytest.raises(RuntimeError, match="sample 2 and 0 replacements"):
+        RobustDatasetWrapper(Broken(), max_retries=0)[2]
+    with pytest.raises(ValueError, match="must not be negative"):
+        RobustDatasetWrapper(Broken(), max_retries=-1)
+
+
+def test_memory_errors_are_not_the_samples_fault():
+    class Full(Moody):
+        def __getitem__(self, index):
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        RobustDatasetWrapper(Full())[0]
+
+
+def test_media_are_opened_in_the_worker(tmp_path, image):
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    samples = [talk("A?", "B.", ("image", str(tmp_path / "broken.png"))), talk("C?", "D.", ("image", image))]
+    loaded = RobustDatasetWrapper(samples, seed=0, max_retries=20)[0]
+    assert loaded["conversation"][0]["content"][0]["image"].size == (90, 60)
+    assert loaded["conversation"][1] == samples[1]["conversation"][1]
+    assert RobustDatasetWrapper(samples, preload_media=False)[0] == samples[0]
+
+
+def test_batches_are_drawn_anew():
+    dataset = RobustDatasetWrapper(Moody())
+    seen = []
+
+    def picky(batch):
+        seen.append(batch)
+        if len(seen) < 3:
+            raise ValueError("not these")
+        return batch
+
+    collate = dataset.robust_collate(picky)
+    assert collate([1, 1]) == seen[2] != [1, 1]
+    assert collate.failures == {"ValueError": 2}
+    again = []
+
+    def other(batch):
+        again.append(batch)
+        if len(again) < 3:
+            raise ValueError("not these")
+        return batch
+
+    RobustDatasetWrapper(Moody()).robust_collate(other)([1, 1])
+    assert again == seen, "by seed"
+    assert pickle.loads(pickle.dumps(make_robust_collate(dataset, pad_collate_fn, 2))).max_retries == 2
+
+
+def test_batches_that_never_work():
+    def never(batch):
+        raise ValueError("no")
+
+    with pytest.raises(RuntimeError, match="a batch and 2 others could not be collated, the last for ValueError: no"):
+        make_robust_collate(RobustDatasetWrapper(Moody()), never, max_retries=2)([1])

@@ -1,0 +1,89 @@
+"""Media that crash the process: the row is found and skipped, the rest goes on."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from helpers import DEMO_PROCESSOR, mixed_rows
+
+from neatpack.pipeline.runtime.journal import Journal, journal
+
+# A decoder with a bug, in every process that finds this on its path: a picture whose name says so brings it down.
+CRASHING = """
+import ctypes
+import PIL.Image, PIL.ImageFile
+def crash_on(word, function):
+    def wrapper(self, *args, **kwargs):
+        if word in str(getattr(getattr(self, "fp", self), "name", "")):
+            ctypes.string_at(0)
+        return function(self, *args, **kwargs)
+    return wrapper
+PIL.Image.open = crash_on("poison-open", PIL.Image.open)
+PIL.ImageFile.ImageFile.load = crash_on("poison-load", PIL.ImageFile.ImageFile.load)
+"""
+
+
+def crash_in(folder: Path, row: str, code: str) -> int:
+    """A process that dies while it reads a row."""
+    script = (
+        "from neatpack.pipeline.runtime.journal import journal\nfrom pathlib import Path\n"
+        f"with journal(Path({str(folder)!r})) as j:\n"
+    )
+    script += f"    j.at({row!r})\n    {code}"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True).returncode
+
+
+def test_a_row_that_crashed_twice_is_poison(tmp_path):
+    folder = tmp_path / "journal"
+    segfault = "import ctypes; ctypes.string_at(0)"
+    assert crash_in(folder, "7", segfault) == -11
+    assert not Journal(folder).is_poison("7")
+    assert crash_in(folder, "7", segfault) == -11
+    assert Journal(folder).is_poison("7")
+    assert not Journal(folder).is_poison("8")
+
+
+def test_a_kill_from_outside_is_nobodys_fault(tmp_path):
+    for _ in range(3):
+        assert crash_in(tmp_path / "journal", "7", "import os; os.kill(os.getpid(), 9)") == -9
+    assert not Journal(tmp_path / "journal").is_poison("7")
+
+
+def test_nothing_is_left_behind(tmp_path):
+    with journal(tmp_path / "journal") as watch:
+        watch.at("1")
+    assert not (tmp_path / "journal").exists()
+    with pytest.raises(ValueError), journal(tmp_path / "journal"):
+        raise ValueError
+    assert not (tmp_path / "journal").exists()
+
+
+@pytest.mark.parametrize("engine", ["inline", "ray"])
+def test_pictures_that_crash_the_decoder_are_skipped(engine, tiny, tmp_path):
+    mixed_rows(tiny, num_text=6, num_images=6)
+    for index, name in ((7, "poison-open.png"), (9, "poison-load.png")):
+        (tiny.folder / f"{index}.png").rename(tiny.folder / name)
+        tiny.rows[index]["images"] = [name]
+    meta = tiny.write()
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(CRASHING)
+    command = [sys.executable, "-m", "neatpack.pipeline.cli", "pack", "--meta", str(meta),
+               "--processor", str(DEMO_PROCESSOR), "--out", str(tmp_path / "out"),
+               "--pack-size", "512", "--engine", engine]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    codes = []
+    while not codes or codes[-1] != 0:
+        assert len(codes) < 6
+        codes.append(subprocess.run(command, env=environment, capture_output=True).returncode)
+    # In-process, each crash ends the run, which is started again; Ray starts its workers again by itself.
+    assert codes == ([-11] * 4 + [0] if engine == "inline" else [0])
+    lines = pq.read_table(tmp_path / "out" / "ledger").to_pylist()
+    skipped = {line["row"]: (line["reason"], line["detail"]) for line in lines if line["status"] == "skipped"}
+    detail = "reading its media crashed the process twice"
+    assert skipped == {7: ("bad_media", detail), 9: ("bad_media", detail)}
+    assert not list((tmp_path / "out").rglob("*.journal"))
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["counts"]["packed"] == 10
