@@ -31,6 +31,7 @@ from jobs.demo.make_data import make_demo
 from neatpack.loaders.online.tokenized import as_tensors
 from neatpack.pipeline.families.base import Family, ProcessorKey
 from neatpack.pipeline.families.registry import family_for
+from neatpack.pipeline.families.rules import SoundFeatures
 from neatpack.pipeline.ingest.lines import as_lines, part_ranges, rows, scan, source_of
 from neatpack.pipeline.ingest.meta import Dataset, read_meta
 from neatpack.pipeline.ingest.sharegpt import convert, parse_row
@@ -58,8 +59,8 @@ def main() -> int:
         num_tokens = sum(m.tokens for _, m in good)
         print(f"{len(good):,} rows, {num_tokens:,} tokens; one core\n")
 
-        texts = [family.template(e.turns) for e, _ in good]
-        bare = family.tokenizer.backend_tokenizer
+        texts = [family.chat.template(e.turns) for e, _ in good]
+        bare = family.chat.tokenizer.backend_tokenizer
         compare(
             "measure (convert, template, tokenize, probe)",
             lambda: measure([e for e, _ in good], family),
@@ -84,7 +85,7 @@ def main() -> int:
 def online(samples: list[Measured], family: Family) -> None:
     """As loader workers do it without packing first."""
     for sample in samples:
-        as_tensors(render_whole(sample, family, "torch"), sample, family)
+        as_tensors(render_whole(sample, family, "torch"), sample.num_media, family)
 
 
 def each(work: Callable[[MeasuredMedia, Family], None], media: list[MeasuredMedia], family: Family) -> None:
@@ -108,12 +109,13 @@ def bare_video(medium: MeasuredMedia, family: Family) -> None:
 
 
 def bare_sound(medium: MeasuredMedia, family: Family) -> None:
+    rule = family.sound
+    assert isinstance(rule, SoundFeatures)
     with av.open(medium.ref.path, metadata_errors="ignore") as container:
-        resampler = av.AudioResampler(format="fltp", layout="mono", rate=family.sampling_rate)
+        resampler = av.AudioResampler(format="fltp", layout="mono", rate=rule.sampling_rate)
         frames = [out for frame in container.decode(audio=0) for out in resampler.resample(frame)]
     samples = np.concatenate([frame.to_ndarray()[0] for frame in frames])
-    extract = family.extractor  # type: ignore[attr-defined]
-    extract(samples, sampling_rate=family.sampling_rate, padding="longest", truncation=False)
+    rule.extractor(samples, sampling_rate=rule.sampling_rate, padding="longest", truncation=False)
 
 
 BARE: dict[str, tuple[str, Callable[[MeasuredMedia, Family], None]]] = {

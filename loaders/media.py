@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
 from neatpack.loaders.pixels import STORED_KEY, with_first
-from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.layout import Delivery, MediaArray
 from neatpack.pipeline.records import TOKEN_TYPES
 
 LAYOUT_KEY = "media_layout"  # in a sample: {name: MediaArray}, as its family declares
@@ -27,27 +28,30 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         arrays = [sample[name] for sample in samples if sample.get(name) is not None and len(sample[name])]
         if not arrays:
             continue
-        if name in layout and (layout[name].mask or layout[name].first):
-            result |= _padded(name, layout[name], arrays, [sample[layout[name].counts] for sample in samples])
+        if name in layout and layout[name].deliver.per_medium:
+            counts = [sample[layout[name].counts] for sample in samples]
+            result |= _padded(name, layout[name].deliver, arrays, counts)
         else:
-            result[name] = torch.cat(_of_one_shape(arrays))
+            joined = torch.cat(_of_one_shape(arrays))
+            result[name] = joined[None] if name in layout and layout[name].deliver.batch_axis else joined
     stored = {key: value for key, value in samples[0].get(STORED_KEY, {}).items() if key in result}
     for name, array in layout.items():
-        if array.first and name in result and name not in stored:  # stored ones are joined when they are restored
-            result[name] = with_first(result.pop(array.first), result[name])
+        first = array.deliver.first
+        if first and name in result and name not in stored:  # stored ones are joined when they are restored
+            result[name] = with_first(result.pop(first), result[name])
     return result | ({STORED_KEY: stored} if stored else {})
 
 
-def _padded(name: str, array: MediaArray, arrays: list[Any], counts: list[Any]) -> dict[str, torch.Tensor]:
+def _padded(name: str, deliver: Delivery, arrays: list[Any], counts: list[Any]) -> dict[str, torch.Tensor]:
     """Rows of each medium as a line of [media, longest, …], and the mask that tells them from the padding."""
     sizes = [number for count in counts if len(count) for number in count.reshape(len(count), -1).prod(1).tolist()]
     rows = list(torch.cat(arrays).split(sizes))
-    media = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=array.fill)
-    if not array.mask:
+    media = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=deliver.fill)
+    if not deliver.mask:
         return {name: media}
     mask = torch.arange(media.shape[1])[None, :] < torch.tensor(sizes)[:, None]
-    dtype = {"int64": torch.int64, "bool": torch.bool}[array.mask_dtype]
-    return {name: media.movedim(1, -1) if array.transposed else media, array.mask: mask.to(dtype)}
+    dtype = {"int64": torch.int64, "bool": torch.bool}[deliver.mask_dtype]
+    return {name: media.movedim(1, -1) if deliver.transposed else media, deliver.mask: mask.to(dtype)}
 
 
 def _of_one_shape(arrays: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -59,6 +63,11 @@ def _of_one_shape(arrays: list[torch.Tensor]) -> list[torch.Tensor]:
         pad(array, [n for side, has in zip(sides[::-1], array.shape[:0:-1], strict=True) for n in (0, side - has)])
         for array in arrays
     ]
+
+
+def document_numbers(lengths: torch.Tensor) -> torch.Tensor:
+    """Lengths [3, 2] -> [1, 1, 1, 2, 2]. By numpy: torch's threads wait for each other over small arrays."""
+    return torch.from_numpy(np.repeat(np.arange(1, len(lengths) + 1), lengths.numpy()))
 
 
 def media_counts(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

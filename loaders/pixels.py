@@ -20,7 +20,6 @@ class Stored:
 
     table: torch.Tensor  # float32 [channels, 256]
     repeat: int = 1  # times that each row is repeated, channel by channel
-    channels_last: bool = False
     first: str = ""  # the array whose rows go before these, each before a medium's
     counts: str = ""  # the array that tells a medium's rows
 
@@ -29,10 +28,10 @@ def stored_arrays(layout: Mapping[str, MediaArray], tables: Mapping[str, np.ndar
     """How each array of bytes in a layout is restored."""
     return {
         name: Stored(
-            torch.from_numpy(tables[array.table]), array.repeat, array.channels_last, array.first, array.counts
+            torch.from_numpy(tables[array.deliver.table]), array.deliver.repeat, array.deliver.first, array.counts
         )
         for name, array in layout.items()
-        if array.table
+        if array.deliver.table
     }
 
 
@@ -56,10 +55,6 @@ def restore_pixels(
 
 def restored(pixels: torch.Tensor, stored: Stored, dtype: torch.dtype) -> torch.Tensor:
     """uint8 rows of any shape, [patches, 588] or [tiles, 3, 384, 384], as floats; repeated ones are flat."""
-    if stored.channels_last:
-        flat = pixels.reshape(-1, len(stored.table)).movedim(-1, 0).reshape(len(stored.table), -1)
-        planes = [looked_up(flat[c : c + 1], stored.table[c : c + 1], 1, dtype) for c in range(len(stored.table))]
-        return torch.cat(planes).movedim(0, -1).reshape(pixels.shape)
     if pixels.ndim > 4:  # [media, tiles, 3, 448, 448]
         return restored(pixels.flatten(0, -4), stored, dtype).reshape(pixels.shape)
     # Where channels are alike, the last axis is a row as good as any, and short ones stay in the cache.

@@ -15,7 +15,7 @@ chunk from there:
 
 Mask and positions are kwargs of `step` on every rank: torch itself passes only activations from stage to stage. In
 stage 0's forward (chunks lie where the loader left them: move them to the device there, and if they are uint8, look
-them up there, by loaders.pixels.restored and the stored_pixels of the batch):
+them up there, by neatpack.loaders.pixels.restored and the stored_pixels of the batch):
 
     number, self._vlm_chunk_idx = self._vlm_chunk_idx, self._vlm_chunk_idx + 1  # in microbatches without media, too
     pixels, grid = self._vlm_pixel_values_chunks[number], self._vlm_image_grid_hws_chunks[number]
@@ -36,6 +36,9 @@ from typing import Any
 
 import torch
 
+from neatpack.pipeline.layout import Layout, MediaArray, delivered, rows_per_part, split_media
+from neatpack.pipeline.records import TOKEN_TYPES, MediaKind
+
 VLM_PP_MEDIA_KEY = "_vlm_pp_media_chunks"
 
 _IMAGE_GRID_KEYS = ("image_grid_hws", "image_grid_thw", "image_sizes", "image_position_ids")
@@ -53,7 +56,6 @@ _VLM_MEDIA_KEYS = (
 )
 # What stage 0 can always ask for; "image_grid_hws" is whichever image grid there is.
 _CHUNK_KEYS = ("pixel_values", "image_grid_hws", *_STEP3_KEYS, "pixel_values_videos", "video_grid_thw")
-_TOKEN_TYPES = {"image": 1, "video": 2}  # values of mm_token_type_ids
 
 __all__ = [
     "VLM_PP_MEDIA_KEY",
@@ -135,68 +137,98 @@ def prepare_vlm_media_for_pp(
     batch: MutableMapping[str, Any],
     batch_size: int,
     n_microbatches: int,
-    media_axes: Mapping[str, str] | None = None,
+    layout: Layout | None = None,
 ) -> MutableMapping[str, Any]:
     """Exchange a batch's media, in place, for VLM_PP_MEDIA_KEY: {name: a list of one chunk per microbatch, or None}.
 
     `batch_size` is the number of rows of input_ids. Where that is 1 and the counts name several samples (packs laid end
-    to end, [1, total]), those samples are divided. `media_axes`, of a family (Family.media_axes), says what a row of
-    each array is: "images", "videos" or "audios" (one each), "patches" (as many as its grid says), the name of the
-    array that counts its rows, or "groups" (a row says how many images are its). Arrays that only it names, sound
-    features among them, are cut by it. A batch without media gets no VLM_PP_MEDIA_KEY.
+    to end, [1, total]), those samples are divided. `layout` (PackedShards.layout, Family.media) says what each media
+    array is; without it, the seed's names and their shapes tell. A batch without media gets no VLM_PP_MEDIA_KEY.
     """
-    axes = dict(media_axes or {})
+    arrays = _guessed_layout(batch) if layout is None else delivered(layout)
+    present = {name: array for name, array in arrays.items() if batch.get(name) is not None}
+    for name, array in present.items():
+        if array.counts and batch.get(array.counts) is None:
+            raise ValueError(f"the batch has {name} but no {array.counts}, which counts its rows; give both or neither")
+    parts = {kind: _media_per_microbatch(kind, batch, present, batch_size, n_microbatches) for kind in TOKEN_TYPES}
+    for name, array in present.items():
+        wanted, rows = sum(rows_per_part(name, batch, present, parts)), _num_rows(batch[name], array)
+        if wanted != rows:
+            counted = f"{array.counts} {_shape(batch[array.counts])}" if array.counts else "the other media arrays"
+            raise ValueError(
+                f"{name} {_shape(batch[name])} cannot be aligned with {counted}, which wants {wanted} "
+                f"{'(its patches) ' if array.counts else ''}rows"
+            )
     chunks: dict[str, list[torch.Tensor] | None] = dict.fromkeys(_CHUNK_KEYS)
-    found = False
-    for medium, name, count_key, grid_keys, crop_keys in (
-        ("image", "pixel_values", "n_images_per_sample", _IMAGE_GRID_KEYS, _STEP3_KEYS),
-        ("video", "pixel_values_videos", "n_videos_per_sample", ("video_grid_thw",), ()),
-    ):
-        pixels, counts, axis = batch.get(name), batch.get(count_key), axes.get(name)
-        if axis in axes and (not _is_grid(batch.get(axis)) or axes[axis] in axes):
-            continue  # counted by something that is not a grid, or by one of several to a video: the generic way, below
-        axis = "patches" if axis in axes else axis
-        grids = {key: batch[key] for key in grid_keys if batch.get(key) is not None}
-        crops = {key: batch[key] for key in crop_keys if batch.get(key) is not None}
-        if pixels is None and axes and name not in axes:
-            continue  # a family whose pixels have another name
+    for part in split_media(batch, present, parts, of_batch=True):
+        for name, rows_of_part in part.items():
+            chunks[name] = [*(chunks.get(name) or []), rows_of_part]
+    chunks["image_grid_hws"] = next((chunks[name] for name in _IMAGE_GRID_KEYS if chunks.get(name) is not None), None)
+    for name in (*_VLM_MEDIA_KEYS, "n_audios_per_sample", *arrays):
+        batch.pop(name, None)
+    if present:
+        batch[VLM_PP_MEDIA_KEY] = chunks
+    return batch
+
+
+def _guessed_layout(batch: Mapping[str, Any]) -> dict[str, MediaArray]:
+    """Of a batch by the seed's names: what a row of pixels is, the grids and the shapes tell."""
+    result: dict[str, MediaArray] = {}
+    kinds: tuple[tuple[MediaKind, str, tuple[str, ...], tuple[str, ...]], ...] = (
+        ("image", "pixel_values", _IMAGE_GRID_KEYS, _STEP3_KEYS),
+        ("video", "pixel_values_videos", ("video_grid_thw",), ()),
+    )
+    for kind, name, grid_keys, crop_keys in kinds:
+        pixels, count_key = batch.get(name), f"n_{kind}s_per_sample"
+        beside = [key for key in (*grid_keys, *crop_keys) if batch.get(key) is not None]
         if pixels is None:
-            orphans = [key for key, value in (grids | crops).items() if len(value)]
-            if counts is not None and any(_ints(counts)):
+            orphans = [key for key in beside if len(batch[key])]
+            if batch.get(count_key) is not None and any(_ints(batch[count_key])):
                 orphans.append(count_key)
             if orphans:
                 raise ValueError(f"the batch has {', '.join(orphans)} but no {name}; give both or neither")
             continue
-        found = True
-        if counts is None and len(pixels) and batch_size > 1 and n_microbatches > 1:
-            _check_one_each(batch.get("mm_token_type_ids"), batch_size, medium, count_key)
-        if crops:
-            axis = "images"
-            chunks |= chunk_step3_media(pixels, batch_size, n_microbatches, **crops, n_images_per_sample=counts)
         # The preferred grid tells the patches of an image; further ones are only cut along.
-        grid = _select_image_grid(*map(grids.get, _IMAGE_GRID_KEYS)) if medium == "image" else batch.get(grid_keys[0])
-        rows = _rows_per_item(pixels, grid, axis, name)
-        items = _items_per_microbatch(len(rows), counts, batch_size, n_microbatches, medium)
-        chunks[name] = _cut(pixels, _sums(rows, items))
-        for key, values in grids.items():
-            if len(values) != len(rows):
+        grid_key = next((key for key in grid_keys if key in beside), "")
+        crops = [key for key in crop_keys if key in beside]
+        if crops:  # checks that the crops are as many as num_patches says
+            chunk_step3_media(pixels, 1, 1, **{key: batch[key] for key in crops})
+        per_item = _rows_per_item(pixels, batch.get(grid_key), "images" if crops else None, name)
+        for key in beside:
+            counts = "num_patches" if key in crops and key != "num_patches" else ""
+            if not counts and len(batch[key]) != len(per_item):
                 raise ValueError(
-                    f"{key} {_shape(values)} is for another number of {medium}s than {len(rows)}; fix or drop it"
+                    f"{key} {_shape(batch[key])} is for another number of {kind}s than {len(per_item)}; fix or drop it"
                 )
-            chunks[key] = _cut(values, items)
-            if values is grid and medium == "image":
-                chunks["image_grid_hws"] = chunks[key]
-    for key in axes:
-        if chunks.get(key) is None and batch.get(key) is not None:
-            found = True
-            chunks[key] = _cut(batch[key], _rows_by_axis(key, batch, axes, batch_size, n_microbatches))
-            if key in ("image_grid_hws", "image_sizes") and chunks["image_grid_hws"] is None:
-                chunks["image_grid_hws"] = chunks[key]
-    for key in (*_VLM_MEDIA_KEYS, "n_audios_per_sample", *axes):
-        batch.pop(key, None)
-    if found:
-        batch[VLM_PP_MEDIA_KEY] = chunks
-    return batch
+            result[key] = MediaArray(kinds=(kind,), dtype="", row=(), counts=counts)
+        is_flat = len(per_item) != len(pixels) or any(rows != 1 for rows in per_item)
+        result[name] = MediaArray(kinds=(kind,), dtype="", row=(), counts=grid_key if is_flat else "")
+    return result
+
+
+def _media_per_microbatch(
+    kind: MediaKind, batch: Mapping[str, Any], present: Layout, batch_size: int, n_microbatches: int
+) -> list[int]:
+    """Media of a kind in each microbatch: by the counts of the samples, or by how many there are."""
+    arrays = {name: array for name, array in present.items() if kind in array.kinds}
+    if not arrays:
+        return [0] * n_microbatches
+    counts = batch.get(f"n_{kind}s_per_sample")
+    numbers = [
+        sum(_ints(batch[name])) if array.groups else _num_rows(batch[name], array)
+        for name, array in arrays.items()
+        if not array.counts and array.kinds == (kind,)
+    ]
+    if not numbers and counts is None:
+        raise ValueError(f"{', '.join(arrays)} hold several kinds of media; give n_{kind}s_per_sample")
+    num_media = numbers[0] if numbers else sum(_ints(counts))
+    if counts is None and num_media and batch_size > 1 and n_microbatches > 1:
+        _check_one_each(batch.get("mm_token_type_ids"), batch_size, kind)
+    return _items_per_microbatch(num_media, counts, batch_size, n_microbatches, kind)
+
+
+def _num_rows(rows: Any, array: MediaArray) -> int:
+    return int(rows.shape[1]) if array.deliver.batch_axis else len(rows)
 
 
 @contextmanager
@@ -240,10 +272,10 @@ def stage_vlm_media_for_pp(
 def wrap_vlm_collate_for_pp(
     collate_fn: Callable[[Any], MutableMapping[str, Any]],
     n_microbatches: int,
-    media_axes: Mapping[str, str] | None = None,
+    layout: Layout | None = None,
 ) -> Callable[[Any], MutableMapping[str, Any]]:
     """`collate_fn`, and then prepare_vlm_media_for_pp; what is not a mapping passes through."""
-    return _CollateForPP(collate_fn, n_microbatches, media_axes)
+    return _CollateForPP(collate_fn, n_microbatches, layout)
 
 
 @dataclass(frozen=True)
@@ -252,7 +284,7 @@ class _CollateForPP:
 
     collate_fn: Callable[[Any], Any]
     n_microbatches: int
-    media_axes: Mapping[str, str] | None
+    layout: Layout | None
 
     def __post_init__(self) -> None:
         if self.n_microbatches < 1:
@@ -260,7 +292,7 @@ class _CollateForPP:
 
     def __call__(self, samples: Any) -> Any:
         batch = self.collate_fn(samples)
-        keys = (*_VLM_MEDIA_KEYS, *(self.media_axes or ()))
+        keys = (*_VLM_MEDIA_KEYS, *delivered(self.layout or {}))
         if not isinstance(batch, MutableMapping) or not any(batch.get(key) is not None for key in keys):
             return batch
         rows = next(
@@ -272,7 +304,7 @@ class _CollateForPP:
             )
         # [total] is one sequence of packs end to end, as [1, total] is.
         batch_size = 1 if rows.ndim == 1 else len(rows)
-        return prepare_vlm_media_for_pp(batch, batch_size, self.n_microbatches, self.media_axes)
+        return prepare_vlm_media_for_pp(batch, batch_size, self.n_microbatches, self.layout)
 
 
 def _items_per_microbatch(num_items: int, counts: Any, batch_size: int, n_microbatches: int, medium: str) -> list[int]:
@@ -304,44 +336,12 @@ def _items_per_microbatch(num_items: int, counts: Any, batch_size: int, n_microb
     return [int(part.sum()) for part in torch.tensor(per_sample, dtype=torch.int64).tensor_split(n_microbatches)]
 
 
-def _is_grid(rows: Any) -> bool:
-    """(h, w) or (t, h, w) of each image or video."""
-    return isinstance(rows, torch.Tensor) and rows.ndim == 2 and rows.shape[1] in (2, 3)
-
-
-def _rows_by_axis(
-    key: str, batch: Mapping[str, Any], axes: Mapping[str, str], batch_size: int, n_microbatches: int
-) -> list[int]:
-    """Rows of each microbatch, by what the family says a row is."""
-    rows, axis = batch[key], axes[key]
-    if axis in axes:  # counted by another array
-        if batch.get(axis) is None:
-            raise ValueError(f"the batch has {key} but no {axis}, which counts its rows; give both or neither")
-        counting = torch.as_tensor(batch[axis])
-        per_row = _ints(counting.flatten(1).prod(1) if counting.ndim > 1 else counting)
-        return _sums(per_row, _rows_by_axis(axis, batch, axes, batch_size, n_microbatches))
-    medium = "image" if axis == "groups" else axis.removesuffix("s")
-    counts = batch.get(f"n_{medium}s_per_sample")
-    num_items = sum(_ints(rows)) if axis == "groups" else len(rows)
-    items = _items_per_microbatch(num_items, counts, batch_size, n_microbatches, medium)
-    if axis != "groups":
-        return items
-    sizes, waiting = [], iter(_ints(rows))
-    for count in items:
-        taken = 0
-        while count > 0:
-            count -= next(waiting)
-            taken += 1
-        sizes.append(taken)
-    return sizes
-
-
 def _rows_per_item(pixels: Any, grid: Any, axis: str | None, name: str) -> list[int]:
     """Rows of pixels that belong to each image or video: 1, or its patches."""
     if not isinstance(pixels, torch.Tensor):
         raise ValueError(f"{name} is a {type(pixels).__name__}, not a tensor; stack or concatenate it when collating")
-    if axis not in (None, "patches", "images", "videos"):
-        raise ValueError(f"media_axes[{name!r}] is {axis!r}; it must be 'patches' or 'images'")
+    if axis not in (None, "patches", "images"):
+        raise ValueError(f"axis is {axis!r}; it must be 'patches' or 'images'")
     num_rows = len(pixels)
     num_items = num_rows if grid is None else len(grid)
     patches = None  # of each item, where the grid can tell: (h, w) or (t, h, w)
@@ -357,18 +357,18 @@ def _rows_per_item(pixels: Any, grid: Any, axis: str | None, name: str) -> list[
     against = "no grid" if grid is None else f"a grid {_shape(grid)}, which wants {' or '.join(wanted) or 'other'} rows"
     raise ValueError(
         f"{name} {_shape(pixels)} cannot be aligned with {against}; "
-        "give the grid that belongs to it, and say by media_axes what a row is"
+        "give the grid that belongs to it, and say by a layout what a row is"
     )
 
 
-def _check_one_each(token_types: Any, batch_size: int, medium: str, count_key: str) -> None:
+def _check_one_each(token_types: Any, batch_size: int, kind: MediaKind) -> None:
     """As many images as samples may still be two and none: where token types are at hand, look."""
     if not isinstance(token_types, torch.Tensor) or token_types.ndim != 2 or len(token_types) != batch_size:
         return
-    without = (~(token_types == _TOKEN_TYPES[medium]).any(1)).nonzero().flatten().tolist()
+    without = (~(token_types == TOKEN_TYPES[kind]).any(1)).nonzero().flatten().tolist()
     if without:
         raise ValueError(
-            f"samples {without} have no {medium} tokens, so it cannot be one {medium} per sample; give {count_key}"
+            f"samples {without} have no {kind} tokens, so it cannot be one {kind} per sample; give n_{kind}s_per_sample"
         )
 
 

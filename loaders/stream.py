@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from neatpack.loaders.media import LAYOUT_KEY
+from neatpack.loaders.media import LAYOUT_KEY, document_numbers
 from neatpack.loaders.order import epoch_order, rank_share, share_length, worker_share
 from neatpack.loaders.pixels import STORED_KEY, restored, stored_arrays
 from neatpack.loaders.reader import ShardReader
@@ -59,17 +59,12 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self.reader = ShardReader(out, check=check)
         self.seed, self.batch_size, self.drop_last, self.shuffle = seed, batch_size, drop_last, shuffle
         self.pixels, self.prefetch = pixels, prefetch
-        self.layout = self.reader.layout
+        self.layout = self.reader.layout  # what the media arrays are; `wrap_vlm_collate_for_pp` takes it
         self.stored = stored_arrays(self.layout, self.reader.pixel_tables())
         # Epoch and position in shared memory: a worker that lives on (persistent_workers) sees a new epoch too.
         self._start = torch.zeros(2, dtype=torch.int64).share_memory_()
         self._yielded = 0  # items given out in this process since `_start`
         self._finished = False
-
-    @property
-    def media_axes(self) -> dict[str, str]:
-        """What a row of each media array of a batch is, for `wrap_vlm_collate_for_pp`."""
-        return {name: array.axis for name, array in self.layout.items()}
 
     # The epoch
 
@@ -191,12 +186,10 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         arrays, header = self.reader.arrays(number, content)
         pixels = {name: torch.from_numpy(arrays.pop(name)) for name in self.stored}
         tensors = {name: torch.tensor(array, dtype=_dtype(array)) for name, array in arrays.items()}
-        padded = tensors["seq_lens_padded"]
         item: dict[str, Any] = {
             "pack": number,
             **tensors,
-            # lengths [3, 2] -> document ids [1, 1, 1, 2, 2]
-            "attention_mask": torch.repeat_interleave(torch.arange(1, len(padded) + 1), padded),
+            "attention_mask": document_numbers(tensors["seq_lens_padded"]),
             **{f"n_{kind}s": header[f"num_{kind}s"] for kind in TOKEN_TYPES},
             LAYOUT_KEY: self.layout,
         }

@@ -1,5 +1,6 @@
 """Which tokens are trained on, and the shift: both written here and nowhere else."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -48,6 +49,9 @@ def labels_of(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return np.where(mask, ids, np.int32(IGNORE)).astype(np.int32)
 
 
-def shifted(inputs: Array, labels: Array) -> tuple[Array, Array]:
-    """Next-token prediction, over the last axis: inputs [a, b, c], labels [-100, b, c] -> [a, b] and [b, c]."""
-    return inputs[..., :-1], labels[..., 1:]
+def shifted(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Next-token prediction, over the last axis of every per-token array: each input sees the next token's label.
+
+    input_ids [a, b, c], labels [-100, b, c] -> [a, b] and [b, c].
+    """
+    return {name: values[..., 1:] if name == "labels" else values[..., :-1] for name, values in arrays.items()}

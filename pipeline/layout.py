@@ -1,7 +1,7 @@
 """What the media arrays of a pack are, and which of their rows belong to whom: read, never guessed."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,50 +10,58 @@ from neatpack.pipeline.records import MediaKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MediaArray:
-    """A media member of a pack: its layout on disk, and how a loader makes the model's input of it.
+class Delivery:
+    """How a loader makes the model's input of a stored array; by default it hands the rows over as they are."""
 
-    Recorded in the manifest, so that loaders and the pipeline-parallel splitter read the layout instead of guessing.
-    Rows of all media of the kind lie end to end. How many belong to a medium: one, or (`counts`) the product of its
-    row in another array, [1, 4, 6] -> 24. `groups`: a row belongs to as many media as it says (LLaVA's
-    batch_num_images).
-    """
-
-    kind: MediaKind
-    dtype: str
-    row: tuple[int, ...]  # shape of a row; a side of -1 differs from document to document and is padded with zeros
-    counts: str = ""
-    groups: bool = False
     table: str = ""  # "image" or "video": bytes that stand for floats, by that table
-    channels_last: bool = False  # which channel's line of the table: by the first axis of a row, or by the last
     repeat: int = 1  # times that each row of bytes is repeated, channel by channel (a still image in time)
     mask: str = ""  # handed over as [media, longest, …], with a mask of this name
     mask_dtype: str = "int64"
     transposed: bool = False  # … as [media, …, longest]
     first: str = ""  # handed over as [media, 1 + longest, …]: before its rows comes the medium's one row of this array
     fill: int = 0  # pads it to the longest
+    batch_axis: bool = False  # handed over as [1, rows, …], for models that want images in a batch axis of their own
+
+    @property
+    def per_medium(self) -> bool:
+        """Whether a row of the model's input is a whole medium, padded to the longest."""
+        return bool(self.mask or self.first)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaArray:
+    """A media member of a pack as it is stored, and (`deliver`) how it is handed over.
+
+    Recorded in the manifest, so that loaders and the pipeline-parallel splitter read the layout instead of guessing.
+    Rows of all media of its kinds lie end to end; those of several kinds in the order in which the media stand in the
+    text (InternVL: tiles of images and frames of videos). How many rows belong to a medium: one, or (`counts`) the
+    product of its row in another array, [1, 4, 6] -> 24. `groups`: a row belongs to as many media as it says (LLaVA's
+    batch_num_images).
+    """
+
+    kinds: tuple[MediaKind, ...]
+    dtype: str
+    row: tuple[int, ...]  # shape of a row; a side of -1 differs from document to document and is padded with zeros
+    counts: str = ""
+    groups: bool = False
+    deliver: Delivery = Delivery()
 
     @property
     def row_bytes(self) -> int:
         return int(np.prod(np.abs(self.row))) * np.dtype(self.dtype).itemsize
 
-    @property
-    def axis(self) -> str:
-        """What a row of the model's input is: "images", "videos", "audios", "groups", or the array that counts rows."""
-        if self.groups:
-            return "groups"
-        return self.counts if self.counts and not self.mask and not self.first else f"{self.kind}s"
+
+Layout = Mapping[str, MediaArray]
+Parts = Mapping[MediaKind, Sequence[int]]  # media of each kind in each part: document, sample or microbatch
 
 
-def rows_per_part(
-    name: str, arrays: Mapping[str, Any], layout: Mapping[str, MediaArray], parts: Mapping[MediaKind, Sequence[int]]
-) -> list[int]:
-    """Rows of an array that belong to each part (document, sample, microbatch); `parts`: media of each kind in each.
+def rows_per_part(name: str, arrays: Mapping[str, Any], layout: Layout, parts: Parts) -> list[int]:
+    """Rows of an array that belong to each part.
 
     Two images with grids [[1, 2, 2], [1, 4, 2]] in parts of 1, 0 and 1: patches [4, 0, 8].
     """
     array = layout[name]
-    per_part = [int(count) for count in parts[array.kind]]
+    per_part = [sum(map(int, counts)) for counts in zip(*(parts[kind] for kind in array.kinds), strict=True)]
     if array.groups:
         return _rows_that_add_up(np.asarray(arrays[name]).tolist(), per_part)
     if not array.counts:
@@ -62,7 +70,7 @@ def rows_per_part(
     per_row = counting.prod(axis=tuple(range(1, counting.ndim)))
     sums = np.concatenate([[0], np.cumsum(per_row)])
     ends = np.cumsum(rows_per_part(array.counts, arrays, layout, parts), dtype=np.int64)
-    return np.diff(sums[ends], prepend=0).tolist()
+    return [int(count) for count in np.diff(sums[ends], prepend=0)]
 
 
 def _rows_that_add_up(rows: Sequence[int], per_part: Sequence[int]) -> list[int]:
@@ -78,19 +86,51 @@ def _rows_that_add_up(rows: Sequence[int], per_part: Sequence[int]) -> list[int]
 
 
 def split_media(
-    arrays: Mapping[str, Any], layout: Mapping[str, MediaArray], parts: Mapping[MediaKind, Sequence[int]]
+    arrays: Mapping[str, Any], layout: Layout, parts: Parts, *, of_batch: bool = False
 ) -> list[dict[str, Any]]:
-    """The media arrays of each part, as views."""
+    """The media arrays of each part, as views; an array that is not there is left out.
+
+    `of_batch`: the arrays and the layout are `delivered` ones, where rows may lie behind a batch axis.
+    """
     num_parts = len(next(iter(parts.values())))
     result: list[dict[str, Any]] = [{} for _ in range(num_parts)]
-    for name in layout:
+    for name, array in layout.items():
+        if name not in arrays:
+            continue
         start = 0
         for part, rows in zip(result, rows_per_part(name, arrays, layout, parts), strict=True):
-            part[name] = arrays[name][start : start + rows]
+            inside = slice(start, start + rows)
+            part[name] = arrays[name][:, inside] if of_batch and array.deliver.batch_axis else arrays[name][inside]
             start += rows
+    return result
+
+
+def delivered(layout: Layout) -> dict[str, MediaArray]:
+    """The layout of a batch, whose arrays are in the form in which the model takes them.
+
+    A padded array has one row per medium, and its mask, too. An array that was put before the rows of another is gone.
+    """
+    absorbed = {array.deliver.first for array in layout.values()}
+    result: dict[str, MediaArray] = {}
+    for name, array in layout.items():
+        if name in absorbed:
+            continue
+        result[name] = replace(array, counts="") if array.deliver.per_medium else array
+        if array.deliver.mask:
+            result[array.deliver.mask] = MediaArray(kinds=array.kinds, dtype=array.deliver.mask_dtype, row=())
     return result
 
 
 def layout_of(described: Mapping[str, Any]) -> dict[str, MediaArray]:
     """The layout that a manifest's `family` describes."""
-    return {name: MediaArray(**{**array, "row": tuple(array["row"])}) for name, array in described["media"].items()}
+    return {
+        name: MediaArray(
+            **{
+                **array,
+                "kinds": tuple(array["kinds"]),
+                "row": tuple(array["row"]),
+                "deliver": Delivery(**array["deliver"]),
+            }
+        )
+        for name, array in described["media"].items()
+    }

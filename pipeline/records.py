@@ -125,16 +125,33 @@ class Measured:
     visual_tokens: int  # of images and videos
     media_bytes: int  # on disk
 
+    @property
+    def num_media(self) -> dict[MediaKind, int]:
+        """Media of each kind; a video whose sound is used has a sound, too."""
+        kinds = [medium.ref.kind for medium in self.media]
+        num_sounds = sum(medium.num_samples > 0 for medium in self.media)
+        return {"image": kinds.count("image"), "video": kinds.count("video"), "audio": num_sounds}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One rendered document: expanded, labelled, positioned and shifted."""
+    """One rendered document: expanded, labelled and positioned.
+
+    In a pack it is shifted (see labels.py), so that every array has one token less than the conversation; online users
+    get it before the shift, too.
+    """
 
     input_ids: np.ndarray  # int32 [L]
-    labels: np.ndarray  # int32 [L], already shifted
+    labels: np.ndarray  # int32 [L]
     position_ids: np.ndarray  # [3, L] for mRoPE families, else [L]
     mm_token_type_ids: np.ndarray  # uint8 [L]: 0 text, 1 image, 2 video, 3 audio
     media: dict[str, np.ndarray]  # the arrays that the family declares, of all media of the document end to end
+
+    @property
+    def per_token(self) -> dict[str, np.ndarray]:
+        """The arrays with a token in each column."""
+        names = ("input_ids", "labels", "position_ids", "mm_token_type_ids")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,6 +45,7 @@ def test_labels_and_shift():
     labels = labels_of(ids, np.array([False, False, True]))
     assert labels.tolist() == [-100, -100, 3]
     assert labels.dtype == np.int32
-    inputs, targets = shifted(ids, labels)
-    assert inputs.tolist() == [1, 2]
-    assert targets.tolist() == [-100, 3]
+    after = shifted({"input_ids": ids, "labels": labels, "position_ids": np.array([[0, 1, 2]] * 3)})
+    assert after["input_ids"].tolist() == [1, 2]
+    assert after["labels"].tolist() == [-100, 3]
+    assert after["position_ids"].tolist() == [[0, 1]] * 3

@@ -1,20 +1,22 @@
 """Rows of media arrays go back to whom they came from, however they are counted."""
 
+import json
+from dataclasses import asdict
+
 import numpy as np
-import pytest
 from hypothesis import given, strategies as st
 
-from neatpack.pipeline.layout import MediaArray, layout_of, rows_per_part, split_media
+from neatpack.pipeline.layout import Delivery, MediaArray, delivered, layout_of, rows_per_part, split_media
 
 LAYOUT = {
-    "grids": MediaArray(kind="image", dtype="int64", row=(3,)),
-    "patches": MediaArray(kind="image", dtype="uint8", row=(), counts="grids"),
-    "groups": MediaArray(kind="image", dtype="int64", row=(), groups=True),
-    "num_chunks": MediaArray(kind="video", dtype="int64", row=()),
-    "chunk_grids": MediaArray(kind="video", dtype="int64", row=(2,), counts="num_chunks"),
-    "frames": MediaArray(kind="video", dtype="uint8", row=(), counts="chunk_grids"),
-    "lengths": MediaArray(kind="audio", dtype="int64", row=()),
-    "features": MediaArray(kind="audio", dtype="float32", row=(), counts="lengths"),
+    "grids": MediaArray(kinds=("image",), dtype="int64", row=(3,)),
+    "patches": MediaArray(kinds=("image",), dtype="uint8", row=(), counts="grids"),
+    "groups": MediaArray(kinds=("image",), dtype="int64", row=(), groups=True),
+    "num_chunks": MediaArray(kinds=("video",), dtype="int64", row=()),
+    "chunk_grids": MediaArray(kinds=("video",), dtype="int64", row=(2,), counts="num_chunks"),
+    "frames": MediaArray(kinds=("video",), dtype="uint8", row=(), counts="chunk_grids"),
+    "lengths": MediaArray(kinds=("audio",), dtype="int64", row=()),
+    "features": MediaArray(kinds=("audio",), dtype="float32", row=(), counts="lengths"),
 }
 
 
@@ -56,17 +58,46 @@ def test_by_hand():
     assert rows_per_part("groups", arrays, LAYOUT, parts) == [1, 0, 1]
 
 
-@pytest.mark.parametrize(("name", "axis"), [("grids", "images"), ("patches", "grids"), ("groups", "groups"),
-                                            ("chunk_grids", "num_chunks"), ("lengths", "audios")])  # fmt: skip
-def test_what_a_row_is(name, axis):
-    assert LAYOUT[name].axis == axis
+def test_media_of_two_kinds_in_one_array():
+    """InternVL: tiles of images and frames of videos lie in one array, in the order of the text."""
+    layout = {
+        "num_tiles": MediaArray(kinds=("image", "video"), dtype="int64", row=()),
+        "tiles": MediaArray(kinds=("image", "video"), dtype="uint8", row=(), counts="num_tiles"),
+    }
+    # documents: an image of 3 tiles and a video of 2 frames; nothing; a video of 1 frame
+    arrays = {"num_tiles": np.array([3, 2, 1]), "tiles": np.array([1, 1, 1, 2, 2, 3])}
+    first, second, third = split_media(arrays, layout, {"image": [1, 0, 0], "video": [1, 0, 1], "audio": [0, 0, 0]})
+    assert (first["num_tiles"].tolist(), first["tiles"].tolist()) == ([3, 2], [1, 1, 1, 2, 2])
+    assert (second["num_tiles"].tolist(), second["tiles"].tolist()) == ([], [])
+    assert (third["num_tiles"].tolist(), third["tiles"].tolist()) == ([1], [3])
 
 
-def test_a_padded_array_has_a_row_for_each_medium():
-    padded = MediaArray(kind="audio", dtype="float32", row=(128,), counts="lengths", mask="mask")
-    assert padded.axis == "audios"
+def test_what_a_row_is_once_delivered():
+    sound = Delivery(mask="mask", mask_dtype="bool")
+    layout = LAYOUT | {
+        "features": MediaArray(kinds=("audio",), dtype="float32", row=(128,), counts="lengths", deliver=sound),
+        "views": MediaArray(kinds=("image",), dtype="float32", row=(3,)),
+        "crops": MediaArray(kinds=("image",), dtype="uint8", row=(3,), counts="grids", deliver=Delivery(first="views")),
+        "tiles": MediaArray(kinds=("image",), dtype="uint8", row=(3,), deliver=Delivery(batch_axis=True)),
+    }
+    found = delivered(layout)
+    assert "views" not in found, "it lies before the crops of its image"
+    assert [found[name].counts for name in ("features", "mask", "crops", "patches")] == ["", "", "", "grids"]
+    assert found["mask"] == MediaArray(kinds=("audio",), dtype="bool", row=())
+    batch = {"tiles": np.arange(3)[None], "features": np.zeros((1, 128, 9)), "mask": np.ones((1, 9))}
+    one, two = split_media(batch, found, {"image": [2, 1], "video": [0, 0], "audio": [0, 1]}, of_batch=True)
+    assert (one["tiles"].tolist(), two["tiles"].tolist()) == ([[0, 1]], [[2]])
+    stored = split_media({"tiles": np.arange(3)}, layout, {"image": [2, 1], "video": [0, 0], "audio": [0, 0]})
+    assert [part["tiles"].tolist() for part in stored] == [[0, 1], [2]], "as stored there is no batch axis"
+    assert (len(one["mask"]), len(two["mask"]), len(two["features"])) == (0, 1, 1)
 
 
 def test_the_layout_goes_through_the_manifest():
-    described = {"media": {"a": {"kind": "image", "dtype": "uint8", "row": [3, 4], "counts": "b"}}}
-    assert layout_of(described) == {"a": MediaArray(kind="image", dtype="uint8", row=(3, 4), counts="b")}
+    layout = {
+        "a": MediaArray(
+            kinds=("image", "video"), dtype="uint8", row=(3, 4), counts="b", deliver=Delivery(table="image")
+        )
+    }
+    described = json.loads(json.dumps({"media": {name: asdict(array) for name, array in layout.items()}}))
+    assert described["media"]["a"]["kinds"] == ["image", "video"]
+    assert layout_of(described) == layout

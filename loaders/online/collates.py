@@ -18,8 +18,9 @@ from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.processor_config import extract_image_config
 from neatpack.loaders.online.tokenized import SampleError, measured_example, tokenized_example
 from neatpack.pipeline.families.base import Family
-from neatpack.pipeline.measure.length import placed
-from neatpack.pipeline.records import IGNORE
+from neatpack.pipeline.measure.length import expansions
+from neatpack.pipeline.media.image import rgb_image
+from neatpack.pipeline.records import IGNORE, MediaRef
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def gemma4_prefix_collate_fn(
     """Gemma4, whose model turns all begin with an empty thinking channel: put there, and not trained on."""
 
     def inject(batch: Batch, of: Any) -> Batch:
-        return _inject_thinking_prefix_tokens(batch, family_of(of).tokenizer)
+        return _inject_thinking_prefix_tokens(batch, family_of(of).chat.tokenizer)
 
     return default_collate_fn(examples, processor, max_length, _post_tokenize_hook=inject)
 
@@ -103,7 +104,7 @@ def nemotron_parse_collate_fn(
                 f"example {number} has {len(images or [])} images; Nemotron-Parse reads one page at a time"
             )
         answers = [_extract_assistant_text(turn) for turn in example["conversation"] if turn["role"] == "assistant"]
-        pages.append(_opened(images[0]))
+        pages.append(_as_rgb(images[0]))
         texts.append(f"{task_prompt}{''.join(answers)}{tokenizer.eos_token or ''}")
     batch = dict(processor(images=pages, text=texts, padding=True, add_special_tokens=False, return_tensors="pt"))
     ids, mask = batch.pop("input_ids"), batch.pop("attention_mask")
@@ -202,7 +203,7 @@ def _estimate_media_tokens(conversation: Conversation, processor: Any) -> int:
         measured = measured_example({"conversation": list(conversation)}, family)
     except SampleError:
         return 0
-    return sum(len(expansion) - 1 for _, expansion in placed(measured.ids, measured.media, family))
+    return sum(len(expansion) - 1 for _, expansion in expansions(measured.ids, measured.media, family))
 
 
 def _extract_media_from_conversations(
@@ -227,7 +228,7 @@ def _ensure_rgb(conversations: Sequence[Conversation]) -> list[list[dict[str, An
 
     def converted(part: Any) -> Any:
         if isinstance(part, Mapping) and isinstance(part.get("image"), Image.Image) and part["image"].mode != "RGB":
-            return {**part, "image": part["image"].convert("RGB")}
+            return {**part, "image": _as_rgb(part["image"])}
         return part
 
     def content_of(turn: Mapping[str, Any]) -> Any:
@@ -304,8 +305,7 @@ def _common(ids: list[int], prefix: list[int]) -> int:
     return same.index(False) if False in same else len(same)
 
 
-def _opened(image: Any) -> Image.Image:
-    if isinstance(image, Image.Image):
-        return image.convert("RGB")
-    with Image.open(image) as file:
-        return file.convert("RGB")
+def _as_rgb(image: Any) -> Image.Image:
+    """A picture or its path, decoded as packing does: turned by its EXIF orientation, alpha on white, 16 bits to 8."""
+    held = isinstance(image, Image.Image)
+    return rgb_image(MediaRef(kind="image", path="(in memory)" if held else str(image), held=image if held else None))

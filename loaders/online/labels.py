@@ -82,12 +82,12 @@ _KNOWN: WeakKeyDictionary[Any, list[TurnMarkers]] = WeakKeyDictionary()
 def _markers(processor: Any) -> list[TurnMarkers]:
     """Those of the processor's family, and those that its template shows; told once per processor."""
     if isinstance(processor, str):
-        return [family_of(processor).markers]
+        return [family_of(processor).chat.markers]
     if processor in _KNOWN:
         return _KNOWN[processor]
     found = []
     with suppress(UserError):  # a class that no family serves
-        found.append(family_of(processor).markers)
+        found.append(family_of(processor).chat.markers)
     with suppress(UserError):  # a template without markers that could be told
         found.append(derived_markers(getattr(processor, "tokenizer", processor)))
     _KNOWN[processor] = found

@@ -5,21 +5,23 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from neatpack.loaders.media import LAYOUT_KEY, MEDIA_KEYS
+from neatpack.loaders.media import LAYOUT_KEY, MEDIA_KEYS, document_numbers
 from neatpack.loaders.online.estimate import estimate_sample_length
 from neatpack.loaders.online.grouped import raw_samples
 from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.processor_config import extract_image_config, extract_video_config
 from neatpack.loaders.online.robust import Replacing, make_robust_collate
-from neatpack.loaders.online.tokenized import fake_image_document, tokenized_example, with_fake_image
+from neatpack.loaders.online.tokenized import PER_TOKEN, fake_image_document, tokenized_example, with_fake_image
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.labels import shifted
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.plan.knapsack import greedy_knapsack, greedy_knapsack_vt_balanced
 from neatpack.pipeline.records import TOKEN_TYPES, Skip
+from neatpack.pipeline.render.pack import end_to_end
 
 logger = logging.getLogger(__name__)
 
@@ -255,12 +257,7 @@ def _fill(bins: Sequence[Sequence[int]], lengths: Sequence[int], kept: Sequence[
 
 def _shift_sample(sample: dict[str, Any], has_mrope: bool = False) -> dict[str, Any]:
     """The autoregressive shift of one sample, before it is laid behind others."""
-    result = dict(sample)
-    labels = sample["labels"]
-    for name in ("input_ids", "attention_mask", "mm_token_type_ids", "position_ids"):
-        if sample.get(name) is not None:
-            result[name], result["labels"] = shifted(sample[name], labels)
-    return result
+    return sample | shifted({name: sample[name] for name in PER_TOKEN if sample.get(name) is not None})
 
 
 def _compute_mrope_position_ids(sample: dict[str, Any], get_rope_index: Callable[..., Any]) -> torch.Tensor | None:
@@ -287,23 +284,15 @@ def _build_packed_vlm_sample(
     lengths = [len(sample["input_ids"]) for sample in samples]
     if sum(lengths) > pack_size:
         raise ValueError(f"samples of {lengths} tokens are {sum(lengths)} in all; a pack holds {pack_size}")
-
-    def joined(name: str) -> torch.Tensor:
-        return torch.cat([sample[name] for sample in samples], dim=-1)
-
-    positions = [sample.get("position_ids") for sample in samples]
-    if any(position is None for position in positions):
-        positions = [torch.arange(length) for length in lengths]
+    known = [name for name in ("input_ids", "labels", "position_ids", "mm_token_type_ids")
+             if all(sample.get(name) is not None for sample in samples)]  # fmt: skip
+    documents = [{name: sample[name].numpy() for name in known} for sample in samples]
+    if "position_ids" not in known:
+        documents = [document | {"position_ids": np.arange(len(document["input_ids"]))} for document in documents]
     pack: dict[str, Any] = {
-        "input_ids": joined("input_ids"),
-        "labels": joined("labels"),
-        "position_ids": torch.cat(positions, dim=-1),  # type: ignore[arg-type]
-        "attention_mask": torch.repeat_interleave(torch.arange(1, len(samples) + 1), torch.tensor(lengths)),
-        "seq_lens": torch.tensor(lengths),
-        "seq_lens_padded": torch.tensor(lengths),
+        name: torch.from_numpy(array) for name, array in end_to_end(documents, padding_id=padding_idx).items()
     }
-    if all(sample.get("mm_token_type_ids") is not None for sample in samples):
-        pack["mm_token_type_ids"] = joined("mm_token_type_ids")
+    pack["attention_mask"] = document_numbers(pack["seq_lens_padded"])
     layout = samples[0].get(LAYOUT_KEY)
     for name in layout or MEDIA_KEYS:
         arrays = [sample[name] for sample in samples if sample.get(name) is not None]

@@ -7,6 +7,8 @@ import torch
 from torch.nn.functional import pad
 
 from neatpack.loaders.media import concatenated_media, media_counts
+from neatpack.loaders.online.tokenized import PER_TOKEN
+from neatpack.pipeline.families.base import Family
 from neatpack.pipeline.labels import shifted
 from neatpack.pipeline.records import IGNORE
 
@@ -36,13 +38,11 @@ def padded_batch(examples: Sequence[dict[str, Any]], processor: Any, max_length:
 
 
 def shifted_batch(batch: dict[str, Any]) -> dict[str, Any]:
-    result = dict(batch)
-    for name in ("input_ids", "attention_mask", "mm_token_type_ids"):
-        if name in batch:
-            result[name], result["labels"] = shifted(batch[name], batch["labels"])
-    return result
+    return batch | shifted({name: batch[name] for name in PER_TOKEN if name in batch})
 
 
 def padding_id(processor: Any) -> int:
+    if isinstance(processor, Family):
+        return processor.chat.padding_id
     tokenizer = getattr(processor, "tokenizer", processor)
     return getattr(tokenizer, "pad_token_id", None) or 0

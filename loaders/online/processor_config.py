@@ -28,7 +28,7 @@ def extract_video_config(processor: Any) -> dict[str, Any] | None:
     # Without a rate every frame is taken, as Qwen2-VL does until it is given one. A rate that is set counts even where
     # `do_sample_frames` is off: online, `fps: 1` on the processor is how one sets it.
     fps = getattr(part, "fps", None)
-    return geometry | counts | {"fps": fps, "per_frame": _bounds_are_per_frame(processor, part)}
+    return geometry | counts | {"fps": fps, "per_frame": _bounds_are_per_frame(part)}
 
 
 def _part(processor: Any, hf_name: str, our_name: str) -> Any:
@@ -56,9 +56,9 @@ def _pixel_bound(part: Any, name: str, edge: str) -> Any:
     return _or(getattr(part, name, None), size.get(edge) if hasattr(size, "get") else None)
 
 
-def _bounds_are_per_frame(processor: Any, part: Any) -> bool:
-    """Our families say so; Hugging Face's only by the class: Qwen2VLVideoProcessor, which 2.5-VL uses as well."""
-    declared = getattr(processor, "video_bounds_cover_clip", None)
+def _bounds_are_per_frame(part: Any) -> bool:
+    """Our rules say so; Hugging Face's only by the class: Qwen2VLVideoProcessor, which 2.5-VL uses as well."""
+    declared = getattr(part, "bounds_cover_clip", None)
     return type(part).__name__.startswith("Qwen2") if declared is None else not declared
 
 

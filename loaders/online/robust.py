@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from PIL import Image
 from torch.utils.data import Dataset
 
-from neatpack.pipeline.media.image import decode_image
+from neatpack.pipeline.media.image import rgb_image
 from neatpack.pipeline.records import MediaRef
 
 logger = logging.getLogger(__name__)
@@ -89,8 +88,7 @@ def preloaded(example: Any) -> Any:
 
 def _loaded(part: Any) -> Any:
     if isinstance(part, Mapping) and part.get("type") == "image" and isinstance(part.get("image"), str):
-        pixels = decode_image(MediaRef(kind="image", path=part["image"]))
-        return {**part, "image": Image.fromarray(pixels)}
+        return {**part, "image": rgb_image(MediaRef(kind="image", path=part["image"]))}
     return part
 
 

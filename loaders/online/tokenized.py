@@ -9,11 +9,11 @@ import torch
 
 from neatpack.loaders.media import LAYOUT_KEY
 from neatpack.loaders.pixels import Stored, restored, stored_arrays
-from neatpack.pipeline.families.base import Arrays, Family
+from neatpack.pipeline.families.base import Family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.measure.length import measure, truncated
-from neatpack.pipeline.records import TOKEN_TYPES, Measured, MediaError, Skip
-from neatpack.pipeline.render.sample import Whole, fake_image_sample, render_whole
+from neatpack.pipeline.records import Measured, MediaError, MediaKind, Sample, Skip
+from neatpack.pipeline.render.sample import fake_image_sample, render_whole
 
 PER_TOKEN = ("input_ids", "attention_mask", "labels", "mm_token_type_ids", "position_ids")
 RESIZE = "torch"  # as the HF processors' default backend does
@@ -51,20 +51,25 @@ def tokenized_example(
             raise SampleError(Skip(reason="overlong", detail=f"{length} tokens, max_length is {max_length}"))
         measured = cut
     try:
-        return as_tensors(render_whole(measured, family, RESIZE), measured, family)
+        return as_tensors(render_whole(measured, family, RESIZE), measured.num_media, family)
     except MediaError as error:
         raise SampleError(error.skip) from error
 
 
-def as_tensors(whole: Whole, measured: Measured, family: Family) -> dict[str, Any]:
-    kinds = [medium.ref.kind for medium in measured.media]
-    counts = {
-        "n_images": kinds.count("image"),
-        "n_videos": kinds.count("video"),
-        "n_audios": sum(medium.num_samples > 0 for medium in measured.media),
+def as_tensors(sample: Sample, num_media: Mapping[MediaKind, int], family: Family) -> dict[str, Any]:
+    text = {name: _integers(torch.from_numpy(np.ascontiguousarray(array))) for name, array in sample.per_token.items()}
+    return {
+        **text,
+        "attention_mask": torch.ones_like(text["input_ids"]),
+        **media_tensors(sample.media, family),
+        LAYOUT_KEY: family.media,
+        **{f"n_{kind}s": count for kind, count in num_media.items()},
     }
-    types, positions = whole.mm_token_type_ids, whole.position_ids
-    return _tensors(whole.input_ids, whole.labels, types, positions, whole.media, family) | counts
+
+
+def _integers(tensor: torch.Tensor) -> torch.Tensor:
+    """Whole numbers as torch's own kind of them; positions are fractions in some families."""
+    return tensor if tensor.is_floating_point() else tensor.long()
 
 
 def media_tensors(media: Mapping[str, np.ndarray], family: Family) -> dict[str, torch.Tensor]:
@@ -72,11 +77,7 @@ def media_tensors(media: Mapping[str, np.ndarray], family: Family) -> dict[str, 
     stored = _stored(family)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in media.items()}
     return {
-        name: restored(tensor, stored[name], torch.float32)
-        if name in stored
-        else tensor
-        if tensor.is_floating_point()
-        else tensor.long()
+        name: restored(tensor, stored[name], torch.float32) if name in stored else _integers(tensor)
         for name, tensor in tensors.items()
     }
 
@@ -89,34 +90,13 @@ def with_fake_image(sample: dict[str, Any], family: Family) -> dict[str, Any]:
     fake = fake_image_document(family)
     fake["attention_mask"] = torch.zeros_like(fake["attention_mask"])
     joined = {name: torch.cat([sample[name], fake[name]], dim=-1) for name in PER_TOKEN}
-    images = {name: fake[name] for name, array in family.media.items() if array.kind == "image"}
+    images = {name: fake[name] for name, array in family.media.items() if "image" in array.kinds}
     return sample | joined | images | {"n_images": 1}
 
 
 def fake_image_document(family: Family) -> dict[str, Any]:
     """The fake image as a document of a pack, which needs no shift: it has no targets."""
-    fake = fake_image_sample(family)
-    counts = {f"n_{kind}s": int(kind == "image") for kind in TOKEN_TYPES}
-    return _tensors(fake.input_ids, fake.labels, fake.mm_token_type_ids, fake.position_ids, fake.media, family) | counts
-
-
-def _tensors(
-    ids: np.ndarray, labels: np.ndarray, types: np.ndarray, positions: np.ndarray, media: Arrays, family: Family
-) -> dict[str, Any]:
-    return {
-        "input_ids": torch.from_numpy(ids).long(),
-        "attention_mask": torch.ones(len(ids), dtype=torch.long),
-        "labels": torch.from_numpy(labels).long(),
-        "mm_token_type_ids": torch.from_numpy(types).long(),
-        "position_ids": _positions(positions),
-        **media_tensors(media, family),
-        LAYOUT_KEY: family.media,
-    }
-
-
-def _positions(positions: np.ndarray) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(positions))
-    return tensor if tensor.is_floating_point() else tensor.long()
+    return as_tensors(fake_image_sample(family), {"image": 1, "video": 0, "audio": 0}, family)
 
 
 @lru_cache(maxsize=8)

@@ -12,20 +12,31 @@ ones when rendering. What that generality costs:
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from jinja2 import TemplateError
 from PIL import Image
 
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import Arrays, Decoded, Family, Grid, ProcessorFiles, ProcessorKey
+from neatpack.pipeline.families.base import (
+    Arrays,
+    Decoded,
+    Family,
+    Grid,
+    ImageRule,
+    ProcessorFiles,
+    ProcessorKey,
+    Size,
+)
+from neatpack.pipeline.families.chat import Chat, ChatFormat
 from neatpack.pipeline.families.sentinel import derived_markers
 from neatpack.pipeline.labels import TurnMarkers
-from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.layout import Delivery, MediaArray
 from neatpack.pipeline.media.pixels import Resize
-from neatpack.pipeline.records import Example, MeasuredMedia, MediaError, MediaKind, MediaRef, Skip
+from neatpack.pipeline.records import Example, MeasuredMedia, MediaError, MediaKind, Skip
 
 PROBES = ((300, 400), (1000, 600), (480, 1300))  # heights and widths that differ in area and shape
 SMALLEST = (28, 112, 224, 336, 448)  # sides of a fake image: the first of those with the fewest tokens
@@ -33,49 +44,20 @@ SHAPES_KEPT = 10_000  # sizes of pictures whose arrays' shapes are remembered
 Shapes = dict[str, tuple[int, ...]]
 
 
-class Default(Family):
-    name = "default"
-    takes = ("image",)
-    placeholders = {}
-    resized_by = "processor"
-    expands_itself = True
-    position_axes = 1
+@dataclass(frozen=True, kw_only=True)
+class ProcessorImages(ImageRule):
+    """Pictures by the processor itself: their arrays are learnt from runs on blank pictures."""
 
-    def __init__(self, files: ProcessorFiles, key: ProcessorKey) -> None:
-        super().__init__(files, key)
-        if key.min_pixels or key.max_pixels:
-            raise UserError(
-                f"--processor {self.source}: family default takes sizes from the processor's own config only; change "
-                "it there and leave out --min-pixels and --max-pixels"
-            )
-        loaded = files.loaded if files.loaded is not None else _loaded(self.source, key.trust_remote_code)
-        self.processor = _checked(loaded, self.source)
-        self.tokenizer = self.processor.tokenizer
-        if not self.processor.chat_template:  # some leave it to their tokenizer
-            self.processor.chat_template = files.tokenizer.chat_template
-        if token := getattr(self.processor, "image_token", None):
-            self.placeholders = {"image": str(token)}
-        self._shapes: dict[tuple[int, int], Shapes] = {}  # of the arrays of one picture, by its size
-        self.config = {
-            "classes": [type(part).__name__ for part in (self.processor, self.processor.image_processor)],
-            "processor": files.processor,
-            "image": files.image,
-            "chat_template": self.processor.chat_template,
-        }
-        try:
-            assert self.media  # learnt now: a processor that does not fit is refused before anything is measured
-        except UserError:
-            raise
-        except (ValueError, TypeError, TemplateError) as error:
-            raise UserError(
-                f"--processor {self.source}: does not take a question with a picture, and family default tried: {error}"
-            ) from error
+    resized_by = "processor"
+    processor: Any = field(compare=False)
+    config: Mapping[str, Any]  # what the processor was made from
+    source: str = field(compare=False)
 
     @cached_property
-    def media(self) -> dict[str, MediaArray]:
-        """Learnt from blank pictures: sides that differ between them are free."""
-        alone = [self._shapes_alone(height, width) for height, width in PROBES]
-        dtypes = {name: array.dtype for name, array in self._run(_asking([_blank(PROBES[0])]))[1].items()}
+    def arrays(self) -> dict[str, MediaArray]:
+        """Sides that differ between pictures are free."""
+        alone = [self.shapes_alone(height, width) for height, width in PROBES]
+        dtypes = {name: array.dtype for name, array in self.run(asking([blank(PROBES[0])]))[1].items()}
         result: dict[str, MediaArray] = {}
         for name, dtype in dtypes.items():
             shapes = [shapes[name] for shapes in alone]
@@ -85,16 +67,17 @@ class Default(Family):
             counts = ""
             if {shape[0] for shape in shapes} != {1}:  # tiles
                 counts = f"num_{name}"
-                result[counts] = MediaArray(kind="image", dtype="int64", row=())
+                result[counts] = MediaArray(kinds=("image",), dtype="int64", row=())
             kind = {"f": "float32", "b": "uint8"}.get(dtype.kind, "int64")
-            result[name] = MediaArray(kind="image", dtype=kind, row=row, counts=counts)
+            deliver = Delivery(batch_axis=name in self.in_batch_axis)
+            result[name] = MediaArray(kinds=("image",), dtype=kind, row=row, counts=counts, deliver=deliver)
         return result
 
     @cached_property
-    def _nested(self) -> set[str]:
-        """Arrays that the processor gives a batch axis: with two pictures, it is the second that doubles."""
-        one, two = (self._run(_asking([_blank(PROBES[0])] * count), as_is=True)[1] for count in (1, 2))
-        nested = set()
+    def in_batch_axis(self) -> set[str]:
+        """Arrays that the processor gives a batch axis: with two pictures, it is the second axis that doubles."""
+        one, two = (self.run(asking([blank(PROBES[0])] * count), as_is=True)[1] for count in (1, 2))
+        found = set()
         for name in one:
             shape, doubled = one[name].shape, two[name].shape
             if doubled[:1] == (2 * shape[0],):
@@ -104,32 +87,155 @@ class Default(Family):
                     f"--processor {self.source}: {name} is {list(shape)} for a picture and {list(doubled)} for two; "
                     "family default needs rows that belong to pictures"
                 )
-            nested.add(name)
-        return nested
+            found.add(name)
+        return found
 
-    # Pictures
+    @cached_property
+    def _known_shapes(self) -> dict[Size, Shapes]:
+        return {}
 
-    def image_shape(self, height: int, width: int, num_images: int) -> tuple[tuple[int, int], Grid]:
+    def shapes_alone(self, height: int, width: int) -> Shapes:
+        """Of the arrays of one picture, by its size."""
+        known = self._known_shapes
+        if (height, width) not in known:
+            if len(known) == SHAPES_KEPT:
+                known.clear()
+            _, arrays = self.run(asking([blank((height, width))]))
+            known[height, width] = {name: array.shape for name, array in arrays.items()}
+        return known[height, width]
+
+    def shape(self, height: int, width: int, num_images: int) -> tuple[Size, Grid]:
         """As it is: the processor resizes. What it refuses, it refuses here."""
-        self._shapes_alone(height, width)
+        self.shapes_alone(height, width)
         return (height, width), (1, 1, 1)
 
-    def _shapes_alone(self, height: int, width: int) -> Shapes:
-        if (height, width) not in self._shapes:
-            if len(self._shapes) == SHAPES_KEPT:
-                self._shapes.clear()
-            _, arrays = self._run(_asking([_blank((height, width))]))
-            self._shapes[height, width] = {name: array.shape for name, array in arrays.items()}
-        return self._shapes[height, width]
+    def tokens(self, medium: MeasuredMedia) -> int:
+        raise AssertionError("ids of family default are expanded when they are encoded")
 
     def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        shapes = self._shapes_alone(medium.height, medium.width)
-        counted = {array.counts: 1 for array in self.media.values() if array.counts}
+        shapes = self.shapes_alone(medium.height, medium.width)
+        counted = {array.counts: 1 for array in self.arrays.values() if array.counts}
         return counted | {name: shape[0] for name, shape in shapes.items()}
 
-    def media_bytes(self, medium: MeasuredMedia) -> int:
-        shapes = self._shapes_alone(medium.height, medium.width)
-        return sum(int(np.prod(shape)) * np.dtype(self.media[name].dtype).itemsize for name, shape in shapes.items())
+    def stored_bytes(self, medium: MeasuredMedia) -> int:
+        shapes = self.shapes_alone(medium.height, medium.width)
+        return sum(int(np.prod(shape)) * np.dtype(self.arrays[name].dtype).itemsize for name, shape in shapes.items())
+
+    @cached_property
+    def smallest(self) -> MeasuredMedia:
+        tokens: dict[int, int] = {}
+        for side in SMALLEST:
+            try:
+                tokens[side] = len(self.run(asking([blank((side, side))]))[0])
+            except ValueError:  # smaller than this processor takes
+                continue
+        side = min(tokens, key=lambda side: tokens[side])
+        return self.blank((side, side), (1, 1, 1))
+
+    def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
+        """What a picture adds to a question: [1, 7, 7, 2, 3] without [1, 3] -> [7, 7, 2]."""
+        ids, without = self.run(asking([blank(medium.size)]))[0].tolist(), self.run(asking([]))[0].tolist()
+        start, end = 0, 0
+        while start < len(without) and ids[start] == without[start]:
+            start += 1
+        while end < len(without) - start and ids[-1 - end] == without[-1 - end]:
+            end += 1
+        return np.array(ids[start : len(ids) - end], dtype=np.int32)
+
+    def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
+        return self.run(asking([Image.fromarray(content)]))[1]
+
+    def run(self, messages: list[dict[str, Any]], as_is: bool = False) -> tuple[np.ndarray, Arrays]:
+        """Ids of a conversation and its media arrays; those of its text (attention_mask …) are left out."""
+        out = self.processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
+        arrays = {name: np.asarray(value) for name, value in out.items()}
+        ids = arrays.pop("input_ids")
+        media = {name: array for name, array in arrays.items() if array.shape[:2] != ids.shape}
+        if not as_is:
+            media = {name: array[0] if name in self.in_batch_axis else array for name, array in media.items()}
+        return ids[0].astype(np.int32), media
+
+
+class ProcessorChat(Chat):
+    """Conversations through the processor itself, on blank pictures: their ids are expanded already."""
+
+    def __init__(self, images: ProcessorImages, placeholders: Mapping[MediaKind, str]) -> None:
+        format_ = ChatFormat(assistant_header="", end_of_turn="", placeholders=placeholders)
+        super().__init__(format_, images.processor.tokenizer, source=images.source, takes=("image",))
+        self.images = images
+
+    @cached_property
+    def markers(self) -> TurnMarkers:
+        return derived_markers(self.images.processor)
+
+    def places(self, ids: np.ndarray) -> list[tuple[int, MediaKind]]:
+        """None: no placeholder is left to expand."""
+        return []
+
+    def encode(
+        self, examples: Sequence[Example], media: Sequence[Sequence[MeasuredMedia]]
+    ) -> Sequence[np.ndarray | Skip]:
+        return [self._encode(example, found) for example, found in zip(examples, media, strict=True)]
+
+    def _encode(self, example: Example, media: Sequence[MeasuredMedia]) -> np.ndarray | Skip:
+        texts = (part for turn in example.turns for part in turn.parts if isinstance(part, str))
+        if literal := next(filter(None, map(self._special.search, texts)), None):
+            return Skip(reason="bad_row", detail=f"its text has the special token {literal[0]} in it")
+        blanks = iter([blank((medium.height, medium.width)) for medium in media])
+        messages = self.messages(example.turns)
+        for message in messages:
+            for part in message["content"]:
+                if part["type"] == "image":
+                    part["image"] = next(blanks)
+        try:
+            ids, _ = self.images.run(messages, as_is=True)
+        except (TemplateError, ValueError) as error:
+            return Skip(reason="bad_row", detail=f"the processor refuses it: {error}")
+        return ids
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        tokens = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        literal = sorted(tokens | set(self.format.placeholders.values()))
+        return re.compile("|".join(map(re.escape, literal)) or r"(?!)")
+
+
+class Default(Family):
+    name = "default"
+    image: ProcessorImages
+
+    @classmethod
+    def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
+        if key.min_pixels or key.max_pixels:
+            raise UserError(
+                f"--processor {files.source}: family default takes sizes from the processor's own config only; change "
+                "it there and leave out --min-pixels and --max-pixels"
+            )
+        loaded = files.loaded if files.loaded is not None else _loaded(files.source, key.trust_remote_code)
+        processor = _checked(loaded, files.source)
+        if not processor.chat_template:  # some leave it to their tokenizer
+            processor.chat_template = files.tokenizer.chat_template
+        images = ProcessorImages(
+            processor=processor,
+            config={
+                "classes": [type(part).__name__ for part in (processor, processor.image_processor)],
+                "processor": files.processor,
+                "image": files.image,
+                "chat_template": processor.chat_template,
+            },
+            source=files.source,
+        )
+        try:
+            assert images.arrays  # learnt now: a processor that does not fit is refused before anything is measured
+        except UserError:
+            raise
+        except (ValueError, TypeError, TemplateError) as error:
+            raise UserError(
+                f"--processor {files.source}: does not take a question with a picture, and family default tried: "
+                f"{error}"
+            ) from error
+        token = getattr(processor, "image_token", None)
+        return cls(ProcessorChat(images, {"image": str(token)} if token else {}), image=images)
 
     def document_arrays(
         self, measured_ids: np.ndarray, media: Sequence[MeasuredMedia], decoded: Decoded, resize: Resize
@@ -137,16 +243,16 @@ class Default(Family):
         """One run of the processor for all pictures of a conversation; its text does not touch them."""
         if not media:
             return self.joined([])
-        images = [Image.fromarray(decoded(medium, "image")) for medium in media]
-        ids, arrays = self._run(_asking(images))
+        images = [Image.fromarray(decoded(medium, self.image)) for medium in media]
+        ids, arrays = self.image.run(asking(images))
         where = media[0].ref.path
-        for token in self.placeholder_ids.values():
+        for token in self.chat.placeholder_ids.values():
             has, expected = np.count_nonzero(ids == token), np.count_nonzero(measured_ids == token)
             if has != expected:
                 raise MediaError("bad_media", f"{where}: {has} image tokens now, {expected} when measured")
         for name, array in self.media.items():
             if array.counts:
-                rows = [self.rows(medium)[name] for medium in media]
+                rows = [self.image.rows(medium)[name] for medium in media]
                 if sum(rows) != len(arrays[name]):
                     raise MediaError(
                         "bad_media", f"{where}: {name} has {len(arrays[name])} rows for the row's pictures together "
@@ -159,78 +265,6 @@ class Default(Family):
             if len(shape) != len(array.row) or not all(fits):
                 raise MediaError("bad_media", f"{where}: {name} has rows {shape}, of other pictures {array.row}")
         return self.joined([arrays])
-
-    @cached_property
-    def smallest_image(self) -> MeasuredMedia:
-        tokens: dict[int, int] = {}
-        for side in SMALLEST:
-            try:
-                tokens[side] = len(self._run(_asking([_blank((side, side))]))[0])
-            except ValueError:  # smaller than this processor takes
-                continue
-        side = min(tokens, key=lambda side: tokens[side])
-        ref = MediaRef(kind="image", path="")
-        return MeasuredMedia(ref=ref, height=side, width=side, size=(side, side), grid=(1, 1, 1))
-
-    @cached_property
-    def fake_image_ids(self) -> np.ndarray:
-        """What a picture adds to a question: [1, 7, 7, 2, 3] without [1, 3] -> [7, 7, 2]."""
-        size = self.smallest_image.size
-        ids, without = self._run(_asking([_blank(size)]))[0].tolist(), self._run(_asking([]))[0].tolist()
-        start, end = 0, 0
-        while start < len(without) and ids[start] == without[start]:
-            start += 1
-        while end < len(without) - start and ids[-1 - end] == without[-1 - end]:
-            end += 1
-        return np.array(ids[start : len(ids) - end], dtype=np.int32)
-
-    # Text
-
-    @cached_property
-    def markers(self) -> TurnMarkers:
-        return derived_markers(self.processor)
-
-    def places(self, ids: np.ndarray) -> list[tuple[int, MediaKind]]:
-        """None: ids are expanded when they are measured."""
-        return []
-
-    def encode(self, examples: Sequence[Example], media: Sequence[Sequence[MeasuredMedia]]) -> list[np.ndarray | Skip]:
-        return [self._encode(example, found) for example, found in zip(examples, media, strict=True)]
-
-    def _encode(self, example: Example, media: Sequence[MeasuredMedia]) -> np.ndarray | Skip:
-        texts = (part for turn in example.turns for part in turn.parts if isinstance(part, str))
-        if literal := next(filter(None, map(self._special.search, texts)), None):
-            return Skip(reason="bad_row", detail=f"its text has the special token {literal[0]} in it")
-        blanks = iter([_blank((medium.height, medium.width)) for medium in media])
-        messages = self.messages(example.turns)
-        for message in messages:
-            for part in message["content"]:
-                if part["type"] == "image":
-                    part["image"] = next(blanks)
-        try:
-            ids, _ = self._run(messages, as_is=True)
-        except (TemplateError, ValueError) as error:
-            return Skip(reason="bad_row", detail=f"the processor refuses it: {error}")
-        return ids
-
-    @cached_property
-    def _special(self) -> re.Pattern[str]:
-        tokens = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        return re.compile("|".join(map(re.escape, sorted(tokens | set(self.placeholders.values())))) or r"(?!)")
-
-    def _run(self, messages: list[dict[str, Any]], as_is: bool = False) -> tuple[np.ndarray, Arrays]:
-        """Ids of a conversation and its media arrays; those of its text (attention_mask …) are left out."""
-        out = self.processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
-        arrays = {name: np.asarray(value) for name, value in out.items()}
-        ids = arrays.pop("input_ids")
-        media = {name: array for name, array in arrays.items() if array.shape[:2] != ids.shape}
-        if not as_is:
-            media = {name: array[0] if name in self._nested else array for name, array in media.items()}
-        return ids[0].astype(np.int32), media
-
-    @staticmethod
-    def media_tokens(media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> int | None:
-        return None
 
 
 def _loaded(source: str, trust_remote_code: bool) -> Any:
@@ -255,12 +289,12 @@ def _checked(processor: Any, source: str) -> Any:
     return processor
 
 
-def _blank(size: tuple[int, int]) -> Image.Image:
+def blank(size: tuple[int, int]) -> Image.Image:
     height, width = size
     return Image.new("RGB", (width, height), (128, 128, 128))
 
 
-def _asking(images: Sequence[Image.Image]) -> list[dict[str, Any]]:
+def asking(images: Sequence[Image.Image]) -> list[dict[str, Any]]:
     """A conversation of these pictures and one word."""
     parts = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": "Why"}]
     return [{"role": "user", "content": parts}]

@@ -14,19 +14,19 @@ one frame, its own processor's included: it cuts the pooled features by grids th
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 
-from neatpack.pipeline.families.base import Arrays, Grid, ProcessorFiles, ProcessorKey
-from neatpack.pipeline.families.kimi_vl import KimiVL, PatchBudget
-from neatpack.pipeline.families.uniform import configured, refuse_settings, uniform_frames
+from neatpack.pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size, VideoRule
+from neatpack.pipeline.families.chat import Chat
+from neatpack.pipeline.families.kimi_vl import CHAT, MoonViT, MoonViTImages
+from neatpack.pipeline.families.rules import configured, refuse_settings, thinned, uniform_frames
 from neatpack.pipeline.layout import MediaArray
 from neatpack.pipeline.media.pixels import Resize, pixel_table, resize_torch
-from neatpack.pipeline.records import Example, MeasuredMedia, MediaKind, MediaRef, Turn
+from neatpack.pipeline.records import MeasuredMedia, MediaKind, MediaRef, Turn
 
 IMAGE_DEFAULTS = {
     "patch_size": 14,
@@ -46,6 +46,12 @@ VIDEO_DEFAULTS = {
     "do_sample_frames": True,
 }
 VIDEO_TOKEN = "<|kimi_k25_video_placeholder|>"
+K25_CHAT = replace(
+    CHAT,
+    placeholders={"image": "<|media_pad|>", "video": VIDEO_TOKEN},
+    opening={"image": ("<|media_begin|>", "image", "<|media_content|>")},
+    structural_tokens=(*CHAT.structural_tokens, VIDEO_TOKEN),
+)
 
 
 def named_as_in_transformers(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -66,184 +72,191 @@ def named_as_in_transformers(config: dict[str, Any]) -> tuple[dict[str, Any], di
     return common | {"max_patches": config.get("in_patch_limit")}, common | video
 
 
-class KimiK25(KimiVL):
-    name = "kimi_k25"
-    processor_classes = ("Kimi_K25Processor", "KimiK25Processor")
-    takes: tuple[MediaKind, ...] = ("image", "video")
-    resized_by = ""
-    placeholders = {"image": "<|media_pad|>", "video": VIDEO_TOKEN}
-    opening = {"image": ("<|media_begin|>", "image", "<|media_content|>")}
-    closing = {"image": ("<|media_end|>",)}
-    structural_tokens = (*KimiVL.structural_tokens, VIDEO_TOKEN)
+@dataclass(frozen=True, kw_only=True)
+class K25Patches(MoonViT):
+    rescale_factor: float
 
-    def __init__(self, files: ProcessorFiles, key: ProcessorKey) -> None:
-        super().__init__(files, key)
-        refuse_settings(
-            key, self.name, video_min_pixels="never enlarges a frame", video_min_frames="takes frames by rate alone"
-        )
-        videos = self.video_config(files, key)
-        self.video: PatchBudget = self.budget(videos)
-        self.chunk: int = videos["temporal_patch_size"]
-        self.config["video"] = videos
-        if VIDEO_TOKEN not in self.tokenizer.get_vocab():
-            self.takes = ("image",)
-
-    def image_config(self, files: ProcessorFiles, key: ProcessorKey) -> dict[str, Any]:
-        published = files.image.get("media_proc_cfg")
-        given = named_as_in_transformers(published)[0] if published else files.image
-        images = configured(self.source, self.name, IMAGE_DEFAULTS, given)
-        if key.max_pixels:
-            images["max_patches"] = max(1, key.max_pixels // images["patch_size"] ** 2)
-        return images
-
-    def video_config(self, files: ProcessorFiles, key: ProcessorKey) -> dict[str, Any]:
-        published = files.image.get("media_proc_cfg")
-        given = named_as_in_transformers(published)[1] if published else files.video
-        videos = configured(self.source, self.name, VIDEO_DEFAULTS, given)
-        if key.video_max_pixels:
-            videos["max_patches"] = max(1, key.video_max_pixels // videos["patch_size"] ** 2)
-        if key.video_fps:
-            videos |= {"fps": key.video_fps, "num_frames": None, "do_sample_frames": True}
-        return videos | {"max_frames": key.video_max_frames}
-
-    def budget(self, config: dict[str, Any]) -> PatchBudget:
-        return PatchBudget(
+    @classmethod
+    def of(cls, config: dict[str, Any], **more: Any) -> Self:
+        return cls(
             patch_size=config["patch_size"],
             merge_size=config["merge_size"],
             max_patches=config["max_patches"],
             max_side=config["size"]["max_height"],
             mean=tuple(config["image_mean"]),
             std=tuple(config["image_std"]),
+            rescale_factor=config["rescale_factor"],
+            **more,
         )
 
-    @cached_property
-    def media(self) -> dict[str, MediaArray]:
-        pixels = self.patch_array("image_grid_thw")
+
+@dataclass(frozen=True, kw_only=True)
+class K25Images(K25Patches, MoonViTImages):
+    @property
+    def arrays(self) -> dict[str, MediaArray]:
         return {
-            "image_grid_thw": MediaArray(kind="image", dtype="int64", row=(3,)),
-            "grid_thws": MediaArray(kind="image", dtype="int64", row=(3,)),
-            "image_grid_hws": MediaArray(kind="image", dtype="int64", row=(2,)),
-            "pixel_values": pixels,
-            "num_chunks_per_video": MediaArray(kind="video", dtype="int64", row=()),
-            "video_grid_thw": MediaArray(kind="video", dtype="int64", row=(3,), counts="num_chunks_per_video"),
-            "pixel_values_videos": replace(pixels, kind="video", counts="video_grid_thw", table="video"),
+            "image_grid_thw": MediaArray(kinds=("image",), dtype="int64", row=(3,)),
+            "grid_thws": MediaArray(kinds=("image",), dtype="int64", row=(3,)),
+            "image_grid_hws": MediaArray(kinds=("image",), dtype="int64", row=(2,)),
+            "pixel_values": self.pixel_array("image_grid_thw"),
         }
 
-    def tables(self, resize: str) -> dict[str, np.ndarray]:
+    def table(self, resize: str) -> np.ndarray:
         """By transformers' torchvision backend, its only one; "pil" is the arithmetic of the published processor."""
-        videos = self.config["video"]
-        video = pixel_table(videos["rescale_factor"], self.video.mean, self.video.std, "torch")
         if resize != "pil":
-            images = self.config["image"]
-            return {"image": pixel_table(images["rescale_factor"], self.image.mean, self.image.std, resize),
-                    "video": video}  # fmt: skip
-        image = np.tile((np.arange(256) / 255).astype(np.float32), (len(self.image.mean), 1))
-        image -= np.array(self.image.mean)[:, None]
-        image *= 1 / np.array(self.image.std)[:, None]
-        return {"image": image, "video": video}
+            return pixel_table(self.rescale_factor, self.mean, self.std, resize)
+        table = np.tile((np.arange(256) / 255).astype(np.float32), (len(self.mean), 1))
+        table -= np.array(self.mean)[:, None]
+        table *= 1 / np.array(self.std)[:, None]
+        return table
 
-    def image_shape(self, height: int, width: int, num_images: int) -> tuple[tuple[int, int], Grid]:
-        return self.image.shape(height, width)
+    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
+        patches = int(np.prod(medium.grid))
+        return {"image_grid_thw": 1, "grid_thws": 1, "image_grid_hws": 1, "pixel_values": patches}
 
-    def image_arrays(self, pixels: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
+    def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
         grid = np.array([medium.grid], dtype=np.int64)
+        patches = self.patches(content, medium, resize)
+        return {"pixel_values": patches, "image_grid_thw": grid, "grid_thws": grid, "image_grid_hws": grid[:, 1:]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class K25Videos(K25Patches, VideoRule):
+    """The temporal side of a grid is the frames. Always resized as torchvision does, transformers' only backend."""
+
+    chunk: int  # frames
+    fps: float | None
+    num_frames: int | None
+    max_frames: int
+    samples_frames: bool
+
+    @property
+    def arrays(self) -> dict[str, MediaArray]:
         return {
-            "pixel_values": self.image.patches(pixels, medium, resize),
-            "image_grid_thw": grid,
-            "grid_thws": grid,
-            "image_grid_hws": grid[:, 1:],
+            "num_chunks_per_video": MediaArray(kinds=("video",), dtype="int64", row=()),
+            "video_grid_thw": MediaArray(kinds=("video",), dtype="int64", row=(3,), counts="num_chunks_per_video"),
+            "pixel_values_videos": self.pixel_array("video_grid_thw"),
         }
 
-    # Videos
+    def table(self, resize: str) -> np.ndarray:
+        return pixel_table(self.rescale_factor, self.mean, self.std, "torch")
 
-    def sample_frames(self, total: int, fps: float, asked_fps: float | None) -> np.ndarray:
-        videos = self.config["video"]
-        number, rate = videos["num_frames"], videos["fps"]
+    def choose(self, total: int, fps: float, asked_fps: float | None) -> np.ndarray:
+        number, rate = self.num_frames, self.fps
         if asked_fps is not None:
             number, rate = None, asked_fps
-        elif not videos["do_sample_frames"]:
+        elif not self.samples_frames:
             number, rate = None, None
-        return uniform_frames(total, fps, num_frames=number, asked_fps=rate, max_frames=videos["max_frames"])
+        return uniform_frames(total, fps, num_frames=number, asked_fps=rate, max_frames=self.max_frames)
 
-    def video_shape(self, num_frames: int, height: int, width: int) -> tuple[tuple[int, int], Grid]:
-        """The temporal side of the grid is the frames; what does not fill a last chunk is not filled up."""
-        size, grid = self.video.shape(height, width)
+    def shape(self, num_frames: int, height: int, width: int) -> tuple[Size, Grid]:
+        """What does not fill a last chunk is not filled up."""
+        size, grid = self.cut(height, width)
         return size, (num_frames, *grid[1:])
-
-    def video_arrays(self, frames: Iterable[np.ndarray], medium: MeasuredMedia) -> Arrays:
-        """Always resized as torchvision does: transformers has no other backend for videos."""
-        grids = [(count, *medium.grid[1:]) for count in self.chunks(medium)]
-        patches = [self.video.patches(frame, medium, resize_torch) for frame in frames]
-        return {
-            "pixel_values_videos": np.concatenate(patches),
-            "video_grid_thw": np.array(grids, dtype=np.int64),
-            "num_chunks_per_video": np.array([len(grids)], dtype=np.int64),
-        }
 
     def chunks(self, medium: MeasuredMedia) -> list[int]:
         """Frames in each chunk of a video: 10 frames -> [4, 4, 2]."""
         count = medium.grid[0]
         return [min(self.chunk, count - start) for start in range(0, count, self.chunk)]
 
-    def shrunk(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
-        """Each level halves the patches of a picture, or the frames of a video (evenly thinned, not below one chunk);
-        once a video is one chunk, its patches are halved instead."""
-        if medium.ref.kind != "video":
-            return super().shrunk(medium, level)
+    def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
+        """Each level halves the frames, evenly thinned and not below one chunk; then the patches are halved."""
         halvings = max(0, min(level, (len(medium.frames) // self.chunk).bit_length() - 1))
-        kept = np.linspace(0, len(medium.frames) - 1, len(medium.frames) >> halvings).round().astype(int).tolist()
-        fewer = replace(
-            medium, frames=tuple(medium.frames[index] for index in kept), grid=(len(kept), *medium.grid[1:])
-        )
-        return self.video.halved(fewer, level - halvings) if level > halvings else fewer
+        frames = thinned(medium.frames, len(medium.frames) >> halvings)
+        fewer = replace(medium, frames=frames, grid=(len(frames), *medium.grid[1:]))
+        return self.halved(fewer, level - halvings) if level > halvings else fewer
+
+    def tokens(self, medium: MeasuredMedia) -> int:
+        return len(self.chunks(medium)) * self.merged(medium.grid)
+
+    def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
+        """Start, "video", content, pad x n, end; and from the second chunk on the time before it."""
+        before = chat.ids("<|media_begin|>", "video", "<|media_content|>")
+        pads = [chat.placeholder_ids["video"]] * self.merged(medium.grid)
+        block = [*before, *pads, chat.token_id("<|media_end|>")]
+        ids = list(block)
+        for chunk in range(1, len(self.chunks(medium))):
+            ids += chat.ids(clock(medium, chunk * self.chunk)) + block
+        return np.array(ids, dtype=np.int32)
 
     def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        patches = int(np.prod(medium.grid))
-        if medium.ref.kind == "video":
-            chunks = len(self.chunks(medium))
-            return {"num_chunks_per_video": 1, "video_grid_thw": chunks, "pixel_values_videos": patches}
-        return {"image_grid_thw": 1, "grid_thws": 1, "image_grid_hws": 1, "pixel_values": patches}
+        chunks, patches = len(self.chunks(medium)), int(np.prod(medium.grid))
+        return {"num_chunks_per_video": 1, "video_grid_thw": chunks, "pixel_values_videos": patches}
 
-    # Text: each chunk of a video is its time and its tokens between markers. The time of the first may merge with the
-    # words before it when it is encoded, so it goes into the conversation; the others stand between special tokens.
+    def render(self, content: Iterable[np.ndarray], medium: MeasuredMedia, resize: Resize) -> Arrays:
+        grids = [(count, *medium.grid[1:]) for count in self.chunks(medium)]
+        patches = [self.patches(frame, medium, resize_torch) for frame in content]
+        return {
+            "pixel_values_videos": np.concatenate(patches),
+            "video_grid_thw": np.array(grids, dtype=np.int64),
+            "num_chunks_per_video": np.array([len(grids)], dtype=np.int64),
+        }
 
-    def encode(self, examples: Sequence[Example], media: Sequence[Sequence[MeasuredMedia]]) -> list[Any]:
-        timed = [self._timed(example, iter(found)) for example, found in zip(examples, media, strict=True)]
-        return super().encode(timed, media)
 
-    def _timed(self, example: Example, media: Iterator[MeasuredMedia]) -> Example:
-        """The conversation with the time of its first frame before each video."""
+class K25Chat(Chat):
+    def prepared(self, turns: Sequence[Turn], media: Sequence[MeasuredMedia]) -> Sequence[Turn]:
+        """Each chunk of a video is its time and its tokens between markers. The time of the first may merge with the
+        words before it when it is encoded, so it goes into the conversation; the others stand between special tokens.
+        """
+        waiting = iter(media)
 
         def parts_of(part: str | MediaRef) -> tuple[str | MediaRef, ...]:
             if isinstance(part, str):
                 return (part,)
-            medium = next(media)
+            medium = next(waiting)
             return (clock(medium, 0), part) if part.kind == "video" else (part,)
 
-        return Example(
-            turns=tuple(
-                Turn(role=turn.role, parts=tuple(piece for part in turn.parts for piece in parts_of(part)))
-                for turn in example.turns
-            )
-        )
+        return [
+            Turn(role=turn.role, parts=tuple(piece for part in turn.parts for piece in parts_of(part)))
+            for turn in turns
+        ]
 
-    def expansion(self, medium: MeasuredMedia) -> np.ndarray:
-        """Of a video: start, "video", content, pad x n, end; and from the second chunk on the time before it."""
-        if medium.ref.kind != "video":
-            return super().expansion(medium)
-        before = self._all_ids(("<|media_begin|>", "video", "<|media_content|>"))
-        pads = [self.placeholder_ids["video"]] * self.video.tokens(medium.grid)
-        block = [*before, *pads, self.token_id("<|media_end|>")]
-        ids = list(block)
-        for chunk in range(1, len(self.chunks(medium))):
-            ids += self._all_ids((clock(medium, chunk * self.chunk),)) + block
-        return np.array(ids, dtype=np.int32)
+
+class KimiK25(Family):
+    name = "kimi_k25"
+    processor_classes = ("Kimi_K25Processor", "KimiK25Processor")
+
+    @classmethod
+    def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
+        refuse_settings(
+            key, cls.name, min_pixels="never enlarges a picture", video_min_pixels="never enlarges a frame",
+            video_min_frames="takes frames by rate alone",
+        )  # fmt: skip
+        published = files.image.get("media_proc_cfg")
+        given = named_as_in_transformers(published) if published else (files.image, files.video)
+        images = configured(files.source, cls.name, IMAGE_DEFAULTS, given[0])
+        videos = configured(files.source, cls.name, VIDEO_DEFAULTS, given[1])
+        for config, max_pixels in ((images, key.max_pixels), (videos, key.video_max_pixels)):
+            if max_pixels:
+                config["max_patches"] = max(1, max_pixels // config["patch_size"] ** 2)
+        if key.video_fps:
+            videos |= {"fps": key.video_fps, "num_frames": None, "do_sample_frames": True}
+        image = K25Images.of(images)
+        video = None
+        takes: tuple[MediaKind, ...] = ("image",)
+        if VIDEO_TOKEN in files.tokenizer.get_vocab():
+            takes = ("image", "video")
+            video = K25Videos.of(
+                videos,
+                chunk=videos["temporal_patch_size"],
+                fps=videos["fps"],
+                num_frames=videos["num_frames"],
+                max_frames=key.video_max_frames,
+                samples_frames=bool(videos["do_sample_frames"]),
+            )
+        return cls(
+            K25Chat(K25_CHAT, files.tokenizer, source=files.source, takes=takes),
+            image=image,
+            video=video,
+            facts={"merge_size": image.merge_size},
+        )
 
     @staticmethod
     def media_tokens(media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> int | None:
         """The frames of a chunk are pooled into one."""
-        patches = sum(int(media[name][:, 1:].prod(axis=1).sum()) for name in ("image_grid_thw", "video_grid_thw"))
-        return patches // facts["merge_size"] ** 2
+        grids = [media[name] for name in ("image_grid_thw", "video_grid_thw") if name in media]
+        patches = sum(int(grid[:, 1:].prod(axis=1).sum()) for grid in grids)
+        return patches // int(facts["merge_size"]) ** 2
 
 
 def clock(video: MeasuredMedia, frame: int) -> str:

@@ -5,20 +5,42 @@ Its processor exists as remote code only (image_processing_kimi_vl.py beside the
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey
-from neatpack.pipeline.families.uniform import configured, refuse_settings
-from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.families.base import (
+    Arrays,
+    Family,
+    Grid,
+    ImageRule,
+    MediaRule,
+    ProcessorFiles,
+    ProcessorKey,
+    Size,
+)
+from neatpack.pipeline.families.chat import Chat, ChatFormat
+from neatpack.pipeline.families.rules import configured, refuse_settings
+from neatpack.pipeline.layout import Delivery, MediaArray
 from neatpack.pipeline.media.pixels import Resize, padded, patchify, resize_pil
 from neatpack.pipeline.media.resize import navit_resize
-from neatpack.pipeline.records import MeasuredMedia, MediaKind, MediaRef
+from neatpack.pipeline.records import MeasuredMedia
 
+CHAT = ChatFormat(
+    assistant_header="<|im_assistant|>assistant<|im_middle|>",
+    header_tail=0,  # a special token ends it, and none merges with the answer
+    end_of_turn="<|im_end|>",
+    placeholders={"image": "<|media_pad|>"},
+    opening={"image": ("<|media_start|>", "image", "<|media_content|>")},
+    closing={"image": ("<|media_end|>",)},
+    structural_tokens=(
+        "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "<|im_end|>",
+        "<|media_start|>", "<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>",
+        "[BOS]", "[EOS]", "[EOT]", "[PAD]",
+    ),
+)  # fmt: skip
 IMAGE_DEFAULTS = {
     "patch_size": 14,
     "merge_kernel_size": [2, 2],
@@ -30,9 +52,9 @@ IMAGE_DEFAULTS = {
 MAX_SIDE = 511  # patches: the published processor refuses 512, which its position embedding does not reach
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PatchBudget:
-    """How pixels become patches in MoonViT."""
+@dataclass(frozen=True, kw_only=True)
+class MoonViT(MediaRule):
+    """How pixels become patches in MoonViT, the vision tower of all Kimi models."""
 
     patch_size: int
     merge_size: int
@@ -41,13 +63,17 @@ class PatchBudget:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def shape(self, height: int, width: int) -> tuple[tuple[int, int], Grid]:
+    def pixel_array(self, counts: str) -> MediaArray:
+        row = (len(self.mean), self.patch_size, self.patch_size)
+        return MediaArray(kinds=(self.kind,), dtype="uint8", row=row, counts=counts, deliver=Delivery(table=self.kind))
+
+    def cut(self, height: int, width: int) -> tuple[Size, Grid]:
         """The size before padding, and the patches after it."""
         size, whole = navit_resize(height, width, self.patch_size, self.merge_size, self.max_patches, self.max_side)
         return size, (1, whole[0] // self.patch_size, whole[1] // self.patch_size)
 
-    def tokens(self, grid: Grid) -> int:
-        """Frames of a chunk are pooled, so their number does not matter."""
+    def merged(self, grid: Grid) -> int:
+        """Tokens of a picture, or of a chunk of frames: those are pooled, so their number does not matter."""
         return grid[1] * grid[2] // self.merge_size**2
 
     def patches(self, pixels: np.ndarray, medium: MeasuredMedia, resize: Resize) -> np.ndarray:
@@ -59,54 +85,85 @@ class PatchBudget:
     def halved(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
         """With a budget of half the patches that it has, `level` times; as it is where that saves no token."""
         fewer = max(1, medium.size[0] // self.patch_size) * max(1, medium.size[1] // self.patch_size) >> level
-        size, grid = replace(self, max_patches=max(1, fewer)).shape(medium.height, medium.width)
+        size, grid = replace(self, max_patches=max(1, fewer)).cut(medium.height, medium.width)
         return medium if grid[1:] == medium.grid[1:] else replace(medium, size=size, grid=(medium.grid[0], *grid[1:]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoonViTImages(MoonViT, ImageRule):
+    def shape(self, height: int, width: int, num_images: int) -> tuple[Size, Grid]:
+        return self.cut(height, width)
+
+    def tokens(self, medium: MeasuredMedia) -> int:
+        return self.merged(medium.grid)
+
+    def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
+        return self.halved(medium, level)
+
+    @property
+    def smallest(self) -> MeasuredMedia:
+        """One merged patch."""
+        side = self.patch_size * self.merge_size
+        return self.blank((side, side), (1, self.merge_size, self.merge_size))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KimiVLImages(MoonViTImages):
+    """Always resized as Pillow does, whatever is asked for: the published processor has no other way."""
+
+    resized_by = "pil"
+
+    @property
+    def arrays(self) -> dict[str, MediaArray]:
+        return {
+            "image_grid_hws": MediaArray(kinds=("image",), dtype="int64", row=(2,)),
+            "pixel_values": self.pixel_array("image_grid_hws"),
+        }
+
+    def table(self, resize: str) -> np.ndarray:
+        """By the arithmetic of torchvision's to_tensor and normalize, whatever `resize` is."""
+        bytes_ = torch.arange(256, dtype=torch.float32).div(255)
+        means, stds = (torch.tensor(values)[:, None] for values in (self.mean, self.std))
+        return np.asarray(bytes_.sub(means).div(stds))
+
+    def shape(self, height: int, width: int, num_images: int) -> tuple[Size, Grid]:
+        size, grid = self.cut(height, width)
+        if max(grid) > MAX_SIDE:
+            raise ValueError(f"{max(grid)} patches on a side, above {MAX_SIDE} ({width}x{height}); crop the picture")
+        return size, grid
+
+    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
+        return {"image_grid_hws": 1, "pixel_values": int(np.prod(medium.grid))}
+
+    def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
+        return {
+            "pixel_values": self.patches(content, medium, resize_pil),
+            "image_grid_hws": np.array([medium.grid[1:]], dtype=np.int64),
+        }
 
 
 class KimiVL(Family):
     name = "kimi_vl"
-    processor_classes: tuple[str, ...] = ("KimiVLProcessor",)
-    takes: tuple[MediaKind, ...] = ("image",)
-    placeholders = {"image": "<|media_pad|>"}
-    opening = {"image": ("<|media_start|>", "image", "<|media_content|>")}
-    closing = {"image": ("<|media_end|>",)}
-    structural_tokens: tuple[str, ...] = (
-        "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<|im_middle|>", "<|im_end|>",
-        "<|media_start|>", "<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>",
-        "[BOS]", "[EOS]", "[EOT]", "[PAD]",
-    )  # fmt: skip
-    assistant_header = "<|im_assistant|>assistant<|im_middle|>"
-    header_tail = 0  # a special token ends it, and none merges with the answer
-    end_of_turn = "<|im_end|>"
-    resized_by = "pil"  # the published processor has no other way
-    position_axes = 1
+    processor_classes = ("KimiVLProcessor",)
 
-    def __init__(self, files: ProcessorFiles, key: ProcessorKey) -> None:
-        super().__init__(files, key)
-        refuse_settings(key, self.name, min_pixels="never enlarges a picture")
-        self.config = {"image": self.image_config(files, key)}
-        self.image: PatchBudget = self.budget(self.config["image"])
-        self.facts = {"merge_size": self.image.merge_size}
-
-    def image_config(self, files: ProcessorFiles, key: ProcessorKey) -> dict[str, Any]:
-        images = configured(self.source, self.name, IMAGE_DEFAULTS, files.image)
-        if not images["pad_input"]:
+    @classmethod
+    def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
+        refuse_settings(key, cls.name, min_pixels="never enlarges a picture")
+        config = configured(files.source, cls.name, IMAGE_DEFAULTS, files.image)
+        if not config["pad_input"]:
             raise UserError(
-                f"--processor {self.source}: pad_input is false, so pictures would be cropped to patches that cannot "
-                f"be merged; {self.name} supports true, as the published models have it"
+                f"--processor {files.source}: pad_input is false, so pictures would be cropped to patches that cannot "
+                f"be merged; {cls.name} supports true, as the published models have it"
             )
-        if key.max_pixels:
-            images["in_token_limit"] = max(1, key.max_pixels // images["patch_size"] ** 2)
-        return images
-
-    def budget(self, config: dict[str, Any]) -> PatchBudget:
         merge = {int(side) for side in config["merge_kernel_size"]}
         if len(merge) > 1:
             raise UserError(
-                f"--processor {self.source}: merge_kernel_size {config['merge_kernel_size']} is not square, as "
-                f"{self.name} needs"
+                f"--processor {files.source}: merge_kernel_size {config['merge_kernel_size']} is not square, as "
+                f"{cls.name} needs"
             )
-        return PatchBudget(
+        if key.max_pixels:
+            config["in_token_limit"] = max(1, key.max_pixels // config["patch_size"] ** 2)
+        image = KimiVLImages(
             patch_size=config["patch_size"],
             merge_size=merge.pop(),
             max_patches=config["in_token_limit"],
@@ -114,56 +171,9 @@ class KimiVL(Family):
             mean=tuple(config["image_mean"]),
             std=tuple(config["image_std"]),
         )
-
-    @cached_property
-    def media(self) -> dict[str, MediaArray]:
-        return {
-            "image_grid_hws": MediaArray(kind="image", dtype="int64", row=(2,)),
-            "pixel_values": self.patch_array("image_grid_hws"),
-        }
-
-    def patch_array(self, counts: str) -> MediaArray:
-        side = self.image.patch_size
-        return MediaArray(
-            kind="image", dtype="uint8", row=(len(self.image.mean), side, side), counts=counts, table="image"
-        )
-
-    def tables(self, resize: str) -> dict[str, np.ndarray]:
-        """By the arithmetic of torchvision's to_tensor and normalize, whatever `resize` is."""
-        bytes_ = torch.arange(256, dtype=torch.float32).div(255)
-        means, stds = (torch.tensor(values)[:, None] for values in (self.image.mean, self.image.std))
-        return {"image": bytes_.sub(means).div(stds).numpy()}
-
-    def image_shape(self, height: int, width: int, num_images: int) -> tuple[tuple[int, int], Grid]:
-        size, grid = self.image.shape(height, width)
-        if max(grid) > MAX_SIDE:
-            raise ValueError(f"{max(grid)} patches on a side, above {MAX_SIDE} ({width}x{height}); crop the picture")
-        return size, grid
-
-    def shrunk(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
-        return self.image.halved(medium, level)
-
-    def expansion(self, medium: MeasuredMedia) -> np.ndarray:
-        return np.full(self.image.tokens(medium.grid), self.placeholder_ids["image"], dtype=np.int32)
-
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        return {"image_grid_hws": 1, "pixel_values": int(np.prod(medium.grid))}
-
-    @property
-    def smallest_image(self) -> MeasuredMedia:
-        """One merged patch."""
-        merge = self.image.merge_size
-        side = self.image.patch_size * merge
-        ref = MediaRef(kind="image", path="")
-        return MeasuredMedia(ref=ref, height=side, width=side, size=(side, side), grid=(1, merge, merge))
-
-    def image_arrays(self, pixels: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
-        """Always resized as Pillow does, whatever `resize` is: the published processor has no other way."""
-        return {
-            "pixel_values": self.image.patches(pixels, medium, resize_pil),
-            "image_grid_hws": np.array([medium.grid[1:]], dtype=np.int64),
-        }
+        chat = Chat(CHAT, files.tokenizer, source=files.source, takes=("image",))
+        return cls(chat, image=image, facts={"merge_size": image.merge_size})
 
     @staticmethod
     def media_tokens(media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> int | None:
-        return int(media["image_grid_hws"].prod(axis=1).sum()) // facts["merge_size"] ** 2
+        return int(media["image_grid_hws"].prod(axis=1).sum()) // int(facts["merge_size"]) ** 2

@@ -3,20 +3,41 @@
 Positions are float32: temporal patches lie 13 to the second, which need not be whole.
 """
 
-from collections.abc import Mapping
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from transformers import WhisperFeatureExtractor
 
-from neatpack.pipeline.families.base import Arrays, ProcessorFiles, ProcessorKey
-from neatpack.pipeline.families.qwen2_vl import VIDEO_DEFAULTS, Qwen2VL
-from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.families.base import Arrays, Family, ProcessorFiles, ProcessorKey
+from neatpack.pipeline.families.chat import Chat
+from neatpack.pipeline.families.qwen2_vl import (
+    CHAT,
+    VIDEO_DEFAULTS,
+    Qwen2Videos,
+    image_config,
+    patch_tokens,
+    video_config,
+)
+from neatpack.pipeline.families.rules import PatchImages, SoundFeatures
+from neatpack.pipeline.layout import Delivery, MediaArray
+from neatpack.pipeline.media.pixels import Resize
 from neatpack.pipeline.records import IMAGE, TEXT, VIDEO, MeasuredMedia
 
+OMNI_CHAT = replace(
+    CHAT,
+    placeholders={**CHAT.placeholders, "audio": "<|audio_pad|>"},
+    opening={**CHAT.opening, "audio": ("<|audio_start|>",)},
+    closing={**CHAT.closing, "audio": ("<|audio_end|>",)},
+    structural_tokens=(*CHAT.structural_tokens, "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>"),
+)
 # The processor passes these bounds to every call, whatever the video processor's own config says.
-VIDEO_SIZE = {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}
+VIDEO_BOUNDS = {
+    "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
+    "min_pixels": None,
+    "max_pixels": None,
+}
 NOMINAL_FPS = 1.0  # what the processor takes for the rate of a video, where none is set
 CHUNK, TOKENS_PER_CHUNK = 100, 13  # the audio tower takes feature frames in chunks of 100 and makes 13 tokens of each
 
@@ -29,111 +50,90 @@ def audio_tokens(feature_frames: int) -> int:
     return tokens + feature_frames // CHUNK * TOKENS_PER_CHUNK
 
 
-class Qwen3Omni(Qwen2VL):
-    name = "qwen3_omni"
-    processor_classes = ("Qwen3OmniMoeProcessor",)
-    takes = ("image", "video", "audio")
-    opening = {**Qwen2VL.opening, "audio": ("<|audio_start|>",)}
-    closing = {**Qwen2VL.closing, "audio": ("<|audio_end|>",)}
-    structural_tokens = (*Qwen2VL.structural_tokens, "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>")
-    video_defaults = {**VIDEO_DEFAULTS, "size": VIDEO_SIZE, "patch_size": 16}
-    position_dtype = "float32"
+@dataclass(frozen=True, kw_only=True)
+class OmniSound(SoundFeatures):
+    delivery = Delivery(mask="feature_attention_mask", transposed=True)
 
-    def __init__(self, files: ProcessorFiles, key: ProcessorKey) -> None:
-        super().__init__(files, key)
-        self._uses_audio_in_video = key.use_audio_in_video
-        self.extractor = WhisperFeatureExtractor.from_dict({"feature_size": 128, **files.audio})
-        heard = {
-            name: files.audio.get(name) for name in ("feature_size", "sampling_rate", "hop_length", "n_fft", "dither")
-        }
-        self.config |= {"audio": heard, "use_audio_in_video": key.use_audio_in_video}
-
-    def _configured(self, defaults: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-        full = super()._configured(defaults, config)
-        if defaults is self.video_defaults:
-            full["size"] = VIDEO_SIZE
-            full.pop("min_pixels", None)
-            full.pop("max_pixels", None)
-        return full
-
-    @staticmethod
-    def tokens_per_second(files: ProcessorFiles) -> float | None:
-        thinker = files.model.get("thinker_config", files.model)
-        return thinker.get("position_id_per_seconds", 13)
-
-    @property
-    def uses_audio_in_video(self) -> bool:
-        return self._uses_audio_in_video
-
-    @property
-    def sampling_rate(self) -> int:
-        return self.extractor.sampling_rate
-
-    def audio_frames(self, num_samples: int) -> int:
+    def frames(self, num_samples: int) -> int:
         """Of the sound alone. (In a batch, transformers counts a begun frame of all but the longest sound, too.)"""
         if num_samples <= self.extractor.n_fft // 2:
-            seconds = num_samples / self.sampling_rate
-            raise ValueError(f"a sound of {seconds:.4f} s is shorter than one window of its features")
-        return num_samples // self.extractor.hop_length
+            raise self.too_short(num_samples)
+        return int(num_samples // self.extractor.hop_length)
 
-    @cached_property
-    def media(self) -> dict[str, MediaArray]:
-        media = dict(super().media)
-        media.pop("second_per_grid_ts")
-        return media | {
-            "video_second_per_grid": MediaArray(kind="video", dtype="float32", row=()),
-            "audio_feature_lengths": MediaArray(kind="audio", dtype="int64", row=()),
-            "input_features": MediaArray(
-                kind="audio", dtype="float32", row=(self.extractor.feature_size,), counts="audio_feature_lengths",
-                mask="feature_attention_mask", transposed=True,
-            ),
-        }  # fmt: skip
+    def tokens_of(self, frames: int) -> int:
+        return audio_tokens(frames)
 
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        heard = {}
-        if medium.num_samples:
-            heard = {"audio_feature_lengths": 1, "input_features": self.audio_frames(medium.num_samples)}
-        if medium.ref.kind == "audio":
-            return heard
-        seen = super().rows(medium)
-        if "second_per_grid_ts" in seen:
-            seen["video_second_per_grid"] = seen.pop("second_per_grid_ts")
-        return seen | heard
-
-    def audio_arrays(self, samples: np.ndarray, medium: MeasuredMedia) -> Arrays:
-        features = self.extractor(
+    def features(self, samples: np.ndarray) -> np.ndarray:
+        heard = self.extractor(
             samples, sampling_rate=self.sampling_rate, padding=True, truncation=False, return_tensors="np"
-        )["input_features"][0]
-        assert features.shape[1] == self.audio_frames(len(samples)), (features.shape, len(samples))
+        )
+        return np.ascontiguousarray(heard["input_features"][0].T, dtype=np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OmniVideos(Qwen2Videos):
+    tokens_per_second: float
+
+    @property
+    def arrays(self) -> dict[str, MediaArray]:
         return {
-            "audio_feature_lengths": np.array([features.shape[1]], dtype=np.int64),
-            "input_features": np.ascontiguousarray(features.T, dtype=np.float32),
+            "video_grid_thw": MediaArray(kinds=("video",), dtype="int64", row=(3,)),
+            "pixel_values_videos": self.pixel_array,
+            "video_second_per_grid": MediaArray(kinds=("video",), dtype="float32", row=()),
         }
 
-    def video_arrays(self, frames: Any, medium: MeasuredMedia) -> Arrays:
-        arrays = super().video_arrays(frames, medium)
-        arrays["video_second_per_grid"] = arrays.pop("second_per_grid_ts")
-        return arrays
+    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
+        return {"video_grid_thw": 1, "pixel_values_videos": int(np.prod(medium.grid)), "video_second_per_grid": 1}
+
+    def render(self, content: Iterable[np.ndarray], medium: MeasuredMedia, resize: Resize) -> Arrays:
+        return {
+            "pixel_values_videos": self.patches(content, medium),
+            "video_grid_thw": np.array([medium.grid], dtype=np.int64),
+            "video_second_per_grid": np.array([self.seconds_per_patch(medium)], dtype=np.float32),
+        }
 
     def seconds_per_patch(self, medium: MeasuredMedia) -> float:
         """By the rate that was asked for, not by the one that came out: so the processor has it."""
-        return self.video.temporal_patch_size / (medium.asked_fps or self.video.fps or NOMINAL_FPS)
+        return self.temporal_patch_size / (medium.asked_fps or self.fps or NOMINAL_FPS)
 
-    def expansion(self, medium: MeasuredMedia) -> np.ndarray:
-        if medium.ref.kind == "image" or not medium.num_samples:
-            return super().expansion(medium)
-        heard = np.full(
-            audio_tokens(self.audio_frames(medium.num_samples)), self.placeholder_ids["audio"], dtype=np.int32
-        )
-        if medium.ref.kind == "audio":
-            return heard
-        # A video and its sound: their tokens in the order of their times, video first where they are equal.
-        seen = super().expansion(medium)
-        step = self.seconds_per_patch(medium) * self.facts["tokens_per_second"]
+    def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
+        """Of a video and its sound, tokens in the order of their times, the video's first where they are equal."""
+        seen = super().expansion(medium, chat)
+        if self.sound is None or not medium.num_samples:
+            return seen
+        heard = self.sound.expansion(medium, chat)
+        step = self.seconds_per_patch(medium) * self.tokens_per_second
         times = np.repeat(np.arange(medium.grid[0]), len(seen) // medium.grid[0]) * step
         order = np.argsort(np.concatenate([times, np.arange(len(heard))]), kind="stable")
-        before, after = self.marker_ids("audio")
+        before, after = chat.marker_ids("audio")
         return np.concatenate([before, np.concatenate([seen, heard])[order], after]).astype(np.int32)
+
+
+class Qwen3Omni(Family):
+    name = "qwen3_omni"
+    processor_classes = ("Qwen3OmniMoeProcessor",)
+    position_axes = 3
+    position_dtype = "float32"
+
+    @classmethod
+    def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
+        image = PatchImages.of(image_config(files, key, cls.name))
+        sound = OmniSound(extractor=WhisperFeatureExtractor.from_dict({"feature_size": 128, **files.audio}))
+        thinker = files.model.get("thinker_config", files.model)
+        tokens_per_second = thinker.get("position_id_per_seconds", 13)
+        defaults = {**VIDEO_DEFAULTS, "patch_size": 16}
+        video = OmniVideos.of(
+            video_config(files, key, cls.name, defaults, **VIDEO_BOUNDS),
+            tokens_per_second=tokens_per_second,
+            sound=sound if key.use_audio_in_video else None,
+        )
+        return cls(
+            Chat(OMNI_CHAT, files.tokenizer, source=files.source, takes=("image", "video", "audio")),
+            image=image,
+            video=video,
+            sound=sound,
+            facts={"merge_size": image.merge_size, "tokens_per_second": tokens_per_second},
+        )
 
     @staticmethod
     def positions(types: np.ndarray, media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> np.ndarray:
@@ -172,9 +172,7 @@ class Qwen3Omni(Qwen2VL):
 
     @staticmethod
     def media_tokens(media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> int | None:
-        seen = Qwen2VL.media_tokens(media, facts)
-        assert seen is not None
-        return seen + sum(audio_tokens(frames) for frames in media["audio_feature_lengths"].tolist())
+        return patch_tokens(media, facts) + sum(map(audio_tokens, media["audio_feature_lengths"].tolist()))
 
 
 def _grid_positions(grid: list[int], interval: Any, merge_size: int) -> np.ndarray:

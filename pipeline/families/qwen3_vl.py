@@ -1,19 +1,28 @@
 """Qwen3-VL, dense and MoE: as Qwen2-VL for text and images; a video is frames with their times written between them."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
-from neatpack.pipeline.families import qwen2_vl
-from neatpack.pipeline.families.base import ProcessorFiles
-from neatpack.pipeline.families.geometry import VideoGeometry
+from neatpack.pipeline.families.base import Family, ProcessorFiles, ProcessorKey, Size
+from neatpack.pipeline.families.chat import Chat
+from neatpack.pipeline.families.qwen2_vl import (
+    CHAT,
+    VIDEO_DEFAULTS,
+    Qwen2Videos,
+    image_config,
+    patch_tokens,
+    video_config,
+)
+from neatpack.pipeline.families.rules import PatchImages
 from neatpack.pipeline.media.resize import smart_resize_video
 from neatpack.pipeline.mrope import mrope_positions
 from neatpack.pipeline.records import MeasuredMedia
 
-VIDEO_DEFAULTS = {
-    **qwen2_vl.VIDEO_DEFAULTS,
+QWEN3_VIDEO_DEFAULTS = {
+    **VIDEO_DEFAULTS,
     "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
     "patch_size": 16,
     "image_mean": [0.5, 0.5, 0.5],
@@ -24,64 +33,62 @@ VIDEO_DEFAULTS = {
 }
 
 
-def choose_frames(geometry: VideoGeometry, total: int, fps: float) -> np.ndarray:
-    """At the configured rate, within min_frames and max_frames, from the first frame to the last."""
-    if not geometry.samples_frames:
-        return np.arange(total)
-    wanted = geometry.num_frames
-    if wanted is None and geometry.fps is not None:
-        wanted = min(max(int(total / fps * geometry.fps), geometry.min_frames), geometry.max_frames, total)
-    elif wanted is None:
-        wanted = min(max(total, geometry.min_frames), geometry.max_frames)
-    return np.linspace(0, total - 1, min(wanted, total)).round().astype(np.int64)
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Videos(Qwen2Videos):
+    bounds_cover_clip = True
+
+    def sampled(self, total: int, fps: float) -> np.ndarray:
+        """At the configured rate, within min_frames and max_frames, from the first frame to the last."""
+        if not self.samples_frames:
+            return np.arange(total)
+        wanted = self.num_frames
+        if wanted is None and self.fps is not None:
+            wanted = min(max(int(total / fps * self.fps), self.min_frames), self.max_frames, total)
+        elif wanted is None:
+            wanted = min(max(total, self.min_frames), self.max_frames)
+        return np.linspace(0, total - 1, min(wanted, total)).round().astype(np.int64)
+
+    def resized(self, num_frames: int, height: int, width: int) -> Size:
+        """The pixel bounds cover the whole clip."""
+        patch = self.temporal_patch_size
+        num_frames = max(num_frames, patch)  # one frame is repeated to a whole temporal patch
+        max_pixels = self.max_pixels
+        if self.cap_pixels_per_frame:
+            share = min(self.max_video_tokens * self.factor**2, self.max_pixels // num_frames)
+            max_pixels = max(share, int(self.min_pixels * 1.05)) * num_frames
+        return smart_resize_video(num_frames, height, width, patch, self.factor, self.min_pixels, max_pixels)
+
+    def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
+        """Per temporal patch its time as text, and its tokens between markers: "<0.2 seconds>", start, pad x n, end."""
+        per_patch = self.tokens(medium) // medium.grid[0]
+        before, after = chat.marker_ids("video")
+        block = [*before, *[chat.placeholder_ids["video"]] * per_patch, *after]
+        times = [chat.ids(f"<{seconds:.1f} seconds>") for seconds in self.times(medium)]
+        return np.concatenate([[*time, *block] for time in times]).astype(np.int32)
+
+    def times(self, video: MeasuredMedia) -> list[float]:
+        """The middle of each temporal patch: frames [0, 12, 25] at 25 fps, patches of 2 -> 0.24 s and 1.0 s."""
+        patch, frames = self.temporal_patch_size, list(video.frames)
+        frames += [frames[-1]] * (-len(frames) % patch)
+        times = [frame / video.fps for frame in frames]
+        return [(times[i] + times[i + patch - 1]) / 2 for i in range(0, len(times), patch)]
 
 
-def resize_video(geometry: VideoGeometry, num_frames: int, height: int, width: int) -> tuple[int, int]:
-    """The pixel bounds cover the whole clip."""
-    patch = geometry.temporal_patch_size
-    num_frames = max(num_frames, patch)  # one frame is repeated to a whole temporal patch
-    max_pixels = geometry.max_pixels
-    if geometry.cap_pixels_per_frame:
-        share = min(geometry.max_video_tokens * geometry.factor**2, geometry.max_pixels // num_frames)
-        max_pixels = max(share, int(geometry.min_pixels * 1.05)) * num_frames
-    return smart_resize_video(num_frames, height, width, patch, geometry.factor, geometry.min_pixels, max_pixels)
-
-
-def _times(video: MeasuredMedia, patch: int) -> list[float]:
-    """The middle of each temporal patch: frames [0, 12, 25] at 25 fps, patches of 2 -> 0.24 s and 1.0 s."""
-    frames = list(video.frames)
-    frames += [frames[-1]] * (-len(frames) % patch)
-    times = [frame / video.fps for frame in frames]
-    return [(times[i] + times[i + patch - 1]) / 2 for i in range(0, len(times), patch)]
-
-
-class Qwen3VL(qwen2_vl.Qwen2VL):
+class Qwen3VL(Family):
     name = "qwen3_vl"
     processor_classes = ("Qwen3VLProcessor", "Qwen3VLMoeProcessor")
-    video_defaults = VIDEO_DEFAULTS
-    video_bounds_cover_clip = True
-    choose_frames = staticmethod(choose_frames)
-    resize_video = staticmethod(resize_video)
+    position_axes = 3
+    media_tokens = staticmethod(patch_tokens)
 
-    @staticmethod
-    def tokens_per_second(files: ProcessorFiles) -> float | None:
-        return None  # time is in the text
-
-    def expansion(self, medium: MeasuredMedia) -> np.ndarray:
-        """Of a video, per temporal patch: its time as text, and its tokens between markers.
-
-        "<0.2 seconds>", start, pad x n, end.
-        """
-        if medium.ref.kind != "video":
-            return super().expansion(medium)
-        per_frame = self.video.tokens((1, *medium.grid[1:]))
-        before, after = self.marker_ids("video")
-        block = np.array([*before, *[self.placeholder_ids["video"]] * per_frame, *after], dtype=np.int32)
-        pieces = []
-        for seconds in _times(medium, self.video.temporal_patch_size):
-            time = self.tokenizer.encode(f"<{seconds:.1f} seconds>", add_special_tokens=False)
-            pieces += [np.array(time, dtype=np.int32), block]
-        return np.concatenate(pieces)
+    @classmethod
+    def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
+        image = PatchImages.of(image_config(files, key, cls.name))
+        return cls(
+            Chat(CHAT, files.tokenizer, source=files.source, takes=("image", "video")),
+            image=image,
+            video=Qwen3Videos.of(video_config(files, key, cls.name, QWEN3_VIDEO_DEFAULTS)),
+            facts={"merge_size": image.merge_size},
+        )
 
     @staticmethod
     def positions(types: np.ndarray, media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> np.ndarray:

@@ -12,10 +12,11 @@ from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import Family, ProcessorFiles, ProcessorKey
 from neatpack.pipeline.families.default import Default
 from neatpack.pipeline.families.gemma4 import Gemma4
+from neatpack.pipeline.families.internvl import InternVL
 from neatpack.pipeline.families.kimi_k25 import KimiK25
 from neatpack.pipeline.families.kimi_vl import KimiVL
 from neatpack.pipeline.families.llava_onevision import LlavaOnevision
-from neatpack.pipeline.families.nemotron_parse import NemotronParse
+from neatpack.pipeline.families.nemotron_parse import NOT_PACKABLE, NemotronParse
 from neatpack.pipeline.families.phi4_mm import Phi4MM
 from neatpack.pipeline.families.qwen2_vl import Qwen2VL
 from neatpack.pipeline.families.qwen3_omni import Qwen3Omni
@@ -29,10 +30,12 @@ FAMILIES: dict[str, type[Family]] = {
     KimiVL.name: KimiVL,
     KimiK25.name: KimiK25,
     LlavaOnevision.name: LlavaOnevision,
+    InternVL.name: InternVL,
     Phi4MM.name: Phi4MM,
     NemotronParse.name: NemotronParse,
     Default.name: Default,
 }
+REFUSED = {NemotronParse.name: NOT_PACKABLE}  # known, and why they cannot be packed
 
 
 @lru_cache(maxsize=2)
@@ -53,13 +56,13 @@ def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = Fa
     limits are those of the processor that the user would have called anyway.
     """
     family = _family_class(key, files, online)
-    if family.not_packable:
+    if family.name in REFUSED:
         if not online:
-            raise UserError(f"--processor {key.processor}: {family.name} cannot be packed: {family.not_packable}")
+            raise UserError(f"--processor {key.processor}: {family.name} cannot be packed: {REFUSED[family.name]}")
     elif not files.tokenizer.chat_template:
         raise UserError(f"--processor {key.processor}: has no chat template")
-    built = family(files, key)
-    if key.use_audio_in_video and not built.uses_audio_in_video:
+    built = family.load(files, key)
+    if key.use_audio_in_video and not (built.video and built.video.sound):
         raise UserError(f"--use-audio-in-video: {built.name} does not hear videos; leave it out")
     return built
 

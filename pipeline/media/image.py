@@ -35,6 +35,11 @@ def decode_image(ref: MediaRef) -> np.ndarray:
             return _pixels(ref, _opened(ref, file), turn=True)
 
 
+def rgb_image(ref: MediaRef) -> Image.Image:
+    """As `decode_image`, for code that takes PIL images."""
+    return Image.fromarray(decode_image(ref))
+
+
 def _opened(ref: MediaRef, file: BinaryIO) -> Image.Image:
     """An image whose header has been read and whose pixels have not."""
     with warnings.catch_warnings():

@@ -63,6 +63,24 @@ def patchify_video(frames: np.ndarray, patch: int, merge: int, temporal: int) ->
     )
 
 
+def tiles_of(pixels: np.ndarray, side: int) -> np.ndarray:
+    """[rows * side, columns * side, channels] -> [tiles, channels, side, side], row by row."""
+    height, width, channels = pixels.shape
+    blocks = pixels.reshape(height // side, side, width // side, side, channels)
+    return np.ascontiguousarray(blocks.transpose(0, 2, 4, 1, 3)).reshape(-1, channels, side, side)
+
+
+def centred(pixels: np.ndarray, size: tuple[int, int], colour: Sequence[int]) -> np.ndarray:
+    """A picture in the middle of a larger one; an odd pixel is to the right or below."""
+    if pixels.shape[:2] == size:
+        return pixels
+    larger = np.empty((*size, pixels.shape[2]), dtype=pixels.dtype)
+    larger[:] = colour
+    top, left = (size[0] - pixels.shape[0]) // 2, (size[1] - pixels.shape[1]) // 2
+    larger[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
+    return larger
+
+
 def pixel_table(rescale_factor: float, mean: Sequence[float], std: Sequence[float], resize: str) -> np.ndarray:
     """What each byte stands for: float32 [channels, 256], by the arithmetic of the HF backend that `resize` equals."""
     ramp = np.tile(np.arange(256, dtype=np.uint8), (len(mean), 1))

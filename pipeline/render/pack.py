@@ -1,10 +1,10 @@
 """Samples -> Pack: documents laid end to end."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from neatpack.pipeline.families.base import Family
+from neatpack.pipeline.families.base import Arrays, Family
 from neatpack.pipeline.records import IGNORE, Document, Pack, Sample
 from neatpack.pipeline.render.sample import fake_image_sample
 
@@ -25,38 +25,44 @@ def build_pack(
     if add_fake:
         rendered.append(fake_image_sample(family))
         documents.append(_fake_document(rendered[-1]))
-    lengths = [len(sample.input_ids) for sample in rendered]
-    padding = [-length % align for length in lengths]
-
-    def joined(name: str, fill: int) -> np.ndarray:
-        """An array of all documents, padding included: it comes last, where causal attention cannot see it."""
-        arrays = [getattr(sample, name) for sample in rendered]
-        pads = [np.full(count, fill, dtype=arrays[0].dtype) for count in padding]
-        return np.concatenate([piece for pair in zip(arrays, pads, strict=True) for piece in pair])
-
-    def joined_positions() -> np.ndarray:
-        """They go on through the padding: to a reader of positions alone, a document ends where its padding does."""
-        pieces = []
-        for sample, count in zip(rendered, padding, strict=True):
-            after = np.arange(count) + np.ceil(sample.position_ids.max()) + 1
-            after = after.astype(sample.position_ids.dtype)
-            pieces += [sample.position_ids, np.broadcast_to(after, (*sample.position_ids.shape[:-1], count))]
-        return np.concatenate(pieces, axis=-1)
-
+    text = end_to_end([sample.per_token for sample in rendered], padding_id=family.chat.padding_id, align=align)
     return Pack(
         number=number,
-        arrays={
-            "input_ids": joined("input_ids", family.padding_id),
-            "labels": joined("labels", IGNORE),
-            "position_ids": joined_positions(),
-            "seq_lens": np.array(lengths, dtype=np.int32),
-            "seq_lens_padded": np.add(lengths, padding, dtype=np.int32),
-            "mm_token_type_ids": joined("mm_token_type_ids", 0),
-            **family.joined([sample.media for sample in rendered]),
-        },
+        arrays=text | family.joined([sample.media for sample in rendered]),
         documents=tuple(documents),
         fake_image=add_fake,
     )
+
+
+def end_to_end(documents: Sequence[Mapping[str, np.ndarray]], *, padding_id: int, align: int = 1) -> Arrays:
+    """The per-token arrays of documents behind each other, each padded to a multiple of `align`, and their lengths.
+
+    Padding comes last, where causal attention cannot see it. Positions go on through it: to a reader of positions
+    alone, a document ends where its padding does.
+    """
+    lengths = [len(document["input_ids"]) for document in documents]
+    padding = [-length % align for length in lengths]
+    fills = {"input_ids": padding_id, "labels": IGNORE, "mm_token_type_ids": 0}
+
+    def padded(name: str, values: np.ndarray, count: int) -> np.ndarray:
+        if name == "position_ids":
+            after = (np.arange(count) + np.ceil(values.max()) + 1).astype(values.dtype)
+        else:
+            after = np.full(count, fills[name], dtype=values.dtype)
+        return np.concatenate([values, np.broadcast_to(after, (*values.shape[:-1], count))], axis=-1)
+
+    def joined(name: str) -> np.ndarray:
+        pairs = zip(documents, padding, strict=True)
+        return np.concatenate([padded(name, document[name], count) for document, count in pairs], axis=-1)
+
+    return {
+        "input_ids": joined("input_ids"),
+        "labels": joined("labels"),
+        "position_ids": joined("position_ids"),
+        "seq_lens": np.array(lengths, dtype=np.int32),
+        "seq_lens_padded": np.add(lengths, padding, dtype=np.int32),
+        **({"mm_token_type_ids": joined("mm_token_type_ids")} if "mm_token_type_ids" in documents[0] else {}),
+    }
 
 
 def _fake_document(sample: Sample) -> Document:

@@ -1,38 +1,28 @@
-"""Measured -> Sample: encode, label, position, shift. Each is done once, here."""
+"""Measured -> Sample: decode, expand, label, position, shift. Each is done once, here."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
 import numpy as np
 
-from neatpack.pipeline.families.base import Arrays, Family
+from neatpack.pipeline.families.base import Family, ImageRule, MediaRule, SoundRule
 from neatpack.pipeline.labels import labels_of, shifted, target_mask
-from neatpack.pipeline.measure.length import placed
+from neatpack.pipeline.measure.length import expansions
+from neatpack.pipeline.media.audio import decode_audio
+from neatpack.pipeline.media.image import decode_image
 from neatpack.pipeline.media.pixels import RESIZE
-from neatpack.pipeline.records import IGNORE, Measured, Sample
-from neatpack.pipeline.render.media import decoded
+from neatpack.pipeline.media.video import wanted_frames
+from neatpack.pipeline.records import IGNORE, Measured, MeasuredMedia, MediaError, Sample
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Whole:
-    """One document before the shift: what the online path hands out."""
-
-    input_ids: np.ndarray
-    labels: np.ndarray
-    position_ids: np.ndarray
-    mm_token_type_ids: np.ndarray
-    media: Arrays
-
-
-def render_whole(measured: Measured, family: Family, resize: str) -> Whole:
-    """Raises MediaError where a medium cannot be decoded."""
-    media = family.document_arrays(measured.ids, measured.media, partial(decoded, family=family), RESIZE[resize])
-    ids = expand(measured.ids, placed(measured.ids, measured.media, family))
-    types = family.token_types(ids)
-    return Whole(
+def render_whole(measured: Measured, family: Family, resize: str) -> Sample:
+    """A document before the shift. Raises MediaError where a medium cannot be decoded."""
+    media = family.document_arrays(measured.ids, measured.media, decoded, RESIZE[resize])
+    ids = expand(measured.ids, expansions(measured.ids, measured.media, family))
+    types = family.chat.token_types(ids)
+    return Sample(
         input_ids=ids,
-        labels=labels_of(ids, target_mask(ids, family.markers)),
+        labels=labels_of(ids, target_mask(ids, family.chat.markers)),
         position_ids=family.positions(types, media, family.facts),
         mm_token_type_ids=types,
         media=media,
@@ -40,23 +30,21 @@ def render_whole(measured: Measured, family: Family, resize: str) -> Whole:
 
 
 def render_sample(measured: Measured, family: Family, resize: str) -> Sample:
-    """One document of a pack. Raises MediaError where a medium cannot be decoded."""
+    """A document of a pack: shifted. Raises MediaError where a medium cannot be decoded."""
     whole = render_whole(measured, family, resize)
-    inputs, labels = shifted(whole.input_ids, whole.labels)
-    assert len(inputs) == measured.tokens, f"planned {measured.tokens} tokens, rendered {len(inputs)}"
-    return Sample(
-        input_ids=inputs,
-        labels=labels,
-        position_ids=whole.position_ids[..., :-1],
-        mm_token_type_ids=whole.mm_token_type_ids[:-1],
-        media=whole.media,
-    )
+    sample = Sample(**shifted(whole.per_token), media=whole.media)
+    rendered = len(sample.input_ids)
+    assert rendered == measured.tokens, f"planned {measured.tokens} tokens, rendered {rendered}"
+    return sample
 
 
 def fake_image_sample(family: Family) -> Sample:
-    """The smallest image as a document of its own, trained on nowhere: it makes the vision tower run in every step."""
+    """The smallest image as a document of its own, trained on nowhere: it makes the vision tower run in every step.
+
+    It has no targets, so there is nothing to shift.
+    """
     ids, media = family.fake_image_ids, family.fake_image_arrays
-    types = family.token_types(ids)
+    types = family.chat.token_types(ids)
     return Sample(
         input_ids=ids,
         labels=np.full(len(ids), IGNORE, dtype=np.int32),
@@ -73,3 +61,21 @@ def expand(ids: np.ndarray, places: Sequence[tuple[int, np.ndarray]]) -> np.ndar
         pieces += [ids[start:place], expansion]
         start = place + 1
     return np.concatenate([*pieces, ids[start:]])
+
+
+def decoded(medium: MeasuredMedia, rule: MediaRule) -> Any:
+    """A medium opened as what the rule renders: a video may be asked for its sound."""
+    if isinstance(rule, SoundRule):
+        samples = decode_audio(medium.ref, rule.sampling_rate)
+        if len(samples) != medium.num_samples:
+            raise MediaError(
+                "bad_media", f"{medium.ref.path}: had {medium.num_samples} samples when measured, now {len(samples)}"
+            )
+        return samples
+    if not isinstance(rule, ImageRule):
+        return wanted_frames(medium)
+    pixels = decode_image(medium.ref)
+    if pixels.shape[:2] != (medium.height, medium.width):
+        was, now = f"{medium.width}x{medium.height}", f"{pixels.shape[1]}x{pixels.shape[0]}"
+        raise MediaError("bad_media", f"{medium.ref.path}: was {was} when measured and is {now} now")
+    return pixels

@@ -132,7 +132,7 @@ def commit(
         "family": family.described(),
         "pixels": {
             "codec": "u8",
-            "resize": family.resized_by or config.resize,
+            "resize": family.image.resized_by or config.resize if family.image else config.resize,
             "tables": {name.removesuffix("_table.npy"): name for name in pixel_tables},
         },
         "counts": count_all(identity, ledger, index),

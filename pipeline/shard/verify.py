@@ -211,8 +211,8 @@ def _media_problem(arrays: dict[str, np.ndarray], layout: dict[str, MediaArray],
         except IndexError:
             rows = -1
         if shape[0] != rows:
-            media = sum(parts[array.kind])
-            return f"{name} {shape}: does not fit the {media} {array.kind}s of the documents"
+            media = " and ".join(f"{sum(parts[kind])} {kind}s" for kind in array.kinds)
+            return f"{name} {shape}: does not fit the {media} of the documents"
     return ""
 
 

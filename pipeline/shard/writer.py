@@ -108,16 +108,13 @@ def render_packs(
                     | {"reason": error.skip.reason, "detail": error.skip.detail}
                 )
                 continue
-            kinds = [medium.ref.kind for medium in measured.media]
             document = Document(
                 dataset=job.datasets[line["dataset"]],
                 row=line["row"],
                 repeat=line["repeat"],
                 tokens=line["tokens"],
                 visual_tokens=line["visual_tokens"],
-                num_images=kinds.count("image"),
-                num_videos=kinds.count("video"),
-                num_audios=sum(medium.num_samples > 0 for medium in measured.media),
+                **{f"num_{kind}s": count for kind, count in measured.num_media.items()},
             )
             samples.append((document, sample))
         if samples:

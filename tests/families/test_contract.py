@@ -19,11 +19,11 @@ from neatpack import (
 from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.tokenized import tokenized_example
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.registry import FAMILIES, ProcessorKey, load_family
+from neatpack.pipeline.families.registry import FAMILIES, REFUSED, ProcessorKey, load_family
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger, read_manifest
 
-PACKABLE = [name for name, family in FAMILIES.items() if not family.not_packable]
+PACKABLE = [name for name in FAMILIES if name not in REFUSED]
 ANSWERS = [
     "Only text.",
     "A picture.",
@@ -103,8 +103,8 @@ def test_answers_and_nothing_else_are_trained_on(packed):
         rows = [document.row for document in next(p for p in packs_of(out) if p.number == pack["pack"]).documents]
         for row, document in zip(rows, documents_of(out, pack), strict=True):
             labels = document["labels"]
-            trained = family.tokenizer.decode(labels[labels != -100])
-            end = family.tokenizer.decode([family.markers.end])
+            trained = family.chat.tokenizer.decode(labels[labels != -100])
+            end = family.chat.tokenizer.decode([family.chat.markers.end])
             answers = ANSWERS[row].split("\n\n") if row >= 0 else []
             assert trained.replace("\n", "") == "".join(answer + end for answer in answers).replace("\n", "")
             known = labels[:-1] != -100
@@ -159,10 +159,10 @@ def test_media_are_split_where_the_packs_are(packed):
     family, out = packed
     dataset = PackedShards(out, pixels="fp32")
     packs = sorted(dataset, key=lambda pack: pack["pack"])
-    assert dataset.media_axes == family.media_axes
+    assert dataset.layout == family.media
     if len(packs) == 1:
         packs *= 2
-    split = wrap_vlm_collate_for_pp(neat_packed_vlm_collater, len(packs), dataset.media_axes)(packs)
+    split = wrap_vlm_collate_for_pp(neat_packed_vlm_collater, len(packs), dataset.layout)(packs)
     chunks = split[VLM_PP_MEDIA_KEY]
     assert not set(family.media) & split.keys(), "torch would cut these wrongly"
     for number, pack in enumerate(packs):
@@ -174,9 +174,10 @@ def test_media_are_split_where_the_packs_are(packed):
                 continue
             own = alone.get(name, chunk[number][:0])
             assert len(chunk[number]) == len(own), name
-            longest = own.shape[1] if array.mask and not array.transposed and own.ndim > 1 else None
+            deliver = array.deliver
+            longest = own.shape[1] if deliver.mask and not deliver.transposed and own.ndim > 1 else None
             cut = chunk[number][:, :longest] if longest is not None else chunk[number]
-            cut = cut[..., : own.shape[-1]] if array.transposed else cut
+            cut = cut[..., : own.shape[-1]] if deliver.transposed else cut
             if cut.shape == own.shape:
                 assert torch.equal(cut, own), name
             else:  # padded to the largest of the batch
@@ -199,14 +200,14 @@ def test_text_alone_carries_a_fake_image(packed, tmp_path):
 def test_literal_tokens_in_a_text_are_text(packed):
     """A user who writes the tokens of the structure changes neither turns nor media."""
     family, _ = packed
-    end = family.tokenizer.decode([family.markers.end])
-    for token in family.structural_tokens:
+    end = family.chat.tokenizer.decode([family.chat.markers.end])
+    for token in family.chat.format.structural_tokens:
         talk = {
             "conversation": [{"role": "user", "content": f"What is {token}?"}, {"role": "assistant", "content": "A."}]
         }
         sample = tokenized_example(talk, family)
         assert not sample["mm_token_type_ids"].any(), token
-        assert family.tokenizer.decode(sample["labels"][sample["labels"] != -100]) == "A." + end, token
+        assert family.chat.tokenizer.decode(sample["labels"][sample["labels"] != -100]) == "A." + end, token
 
 
 def test_the_same_input_gives_the_same_fingerprint(packed):
@@ -227,6 +228,6 @@ def test_what_cannot_be_packed_says_so(name, data, tmp_path):
 def test_every_issue_family_is_there():
     assert set(FAMILIES) == {
         "qwen2_vl", "qwen3_vl", "qwen3_omni", "kimi_vl", "kimi_k25", "phi4_mm", "nemotron_parse", "gemma4",
-        "llava_onevision", "default",
+        "llava_onevision", "default", "internvl",
     }  # fmt: skip
     assert np.all([family.name == name for name, family in FAMILIES.items()])

@@ -5,11 +5,17 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import TinyData, documents_of, picture, tiny_config
+from helpers import TinyData, differences, documents_of, picture, tiny_config
 from PIL import Image
 from processors import default
 from processors.common import write_processor
-from transformers import AutoProcessor, LlavaConfig, LlavaForConditionalGeneration
+from transformers import (
+    AutoProcessor,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+)
 
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.pipeline.config import UserError
@@ -83,13 +89,13 @@ def test_every_tensor_equals_the_processors(processor, tmp_path):
         out = theirs.apply_chat_template(opened, tokenize=True, return_dict=True, return_tensors="pt")
         assert whole.input_ids.tolist() == out["input_ids"][0].tolist()
         assert measured.tokens == len(whole.input_ids) - 1
-        image_token = family.placeholder_ids["image"]
+        image_token = family.chat.placeholder_ids["image"]
         assert whole.mm_token_type_ids.tolist() == (whole.input_ids == image_token).astype(int).tolist()
         assert measured.visual_tokens == np.count_nonzero(whole.input_ids == image_token)
         assert whole.position_ids.tolist() == list(range(len(whole.input_ids)))
         answers = [part["text"] for turn in messages if turn["role"] == "assistant" for part in turn["content"]]
         # Line breaks at the start of an answer merge with the header's.
-        trained = family.tokenizer.decode(whole.labels[whole.labels != -100]).lstrip("\n")
+        trained = family.chat.tokenizer.decode(whole.labels[whole.labels != -100]).lstrip("\n")
         assert trained == "".join(f"{answer}<|eot|>" for answer in answers).lstrip("\n")
         for name, array in family.media.items():
             if array.counts and name in out:
@@ -133,11 +139,11 @@ def test_packs_and_batches(processor, tmp_path):
     expected = theirs.apply_chat_template(asked(*images), tokenize=True, return_dict=True, return_tensors="pt")
     for name in set(expected) - {"input_ids", "attention_mask"}:
         rows = expected[name].shape[-len(manifest["family"]["media"][name]["row"]) :]
-        assert batch[name].ndim == len(rows) + 1
-        assert batch[name].shape[2:] == torch.Size(rows[1:])
+        assert batch[name].ndim == expected[name].ndim, "as the model takes it, with a batch axis where it has one"
+        assert batch[name].shape[batch[name].ndim - len(rows) + 1 :] == torch.Size(rows[1:])
         assert torch.isfinite(batch[name].float()).all()
     if "num_pixel_values" in batch:
-        assert int(batch["num_pixel_values"].sum()) == len(batch["pixel_values"])
+        assert batch["pixel_values"].shape[:2] == (1, int(batch["num_pixel_values"].sum())), "as SmolVLM has it"
     else:
         assert len(batch["pixel_values"]) == int(batch["n_images_per_sample"].sum())
 
@@ -150,7 +156,7 @@ def test_packed_equals_alone(llava, tmp_path):
                      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
         vision_config={"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 24,
                        "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 32, "patch_size": 8},
-        image_token_index=llava.placeholder_ids["image"],
+        image_token_index=llava.chat.placeholder_ids["image"],
     )  # fmt: skip
     model = LlavaForConditionalGeneration._from_config(config, attn_implementation="sdpa").float().eval()
     for parameter in model.parameters():
@@ -172,12 +178,41 @@ def test_packed_equals_alone(llava, tmp_path):
             start += length
 
 
+@torch.no_grad()
+def test_tiles_in_a_batch_axis_train_as_alone(tmp_path):
+    """SmolVLM and Idefics3: their processor gives [1, tiles, …], their model wants it, and packs store the tiles."""
+    family = load(default.make_tiles(tmp_path / "p"))
+    torch.manual_seed(0)
+    config = Idefics3Config(
+        text_config={"model_type": "llama", "vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48,
+                     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
+        vision_config={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+                       "image_size": 32, "patch_size": 8},
+        image_token_id=family.chat.placeholder_ids["image"], scale_factor=2, pad_token_id=0,
+    )  # fmt: skip
+    model = Idefics3ForConditionalGeneration._from_config(config, attn_implementation="sdpa").double().eval()
+
+    def logits_of(batch):
+        keys = ("input_ids", "attention_mask", "position_ids", "pixel_values", "pixel_attention_mask")
+        floats = {key: batch[key].double() if key == "pixel_values" else batch[key] for key in keys if key in batch}
+        return model(**floats).logits
+
+    out, _ = packed(family.source, tmp_path)
+    packs = list(PackedShards(out, pixels="fp32"))
+    assert any(pack["n_images"] > 1 and len(pack["seq_lens"]) > 1 for pack in packs)
+    for pack in packs:
+        assert max(differences(logits_of, out, pack)) < 1e-9
+    both = neat_packed_vlm_collater(packs[:2])
+    first = logits_of(neat_packed_vlm_collater(packs[:1]))
+    assert (logits_of(both)[:1, : first.shape[1]] - first).abs().max() < 1e-9
+
+
 def test_the_fake_image(processor):
     family = load(processor)
     arrays, ids = family.fake_image_arrays, family.fake_image_ids
-    assert family.smallest_image.size == (28, 28)
-    assert (ids == family.placeholder_ids["image"]).any()
-    assert not np.isin(ids, family.tokenizer.convert_tokens_to_ids(["<|user|>", "<|eot|>"])).any()
+    assert family.image.smallest.size == (28, 28)
+    assert (ids == family.chat.placeholder_ids["image"]).any()
+    assert not np.isin(ids, family.chat.tokenizer.convert_tokens_to_ids(["<|user|>", "<|eot|>"])).any()
     assert len(arrays["pixel_values"]) == (arrays["num_pixel_values"][0] if "num_pixel_values" in arrays else 1)
 
 
@@ -196,7 +231,7 @@ def test_a_template_that_refuses_a_row_does_not_stop_the_job(tmp_path):
     assert good.tokens
     assert skip == Skip(reason="bad_row", detail="the processor refuses it: one question only")
     with pytest.raises(UserError, match="does not render a plain conversation: one question only"):
-        family.markers  # noqa: B018
+        family.chat.markers  # noqa: B018
 
 
 def test_pictures_that_change_between_measuring_and_rendering(tmp_path):

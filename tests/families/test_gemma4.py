@@ -66,7 +66,7 @@ def hf(processor, tmp_path_factory):
 
 
 def pixels_of(family, whole, key, dtype, resize="torch"):
-    table = torch.from_numpy(family.tables(resize)[family.media[key].table])
+    table = torch.from_numpy(family.tables(resize)[family.media[key].deliver.table])
     return restored(torch.from_numpy(whole.media[key]), Stored(table), dtype)
 
 
@@ -118,32 +118,32 @@ def test_the_pil_backend(family, tmp_path):
 @given(st.one_of(st.integers(161, 4000), st.integers(161, 600_000)))
 def test_frames_of_a_sound_are_counted_without_hearing_it(family, num_samples):
     heard = Gemma4AudioFeatureExtractor()([np.zeros(num_samples, dtype=np.float32)])["input_features_mask"][0]
-    assert family.audio_frames(num_samples) == heard.sum() == np.argmin(np.append(heard, False))
+    assert family.sound.frames(num_samples) == heard.sum() == np.argmin(np.append(heard, False))
 
 
 def test_too_short_a_sound_is_refused(family):
-    assert family.audio_frames(161) == 1
+    assert family.sound.frames(161) == 1
     with pytest.raises(ValueError, match="0.0100 s is shorter than one window"):
-        family.audio_frames(160)
+        family.sound.frames(160)
 
 
 def trained(family, whole):
     runs = np.split(whole.labels, np.flatnonzero(np.diff(whole.labels == -100)) + 1)
-    return [family.tokenizer.decode(run) for run in runs if run[0] != -100]
+    return [family.chat.tokenizer.decode(run) for run in runs if run[0] != -100]
 
 
 def rendered(family, *turns):
     (measured,) = measure([Example(turns=tuple(Turn(role=role, parts=(text,)) for role, text in turns))], family)
     assert not isinstance(measured, Skip)
     whole = render_whole(measured, family, "torch")
-    return family.tokenizer.decode(whole.input_ids), trained(family, whole), whole
+    return family.chat.tokenizer.decode(whole.input_ids), trained(family, whole), whole
 
 
 def test_answers_are_trained_and_the_empty_thought_is_not(family):
     text, targets, whole = rendered(family, ("user", "Hi"), ("assistant", "Yo."), ("user", "?"), ("assistant", "\nA"))
     assert text == f"<bos><|turn>user\nHi<turn|>\n{HEADER}Yo.<turn|>\n<|turn>user\n?<turn|>\n{HEADER}A<turn|>\n"
     assert targets == ["Yo.<turn|>", "A<turn|>"]
-    assert whole.input_ids.tolist().count(family.tokenizer.bos_token_id) == 1
+    assert whole.input_ids.tolist().count(family.chat.tokenizer.bos_token_id) == 1
 
 
 def test_thoughts_of_a_row_are_taken_out(family):
@@ -160,7 +160,7 @@ def test_structural_tokens_in_texts_are_plain(family):
     assert text == f"<bos><|turn>user\n{user}<turn|>\n{HEADER}{said}<turn|>\n"
     assert targets == [f"{said}<turn|>"]
     for token, count in (("<|turn>", 2), ("<turn|>", 2), ("<|image|>", 0), ("<bos>", 1), ("<|channel>", 1)):
-        assert whole.input_ids.tolist().count(family.token_id(token)) == count, token
+        assert whole.input_ids.tolist().count(family.chat.token_id(token)) == count, token
 
 
 def test_bos_comes_once_whoever_writes_it(tmp_path, family):
@@ -173,7 +173,7 @@ def test_bos_comes_once_whoever_writes_it(tmp_path, family):
 
 def test_frames(processor, tmp_path):
     def frames(total, fps=5.0, wish=None, **key):
-        return load_family(ProcessorKey(processor=str(processor), **key)).sample_frames(total, fps, wish).tolist()
+        return load_family(ProcessorKey(processor=str(processor), **key)).video.choose(total, fps, wish).tolist()
 
     assert len(frames(40)) == len(frames(1000)) == 32
     assert frames(64) == list(range(0, 64, 2))
@@ -193,13 +193,13 @@ def test_shrinking(processor, tmp_path):
     video = {"type": "video", "video": clip(tmp_path / "a.mp4", frames=20).path}
     (measured,) = measure([from_conversation({"conversation": asked(image, video)})], family)
     for level, most in ((0, 280), (1, 140), (2, 70), (3, 70)):
-        smaller = family.shrunk(measured.media[0], level)
-        assert most * 0.8 < family.image.tokens(smaller.grid) <= most
-        arrays = family.image_arrays(decode_image(smaller.ref), smaller, resize_torch)
+        smaller = family.image.smaller(measured.media[0], level)
+        assert most * 0.8 < family.image.tokens(smaller) <= most
+        arrays = family.image.render(decode_image(smaller.ref), smaller, resize_torch)
         assert arrays["pixel_values"].shape == (1, 280 * 9, 768), "filled up to the processor's own budget"
-        assert family.media_tokens(arrays | NO_VIDEO, family.facts) == family.image.tokens(smaller.grid)
-    assert [len(family.shrunk(measured.media[1], level).frames) for level in range(4)] == [20, 10, 5, 4]
-    assert family.shrunk(measured.media[1], 3).grid[0] == 4
+        assert family.media_tokens(arrays | NO_VIDEO, family.facts) == family.image.tokens(smaller)
+    assert [len(family.video.smaller(measured.media[1], level).frames) for level in range(4)] == [20, 10, 5, 4]
+    assert family.video.smaller(measured.media[1], 3).grid[0] == 4
 
 
 def test_what_is_refused(processor, tmp_path):
@@ -273,13 +273,13 @@ def tiny_gemma(family, bidirectional):
         "intermediate_size": 48, "num_hidden_layers": 5, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 16, "global_head_dim": 32, "sliding_window": gemma4.SLIDING_WINDOW, "num_kv_shared_layers": 2,
         "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full")],
-        "use_bidirectional_attention": bidirectional, "pad_token_id": family.padding_id,
+        "use_bidirectional_attention": bidirectional, "pad_token_id": family.chat.padding_id,
     }  # fmt: skip
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
               "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 256}  # fmt: skip
     audio = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "output_proj_dims": 32,
              "subsampling_conv_channels": [128, 4]}  # fmt: skip
-    ids = {f"{kind}_token_id": number for kind, number in family.placeholder_ids.items()}
+    ids = {f"{kind}_token_id": number for kind, number in family.chat.placeholder_ids.items()}
     config = Gemma4Config(text_config=text, vision_config=vision, audio_config=audio, **ids)
     model = Gemma4ForConditionalGeneration(config).double().eval()
     assert model.model.language_model.config._attn_implementation == "sdpa"

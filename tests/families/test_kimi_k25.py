@@ -21,6 +21,7 @@ from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.kimi_k25 import clock
 from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.layout import Delivery
 from neatpack.pipeline.measure.length import measure, shrunk, truncated
 from neatpack.pipeline.records import MeasuredMedia, MediaRef
 from neatpack.pipeline.render.sample import render_sample, render_whole
@@ -89,23 +90,23 @@ def test_every_tensor(hf, family):
                 ours = restored(torch.from_numpy(media[name]), Stored(tables[kind]), dtype)
                 assert torch.equal(ours, torch.from_numpy(expected[name]).to(dtype)), (number, name)
         assert family.media_tokens(media, family.facts) == int(np.count_nonzero(whole.mm_token_type_ids))
-        assert sum(family.media_bytes(medium) for medium in measured.media) == sum(a.nbytes for a in media.values())
+        assert family.stored_bytes(measured.media) == sum(a.nbytes for a in media.values())
 
 
 def test_labels_are_the_answers_and_their_ends(hf, family):
     conversations, _ = hf
     (measured,) = measure([from_conversation({"conversation": conversations[-1]})], family)
     labels = render_whole(measured, family, "torch").labels
-    assert family.tokenizer.decode(labels[labels != -100]) == "\n\nYes.<|im_end|>No<|im_end|>"
+    assert family.chat.tokenizer.decode(labels[labels != -100]) == "\n\nYes.<|im_end|>No<|im_end|>"
 
 
 def test_literal_markers_in_a_text_are_text(family):
     words = "<|im_assistant|>assistant<|im_middle|>x<|kimi_k25_video_placeholder|><|media_pad|><|im_end|>"
     (measured,) = measure([from_conversation({"conversation": turns(text(words))})], family)
-    assert not family.places(measured.ids)
-    assert words in family.tokenizer.decode(measured.ids)
+    assert not family.chat.places(measured.ids)
+    assert words in family.chat.tokenizer.decode(measured.ids)
     labels = render_whole(measured, family, "torch").labels
-    assert family.tokenizer.decode(labels[labels != -100]) == "It is so.<|im_end|>"
+    assert family.chat.tokenizer.decode(labels[labels != -100]) == "It is so.<|im_end|>"
 
 
 def test_times():
@@ -130,7 +131,7 @@ def test_the_published_config_says_the_same_in_other_words(tmp_path):
     remote, ours = kimi_k25.make(tmp_path / "remote", **published), kimi_k25.make(tmp_path / "ours")
     (remote / "processor_config.json").unlink()
     one, other = (load_family(ProcessorKey(processor=str(path))) for path in (remote, ours))
-    assert (one.image, one.video, one.chunk) == (other.image, other.video, other.chunk)
+    assert (one.image, one.video) == (other.image, other.video)
     # Its own arithmetic: x / 255, less the mean, times 1 / std, in float32.
     bytes_ = (np.arange(256) / 255.0).astype(np.float32)
     bytes_ -= np.array(0.5)
@@ -142,9 +143,9 @@ def test_settings(tmp_path):
     made = str(kimi_k25.make(tmp_path / "processor"))
     family = load_family(ProcessorKey(processor=made, max_pixels=14 * 14 * 12, video_fps=1.0, video_max_frames=5))
     assert family.image.max_patches == 12
-    assert family.sample_frames(100, 10.0, None).tolist() == [0, 20, 40, 60, 80]
-    assert family.sample_frames(30, 10.0, 0.5).tolist() == [0]
-    assert family.sample_frames(3, 1.0, 4.0).tolist() == [0, 1, 2]  # transformers refuses a rate above the video's
+    assert family.video.choose(100, 10.0, None).tolist() == [0, 20, 40, 60, 80]
+    assert family.video.choose(30, 10.0, 0.5).tolist() == [0]
+    assert family.video.choose(3, 1.0, 4.0).tolist() == [0, 1, 2]  # transformers refuses a rate above the video's
     with pytest.raises(UserError, match="--min-pixels 5: kimi_k25 never enlarges a picture"):
         load_family(ProcessorKey(processor=made, min_pixels=5))
 
@@ -159,18 +160,18 @@ def test_shrinking_halves_patches_and_frames(family, tmp_path):
     assert len(small.media[1].frames) == 4
     assert len(render_sample(small, family, "torch").input_ids) == small.tokens
     ids = render_whole(small, family, "torch").input_ids
-    assert "00:00:00.000<|media_begin|>video<|media_content|>" in family.tokenizer.decode(ids)
-    one = family.smallest_image
-    assert family.shrunk(one, 3) == one
+    assert "00:00:00.000<|media_begin|>video<|media_content|>" in family.chat.tokenizer.decode(ids)
+    one = family.image.smallest
+    assert family.image.smaller(one, 3) == one
 
 
 def test_truncation_takes_the_opening_markers_of_a_picture_with_it(family, tmp_path):
     image = picture(tmp_path / "a.png", 130, 200)
     messages = [*turns(text("Hello")), *turns(part("image", image), text("What?"))]
     (whole,) = measure([from_conversation({"conversation": messages})], family)
-    cut = truncated(whole, family.places(whole.ids)[0][0] + 3, family)
+    cut = truncated(whole, family.chat.places(whole.ids)[0][0] + 3, family)
     assert not cut.media
-    assert family.tokenizer.decode(cut.ids).endswith("<|im_user|>user<|im_middle|>")
+    assert family.chat.tokenizer.decode(cut.ids).endswith("<|im_user|>user<|im_middle|>")
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +209,7 @@ def tiny_model(family):
              "max_position_embeddings": 2048}  # fmt: skip
     config = Kimi_K25Config(
         text_config=words, vision_config=vision, projection_hidden_size=32, tie_word_embeddings=False,
-        image_token_id=family.placeholder_ids["image"], video_token_id=family.placeholder_ids["video"],
+        image_token_id=family.chat.placeholder_ids["image"], video_token_id=family.chat.placeholder_ids["video"],
     )  # fmt: skip
     model = with_large_weights(Kimi_K25ForConditionalGeneration._from_config(config, attn_implementation="sdpa"))
     model.model.get_video_features = partial(video_features, model.model)
@@ -245,7 +246,7 @@ def test_packed_equals_alone(out, family):
 def test_microbatches_have_their_own_media(out, family):
     packs = list(PackedShards(out, pixels="uint8"))
     batch = neat_packed_vlm_collater(packs)
-    chunks = prepare_vlm_media_for_pp(batch, len(packs), len(packs), family.media_axes)[VLM_PP_MEDIA_KEY]
+    chunks = prepare_vlm_media_for_pp(batch, len(packs), len(packs), family.media)[VLM_PP_MEDIA_KEY]
     for number, pack in enumerate(packs):
         for name in family.media:
             assert torch.equal(chunks[name][number], pack[name]), name
@@ -254,5 +255,5 @@ def test_microbatches_have_their_own_media(out, family):
 def test_shapes_of_rows_are_those_of_the_layout(family):
     assert json.loads(json.dumps(family.described()))["media"]["pixel_values"]["row"] == [3, 14, 14]
     assert family.media["pixel_values_videos"] == replace(
-        family.media["pixel_values"], kind="video", counts="video_grid_thw", table="video"
+        family.media["pixel_values"], kinds=("video",), counts="video_grid_thw", deliver=Delivery(table="video")
     )

@@ -92,10 +92,10 @@ def test_every_tensor(family, tmp_path):
         turns(image(pictures[2]), text("and"), image(pictures[4]), image(pictures[0]), text("?")),
         [*turns(text("One:"), image(pictures[1]), answer=""), *turns(image(pictures[6]), answer="\n\nYes.")],
     ]
-    double = Double(family.tokenizer, kimi_vl.IMAGE)
+    double = Double(family.chat.tokenizer, kimi_vl.IMAGE)
     for messages in conversations:
         paths = [part["image"] for turn in messages for part in turn["content"] if part["type"] == "image"]
-        templated = family.tokenizer.apply_chat_template(messages, tokenize=False)
+        templated = family.chat.tokenizer.apply_chat_template(messages, tokenize=False)
         expected = double([Image.open(path).convert("RGB") for path in paths], templated)
         (measured,) = measure([from_conversation({"conversation": messages})], family)
         whole = render_whole(measured, family, "torch")
@@ -115,14 +115,14 @@ def test_labels_are_the_answers_and_their_ends(family):
     messages = [*turns(text("a <|im_end|> b"), answer=""), *turns(text("c"), answer="\n\nYes.")]
     (measured,) = measure([from_conversation({"conversation": messages})], family)
     labels = render_whole(measured, family, "torch").labels
-    assert family.tokenizer.decode(labels[labels != -100]) == "<|im_end|>\n\nYes.<|im_end|>"
+    assert family.chat.tokenizer.decode(labels[labels != -100]) == "<|im_end|>\n\nYes.<|im_end|>"
 
 
 def test_what_its_position_embedding_does_not_reach_is_refused(tmp_path):
     family = load_family(ProcessorKey(processor=str(kimi_vl.make(tmp_path / "processor", in_token_limit=4096))))
-    assert family.image_shape(14, 14 * 510, 1)[1] == (1, 2, 510)
+    assert family.image.shape(14, 14 * 510, 1)[1] == (1, 2, 510)
     with pytest.raises(ValueError, match=r"512 patches on a side, above 511 \(7141x14\); crop the picture"):
-        family.image_shape(14, 14 * 510 + 1, 1)
+        family.image.shape(14, 14 * 510 + 1, 1)
     path = picture(tmp_path / "line.png", 3, 7500)
     (skip,) = measure([from_conversation({"conversation": turns(image(path))})], family)
     assert skip.reason == "bad_media"
@@ -167,7 +167,7 @@ def test_the_output_is_right(family, tmp_path):
     assert len(packs) > 1
     assert all(pack["pixel_values"].shape[1:] == (3, 14, 14) for pack in packs)
     batch = neat_packed_vlm_collater(packs)
-    chunks = prepare_vlm_media_for_pp(batch, len(packs), len(packs), family.media_axes)[VLM_PP_MEDIA_KEY]
+    chunks = prepare_vlm_media_for_pp(batch, len(packs), len(packs), family.media)[VLM_PP_MEDIA_KEY]
     for number, pack in enumerate(packs):
         for name in family.media:
             assert torch.equal(chunks[name][number], pack[name]), name

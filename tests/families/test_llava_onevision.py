@@ -112,7 +112,7 @@ def test_pixels_of_the_pil_backend(tiny, tmp_path):
     for images in ([pictures[1]], [pictures[2]], [pictures[3]], [pictures[4]], pictures[:3]):
         for image, tiles in zip(images, reference([images], return_tensors="pt")["pixel_values"], strict=True):
             medium = _measured(tiny, image.height, image.width, len(images))
-            ours = tiny.image_arrays(np.asarray(image), medium, resize_pil)["pixel_values"]
+            ours = tiny.image.render(np.asarray(image), medium, resize_pil)["pixel_values"]
             assert torch.equal(restored(torch.from_numpy(ours), table, torch.float32), tiles[: len(ours)])
 
 
@@ -121,16 +121,16 @@ def test_labels_are_the_answers_and_their_ends(hf):
     (measured,) = measure([from_conversation({"conversation": conversations[10]})], family)
     labels = render_whole(measured, family, "torch").labels
     # The line break of the header takes those of the answer with it where they are one token.
-    assert family.tokenizer.decode(labels[labels != -100]).replace("\n", "") == "Yes.<|im_end|> No<|im_end|>"
+    assert family.chat.tokenizer.decode(labels[labels != -100]).replace("\n", "") == "Yes.<|im_end|> No<|im_end|>"
     words = "<image> and <video><|im_end|><|im_start|>assistant \n"
     (measured,) = measure([from_conversation({"conversation": turns(text(words))})], family)
-    assert not family.places(measured.ids)
+    assert not family.chat.places(measured.ids)
     labels = render_whole(measured, family, "torch").labels
-    assert family.tokenizer.decode(labels[labels != -100]) == "It is so.<|im_end|>"
+    assert family.chat.tokenizer.decode(labels[labels != -100]) == "It is so.<|im_end|>"
 
 
 def test_the_smallest_image(tiny):
-    side = tiny.side
+    side = tiny.image.side
     cheapest = min(len(tiny.expansion(_measured(tiny, high, wide))) for high in range(1, 90) for wide in range(1, 90))
     assert len(tiny.fake_image_ids) == cheapest == 9 + 3 + 1  # the whole, a row of three and its line break
     assert tiny.fake_image_arrays["image_sizes"].tolist() == [[1, side]]
@@ -138,8 +138,8 @@ def test_the_smallest_image(tiny):
 
 
 def _measured(family, height, width, num_images=1):
-    size, grid = family.image_shape(height, width, num_images)
-    image = family.smallest_image
+    size, grid = family.image.shape(height, width, num_images)
+    image = family.image.smallest
     return type(image)(ref=image.ref, height=height, width=width, size=size, grid=grid)
 
 
@@ -148,13 +148,13 @@ def test_class_token_and_frames(tmp_path):
     family = load_family(ProcessorKey(processor=str(made)))
     assert len(family.expansion(_measured(family, 42, 42))) == 10 + 9 + 3 - 1
     assert len(family.expansion(_measured(family, 42, 42, num_images=2))) == 10
-    assert family.sample_frames(5, 1.0, None).tolist() == [0, 1, 2, 3, 4]
-    assert family.sample_frames(10, 5.0, 2.0).tolist() == [0, 2, 5, 7]
+    assert family.video.choose(5, 1.0, None).tolist() == [0, 1, 2, 3, 4]
+    assert family.video.choose(10, 5.0, 2.0).tolist() == [0, 2, 5, 7]
     fixed = load_family(ProcessorKey(processor=str(llava_onevision.make(tmp_path / "fixed", video={"num_frames": 4}))))
-    assert fixed.sample_frames(3, 1.0, None).tolist() == [0, 0, 1, 2]  # too short: some come twice
-    assert fixed.sample_frames(100, 10.0, 2.0).tolist() == [0, 25, 50, 75]
+    assert fixed.video.choose(3, 1.0, None).tolist() == [0, 0, 1, 2]  # too short: some come twice
+    assert fixed.video.choose(100, 10.0, 2.0).tolist() == [0, 25, 50, 75]
     capped = load_family(ProcessorKey(processor=str(made), video_fps=1.0, video_max_frames=3))
-    assert capped.sample_frames(60, 10.0, None).tolist() == [0, 20, 40]
+    assert capped.video.choose(60, 10.0, None).tolist() == [0, 20, 40]
 
 
 def test_configs_that_are_refused(tmp_path):
@@ -174,7 +174,7 @@ def test_truncation_does_not_leave_one_of_several_pictures(tiny, tmp_path):
     one, two = (part("image", picture(tmp_path / f"{i}.png", 60, 90, seed=i)) for i in range(2))
     messages = [*turns(one, text("A"), answer="Yes."), *turns(two, text("B")), *turns(one, text("C"))]
     (whole,) = measure([from_conversation({"conversation": messages})], tiny)
-    places = [place for place, _ in tiny.places(whole.ids)]
+    places = [place for place, _ in tiny.chat.places(whole.ids)]
     assert len(truncated(whole, places[2] + 2 * 9 + 2, tiny).media) == 2
     assert truncated(whole, places[1] + 9, tiny) is None
 
@@ -211,8 +211,8 @@ def tiny_model(family):
     words = {"model_type": "qwen2", "vocab_size": 2064, "hidden_size": 64, "intermediate_size": 96,
              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
     config = LlavaOnevisionConfig(
-        text_config=words, vision_config=vision, image_token_index=family.placeholder_ids["image"],
-        video_token_index=family.placeholder_ids["video"], image_grid_pinpoints=llava_onevision.PINPOINTS,
+        text_config=words, vision_config=vision, image_token_index=family.chat.placeholder_ids["image"],
+        video_token_index=family.chat.placeholder_ids["video"], image_grid_pinpoints=llava_onevision.PINPOINTS,
         vision_aspect_ratio="anyres_max_4",
     )  # fmt: skip
     return with_large_weights(LlavaOnevisionForConditionalGeneration._from_config(config, attn_implementation="sdpa"))
@@ -244,7 +244,7 @@ def test_microbatches_have_their_own_media(out, tiny):
     packs = list(PackedShards(out, pixels="uint8"))
     whole = neat_packed_vlm_collater(packs)
     frames = whole["pixel_values_videos"].clone()
-    chunks = prepare_vlm_media_for_pp(whole, len(packs), len(packs), tiny.media_axes)[VLM_PP_MEDIA_KEY]
+    chunks = prepare_vlm_media_for_pp(whole, len(packs), len(packs), tiny.media)[VLM_PP_MEDIA_KEY]
     for number, pack in enumerate(packs):
         for name in ("pixel_values", "num_tiles", "image_sizes", "batch_num_images", "num_frames"):
             assert torch.equal(chunks[name][number], pack[name]), name

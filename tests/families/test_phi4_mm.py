@@ -78,7 +78,7 @@ def test_every_tensor_equals_the_hf_processors(hf, family, processor):
         media = {name: torch.from_numpy(array) for name, array in whole.media.items()}
         assert whole.input_ids.tolist() == tensors["input_ids"][0].tolist(), number
         assert whole.position_ids.tolist() == list(range(len(whole.input_ids)))
-        kinds = {family.placeholder_ids["image"]: 1, family.placeholder_ids["audio"]: 3}
+        kinds = {family.chat.placeholder_ids["image"]: 1, family.chat.placeholder_ids["audio"]: 3}
         assert whole.mm_token_type_ids.tolist() == [kinds.get(token, 0) for token in whole.input_ids.tolist()]
         assert family.media_tokens(whole.media, family.facts) == np.count_nonzero(whole.mm_token_type_ids)
         if "image_pixel_values" in tensors:
@@ -99,8 +99,10 @@ def test_every_tensor_equals_the_hf_processors(hf, family, processor):
 @given(st.one_of(st.integers(400, 5000), st.integers(400, 400_000)))
 def test_tokens_of_a_sound_are_counted_without_hearing_it(family, num_samples):
     frames = torch.tensor([(num_samples - 400) // 160 + 1])
-    assert family.audio_frames(num_samples) == int(frames)
-    assert family.audio_tokens(int(frames)) == int(Phi4MultimodalFeatureExtractor()._compute_audio_embed_size(frames))
+    assert family.sound.frames(num_samples) == int(frames)
+    assert family.sound.tokens_of(int(frames)) == int(
+        Phi4MultimodalFeatureExtractor()._compute_audio_embed_size(frames)
+    )
 
 
 def test_what_cannot_be_taken(family, tmp_path):
@@ -120,9 +122,9 @@ def test_labels(family):
     turns = asked(answer="\nFirst.") + asked(answer="a <|end|> b <|image|>")
     whole = rendered(family, turns)
     targets = whole.labels[whole.labels != -100]
-    assert family.tokenizer.decode(targets) == "\nFirst.<|end|>a <|end|> b <|image|><|end|>"
-    assert whole.input_ids.tolist().count(family.token_id("<|end|>")) == 4
-    assert family.token_id("<|image|>") not in whole.input_ids
+    assert family.chat.tokenizer.decode(targets) == "\nFirst.<|end|>a <|end|> b <|image|><|end|>"
+    assert whole.input_ids.tolist().count(family.chat.token_id("<|end|>")) == 4
+    assert family.chat.token_id("<|image|>") not in whole.input_ids
 
 
 def test_shrinking(family, tmp_path):
@@ -141,9 +143,9 @@ def test_the_remote_codes_processor(family, tmp_path):
     path = picture(tmp_path / "a.png", 70, 100)
     messages = asked({"type": "image", "image": str(path)})
     ours, theirs = rendered(family, messages), rendered(remote, messages)
-    exchanged = np.where(theirs.input_ids == remote.token_id("<|endoftext10|>"), family.token_id("<|image|>"),
+    exchanged = np.where(theirs.input_ids == remote.chat.token_id("<|endoftext10|>"), family.chat.token_id("<|image|>"),
                          theirs.input_ids)  # fmt: skip
-    assert exchanged.tolist() == [*ours.input_ids.tolist(), remote.token_id("<|im_end|>")]
+    assert exchanged.tolist() == [*ours.input_ids.tolist(), remote.chat.token_id("<|im_end|>")]
     assert theirs.labels.tolist() == [*ours.labels.tolist(), -100]
 
 
@@ -245,14 +247,14 @@ def tiny_phi(family):
     torch.manual_seed(0)
     config = Phi4MultimodalConfig(
         vocab_size=2112, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, bos_token_id=1, eos_token_id=2, pad_token_id=family.padding_id, sliding_window=None,
+        num_key_value_heads=2, bos_token_id=1, eos_token_id=2, pad_token_id=family.chat.padding_id, sliding_window=None,
         max_position_embeddings=4096, original_max_position_embeddings=4096,
         vision_config={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
                        "image_size": 64, "crop_size": 64, "patch_size": 2, "feature_layer": -2,
-                       "image_token_id": family.placeholder_ids["image"]},
+                       "image_token_id": family.chat.placeholder_ids["image"]},
         audio_config={"hidden_size": 32, "intermediate_size": 48, "num_blocks": 2, "num_attention_heads": 2,
                       "ext_pw_out_channel": 32, "nemo_conv_channels": 32, "depthwise_separable_out_channel": 32,
-                      "audio_token_id": family.placeholder_ids["audio"]},
+                      "audio_token_id": family.chat.placeholder_ids["audio"]},
     )  # fmt: skip
     model = Phi4MultimodalForCausalLM._from_config(config, attn_implementation="sdpa").float().eval()
     with torch.no_grad():

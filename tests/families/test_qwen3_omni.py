@@ -109,8 +109,8 @@ def positioned(input_ids, tensors, family):
     """Positions of the reference, which needs no weights."""
     model = Positioned.__new__(Positioned)
     torch.nn.Module.__init__(model)
-    token = {f"{kind}_token_id": number for kind, number in family.placeholder_ids.items()}
-    start = {f"{name}_start_token_id": family.token_id(f"<|{name}_start|>") for name in ("vision", "audio")}
+    token = {f"{kind}_token_id": number for kind, number in family.chat.placeholder_ids.items()}
+    start = {f"{name}_start_token_id": family.chat.token_id(f"<|{name}_start|>") for name in ("vision", "audio")}
     model.config = SimpleNamespace(
         **token, **start, position_id_per_seconds=13, audio_config=SimpleNamespace(n_window=50)
     )
@@ -121,7 +121,7 @@ def positioned(input_ids, tensors, family):
         image_grid_thw=tensors.get("image_grid_thw"),
         video_grid_thw=tensors.get("video_grid_thw"),
         attention_mask=torch.ones_like(input_ids),
-        use_audio_in_video=family.uses_audio_in_video,
+        use_audio_in_video=family.video.sound is not None,
         audio_seqlens=mask.sum(-1) if mask is not None else None,
         second_per_grids=tensors.get("video_second_per_grid"),
     )[0][:, 0]
@@ -145,10 +145,8 @@ def test_every_tensor_equals_the_hf_processors(hf):
         for key, layout in family.media.items():
             stored = whole.media[key]
             if key in ("pixel_values", "pixel_values_videos"):
-                stored = restored(
-                    torch.from_numpy(stored), Stored(torch.from_numpy(tables[layout.table]), layout.repeat),
-                    torch.float32,
-                )  # fmt: skip
+                how = Stored(torch.from_numpy(tables[layout.deliver.table]), layout.deliver.repeat)
+                stored = restored(torch.from_numpy(stored), how, torch.float32)
             if key == "input_features" and "input_features" in tensors:
                 mask = tensors["feature_attention_mask"].bool()
                 features = tensors["input_features"].permute(0, 2, 1)
@@ -178,7 +176,7 @@ def test_the_sound_of_a_video_is_interleaved_by_time(tmp_path):
     silent = load_family(ProcessorKey(processor=str(processor)))
     (deaf,) = measure([from_conversation({"conversation": messages})], silent)
     assert (measured.visual_tokens, deaf.visual_tokens) == (deaf.visual_tokens, deaf.visual_tokens)
-    assert measured.tokens - deaf.tokens == audio_tokens(family.audio_frames(measured.media[0].num_samples)) + 2
+    assert measured.tokens - deaf.tokens == audio_tokens(family.sound.frames(measured.media[0].num_samples)) + 2
 
 
 @pytest.mark.parametrize("heard", [False, True])

@@ -85,7 +85,7 @@ def test_trusted_it_packs(processor, tmp_path):
     for pack in PackedShards(out):
         for document in documents_of(out, pack):
             labels = document["labels"]
-            answers.add(family.tokenizer.decode(labels[labels != -100].tolist()))
+            answers.add(family.chat.tokenizer.decode(labels[labels != -100].tolist()))
     assert answers >= {"Me.<|im_end|>", "That.<|im_end|>"}
 
 

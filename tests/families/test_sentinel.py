@@ -34,21 +34,21 @@ def test_real_templates(name):
     if not path.is_dir():
         pytest.skip(f"../shared/processors/{name} is not here")
     family = load_family(ProcessorKey(processor=str(path)))
-    assert derived_markers(family.tokenizer) == family.markers
+    assert derived_markers(family.chat.tokenizer) == family.chat.markers
 
 
 @pytest.mark.parametrize("make", [phi4_mm.make, phi4_mm.make_remote, kimi_vl.make, lambda _: DEMO_PROCESSOR])
 def test_templates_of_the_families(make, tmp_path):
     family = load_family(ProcessorKey(processor=str(make(tmp_path / "p"))))
-    assert derived_markers(family.tokenizer) == family.markers
+    assert derived_markers(family.chat.tokenizer) == family.chat.markers
 
 
 def test_gemmas_declared_header_has_the_empty_thought_too(tmp_path):
     """Which the family itself writes, not the template."""
     family = load_family(ProcessorKey(processor=str(gemma4.make(tmp_path / "p"))))
-    found = derived_markers(family.tokenizer)
-    assert found.end == family.markers.end
-    assert found.header == family.markers.header[: len(found.header)]
+    found = derived_markers(family.chat.tokenizer)
+    assert found.end == family.chat.markers.end
+    assert found.header == family.chat.markers.header[: len(found.header)]
 
 
 def test_a_plain_template(tmp_path):

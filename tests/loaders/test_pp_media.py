@@ -20,6 +20,7 @@ from neatpack.loaders.pp_media import (
     wrap_vlm_collate_for_pp,
 )
 from neatpack.pipeline.families.registry import family_for
+from neatpack.pipeline.layout import MediaArray
 
 STAGE_KEYS = ("pixel_values", "image_grid_hws", "num_patches", "patch_pixel_values", "patch_newline_mask",
               "pixel_values_videos", "video_grid_thw")  # fmt: skip
@@ -376,23 +377,27 @@ def test_videos_only():
 
 
 def test_a_family_tells_the_axis():
-    axes = family_for(str(DEMO_PROCESSOR)).media_axes
+    layout = family_for(str(DEMO_PROCESSOR)).media
     pixels, grid = flat([(1, 2, 2), (1, 1, 1)])
     batch = {"input_ids": torch.zeros(2, 3), "pixel_values": pixels, "image_grid_thw": grid}
-    chunks = prepare_vlm_media_for_pp(batch, 2, 2, axes)[VLM_PP_MEDIA_KEY]
+    chunks = prepare_vlm_media_for_pp(batch, 2, 2, layout)[VLM_PP_MEDIA_KEY]
     assert lists(chunks["pixel_values"]) == [[0, 0, 0, 0], [1]]
     images = {"input_ids": torch.zeros(2, 3), "pixel_values": torch.zeros(2, 3, 8, 8), "image_grid_thw": grid}
     with pytest.raises(ValueError, match=r"wants 5 \(its patches\) rows"):
-        prepare_vlm_media_for_pp(dict(images), 2, 2, axes)
+        prepare_vlm_media_for_pp(dict(images), 2, 2, layout)
     with pytest.raises(ValueError, match=r"wants 5 \(its patches\) rows"):
-        wrap_vlm_collate_for_pp(identity, 2, axes)(dict(images))
+        wrap_vlm_collate_for_pp(identity, 2, layout)(dict(images))
     assert len(prepare_vlm_media_for_pp(images, 2, 2)[VLM_PP_MEDIA_KEY]["pixel_values"][0]) == 1  # guessed: images
 
 
-AUDIO_AXES = {"features": "lengths", "lengths": "audios", "batch_num_images": "groups"}
+AUDIO_LAYOUT = {
+    "features": MediaArray(kinds=("audio",), dtype="float32", row=(), counts="lengths"),
+    "lengths": MediaArray(kinds=("audio",), dtype="int64", row=()),
+    "batch_num_images": MediaArray(kinds=("image",), dtype="int64", row=(), groups=True),
+}
 
 
-def test_arrays_that_only_the_family_names_are_cut_by_their_axes():
+def test_arrays_that_only_the_family_names_are_cut_by_its_layout():
     """Sounds of 2 and 3 frames in samples 0 and 2; documents of 1, 2 and 1 pictures in two microbatches."""
     batch = {
         "input_ids": torch.zeros(4, 3),
@@ -402,7 +407,7 @@ def test_arrays_that_only_the_family_names_are_cut_by_their_axes():
         "batch_num_images": torch.tensor([1, 2, 1]),
         "n_images_per_sample": torch.tensor([1, 2, 0, 1]),
     }
-    result = prepare_vlm_media_for_pp(batch, 4, 2, AUDIO_AXES)
+    result = prepare_vlm_media_for_pp(batch, 4, 2, AUDIO_LAYOUT)
     chunks = result[VLM_PP_MEDIA_KEY]
     assert lists(chunks["features"]) == [[0, 1], [2, 3, 4]]
     assert lists(chunks["lengths"]) == [[2], [3]]
@@ -413,13 +418,13 @@ def test_arrays_that_only_the_family_names_are_cut_by_their_axes():
 def test_rows_without_what_counts_them():
     batch = {"input_ids": torch.zeros(2, 3), "features": torch.arange(5), "n_audios_per_sample": torch.tensor([1, 1])}
     with pytest.raises(ValueError, match="the batch has features but no lengths, which counts its rows"):
-        prepare_vlm_media_for_pp(batch, 2, 2, AUDIO_AXES)
+        prepare_vlm_media_for_pp(batch, 2, 2, AUDIO_LAYOUT)
 
 
 def test_sounds_that_nobody_owns():
     batch = {"input_ids": torch.zeros(2, 3), "features": torch.arange(6), "lengths": torch.tensor([2, 3, 1])}
     with pytest.raises(ValueError, match="3 audios in a batch of 2 samples: whose are they"):
-        prepare_vlm_media_for_pp(batch, 2, 2, AUDIO_AXES)
+        prepare_vlm_media_for_pp(batch, 2, 2, AUDIO_LAYOUT)
 
 
 def test_token_types_unmask_a_coincidence():

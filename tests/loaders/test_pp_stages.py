@@ -143,7 +143,7 @@ def run_stage(rank, folder):
     part = FirstStage(model) if rank == 0 else LastStage(model)
     results = {}
     for case, (schedule_class, n_microbatches, packs, told) in CASES.items():
-        wrapped = wrap_vlm_collate_for_pp(collate, n_microbatches, family_for(str(DEMO_PROCESSOR)).media_axes)
+        wrapped = wrap_vlm_collate_for_pp(collate, n_microbatches, family_for(str(DEMO_PROCESSOR)).media)
         batch = wrapped(packs_for(packs, model))
         shapes = []  # of a microbatch's input and output
         if told:

@@ -10,7 +10,7 @@ from processors import qwen3_omni
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.registry import ProcessorKey, family_for, load_family
 from neatpack.pipeline.measure.length import measure
-from neatpack.pipeline.measure.media import measure_audio
+from neatpack.pipeline.measure.media import measure_medium
 from neatpack.pipeline.media.audio import decode_audio, has_audio
 from neatpack.pipeline.records import Example, MediaError, MediaRef, Skip, Turn
 from neatpack.pipeline.run import run_pack
@@ -71,7 +71,7 @@ def test_what_cannot_be_heard(tmp_path, processor):
     }
     for path, reason in cases.items():
         with pytest.raises(MediaError) as error:
-            measure_audio(sound(path), family)
+            measure_medium(sound(path), family)
         assert error.value.skip.reason == reason, path
         assert path in error.value.skip.detail
     assert not has_audio(MediaRef(kind="video", path=str(tmp_path / "mute.mp4")))

@@ -5,10 +5,9 @@ import pytest
 from helpers import DEMO_PROCESSOR, SHARED, clip, picture, tiny_config
 from hypothesis import given, strategies as st
 
-from neatpack.pipeline.families import qwen2_vl, qwen3_vl
 from neatpack.pipeline.families.registry import ProcessorKey, family_for
-from neatpack.pipeline.measure.length import measured, shrunk
-from neatpack.pipeline.measure.media import measure_video
+from neatpack.pipeline.measure.length import shrunk, with_lengths
+from neatpack.pipeline.measure.media import measure_medium
 from neatpack.pipeline.media.video import video_facts, wanted_frames
 from neatpack.pipeline.records import MediaError, MediaRef, Sampling
 
@@ -22,7 +21,7 @@ def family(name="qwen3_vl", **more):
 def brightness(ref, sampling=None, **more):
     """Which frames are taken, seen in the pixels: frame n is as bright as 20 n."""
     asked = MediaRef(kind="video", path=ref.path, sampling=sampling or Sampling())
-    medium = measure_video(asked, family(**more))
+    medium = measure_medium(asked, family(**more))
     seen = [round(float(frame[:, -8:].mean()) / 20) for frame in wanted_frames(medium)]
     assert seen == list(medium.frames)
     return seen
@@ -52,7 +51,7 @@ def test_frames_that_are_not_evenly_spaced(tmp_path):
 
 def test_a_turned_video(tmp_path):
     ref = clip(tmp_path / "a.mp4", rotation=-90)
-    medium = measure_video(ref, family())
+    medium = measure_medium(ref, family())
     assert (medium.height, medium.width) == (96, 64)
     frame = next(wanted_frames(medium))
     assert frame.shape == (96, 64, 3)
@@ -62,10 +61,10 @@ def test_a_turned_video(tmp_path):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_video_of_one_frame(tmp_path, name):
-    medium = measure_video(clip(tmp_path / "a.mp4", frames=1), family(name, video_fps=2.0))
+    medium = measure_medium(clip(tmp_path / "a.mp4", frames=1), family(name, video_fps=2.0))
     assert medium.frames == (0,)
     assert medium.grid[0] == 1
-    patches = family(name, video_fps=2.0).video_arrays(wanted_frames(medium), medium)["pixel_values_videos"]
+    patches = family(name, video_fps=2.0).video.render(wanted_frames(medium), medium, None)["pixel_values_videos"]
     halves = patches.reshape(len(patches), 3, 2, -1)
     assert np.array_equal(halves[:, :, 0], halves[:, :, 1]), "the frame is repeated in its temporal patch"
 
@@ -84,12 +83,12 @@ def test_what_rows_ask_for(tmp_path):
 
 def test_a_list_of_pictures_is_a_video(tmp_path):
     paths = tuple(str(picture(tmp_path / f"{n}.png", 60, 80, seed=n)) for n in range(5))
-    medium = measure_video(MediaRef(kind="video", path=paths[0], frames=paths, sampling=Sampling(fps=2)), family())
+    medium = measure_medium(MediaRef(kind="video", path=paths[0], frames=paths, sampling=Sampling(fps=2)), family())
     assert (medium.frames, medium.fps, medium.grid[0]) == ((0, 1, 2, 3, 4), 2, 3)
     assert len(list(wanted_frames(medium))) == 5
     picture(tmp_path / "4.png", 61, 80)
     with pytest.raises(MediaError, match="several sizes: 80x60, 80x61"):
-        measure_video(MediaRef(kind="video", path=paths[0], frames=paths), family())
+        measure_medium(MediaRef(kind="video", path=paths[0], frames=paths), family())
 
 
 @pytest.mark.parametrize(
@@ -102,38 +101,35 @@ def test_a_list_of_pictures_is_a_video(tmp_path):
 def test_wishes_that_cannot_be_met(tmp_path, sampling, words):
     ref = clip(tmp_path / "a.mp4")
     with pytest.raises(MediaError, match=words):
-        measure_video(MediaRef(kind="video", path=ref.path, sampling=sampling), family())
+        measure_medium(MediaRef(kind="video", path=ref.path, sampling=sampling), family())
 
 
 @given(total=st.integers(1, 3000), fps=st.floats(1, 120), wanted=st.floats(0.1, 30), cap=st.integers(4, 800))
 def test_sampled_frames_exist_and_ascend(total, fps, wanted, cap):
-    for module in (qwen2_vl, qwen3_vl):
-        name = module.__name__.rsplit(".", 1)[1]
-        geometry = family(name, video_fps=wanted, video_max_frames=cap).video
-        frames = module.choose_frames(geometry, total, fps)
+    for name in ("qwen2_vl", "qwen3_vl"):
+        frames = family(name, video_fps=wanted, video_max_frames=cap).video.choose(total, fps, None)
         assert 1 <= len(frames) <= min(total, max(cap, 4))
         assert frames[0] == 0 and frames[-1] < total
         assert (np.diff(frames) > 0).all()
-        if module is qwen2_vl and total > 1:
+        if name == "qwen2_vl" and total > 1:
             assert len(frames) % 2 == 0
     family_for.cache_clear()
 
 
 def test_34_frames_of_which_14(tmp_path):
     """transformers' own step gives a fifteenth index, 34, which does not exist."""
-    geometry = family("qwen2_vl", video_fps=1.0).video
-    frames = qwen2_vl.choose_frames(geometry, 34, 34 / 14)
+    frames = family("qwen2_vl", video_fps=1.0).video.choose(34, 34 / 14, None)
     assert len(frames) == 14 and frames[-1] < 34
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_shrinking_takes_frames_first_and_pixels_then(tmp_path, name):
     chosen = family(name, video_fps=10.0, video_max_pixels=10_000_000)
-    medium = measure_video(clip(tmp_path / "a.mp4", frames=40, rate=10, height=200, width=300), chosen)
+    medium = measure_medium(clip(tmp_path / "a.mp4", frames=40, rate=10, height=200, width=300), chosen)
     assert len(medium.frames) == 40
-    before, after = chosen.marker_ids("video")
-    ids = np.array([5, *before, chosen.placeholder_ids["video"], *after], dtype=np.int32)
-    whole = measured(ids, (medium,), chosen)
+    before, after = chosen.chat.marker_ids("video")
+    ids = np.array([5, *before, chosen.chat.placeholder_ids["video"], *after], dtype=np.int32)
+    whole = with_lengths(ids, (medium,), chosen)
     frames, tokens = [], [whole.tokens]
     for level in range(1, 8):
         smaller = shrunk(whole, level, chosen)

@@ -11,7 +11,8 @@ from PIL import Image, ImageOps
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from neatpack.loaders.pixels import looked_up
-from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.families.qwen2_vl import image_config
+from neatpack.pipeline.families.registry import ProcessorKey, load_family, processor_files
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.records import Example, Measured, MediaRef, Turn
 from neatpack.pipeline.render.sample import render_sample
@@ -63,7 +64,13 @@ def conversations(pictures):
 def hf_inputs(example, family):
     """Text, ids, pixels and grids as the HF processor makes them: expanded text, tokenizer, PIL image processor."""
     images = [ImageOps.exif_transpose(Image.open(ref.path)) for ref in example.media]
-    config = copy.deepcopy({k: v for k, v in family.config["image"].items() if k != "image_processor_type"})
+    config = copy.deepcopy(
+        {
+            k: v
+            for k, v in image_config(processor_files(family.source), ProcessorKey(processor=""), "").items()
+            if k != "image_processor_type"
+        }
+    )
     processor = Qwen2VLImageProcessorPil(**config)  # which writes into what it is given
     features = processor(images=images, return_tensors="np") if images else {}
     messages = [
@@ -71,17 +78,17 @@ def hf_inputs(example, family):
                                         for part in turn.parts]}
         for turn in example.turns
     ]  # fmt: skip
-    text = family.tokenizer.apply_chat_template(messages, tokenize=False)
+    text = family.chat.tokenizer.apply_chat_template(messages, tokenize=False)
     for grid in features.get("image_grid_thw", []):
         text = text.replace("<|image_pad|>", "<|hole|>" * int(grid.prod() // family.image.merge_size**2), 1)
     text = text.replace("<|hole|>", "<|image_pad|>")
-    return text, np.array(family.tokenizer(text)["input_ids"]), features
+    return text, np.array(family.chat.tokenizer(text)["input_ids"]), features
 
 
 def hf_positions(ids, grids, family, processor):
     """The installed model class's own get_rope_index."""
     tensor = torch.tensor(ids)[None]
-    types = (tensor == family.placeholder_ids["image"]).int()
+    types = (tensor == family.chat.placeholder_ids["image"]).int()
     grid = torch.tensor(grids) if len(grids) else None
     positions, _ = bare_model(processor).get_rope_index(tensor, mm_token_type_ids=types, image_grid_thw=grid)
     return positions[:, 0].numpy(), types[0].numpy()
@@ -89,7 +96,7 @@ def hf_positions(ids, grids, family, processor):
 
 def hf_labels(text, family):
     """Labels by places in the text: tokens wholly between the line break of an assistant header and its <|im_end|>."""
-    encoded = family.tokenizer(text, return_offsets_mapping=True)
+    encoded = family.chat.tokenizer(text, return_offsets_mapping=True)
     turns = [match.span(1) for match in re.finditer(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", text, re.DOTALL)]
     return [
         token if any(first <= start and end <= last for first, last in turns) else -100
@@ -135,8 +142,8 @@ def test_the_comparison_can_fail(family, pictures):
 
 def test_the_fingerprint_is_of_the_processor_and_not_of_its_use(processor):
     fresh, used = (load_family(ProcessorKey(processor=processor)) for _ in range(2))
-    used.tokenizer(["a", "a b c"], padding=True, truncation=True, max_length=2)
+    used.chat.tokenizer(["a", "a b c"], padding=True, truncation=True, max_length=2)
     assert fresh.fingerprint == used.fingerprint
     changed = load_family(ProcessorKey(processor=processor))
-    changed.tokenizer.chat_template += " "
+    changed.chat.tokenizer.chat_template += " "
     assert changed.fingerprint != fresh.fingerprint

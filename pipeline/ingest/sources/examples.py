@@ -5,12 +5,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.media import json_name
 from neatpack.pipeline.ingest.sources.sound import decoded_sound
-from neatpack.pipeline.media.image import decode_image
+from neatpack.pipeline.media.image import rgb_image
 from neatpack.pipeline.records import MediaError, MediaRef
 
 Conversation = dict[str, Any]
@@ -108,7 +106,7 @@ def opened_picture(value: Any) -> Any:
     if not isinstance(value, bytes):
         return value
     try:
-        return Image.fromarray(decode_image(MediaRef(kind="image", path="(picture in memory)", held=value)))
+        return rgb_image(MediaRef(kind="image", path="(picture in memory)", held=value))
     except MediaError as error:
         raise BadRow(f"not a readable picture: {error}") from error
 

@@ -86,7 +86,7 @@ def test_the_default_equals_wrapper_and_padding(image):
     assert batch.keys() == expected.keys()
     assert all(torch.equal(batch[key], expected[key]) for key in batch)
     assert batch["n_images_per_sample"].tolist() == [1, 0]
-    assert trained(batch, family_of(PROCESSOR).tokenizer, 1) == "Me.<|im_end|>You.<|im_end|>"
+    assert trained(batch, family_of(PROCESSOR).chat.tokenizer, 1) == "Me.<|im_end|>You.<|im_end|>"
     again = qwen2_5_collate_fn(examples, PROCESSOR)
     assert all(torch.equal(batch[key], again[key]) for key in batch)
 
@@ -165,9 +165,9 @@ def test_kimi_rows_have_one_length(tmp_path, image, make, collate):
     batch = collate(examples, processor, max_length=128)
     assert batch["input_ids"].shape == batch["labels"].shape == (2, 127), "128 and the shift"
     family = family_of(processor)
-    expanded = int((batch["input_ids"][0] == family.placeholder_ids["image"]).sum())
+    expanded = int((batch["input_ids"][0] == family.chat.placeholder_ids["image"]).sum())
     assert expanded == int((batch["mm_token_type_ids"][0] == 1).sum()) > 1
-    assert trained(batch, family.tokenizer) == "That." + family.end_of_turn
+    assert trained(batch, family.chat.tokenizer) == "That." + family.chat.format.end_of_turn
     assert collate(examples, processor)["input_ids"].shape[1] < 127
     with pytest.raises(ValueError, match="every sample of the batch is longer"):
         collate(examples, processor, max_length=4)
@@ -190,9 +190,9 @@ def test_gemma_thinks_first(tmp_path):
     family = family_of(processor)
     examples = [talk("Who?", "Me."), talk("Who?", "Me.", "And then?", "You.")]
     batch = gemma4_prefix_collate_fn(examples, processor)
-    texts = [family.tokenizer.decode(row) for row in batch["input_ids"]]
+    texts = [family.chat.tokenizer.decode(row) for row in batch["input_ids"]]
     assert [text.count("<|turn>model\n<|channel>thought\n<channel|>") for text in texts] == [1, 2]
-    assert trained(batch, family.tokenizer, 1) == "Me.<turn|>You.<turn|>"
+    assert trained(batch, family.chat.tokenizer, 1) == "Me.<turn|>You.<turn|>"
 
 
 def test_the_prefix_goes_in_once(tmp_path):

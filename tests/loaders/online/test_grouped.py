@@ -240,7 +240,7 @@ def test_our_families(demo_family: Any) -> None:
     }
     config = extract_video_config(demo_family)
     assert config is not None
-    assert (config["per_frame"], config["fps"]) == (not demo_family.video_bounds_cover_clip, video.fps)
+    assert (config["per_frame"], config["fps"]) == (not video.bounds_cover_clip, video.fps)
     assert config["temporal_patch_size"] == video.temporal_patch_size
 
 

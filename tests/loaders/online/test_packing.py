@@ -139,7 +139,7 @@ def test_a_sample(image):
     assert sample["input_ids"].shape == sample["attention_mask"].shape == sample["labels"].shape
     trained = sample["labels"] != -100
     assert torch.equal(sample["labels"][trained], sample["input_ids"][trained]), "nothing is shifted yet"
-    assert family.tokenizer.decode(sample["labels"][trained]) == "That.<|im_end|>"
+    assert family.chat.tokenizer.decode(sample["labels"][trained]) == "That.<|im_end|>"
     assert sample["pixel_values"].dtype == torch.float32
     assert len(sample["pixel_values"]) == int(sample["image_grid_thw"].prod())
 
@@ -153,7 +153,7 @@ def test_text_gets_a_fake_image_that_nobody_sees():
     assert with_fake["attention_mask"][length:].tolist() == [0, 0, 0]
     assert with_fake["labels"][length:].tolist() == [-100, -100, -100]
     assert with_fake["n_images"] == 1 and len(with_fake["image_grid_thw"]) == 1
-    assert "pixel_values" in pad_collate_fn([with_fake], family_of(PROCESSOR).tokenizer)
+    assert "pixel_values" in pad_collate_fn([with_fake], family_of(PROCESSOR).chat.tokenizer)
     assert not len(without["pixel_values"])
 
 

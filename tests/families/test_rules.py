@@ -6,7 +6,7 @@ from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.uniform import configured, refuse_settings, uniform_frames
+from neatpack.pipeline.families.rules import configured, refuse_settings, uniform_frames
 
 
 @given(total=st.integers(1, 5000), number=st.integers(1, 5000), fps=st.floats(1, 120), asked=st.floats(0.01, 120))

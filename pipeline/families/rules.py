@@ -1,0 +1,323 @@
+"""Rules that several families share: pictures and videos as patches, frames taken evenly, sound as features."""
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.base import (
+    Arrays,
+    Grid,
+    ImageRule,
+    MediaRule,
+    ProcessorKey,
+    Size,
+    SoundRule,
+    VideoRule,
+)
+from neatpack.pipeline.layout import Delivery, MediaArray
+from neatpack.pipeline.media.pixels import Resize, patchify, patchify_video, pixel_table, resize_torch
+from neatpack.pipeline.media.resize import smart_resize_image
+from neatpack.pipeline.records import MeasuredMedia
+
+# A processor's settings
+
+
+def configured(source: str, family: str, defaults: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """A processor's config over the defaults of its class."""
+    full = copy.deepcopy(defaults | {key: value for key, value in config.items() if value is not None})
+    for switch in ("do_resize", "do_rescale", "do_normalize"):
+        if not full.get(switch, True):
+            raise UserError(f"--processor {source}: {switch} is false, which {family} does not support")
+    return full
+
+
+def set_over(config: dict[str, Any], **values: Any) -> None:
+    """What the user sets over a processor's config; 0 is nothing."""
+    config |= {name: value for name, value in values.items() if value}
+
+
+def refuse_settings(key: ProcessorKey, family: str, **reasons: str) -> None:
+    """A setting that a family cannot follow is an error, and not ignored."""
+    for setting, reason in reasons.items():
+        if getattr(key, setting):
+            raise UserError(f"--{setting.replace('_', '-')} {getattr(key, setting)}: {family} {reason}; leave it out")
+
+
+# Patches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patches:
+    """How pixels become patches in processors of the Qwen kind, read from their own config."""
+
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    min_pixels: int
+    max_pixels: int
+    rescale_factor: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, config: dict[str, Any], **more: Any) -> Self:
+        size = config["size"]
+        return cls(
+            patch_size=config["patch_size"],
+            merge_size=config["merge_size"],
+            temporal_patch_size=config["temporal_patch_size"],
+            min_pixels=config.get("min_pixels") or size["shortest_edge"],
+            max_pixels=config.get("max_pixels") or size["longest_edge"],
+            rescale_factor=config["rescale_factor"],
+            mean=tuple(config["image_mean"]),
+            std=tuple(config["image_std"]),
+            **more,
+        )
+
+    @property
+    def factor(self) -> int:
+        """Pixels on a side of a merged patch."""
+        return self.patch_size * self.merge_size
+
+    @property
+    def patch_bytes(self) -> int:
+        """Of one frame's patch."""
+        return len(self.mean) * self.patch_size**2
+
+    def tokens(self, medium: MeasuredMedia) -> int:
+        return int(np.prod(medium.grid)) // self.merge_size**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchImages(Patches, ImageRule):
+    """Each picture in its own size, by smart_resize; merged patches are neighbours.
+
+    A processor repeats a still image in time to fill a temporal patch; stored it is once.
+    """
+
+    @property
+    def arrays(self) -> dict[str, MediaArray]:
+        return {
+            "image_grid_thw": MediaArray(kinds=("image",), dtype="int64", row=(3,)),
+            "pixel_values": MediaArray(
+                kinds=("image",), dtype="uint8", row=(self.patch_bytes,), counts="image_grid_thw",
+                deliver=Delivery(table="image", repeat=self.temporal_patch_size),
+            ),
+        }  # fmt: skip
+
+    def table(self, resize: str) -> np.ndarray:
+        return pixel_table(self.rescale_factor, self.mean, self.std, resize)
+
+    def shape(self, height: int, width: int, num_images: int = 1) -> tuple[Size, Grid]:
+        size = smart_resize_image(height, width, self.factor, self.min_pixels, self.max_pixels)
+        return size, (1, size[0] // self.patch_size, size[1] // self.patch_size)
+
+    def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
+        """Each level halves the area, not below the processor's min_pixels."""
+        (height, width), _ = self.shape(medium.height, medium.width)
+        fewer = replace(self, max_pixels=max(self.min_pixels, height * width >> level))
+        size, grid = fewer.shape(medium.height, medium.width)
+        return replace(medium, size=size, grid=grid)
+
+    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
+        return {"image_grid_thw": 1, "pixel_values": int(np.prod(medium.grid))}
+
+    @property
+    def smallest(self) -> MeasuredMedia:
+        """One merged patch."""
+        return self.blank((self.factor, self.factor), (1, self.merge_size, self.merge_size))
+
+    def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
+        patches = patchify(resize(content, medium.size), self.patch_size, self.merge_size)
+        return {"pixel_values": patches, "image_grid_thw": np.array([medium.grid], dtype=np.int64)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchVideos(Patches, VideoRule):
+    """Frames of one size, cut into patches of several frames each; families choose and resize them in their own ways.
+
+    Always resized and normalised as torchvision does: transformers has no other backend for videos.
+    """
+
+    fps: float | None
+    num_frames: int | None
+    min_frames: int
+    max_frames: int
+    samples_frames: bool
+    cap_pixels_per_frame: bool
+    max_video_tokens: int
+    bounds_cover_clip: ClassVar[bool] = False  # min_pixels and max_pixels are of a whole clip, and not of a frame
+
+    @classmethod
+    def of(cls, config: dict[str, Any], **more: Any) -> Self:
+        return super().of(
+            config,
+            fps=config.get("fps"),
+            num_frames=config.get("num_frames"),
+            min_frames=config["min_frames"],
+            max_frames=config["max_frames"],
+            # A rate or a number in the config is there to be used, whatever the class's default.
+            samples_frames=bool(config["do_sample_frames"] or config.get("fps") or config.get("num_frames")),
+            cap_pixels_per_frame=bool(config.get("cap_pixels_per_frame")),
+            max_video_tokens=config["max_video_tokens"],
+            **more,
+        )
+
+    @abstractmethod
+    def sampled(self, total: int, fps: float) -> np.ndarray:
+        """Which of `total` frames the config takes."""
+
+    @abstractmethod
+    def resized(self, num_frames: int, height: int, width: int) -> Size: ...
+
+    @property
+    def pixel_array(self) -> MediaArray:
+        """Nothing is repeated in a video: its patches have several frames."""
+        return MediaArray(
+            kinds=("video",), dtype="uint8", row=(self.patch_bytes * self.temporal_patch_size,),
+            counts="video_grid_thw", deliver=Delivery(table="video"),
+        )  # fmt: skip
+
+    def table(self, resize: str) -> np.ndarray:
+        return pixel_table(self.rescale_factor, self.mean, self.std, "torch")
+
+    def choose(self, total: int, fps: float, asked_fps: float | None) -> np.ndarray:
+        asked = self if asked_fps is None else replace(self, fps=asked_fps, num_frames=None, samples_frames=True)
+        return asked.sampled(total, fps)
+
+    def shape(self, num_frames: int, height: int, width: int) -> tuple[Size, Grid]:
+        """What does not fill a last temporal patch is filled with the last frame."""
+        size = self.resized(num_frames, height, width)
+        temporal = -(-num_frames // self.temporal_patch_size)
+        return size, (temporal, size[0] // self.patch_size, size[1] // self.patch_size)
+
+    def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
+        """Each level halves the frames, evenly thinned and not below 4; once there are 4, the area is halved."""
+        halvings = max(0, min(level, (max(len(medium.frames), 4) // 4).bit_length() - 1))
+        frames = thinned(medium.frames, max(min(4, len(medium.frames)), len(medium.frames) >> halvings))
+        # Fewer pixels per frame than now, whether the bounds are of a frame or of the clip.
+        pixels = medium.size[0] * medium.size[1] >> (level - halvings)
+        frames_in_bound = len(frames) if self.bounds_cover_clip else 1
+        bounded = replace(
+            self,
+            min_pixels=min(self.min_pixels, pixels * frames_in_bound),
+            max_pixels=max(self.factor**2, pixels) * frames_in_bound,
+        )
+        size, grid = bounded.shape(len(frames), medium.height, medium.width)
+        return replace(medium, frames=frames, size=size, grid=grid)
+
+    def patches(self, frames: Iterable[np.ndarray], medium: MeasuredMedia) -> np.ndarray:
+        resized = [resize_torch(frame, medium.size) for frame in frames]
+        resized += [resized[-1]] * (-len(resized) % self.temporal_patch_size)
+        return patchify_video(np.stack(resized), self.patch_size, self.merge_size, self.temporal_patch_size)
+
+
+# Tiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquareTiles(MediaRule):
+    """Pictures or frames as square tiles of one size."""
+
+    side: int  # pixels
+    rescale_factor: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, config: dict[str, Any], **more: Any) -> Self:
+        return cls(
+            rescale_factor=config["rescale_factor"],
+            mean=tuple(config["image_mean"]),
+            std=tuple(config["image_std"]),
+            **more,
+        )
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """The shape of a stored tile."""
+        return len(self.mean), self.side, self.side
+
+    def table(self, resize: str) -> np.ndarray:
+        """transformers has no backend but torchvision for videos."""
+        return pixel_table(self.rescale_factor, self.mean, self.std, "torch" if self.kind == "video" else resize)
+
+
+# Frames
+
+
+def uniform_frames(
+    total: int, fps: float, *, num_frames: int | None, asked_fps: float | None, max_frames: int = 0
+) -> np.ndarray:
+    """Evenly from the first frame on, by a number or else by a rate: 4 of 10 -> [0, 2, 5, 7]. Neither: all of them.
+
+    As transformers' BaseVideoProcessor takes them, which refuses a video that is too short. Here a rate above the
+    video's own takes every frame, and a number above it repeats some, so that all videos have that number.
+    """
+    if num_frames is None and asked_fps is not None:
+        num_frames = min(max(1, int(total / fps * asked_fps)), total)
+    elif num_frames is None:
+        num_frames = total
+    if max_frames:
+        num_frames = min(num_frames, max_frames)
+    return np.arange(num_frames) * total // num_frames
+
+
+def thinned(frames: Sequence[int], kept: int) -> tuple[int, ...]:
+    """Evenly, the first and the last among them: frames [0, 5, 10, 15], 2 kept -> (0, 15)."""
+    chosen = np.linspace(0, len(frames) - 1, kept).round().astype(int)
+    return tuple(frames[index] for index in chosen.tolist())
+
+
+# Sound
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoundFeatures(SoundRule):
+    """Features of each sound alone, by transformers' own extractor: rows end to end, padded and masked in a batch."""
+
+    extractor: Any
+    lengths_name: ClassVar[str] = "audio_feature_lengths"
+    features_name: ClassVar[str] = "input_features"
+    delivery: ClassVar[Delivery]
+
+    @property
+    def arrays(self) -> dict[str, MediaArray]:
+        return {
+            self.lengths_name: MediaArray(kinds=("audio",), dtype="int64", row=()),
+            self.features_name: MediaArray(
+                kinds=("audio",), dtype="float32", row=(self.extractor.feature_size,), counts=self.lengths_name,
+                deliver=self.delivery,
+            ),
+        }  # fmt: skip
+
+    @property
+    def sampling_rate(self) -> int:
+        return int(self.extractor.sampling_rate)
+
+    @abstractmethod
+    def tokens_of(self, frames: int) -> int: ...
+
+    @abstractmethod
+    def features(self, samples: np.ndarray) -> np.ndarray:
+        """float32 [frames, features]."""
+
+    def tokens(self, medium: MeasuredMedia) -> int:
+        return self.tokens_of(self.frames(medium.num_samples))
+
+    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
+        return {self.lengths_name: 1, self.features_name: self.frames(medium.num_samples)}
+
+    def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
+        features = self.features(content)
+        assert len(features) == self.frames(len(content)), (features.shape, len(content))
+        return {self.lengths_name: np.array([len(features)], dtype=np.int64), self.features_name: features}
+
+    def too_short(self, num_samples: int) -> ValueError:
+        seconds = num_samples / self.sampling_rate
+        return ValueError(f"a sound of {seconds:.4f} s is shorter than one window of its features")
