@@ -12,7 +12,7 @@ from helpers import ROOT
     [
         ("neatpack.pipeline.cli", "torch"),
         ("neatpack.pipeline.run", "transformers.processing_utils"),  # seconds: all of transformers' processors
-        ("loaders", "transformers"),
+        ("neatpack.loaders", "transformers"),
     ],
 )
 def test_what_is_not_needed_is_not_imported(module, absent):
