@@ -84,7 +84,15 @@ if not TYPE_CHECKING:  # a type checker takes the imports above, and so knows ev
     def __getattr__(name: str) -> Any:
         if name not in _HOME:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(_import_module(_HOME[name]), name)
+        try:
+            return getattr(_import_module(_HOME[name]), name)
+        except ModuleNotFoundError as error:
+            from neatpack.pipeline.extras import remedy
+
+            extra = "online" if _HOME[name] == "neatpack.loaders.online" else "pack"
+            if message := remedy(error.name, f"neatpack.{name}", extra):
+                raise ModuleNotFoundError(message, name=error.name) from None
+            raise
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *_HOME})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from neatpack import __version__
 from neatpack.pipeline.config import PackConfig, UserError, absolute, add_flags, load_config
+from neatpack.pipeline.extras import remedy
 
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
 
@@ -21,6 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.run(args)
     except UserError as error:
         print(f"neatpack: {error}", file=sys.stderr)
+        return WRONG_INPUT
+    except ModuleNotFoundError as error:
+        if not (message := remedy(error.name, f"neatpack {args.command}", "pack")):
+            raise
+        print(message, file=sys.stderr)
         return WRONG_INPUT
     except KeyboardInterrupt:
         print("neatpack: stopped; run the same command again to go on", file=sys.stderr)
@@ -44,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 1 the job or a check failed, 2 the input is wrong.",
     )
     parser.add_argument("--version", action="version", version=f"neatpack {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
 
     pack = commands.add_parser(
         "pack",

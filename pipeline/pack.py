@@ -8,7 +8,10 @@ from pathlib import Path
 
 if __name__ == "__main__":
     # Run as a script, this folder is first on sys.path, and its parent, which holds the package, is not there at all.
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    checkout = Path(__file__).resolve().parent.parent
+    sys.path[0] = str(checkout)
+    # Ray's workers look where the program lies that was called, if that is on sys.path: let it be the checkout.
+    sys.argv[0] = str(checkout / "neatpack")
     from neatpack.pipeline.cli import main
 
     raise SystemExit(main(["pack", *sys.argv[1:]]))

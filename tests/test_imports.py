@@ -10,9 +10,12 @@ from helpers import ROOT
 @pytest.mark.parametrize(
     ("module", "absent"),
     [
+        ("neatpack", "numpy"),
         ("neatpack.pipeline.cli", "torch"),
+        ("neatpack.pipeline.cli", "yaml"),  # --help works without the extra that brings it
         ("neatpack.pipeline.run", "transformers.processing_utils"),  # seconds: all of transformers' processors
-        ("loaders", "transformers"),
+        ("neatpack.loaders", "transformers"),
+        ("neatpack.loaders", "PIL"),
     ],
 )
 def test_what_is_not_needed_is_not_imported(module, absent):

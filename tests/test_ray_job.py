@@ -13,7 +13,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from helpers import DEMO_PROCESSOR, ROOT, files_of, mixed_rows, tiny_config
+from helpers import DEMO_PROCESSOR, files_of, mixed_rows, tiny_config
+from install.environment import copy_checkout
 
 from neatpack.pipeline.run import run_pack
 
@@ -67,8 +68,7 @@ def test_the_job_gives_the_same_bytes_and_refuses_relative_paths(cluster, tiny, 
     address, environment = cluster
     meta = mixed_rows(tiny).write()
     run_pack(tiny_config(meta, tmp_path / "expected"))
-    checkout = tmp_path / "checkout"
-    shutil.copytree(ROOT / "pipeline", checkout / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
+    checkout = copy_checkout(tmp_path / "checkout")
 
     def submit(out: str) -> subprocess.CompletedProcess[str]:
         for _ in range(15):  # the dashboard answers before the node's agent is there to take a job

@@ -6,6 +6,11 @@ meta JSON ──datasets.py──▶ conversations ──packing.py (tokenize, p
 docs/API.md has every name, with its signature and its test; those with an underscore are the seed's own, too.
 """
 
+from neatpack.pipeline.extras import first_missing, remedy
+
+if _missing := first_missing("online"):  # before anything below stumbles over it
+    raise ModuleNotFoundError(remedy(_missing, "neatpack.loaders.online", "online"), name=_missing)
+
 from neatpack.loaders.media import MEDIA_KEYS
 from neatpack.loaders.online.collates import (
     _GEMMA4_MODEL_TURN,

@@ -1,0 +1,5 @@
+"""Somebody's own pipeline."""
+
+import loaders
+
+STEPS_PER_PRINT = 2 * loaders.BATCH_SIZE
