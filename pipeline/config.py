@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 VIDEO_KEYS = ("video_fps", "video_min_frames", "video_max_frames", "video_min_pixels", "video_max_pixels")
 
 
@@ -199,6 +197,8 @@ def absolute(name: str, path: str) -> str:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml  # here and not above: readers of shards, who get here through Identity, can do without it
+
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

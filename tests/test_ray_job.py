@@ -68,7 +68,8 @@ def test_the_job_gives_the_same_bytes_and_refuses_relative_paths(cluster, tiny, 
     meta = mixed_rows(tiny).write()
     run_pack(tiny_config(meta, tmp_path / "expected"))
     checkout = tmp_path / "checkout"
-    shutil.copytree(ROOT / "pipeline", checkout / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("neatpack", "pipeline"):  # both: the job must run this code, not that of an installed neatpack
+        shutil.copytree(ROOT / folder, checkout / folder, ignore=shutil.ignore_patterns("__pycache__"))
 
     def submit(out: str) -> subprocess.CompletedProcess[str]:
         for _ in range(15):  # the dashboard answers before the node's agent is there to take a job

@@ -61,6 +61,7 @@ class Family:
     """A family together with one processor of it. Class attributes are what its file declares."""
 
     name: str
+    revision: int = 1
     processor_classes: tuple[str, ...] = ()
     takes: tuple[MediaKind, ...] = ()
     not_packable: str = ""  # why not, where it is not
