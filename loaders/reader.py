@@ -105,7 +105,8 @@ class ShardReader:
             return Path(self.out, name).read_bytes()
         filesystem, path = _filesystem(self.out, os.getpid())
         with filesystem.open_input_stream(f"{path}/{name}") as file:
-            return file.read()
+            content: bytes = file.read()
+        return content
 
     def _check_shards(self, *, full: bool) -> None:
         for shard in self.manifest.shards:
@@ -136,4 +137,5 @@ def _mapped(path: str) -> mmap.mmap:
 @lru_cache(maxsize=8)
 def _filesystem(uri: str, _process: int) -> tuple[fs.FileSystem, str]:
     """One per process: clients of object stores have threads, which a forked worker does not inherit."""
-    return fs.FileSystem.from_uri(uri)
+    filesystem, path = fs.FileSystem.from_uri(uri)
+    return filesystem, path

@@ -132,7 +132,7 @@ def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: boo
 
 def _verify(args: argparse.Namespace) -> int:
     from neatpack.pipeline.runtime.engine import engine
-    from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
+    from neatpack.pipeline.shard.verify import verify_output
 
     out = Path(absolute("OUT", args.out))
     try:
@@ -140,23 +140,17 @@ def _verify(args: argparse.Namespace) -> int:
     except OutputError as error:
         print(f"neatpack: {error}", file=sys.stderr)
         return FAILED
-    problems = verify_ledger(out, manifest)
-    items = [(out, manifest, number) for number in range(len(manifest.shards))]
-    if any(problem.startswith(("index.parquet", "ledger/")) for problem in problems):
-        problems.append("shards: not checked, for they are held against the index and the ledger")
-        items = []
-    with engine(PackConfig(engine=args.engine)) as running:
-        for found in running.run(verify_shard, items, title="verify", unit="shard"):
-            problems += found
-    counts = manifest.counts
+    with engine(args.engine) as running:
+        problems = verify_output(out, manifest, running)
     for problem in problems:
         print(problem)
     if problems:
         print(f"{out}: {len(problems)} problems", file=sys.stderr)
         return FAILED
+    counts = manifest.counts
     print(
         f"{out}: verified. {counts.rows:,} input rows accounted for, {counts.packed:,} samples and "
-        f"{counts.tokens:,} tokens in {counts.packs:,} packs, {len(items)} shards"
+        f"{counts.tokens:,} tokens in {counts.packs:,} packs, {len(manifest.shards)} shards"
     )
     return DONE
 

@@ -42,7 +42,7 @@ class Packed:
 
 def run_pack(config: PackConfig) -> Packed:
     refuse_strangers(Path(config.out))
-    with engine(config) as running:
+    with engine(config.engine, config.num_workers) as running:
         inputs = _inputs(config, running)
         done = claim(inputs.out, inputs.identity, overwrite=config.overwrite)
         if done is not None:
@@ -63,7 +63,7 @@ def run_pack(config: PackConfig) -> Packed:
 
 def run_plan(config: PackConfig) -> Planned:
     """Measure and plan only."""
-    with engine(config) as running:
+    with engine(config.engine, config.num_workers) as running:
         return _plan(_inputs(config, running), running)
 
 

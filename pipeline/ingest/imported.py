@@ -1,6 +1,7 @@
 """A data set's lines: its file, or the import of a named source as JSONL with one media.bin."""
 
 import hashlib
+import logging
 from pathlib import Path
 
 from neatpack.pipeline.config import fingerprint
@@ -8,6 +9,8 @@ from neatpack.pipeline.ingest.lines import Lines, MediaFile, as_lines, dumped, w
 from neatpack.pipeline.ingest.meta import Dataset
 from neatpack.pipeline.ingest.sources import SOURCES, Examples
 from neatpack.pipeline.runtime.storage import Sink, write_whole
+
+logger = logging.getLogger(__name__)
 
 
 def lines_of(dataset: Dataset, imported: Path) -> Lines:
@@ -27,6 +30,7 @@ def _imported(dataset: Dataset, imported: Path) -> Lines:
     digest = fingerprint([rows.digest(), media.digest()])
     target = imported / digest / "rows.jsonl"
     if not target.exists():
+        logger.info("%s: imported, once, into %s", dataset.name, target.parent)
         media_path = target.with_name("media.bin")
         with write_whole(target) as out, write_whole(media_path) as beside:  # media first there, rows last
             _write(examples, out, beside, str(media_path))

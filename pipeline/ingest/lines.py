@@ -5,6 +5,7 @@ directory (embedded media into one `.bin` beside it), so that everything after t
 """
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from neatpack.pipeline.config import UserError, fingerprint
 from neatpack.pipeline.runtime.storage import Sink, sha256_of, write_whole
 
 PART_BYTES = 4 << 20  # about a second of tokenizing; fixed, so that parts do not depend on the number of workers
+logger = logging.getLogger(__name__)
+
 _BLANK = b" \t\r\n\v\f"
 _BOM = b"\xef\xbb\xbf"
 
@@ -140,6 +143,7 @@ def _rewrite(file: Path, imported: Path, write: Callable[[Path, BinaryIO], None]
     digest = sha256_of(file)
     target = imported / digest / "rows.jsonl"
     if not target.exists():
+        logger.info("%s: rewritten as JSONL, once, in %s", file, target.parent)
         with write_whole(target) as out:
             write(file, out)
     return Lines(file=str(target), rewritten_from=digest)

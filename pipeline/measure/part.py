@@ -17,7 +17,7 @@ from neatpack.pipeline.ingest.sharegpt import convert, parse_row
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.measure.store import write_measured
 from neatpack.pipeline.records import Example, Measured, Skip
-from neatpack.pipeline.runtime.journal import DETAIL as CRASHED, Journal, journal
+from neatpack.pipeline.runtime.journal import CRASHED, Journal, journal
 
 BATCH = 64  # rows tokenized at once
 

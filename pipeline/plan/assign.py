@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -49,6 +49,25 @@ SCHEMA = pa.schema(
 )
 
 
+class PlanLine(TypedDict):
+    """A line of the plan, as SCHEMA has it."""
+
+    pack: int
+    position: int
+    dataset: int
+    row: int
+    repeat: int
+    part: int
+    line: int
+    tokens: int
+    visual_tokens: int
+    media_bytes: int
+    limit: int
+    shrink: int
+    reason: str
+    detail: str
+
+
 @dataclass(frozen=True)
 class Plan:
     """Lines of packed rows in pack order, then lines of skipped rows in source order (see SCHEMA)."""
@@ -74,10 +93,11 @@ class Plan:
         reasons = self.table.slice(len(self.packed))["reason"]
         return {item["values"]: item["counts"] for item in pc.value_counts(reasons).to_pylist()}
 
-    def lines_of(self, number: int) -> list[dict[str, Any]]:
+    def lines_of(self, number: int) -> list[PlanLine]:
         """The lines of a pack's documents, by position."""
         start, end = self.starts[number : number + 2].tolist()
-        return self.packed.slice(start, end - start).to_pylist()
+        lines: list[PlanLine] = self.packed.slice(start, end - start).to_pylist()
+        return lines
 
     def per_pack(self, column: str) -> np.ndarray:
         """Sum of a column over the documents of each pack."""
@@ -129,7 +149,8 @@ def aligned(tokens: np.ndarray, align: int) -> np.ndarray:
 
 def pack_bytes(plan: Plan) -> np.ndarray:
     """About what each pack takes on disk: 21 bytes a token (ids, labels, 3 positions, type), pixels, headers."""
-    return 21 * plan.per_pack("tokens") + plan.per_pack("media_bytes") + 16_384
+    size: np.ndarray = 21 * plan.per_pack("tokens") + plan.per_pack("media_bytes") + 16_384
+    return size
 
 
 def _lines(corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> pa.Table:
@@ -191,7 +212,7 @@ class _Fitting:
         tokens, visual = lines["tokens"].to_numpy(), lines["visual_tokens"].to_numpy()
         room = np.where(visual > 0, config.pack_size, config.pack_size - self.reserve)
         for index in np.flatnonzero(aligned(tokens, config.align) > room).tolist():
-            line = {name: lines[name][index].as_py() for name in ("dataset", "row", "part", "line", "tokens")}
+            line: PlanLine = lines.slice(index, 1).to_pylist()[0]
             length = f"{line['tokens']} tokens"
             if config.overlong_policy == "error":
                 raise UserError(

@@ -9,11 +9,11 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from tqdm import tqdm
 
-from neatpack.pipeline.config import PackConfig, UserError
+from neatpack.pipeline.config import UserError
 from neatpack.pipeline.runtime.logs import ROOT, LogLine, Relay, collected
 
 Result = TypeVar("Result")
@@ -75,7 +75,7 @@ class Engine:
                 for index, outcome in outcomes:
                     relay.pass_on(outcome.logs)
                     if isinstance(outcome, Failed):
-                        raise outcome.error from _cause(outcome)
+                        _raise(outcome)
                     results[index] = outcome.result
                     bar.update()
             finally:
@@ -147,20 +147,17 @@ def _portable(failed: Failed) -> Failed:
     return failed
 
 
-def _cause(failed: Failed) -> BaseException | None:
-    """Of an error raised in this process its own cause; of one from a worker the worker's traceback.
-
-    A UserError speaks for itself.
-    """
-    if failed.error.__traceback__ is not None or isinstance(failed.error, UserError):
-        return failed.error.__cause__
-    return TaskTraceback(failed.traceback)
+def _raise(failed: Failed) -> NoReturn:
+    """An error from a worker has lost its traceback, and gets it as text; a UserError speaks for itself."""
+    if failed.error.__traceback__ is None and not isinstance(failed.error, UserError):
+        raise failed.error from TaskTraceback(failed.traceback)
+    raise failed.error
 
 
 @contextlib.contextmanager
-def engine(config: PackConfig) -> Iterator[Engine]:
-    """The engine of a run; a Ray started here is shut down here."""
-    if config.engine == "inline":
+def engine(kind: Literal["ray", "inline"], num_workers: int = 0) -> Iterator[Engine]:
+    """The engine of a run; a Ray started here is shut down here. num_workers 0: every CPU that Ray has."""
+    if kind == "inline":
         yield Engine()
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # in every worker: one task, one core
@@ -169,11 +166,11 @@ def engine(config: PackConfig) -> Iterator[Engine]:
     import ray
 
     if ray.is_initialized():
-        yield RayEngine(ray, config.num_workers)
+        yield RayEngine(ray, num_workers)
         return
     # "local" and not None: a stale cluster file would make a bare ray.init() hang.
     address = os.environ.get("RAY_ADDRESS") or "local"
-    local = {"num_cpus": config.num_workers or None, "include_dashboard": False} if address == "local" else {}
+    local = {"num_cpus": num_workers or None, "include_dashboard": False} if address == "local" else {}
     ray.init(
         address=address,
         log_to_driver=False,  # what workers print stays in Ray's session folder; what they log comes with their results
@@ -182,6 +179,6 @@ def engine(config: PackConfig) -> Iterator[Engine]:
         **local,
     )
     try:
-        yield RayEngine(ray, config.num_workers)
+        yield RayEngine(ray, num_workers)
     finally:
         ray.shutdown()

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CRASHES_TO_SKIP = 2
-DETAIL = "reading its media crashed the process twice"
+CRASHED = "reading its media crashed the process twice"
 
 
 logger = logging.getLogger(__name__)

@@ -54,6 +54,7 @@ def claim(out: Path, identity: Identity, *, overwrite: bool) -> Manifest | None:
     Refuses an output, finished or begun, of another identity, naming the difference, unless `overwrite`.
     """
     if overwrite:
+        logger.info("overwrite: %s starts anew", out)
         for name in OURS:
             _remove(out / name)
     try:
@@ -69,6 +70,7 @@ def claim(out: Path, identity: Identity, *, overwrite: bool) -> Manifest | None:
                 + "\ngive --overwrite to start anew, or another --out"
             )
     if manifest is not None:
+        logger.info("%s is finished and made from the same inputs", out)
         return manifest
     for left_over in out.rglob(".*.part"):  # of a run that was killed
         left_over.unlink(missing_ok=True)

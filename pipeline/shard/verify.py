@@ -21,6 +21,7 @@ from neatpack.pipeline.labels import TurnMarkers, target_mask
 from neatpack.pipeline.layout import MediaArray, layout_of, rows_per_part, split_media
 from neatpack.pipeline.manifest import Manifest, ShardEntry
 from neatpack.pipeline.records import IGNORE, IMAGE, REASONS, TOKEN_TYPES, VIDEO, MediaKind, Pack
+from neatpack.pipeline.runtime.engine import Engine
 from neatpack.pipeline.runtime.storage import sha256_of
 from neatpack.pipeline.shard.codec import member_names, pack_key, read_pack
 from neatpack.pipeline.shard.commit import count_all
@@ -62,6 +63,17 @@ class Rules:
             facts=family["facts"],
             family=FAMILIES[family["name"]],
         )
+
+
+def verify_output(out: Path, manifest: Manifest, running: Engine) -> list[str]:
+    """All that is wrong with a finished output; nothing, if it is as promised."""
+    problems = verify_ledger(out, manifest)
+    if any(problem.startswith(("index.parquet", "ledger/")) for problem in problems):
+        return [*problems, "shards: not checked, for they are held against the index and the ledger"]
+    items = [(out, manifest, number) for number in range(len(manifest.shards))]
+    for found in running.run(verify_shard, items, title="verify", unit="shard"):
+        problems += found
+    return problems
 
 
 def verify_ledger(out: Path, manifest: Manifest) -> list[str]:

@@ -6,17 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from neatpack.pipeline.families.base import Family, ProcessorKey
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.measure.length import shrunk, truncated
 from neatpack.pipeline.measure.store import read_measured
-from neatpack.pipeline.plan.assign import Plan
+from neatpack.pipeline.plan.assign import Plan, PlanLine
 from neatpack.pipeline.records import Document, Measured, MediaError, Pack, Sample
 from neatpack.pipeline.render.pack import build_pack
 from neatpack.pipeline.render.sample import render_sample
-from neatpack.pipeline.runtime.journal import DETAIL as CRASHED, Journal, journal
+from neatpack.pipeline.runtime.journal import CRASHED, Journal, journal
 from neatpack.pipeline.runtime.storage import Sink, read_json, write_whole
 from neatpack.pipeline.runtime.tables import open_arrow
 from neatpack.pipeline.shard.codec import write_end, write_pack
@@ -124,9 +123,8 @@ class Renderer:
         job = self.job
         return build_pack(number, samples, self.family, fake_image=job.fake_image, align=job.align), lost
 
-    def _document(self, line: dict[str, Any]) -> tuple[Document, Sample] | LostRow:
+    def _document(self, line: PlanLine) -> tuple[Document, Sample] | LostRow:
         """One document from its line of the plan."""
-        source = {key: line[key] for key in ("row", "repeat")}
         measured = self._fitted(line)
         name = f"{line['dataset']}/{line['row']}/{line['repeat']}"
         try:
@@ -137,11 +135,18 @@ class Renderer:
                 raise MediaError("bad_media", CRASHED)
             sample = render_sample(measured, self.family, self.job.resize)
         except MediaError as error:
-            return LostRow(dataset=line["dataset"], **source, reason=error.skip.reason, detail=error.skip.detail)
+            return LostRow(
+                dataset=line["dataset"],
+                row=line["row"],
+                repeat=line["repeat"],
+                reason=error.skip.reason,
+                detail=error.skip.detail,
+            )
         kinds = [medium.ref.kind for medium in measured.media]
         document = Document(
             dataset=self.job.corpora[line["dataset"]],
-            **source,
+            row=line["row"],
+            repeat=line["repeat"],
             tokens=line["tokens"],
             visual_tokens=line["visual_tokens"],
             num_images=kinds.count("image"),
@@ -150,7 +155,7 @@ class Renderer:
         )
         return document, sample
 
-    def _fitted(self, line: dict[str, Any]) -> Measured:
+    def _fitted(self, line: PlanLine) -> Measured:
         """A measured row, truncated or with smaller media where the plan says so."""
         measured = read_measured(self.parts[line["part"]], line["line"])
         if line["limit"]:

@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from neatpack.pipeline.config import PackConfig, UserError
+from neatpack.pipeline.config import UserError
 from neatpack.pipeline.records import MediaError
 from neatpack.pipeline.runtime.engine import Engine, RayEngine, TaskTraceback, engine
 
@@ -15,7 +15,7 @@ from neatpack.pipeline.runtime.engine import Engine, RayEngine, TaskTraceback, e
 
 @pytest.fixture(scope="module", params=["inline", "ray"])
 def running(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with engine(PackConfig(engine=request.param, num_workers=1)) as started:
+    with engine(request.param, num_workers=1) as started:
         yield started
 
 
@@ -111,20 +111,19 @@ def test_a_traceback_comes_along(running: Engine, caplog: pytest.LogCaptureFixtu
 
 def test_workers_are_silent(running: Engine, capfd: pytest.CaptureFixture[str]) -> None:
     def shout() -> int:
-        if isinstance_of_ray:
+        if prints:
             print("printed in a worker")
         logging.getLogger("neatpack.pipeline.somewhere").info("logged in a worker")
         return 1
 
-    isinstance_of_ray: Any = isinstance(running, RayEngine)
+    prints = isinstance(running, RayEngine)  # in this process it would be this process that prints
     assert running.run(shout, [()], title="shout") == [1]
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_crashed_worker_is_tried_again(tmp_path_factory: pytest.TempPathFactory, running: Engine) -> None:
-    if not isinstance(running, RayEngine):
-        pytest.skip("in-process, a crash is the end")
-    mark = tmp_path_factory.mktemp("crash") / "mark"
+@pytest.mark.parametrize("running", ["ray"], indirect=True)  # in-process, a crash is the end
+def test_a_crashed_worker_is_tried_again(running: Engine, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
 
     def crash_once() -> str:
         import os
