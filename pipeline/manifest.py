@@ -27,7 +27,7 @@ class ShardEntry:
     name: str  # under OUT/shards
     bytes: int
     sha256: str
-    first_pack: int  # -1: the shard is empty, for every row of its packs failed on decode
+    first_pack: int  # -1: the shard is empty, because every row of its packs failed on decode
     num_packs: int
 
 

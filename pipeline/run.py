@@ -51,7 +51,7 @@ def run_pack(config: PackConfig) -> Packed:
         jobs = _shard_jobs(planned)
         notes = {job: note for job in jobs if (note := finished(job)) is not None}
         todo = [job for job in jobs if job not in notes]
-        logger.info("%d shards, %d of them finished by an earlier run", len(jobs), len(notes))
+        logger.info("shards: %d, of which %d were finished by an earlier run", len(jobs), len(notes))
         written = running.run(shard_task, [(job,) for job in todo], title="render", unit="shard")
         notes |= dict(zip(todo, written, strict=True))
         manifest = commit(planned, [notes[job] for job in jobs])
@@ -145,7 +145,7 @@ def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
                         path=measured.path,
                     )
                 )
-    logger.info("%d parts, %d of them in the token store already", len(parts), len(parts) - len(todo))
+    logger.info("parts: %d, of which %d are in the token store already", len(parts), len(parts) - len(todo))
     running.run(measure_part, [(job,) for job in todo], title="measure")
     return parts
 

@@ -206,10 +206,10 @@ def test_verbose_says_what_is_done(run: Run, meta: Path, tmp_path: Path) -> None
     for words in (
         "open: 1 file",
         "tiny: 19 rows, 0 sampled out",
-        "1 parts, 0 of them in the token store already",
+        "parts: 1, of which 0 are in the token store already",
         "plan: 16 samples in 2 packs",
         "skipped by the plan: 2 bad_row, 1 missing_media",
-        "1 shards, 0 of them finished by an earlier run",
+        "shards: 1, of which 0 were finished by an earlier run",
         "skipped in all: 2 bad_row, 1 missing_media",
     ):
         assert words in said

@@ -34,7 +34,6 @@ def packed(meta: Path, out: Path, **overrides: Any) -> dict[str, list[dict[str, 
     }
     run_pack(PackConfig(meta=str(meta), out=str(out), **config | overrides))
     manifest = Manifest.read(out)
-    assert isinstance(manifest, dict)
     problems = verify_ledger(out, manifest)
     for number in range(len(manifest.shards)):
         problems += verify_shard(out, manifest, number)

@@ -37,5 +37,5 @@ class Corpus:
         return self.copies[part.first_row : part.first_row + part.num_rows] > 0
 
     def described(self) -> dict[str, Any]:
-        """What of it shapes an output, for the identity."""
+        """The part of the identity that is about this corpus."""
         return self.dataset.described() | {"content": self.source.digest, "rows": self.source.num_rows}

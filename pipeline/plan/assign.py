@@ -93,8 +93,8 @@ class Plan:
         reasons = self.table.slice(len(self.packed))["reason"]
         return {item["values"]: item["counts"] for item in pc.value_counts(reasons).to_pylist()}
 
-    def lines_of(self, number: int) -> list[PlanLine]:
-        """The lines of a pack's documents, by position."""
+    def lines_in_pack(self, number: int) -> list[PlanLine]:
+        """One line per document of a pack, by position."""
         start, end = self.starts[number : number + 2].tolist()
         lines: list[PlanLine] = self.packed.slice(start, end - start).to_pylist()
         return lines

@@ -17,7 +17,7 @@ from neatpack.pipeline.config import UserError
 from neatpack.pipeline.runtime.logs import ROOT, LogLine, Relay, collected
 
 Result = TypeVar("Result")
-Arguments = tuple[Any, ...]  # of a task: small, for they travel
+Arguments = tuple[Any, ...]  # of a task; keep them small, they are sent to other machines
 
 MAX_RETRIES = 20  # of a crashed worker; the journal of a task sees to it that a row that crashes is skipped before
 

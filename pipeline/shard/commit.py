@@ -136,7 +136,7 @@ def count_all(identity: Identity, ledger: pa.Table, index: pa.Table) -> Counts:
 
 
 def _sum(column: pa.ChunkedArray) -> int:
-    """0 of an empty column, of which Arrow's sum is null."""
+    """Arrow's sum of an empty column is null; here it is 0."""
     return int(pc.sum(column).as_py() or 0)
 
 

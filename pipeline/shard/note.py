@@ -52,7 +52,7 @@ class PackLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LostRow:
-    """A planned row that is in no pack, for its media could not be decoded."""
+    """A planned row that is in no pack, because its media could not be decoded."""
 
     dataset: int  # index into the run's corpora
     row: int

@@ -112,7 +112,7 @@ class Renderer:
         """Pack `number` without the rows whose media fail, and those rows; None where no row is left."""
         samples: list[tuple[Document, Sample]] = []
         lost: list[LostRow] = []
-        for line in self.plan.lines_of(number):
+        for line in self.plan.lines_in_pack(number):
             rendered = self._document(line)
             if isinstance(rendered, LostRow):
                 lost.append(rendered)

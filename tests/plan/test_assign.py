@@ -123,7 +123,7 @@ def test_no_rows_no_packs(planned: Any) -> None:
 
 def test_a_pack_is_a_run_of_lines() -> None:
     plan = plan_of({"pack": 0, "row": 4}, {"pack": 0, "row": 2}, {"pack": 1, "row": 7}, {"pack": -1, "row": 1})
-    assert [[line["row"] for line in plan.lines_of(number)] for number in range(2)] == [[4, 2], [7]]
+    assert [[line["row"] for line in plan.lines_in_pack(number)] for number in range(2)] == [[4, 2], [7]]
 
 
 def test_shards_are_cut_by_bytes() -> None:
