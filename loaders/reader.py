@@ -14,13 +14,8 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from neatpack.pipeline.layout import MediaArray, layout_of
+from neatpack.pipeline.manifest import FILE as MANIFEST, Manifest, OutputError, missing_manifest
 from neatpack.pipeline.shard.codec import read_array
-
-FORMATS = (2,)  # versions of the format on disk that this reader knows
-
-
-class ShardError(ValueError):
-    """An output that cannot be read: says what was found, what was expected and the remedy."""
 
 
 class ShardReader:
@@ -36,8 +31,8 @@ class ShardReader:
         self.is_local = "://" not in self.out
         self.manifest = self._read_manifest()
         content = self._read_file("index.parquet")
-        if hashlib.sha256(content).hexdigest() != self.manifest["files"]["index.parquet"]:
-            raise ShardError(f"{self.out}/index.parquet: sha256 differs from the manifest's; run `neatpack verify`")
+        if hashlib.sha256(content).hexdigest() != self.manifest.files["index.parquet"]:
+            raise OutputError(f"{self.out}/index.parquet: sha256 differs from the manifest's; run `neatpack verify`")
         index = pq.read_table(io.BytesIO(content))
         self.packs = index["pack"].to_numpy()
         self.visual_tokens, self.tokens = (
@@ -55,16 +50,16 @@ class ShardReader:
 
     @property
     def group_size(self) -> int:
-        return int(self.manifest["identity"]["config"]["group_size"])
+        return int(self.manifest.identity.config["group_size"])
 
     @property
     def layout(self) -> dict[str, MediaArray]:
         """What the media arrays are."""
-        return layout_of(self.manifest["family"])
+        return layout_of(self.manifest.family)
 
     def pixel_tables(self) -> dict[str, np.ndarray]:
         """float32 [channels, 256]: what each stored byte stands for, in images and in videos."""
-        tables = self.manifest["pixels"]["tables"]
+        tables = self.manifest.pixels.tables
         return {kind: np.load(io.BytesIO(self._read_file(name)), allow_pickle=False) for kind, name in tables.items()}
 
     def content(self, pack: int) -> memoryview:
@@ -98,35 +93,30 @@ class ShardReader:
             raise IndexError(f"pack {pack} is not in {self.out}, which has {len(self.packs)} packs")
         return row
 
-    def _read_manifest(self) -> dict[str, Any]:
+    def _read_manifest(self) -> Manifest:
         try:
-            manifest = json.loads(self._read_file("manifest.json"))
+            content = self._read_file(MANIFEST)
         except FileNotFoundError:
-            raise ShardError(f"{self.out}: no manifest.json, so packing has not finished; pack again") from None
-        if manifest.get("format") not in FORMATS:
-            known = ", ".join(map(str, FORMATS))
-            raise ShardError(
-                f"{self.out}: format {manifest.get('format')} is not known here (known: {known}); "
-                "use the neatpack that made it, or pack again"
-            )
-        return manifest
+            raise missing_manifest(self.out) from None
+        return Manifest.parse(content, self.out)
 
     def _read_file(self, name: str) -> bytes:
         if self.is_local:
             return Path(self.out, name).read_bytes()
         filesystem, path = _filesystem(self.out, os.getpid())
         with filesystem.open_input_stream(f"{path}/{name}") as file:
-            return file.read()
+            content: bytes = file.read()
+        return content
 
     def _check_shards(self, *, full: bool) -> None:
-        for shard in self.manifest["shards"]:
-            name = f"shards/{shard['name']}"
+        for shard in self.manifest.shards:
+            name = f"shards/{shard.name}"
             size = self._file_size(name)
-            if size != shard["bytes"]:
-                found = "is missing" if size is None else f"has {size} bytes, the manifest {shard['bytes']}"
-                raise ShardError(f"{self.out}/{name} {found}; run `neatpack verify`, and pack again what is broken")
-            if full and hashlib.sha256(self._read_file(name)).hexdigest() != shard["sha256"]:
-                raise ShardError(f"{self.out}/{name}: sha256 differs from the manifest's; pack again")
+            if size != shard.bytes:
+                found = "is missing" if size is None else f"has {size} bytes, the manifest {shard.bytes}"
+                raise OutputError(f"{self.out}/{name} {found}; run `neatpack verify`, and pack again what is broken")
+            if full and hashlib.sha256(self._read_file(name)).hexdigest() != shard.sha256:
+                raise OutputError(f"{self.out}/{name}: sha256 differs from the manifest's; pack again")
 
     def _file_size(self, name: str) -> int | None:
         if self.is_local:
@@ -147,4 +137,5 @@ def _mapped(path: str) -> mmap.mmap:
 @lru_cache(maxsize=8)
 def _filesystem(uri: str, _process: int) -> tuple[fs.FileSystem, str]:
     """One per process: clients of object stores have threads, which a forked worker does not inherit."""
-    return fs.FileSystem.from_uri(uri)
+    filesystem, path = fs.FileSystem.from_uri(uri)
+    return filesystem, path

@@ -4,11 +4,16 @@
                                                                                 │
               OUT/shards/*.tar + index + stats + ledger + manifest ◀──shard── Pack ◀──render── Sample
 
-    ingest    ingest/meta.py (what to read), ingest/lines.py (rows by byte range), ingest/sharegpt.py (row -> Example)
-    measure   measure/probe.py and video.py (headers), measure/length.py (Example -> Measured), measure/store.py
+    ingest    ingest/meta.py (what to read), ingest/lines.py (rows by byte range), ingest/corpus.py (a data set as a run
+              takes it), ingest/sharegpt.py (row -> Example)
+    measure   measure/media.py (headers), measure/length.py (Example -> Measured), measure/part.py (the task),
+              measure/store.py (the token store)
     plan      plan/knapsack.py and plan/balance.py (ints to ints), plan/assign.py (token store -> Plan)
     render    render/media.py (pixels), render/sample.py (Measured -> Sample), render/pack.py (Samples -> Pack)
-    shard     shard/codec.py (Pack <-> tar), shard/writer.py (one shard), shard/commit.py (the rest), shard/verify.py
+    shard     shard/codec.py (Pack <-> tar), shard/writer.py (the task: one shard), shard/note.py (what it leaves),
+              shard/commit.py (the rest), shard/verify.py
 
-`pack.py` drives the stages, `tasks.py` runs them on Ray or in-process, `records.py` holds the nouns between them.
+`run.py` drives the stages, `runtime/engine.py` runs their tasks on Ray or in-process. The nouns: `records.py` between
+the stages, `identity.py` (what an output is made from), `planned.py` (what is known before a pixel is decoded) and
+`manifest.py` (what came out).
 """

@@ -10,6 +10,8 @@ from pathlib import Path
 from neatpack import __version__
 from neatpack.pipeline.config import PackConfig, UserError, absolute, add_flags, load_config
 from neatpack.pipeline.extras import remedy
+from neatpack.pipeline.manifest import Manifest, OutputError
+from neatpack.pipeline.runtime.logs import logged_to_stderr
 
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
 
@@ -19,7 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Nothing here trains; libraries that warn about missing accelerators only confuse.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        return args.run(args)
+        with logged_to_stderr(args.verbose):
+            return int(args.run(args))
     except UserError as error:
         print(f"neatpack: {error}", file=sys.stderr)
         return WRONG_INPUT
@@ -90,14 +93,17 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("out", metavar="OUT", help="a finished output")
     verify.add_argument("--engine", choices=("inline", "ray"), default="inline", help="ray: shards in parallel")
     verify.set_defaults(run=_verify)
+    for command in (pack, plan, verify):
+        command.add_argument(
+            "-v", "--verbose", action="count", default=0, help="say what is done, on stderr; -vv: in detail"
+        )
     return parser
 
 
 def _pack(args: argparse.Namespace) -> int:
     config = load_config(args)
-    from neatpack.pipeline.run import (
-        run_pack,  # torch and transformers take seconds; --help and a wrong flag should not
-    )
+    # Here and not above: torch and transformers take seconds, which --help and a wrong flag should not.
+    from neatpack.pipeline.run import run_pack
     from neatpack.pipeline.shard.report import describe_output
 
     packed = run_pack(config)
@@ -123,7 +129,7 @@ def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: boo
     from neatpack.pipeline.shard.report import describe_plan
 
     planned = run_plan(config)
-    print(describe_plan(planned, config))
+    print(describe_plan(planned))
     if args.write_lengths:
         folder = Path(absolute("--write-lengths", args.write_lengths))
         counts = write_plan_lengths(planned, folder, keeps_work=keeps_work)
@@ -132,30 +138,25 @@ def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: boo
 
 def _verify(args: argparse.Namespace) -> int:
     from neatpack.pipeline.runtime.engine import engine
-    from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+    from neatpack.pipeline.shard.verify import verify_output
 
     out = Path(absolute("OUT", args.out))
-    manifest = read_manifest(out)
-    if isinstance(manifest, str):
-        print(f"neatpack: {manifest}", file=sys.stderr)
+    try:
+        manifest = Manifest.read(out)
+    except OutputError as error:
+        print(f"neatpack: {error}", file=sys.stderr)
         return FAILED
-    problems = verify_ledger(out, manifest)
-    items = [(out, manifest, number) for number in range(len(manifest["shards"]))]
-    if any(problem.startswith(("index.parquet", "ledger/")) for problem in problems):
-        problems.append("shards: not checked, for they are held against the index and the ledger")
-        items = []
-    with engine(PackConfig(engine=args.engine)) as running:
-        for found in running.run(verify_shard, items, title="verify", unit="shard"):
-            problems += found
-    counts = manifest["counts"]
+    with engine(args.engine) as running:
+        problems = verify_output(out, manifest, running)
     for problem in problems:
         print(problem)
     if problems:
         print(f"{out}: {len(problems)} problems", file=sys.stderr)
         return FAILED
+    counts = manifest.counts
     print(
-        f"{out}: verified. {counts['rows']:,} input rows accounted for, {counts['packed']:,} samples and "
-        f"{counts['tokens']:,} tokens in {counts['packs']:,} packs, {len(items)} shards"
+        f"{out}: verified. {counts.rows:,} input rows accounted for, {counts.packed:,} samples and "
+        f"{counts.tokens:,} tokens in {counts.packs:,} packs, {len(manifest.shards)} shards"
     )
     return DONE
 

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # no token in the home directory
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -12,6 +13,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from helpers import DEMO_PROCESSOR, REAL_PROCESSORS, SHARED, TinyData
 
 from neatpack.pipeline.families.registry import family_for
+
+# One profile for all property tests: machines are shared and busy, so time is no criterion, and a failure here must be
+# one everywhere, so examples are drawn by a fixed seed.
+settings.register_profile("neatpack", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.load_profile("neatpack")
 
 
 @pytest.fixture(scope="session")

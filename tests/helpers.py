@@ -11,6 +11,7 @@ from typing import Any
 
 import av
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -20,10 +21,15 @@ from transformers import AutoConfig, Qwen2_5_VLModel, Qwen2VLModel, Qwen3VLModel
 from neatpack import neat_packed_vlm_collater
 from neatpack.loaders.reader import ShardReader
 from neatpack.pipeline.config import PackConfig
+from neatpack.pipeline.ingest.corpus import Corpus
+from neatpack.pipeline.ingest.lines import Source
+from neatpack.pipeline.ingest.meta import Dataset
 from neatpack.pipeline.layout import split_media
+from neatpack.pipeline.manifest import Manifest
+from neatpack.pipeline.plan.assign import SCHEMA as PLAN_SCHEMA, Plan
 from neatpack.pipeline.records import TOKEN_TYPES, MediaRef, Pack
 from neatpack.pipeline.shard.codec import read_pack
-from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_PROCESSOR = ROOT / "jobs" / "demo" / "processor"
@@ -82,6 +88,18 @@ def mixed_rows(data: TinyData, num_text: int = 30, num_images: int = 12) -> Tiny
     for i in range(num_images):
         data.image(40 + 17 * i, 60 + 11 * (i % 5), answer="It is number " + str(i) * (i + 1))
     return data
+
+
+def corpus_of(name: str, copies: list[int]) -> Corpus:
+    """A corpus of as many rows as there are numbers of copies; nobody reads its file."""
+    source = Source(file="absent.jsonl", digest="d1", parts=())
+    return Corpus(dataset=Dataset(name=name, file="absent.jsonl"), source=source, copies=np.array(copies, np.int32))
+
+
+def plan_of(*lines: dict[str, Any]) -> Plan:
+    """A plan by hand: packed lines in pack order, then skipped ones; what a line is silent about is 0 or ""."""
+    blank = {field.name: "" if field.type == "string" else 0 for field in PLAN_SCHEMA}
+    return Plan(pa.Table.from_pylist([blank | line for line in lines], schema=PLAN_SCHEMA))
 
 
 def tiny_config(meta: Path, out: Path, **overrides: Any) -> PackConfig:
@@ -197,12 +215,11 @@ def documents_of(out: Path, pack: dict[str, Any]) -> Iterator[dict[str, Any]]:
         start += int(pack["seq_lens_padded"][index])
 
 
-def assert_verified(out: Path) -> dict[str, Any]:
+def assert_verified(out: Path) -> Manifest:
     """The manifest of an output in which `verify` finds nothing wrong."""
-    manifest = read_manifest(out)
-    assert isinstance(manifest, dict), manifest
+    manifest = Manifest.read(out)
     problems = verify_ledger(out, manifest)
-    for number in range(len(manifest["shards"])):
+    for number in range(len(manifest.shards)):
         problems += verify_shard(out, manifest, number)
     assert problems == []
     return manifest

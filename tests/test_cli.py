@@ -1,6 +1,7 @@
 """The commands as a user meets them: exit codes, words, and what is left on disk."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-import neatpack.pipeline.run
+import neatpack.pipeline.measure.part
 from neatpack.pipeline.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -135,8 +136,10 @@ def test_another_pack_size_reuses_the_token_store(
     run: Run, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    measure = neatpack.pipeline.run.measure
-    monkeypatch.setattr(neatpack.pipeline.run, "measure", lambda *arguments: calls.append(1) or measure(*arguments))
+    measure = neatpack.pipeline.measure.part.measure
+    monkeypatch.setattr(
+        neatpack.pipeline.measure.part, "measure", lambda *arguments: calls.append(1) or measure(*arguments)
+    )
     work = tmp_path / "work"
     assert run("pack", *flags(meta, tmp_path / "a", work=work))[0] == 0
     assert calls
@@ -191,6 +194,34 @@ def test_rows_that_nobody_expects_do_not_stop_the_run(run: Run, tmp_path: Path) 
     assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "out", datasets="odd"))[0] == 0
     assert run("verify", tmp_path / "out")[0] == 0
     assert pq.read_table(tmp_path / "out" / "ledger")["reason"].to_pylist() == list(rows.values())
+
+
+def test_verbose_says_what_is_done(run: Run, meta: Path, tmp_path: Path) -> None:
+    code, printed, errors = run("pack", *flags(meta, tmp_path / "out"), "-v")
+    assert code == 0
+    assert printed.startswith(str(tmp_path / "out"))
+    lines = errors.splitlines()
+    assert all(re.match(r"I \d\d:\d\d:\d\d \S", line) for line in lines), "level, time, message"
+    said = [line[11:] for line in lines]
+    for words in (
+        "open: 1 file",
+        "tiny: 19 rows, 0 sampled out",
+        "parts: 1, of which 0 are in the token store already",
+        "plan: 16 samples in 2 packs",
+        "skipped by the plan: 2 bad_row, 1 missing_media",
+        "shards: 1, of which 0 were finished by an earlier run",
+        "skipped in all: 2 bad_row, 1 missing_media",
+    ):
+        assert words in said
+    assert any(line.startswith("render: 1 shard done in ") for line in said)
+    assert run("pack", *flags(meta, tmp_path / "quiet"))[2] == ""
+    detailed = run("pack", *flags(meta, tmp_path / "detailed"), "-vv")[2]
+    assert "D " in detailed and "tiny rows from 0: 16 measured, 3 skipped" in detailed
+
+
+def test_every_command_may_be_verbose(run: Run, meta: Path, out: Path) -> None:
+    assert "verify: 1 shard\n" in run("verify", out, "--verbose")[2]
+    assert "measure: 1 part\n" in run("plan", *flags(meta), "-v")[2]
 
 
 def test_config_file(run: Run, meta: Path, tmp_path: Path) -> None:
@@ -264,7 +295,7 @@ def test_plan_prints_what_packing_would_give(run: Run, meta: Path, tmp_path: Pat
 def test_plan_keeps_what_it_measured(run: Run, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("plan", *flags(meta, tmp_path / "out"))[0] == 0
     assert not (tmp_path / "out" / "shards").exists()
-    monkeypatch.setattr(neatpack.pipeline.run, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(neatpack.pipeline.measure.part, "measure", lambda *_: pytest.fail("measured again"))
     assert run("pack", *flags(meta, tmp_path / "out"))[0] == 0
 
 
@@ -367,7 +398,7 @@ def test_verify_what_is_not_finished(run: Run, out: Path, tmp_path: Path) -> Non
     (out / "manifest.json").unlink()
     code, printed, errors = run("verify", out)
     assert (code, printed) == (1, "")
-    assert errors == f"neatpack: {out}/manifest.json: missing, so the output is not finished; run pack again\n"
+    assert errors == f"neatpack: {out}/manifest.json: missing, so packing has not finished; run pack again\n"
     assert run("verify", tmp_path / "absent")[0] == 1
 
 
@@ -377,7 +408,8 @@ def test_verify_a_broken_manifest(run: Run, out: Path) -> None:
     assert code == 1
     assert errors.startswith(f"neatpack: {out}/manifest.json: not JSON: ")
     (out / "manifest.json").write_text('{"format": 99}')
-    assert run("verify", out)[::2] == (1, f"neatpack: {out}/manifest.json: format 99, this version knows 2\n")
+    known = f"this neatpack ({neatpack.__version__}) reads format 3; use the neatpack that made it, or pack again"
+    assert run("verify", out)[::2] == (1, f"neatpack: {out}/manifest.json: format 99, {known}\n")
 
 
 # ---------------------------------------------------------------- as programs

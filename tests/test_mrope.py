@@ -40,7 +40,7 @@ def sequence(blocks, *, per_frame: bool):
 
 
 @pytest.mark.parametrize("cls", [Qwen2VLModel, Qwen2_5_VLModel, Qwen3VLModel])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(blocks=BLOCKS, seconds=st.floats(0.05, 4))
 def test_bit_equal_to_the_model(cls, blocks, seconds):
     per_frame = cls is Qwen3VLModel

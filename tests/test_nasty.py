@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from neatpack.pipeline.config import PackConfig, UserError
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.media.image import decode_image
 from neatpack.pipeline.records import MediaRef
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
 SHARED = (Path(__file__).resolve().parents[2] / "shared").resolve()
 NASTY = SHARED / "data" / "nasty"
@@ -32,14 +33,13 @@ def packed(meta: Path, out: Path, **overrides: Any) -> dict[str, list[dict[str, 
         "video_fps": 1.0,
     }
     run_pack(PackConfig(meta=str(meta), out=str(out), **config | overrides))
-    manifest = read_manifest(out)
-    assert isinstance(manifest, dict)
+    manifest = Manifest.read(out)
     problems = verify_ledger(out, manifest)
-    for number in range(len(manifest["shards"])):
+    for number in range(len(manifest.shards)):
         problems += verify_shard(out, manifest, number)
     assert problems == []
     ledger = pa.concat_tables([pq.read_table(path) for path in sorted((out / "ledger").iterdir())]).to_pylist()
-    return {name: [line for line in ledger if line["dataset"] == name] for name in manifest["identity"]["inputs"]}
+    return {name: [line for line in ledger if line["dataset"] == name] for name in manifest.identity.inputs}
 
 
 def expectations(kind: str) -> dict[str, str]:

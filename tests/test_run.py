@@ -1,6 +1,6 @@
 """The whole path on small data: what goes in comes out once, in the same bytes, whatever happens on the way."""
 
-import json
+import dataclasses
 import os
 import signal
 import subprocess
@@ -24,18 +24,18 @@ from helpers import (
     picture,
     tiny_config,
 )
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.commit import differences
 from neatpack.pipeline.shard.report import describe_output
-from neatpack.pipeline.shard.verify import read_ledger, read_manifest
+from neatpack.pipeline.shard.verify import read_ledger
 
 
 def ledger_of(out):
-    return read_ledger(out, read_manifest(out)).to_pylist()
+    return read_ledger(out, Manifest.read(out)).to_pylist()
 
 
 def test_every_row_ends_in_the_ledger_once(tiny, tmp_path):
@@ -86,7 +86,7 @@ def test_a_pack_whose_only_row_is_unreadable_is_not_written(tiny, tmp_path):
     (tiny.folder / "1.png").write_bytes(content[: len(content) // 2])
     manifest = run_pack(tiny_config(meta, tmp_path / "out", pack_size=64)).manifest
     assert_verified(tmp_path / "out")
-    assert manifest["counts"] | {"tokens": 0, "target_tokens": 0} == {
+    assert dataclasses.asdict(manifest.counts) | {"tokens": 0, "target_tokens": 0} == {
         "rows": 2, "samples": 2, "packed": 1, "skipped": {"bad_media": 1}, "fitted": {}, "packs": 1, "tokens": 0,
         "visual_tokens": 1, "target_tokens": 0,
     }  # fmt: skip
@@ -96,7 +96,7 @@ def test_nothing_to_pack(tiny, tmp_path):
     tiny.row([("user", "no answer")])
     manifest = run_pack(tiny_config(tiny.write(), tmp_path / "out")).manifest
     assert_verified(tmp_path / "out")
-    assert manifest["counts"]["packs"] == 0
+    assert manifest.counts.packs == 0
 
 
 def test_sample_ratio_takes_a_part_or_repeats(tiny, tmp_path):
@@ -161,7 +161,7 @@ class TestOverlong:
     def test_dropped_by_default_and_said_so(self, tiny, tmp_path):
         tiny.text("long", "word " * 600).text("short", "word")
         manifest = run_pack(tiny_config(tiny.write(), tmp_path / "out", pack_size=64)).manifest
-        assert manifest["counts"]["skipped"] == {"overlong": 1}
+        assert manifest.counts.skipped == {"overlong": 1}
 
     def test_truncation_keeps_whole_pictures(self, tiny, tmp_path):
         tiny.row([("user", "<image><image>?"), ("assistant", "one " * 100)], images=["a.png", "a.png"])
@@ -174,8 +174,8 @@ class TestOverlong:
         assert_verified(tmp_path / "out")
         lines = ledger_of(tmp_path / "out")
         assert [line["status"] for line in lines] == ["packed"] * 3
-        manifest = read_manifest(tmp_path / "out")
-        assert manifest["counts"]["fitted"] == {"truncated": 2}
+        manifest = Manifest.read(tmp_path / "out")
+        assert manifest.counts.fitted == {"truncated": 2}
         assert "truncated 2 samples, to fit a pack" in describe_output(tmp_path / "out", manifest)
         assert lines[0]["tokens"] == 60 and lines[0]["visual_tokens"] == 32
         assert lines[1]["tokens"] == 57  # 3 tokens left for the fake image
@@ -234,9 +234,48 @@ def test_max_packs_and_packing_ratio(tiny, tmp_path):
 def test_another_pack_size_does_not_tokenize_again(tiny, tmp_path, monkeypatch):
     meta = mixed_rows(tiny).write()
     run_pack(tiny_config(meta, tmp_path / "a", work=str(tmp_path / "work")))
-    monkeypatch.setattr("neatpack.pipeline.run.measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr("neatpack.pipeline.measure.part.measure", lambda *_: pytest.fail("measured again"))
     run_pack(tiny_config(meta, tmp_path / "b", work=str(tmp_path / "work"), pack_size=300))
     assert_verified(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "raised"),
+    [
+        ("neatpack.pipeline.measure.REVISION", "code.measure", 2),
+        ("neatpack.pipeline.families.base.Family.revision", "code.family", 2),
+        ("neatpack.pipeline.identity.__version__", "code.neatpack", "99.0"),
+    ],
+)
+def test_tokens_measured_by_older_code_are_measured_again(tiny, tmp_path, monkeypatch, where, name, raised):
+    meta = tiny.text("a", "b").write()
+    config = tiny_config(meta, tmp_path / "out", work=str(tmp_path / "work"))
+    run_pack(config)
+    before = set((tmp_path / "work/measured").iterdir())
+    assert len(before) == 1
+    monkeypatch.setattr(where, raised)
+    with pytest.raises(UserError, match=f"was made from something else:\n  {name}: .* -> {raised}\n"):
+        run_pack(config)
+    run_pack(tiny_config(meta, tmp_path / "new", work=str(tmp_path / "work")))
+    after = set((tmp_path / "work/measured").iterdir())
+    assert len(after) == 2 and before < after
+    assert files_of(tmp_path / "new")["shards/pack-000000.tar"] == files_of(tmp_path / "out")["shards/pack-000000.tar"]
+
+
+def test_an_output_of_an_older_format_is_refused_and_overwritten_on_demand(tiny, tmp_path):
+    config = tiny_config(tiny.text("a", "b").write(), tmp_path / "out")
+    run_pack(config)
+    manifest = tmp_path / "out/manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 3,', '"format": 2,'))
+    with pytest.raises(UserError, match="format 2, this neatpack .* or give --overwrite to start anew"):
+        run_pack(config)
+    manifest.unlink()
+    begun = tmp_path / "out/work/run.json"
+    begun.write_text(begun.read_text().replace('"code"', '"codes"'))
+    with pytest.raises(UserError, match="its identity lacks code; or give --overwrite to start anew"):
+        run_pack(config)
+    run_pack(dataclasses.replace(config, overwrite=True))
+    assert_verified(tmp_path / "out")
 
 
 def test_changed_pictures_are_noticed(tiny, tmp_path):
@@ -260,7 +299,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25)
 @given(rows=ROWS, ratio=st.sampled_from([0.0, 0.4, 1.0, 1.7]), size=st.sampled_from([64, 200]), seed=st.integers(0, 9))
 def test_conservation_for_any_rows(rows, ratio, size, seed, tmp_path_factory):
     """Random good and bad rows: verified, every row accounted for, and as many samples as sample_ratio asks."""
@@ -282,9 +321,9 @@ def test_conservation_for_any_rows(rows, ratio, size, seed, tmp_path_factory):
             data.row([("user", "<image>?" if kind == "missing" else "?"), ("assistant", "!")], images=["nowhere.png"])
     manifest = run_pack(tiny_config(data.write(ratio=ratio), folder / "out", pack_size=size, seed=seed)).manifest
     assert_verified(folder / "out")
-    counts = manifest["counts"]
-    assert counts["rows"] == len(rows)
-    assert counts["packed"] + sum(counts["skipped"].values()) == counts["samples"]
+    counts = manifest.counts
+    assert counts.rows == len(rows)
+    assert counts.packed + sum(counts.skipped.values()) == counts.samples
 
 
 # Byte-identical whatever the engine, the number of workers, or an interruption.
@@ -334,8 +373,8 @@ def test_same_bytes_after_kills_at_any_instant(data, expected, tmp_path):
         process.wait()
     assert kills >= 3
     assert subprocess.run(command, capture_output=True).returncode == 0
-    theirs, ours = (json.loads(files["manifest.json"])["identity"] for files in (expected, files_of(out)))
-    assert differences(theirs, ours) == []
+    theirs = Manifest.parse(expected["manifest.json"], "expected")
+    assert theirs.identity.differences(Manifest.read(out).identity) == []
     assert files_of(out) == expected
     assert not list(out.rglob("*.part")), "left-overs of killed runs"
 
@@ -381,15 +420,15 @@ def test_the_real_data(name, shared, tmp_path):
                str(tmp_path / "out"), "--pack-size", "8192", "--engine", "inline"]  # fmt: skip
     assert main(["pack", *command]) == 0
     manifest = assert_verified(tmp_path / "out")
-    counts = manifest["counts"]
-    assert counts["rows"] == 3093
-    assert set(counts["skipped"]) == {"sampled_out", "overlong"}
+    counts = manifest.counts
+    assert counts.rows == 3093
+    assert set(counts.skipped) == {"sampled_out", "overlong"}
     videos = pa.compute.sum(pq.read_table(tmp_path / "out/index.parquet")["num_videos"]).as_py()
     # Qwen2.5-VL takes every frame unless a rate is configured, which most of the 9 videos are too long for.
     assert videos == {"qwen2.5-vl": 0, "qwen3-vl": 9}[name]
     full = pa.compute.sum(pq.read_table(tmp_path / "out/index.parquet")["tokens"]).as_py()
-    assert full / (counts["packs"] * 8192) > 0.98
-    assert os.path.getsize(tmp_path / "out/shards/pack-000000.tar") == manifest["shards"][0]["bytes"]
+    assert full / (counts.packs * 8192) > 0.98
+    assert os.path.getsize(tmp_path / "out/shards/pack-000000.tar") == manifest.shards[0].bytes
 
 
 def test_repaired_media_are_picked_up_by_overwrite(tiny, tmp_path):

@@ -240,6 +240,10 @@ class Family(ABC):
         found = {kind: rule.table(resize) for kind, rule in self.rules.items()}
         return {kind: table for kind, table in found.items() if table is not None}
 
+    def resized_by(self, asked: str) -> str:
+        """What resizes the pictures: not always what was asked for."""
+        return (self.image.resized_by if self.image else "") or asked
+
     def expansion(self, medium: MeasuredMedia) -> np.ndarray:
         """The ids that the placeholder of a medium gives way to."""
         return self.rules[medium.ref.kind].expansion(medium, self.chat)

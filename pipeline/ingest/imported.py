@@ -1,14 +1,16 @@
 """A data set's lines: its file, or the import of a named source as JSONL with one media.bin."""
 
 import hashlib
+import logging
 from pathlib import Path
-from typing import Any
 
 from neatpack.pipeline.config import fingerprint
-from neatpack.pipeline.ingest.lines import Lines, as_lines, dumped, placed
+from neatpack.pipeline.ingest.lines import Lines, MediaFile, as_lines, dumped, with_bytes_moved
 from neatpack.pipeline.ingest.meta import Dataset
 from neatpack.pipeline.ingest.sources import SOURCES, Examples
-from neatpack.pipeline.runtime.storage import write_whole
+from neatpack.pipeline.runtime.storage import Sink, write_whole
+
+logger = logging.getLogger(__name__)
 
 
 def lines_of(dataset: Dataset, imported: Path) -> Lines:
@@ -28,15 +30,16 @@ def _imported(dataset: Dataset, imported: Path) -> Lines:
     digest = fingerprint([rows.digest(), media.digest()])
     target = imported / digest / "rows.jsonl"
     if not target.exists():
+        logger.info("%s: imported, once, into %s", dataset.name, target.parent)
         media_path = target.with_name("media.bin")
         with write_whole(target) as out, write_whole(media_path) as beside:  # media first there, rows last
             _write(examples, out, beside, str(media_path))
     return Lines(file=str(target), rewritten_from=digest)
 
 
-def _write(examples: Examples, out: Any, media: Any, media_path: str) -> None:
+def _write(examples: Examples, out: Sink, media: MediaFile, media_path: str) -> None:
     for example in examples.stored():
-        out.write(dumped(placed(example, media, media_path)))
+        out.write(dumped(with_bytes_moved(example, media, media_path)))
 
 
 class _Hash:
@@ -45,7 +48,7 @@ class _Hash:
     def __init__(self) -> None:
         self._sha256, self._size = hashlib.sha256(), 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         self._sha256.update(data)
         self._size += len(data)
 

@@ -5,19 +5,22 @@ directory (embedded media into one `.bin` beside it), so that everything after t
 """
 
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from neatpack.pipeline.config import UserError, fingerprint
-from neatpack.pipeline.runtime.storage import sha256_of, write_whole
+from neatpack.pipeline.runtime.storage import Sink, sha256_of, write_whole
 
 PART_BYTES = 4 << 20  # about a second of tokenizing; fixed, so that parts do not depend on the number of workers
+logger = logging.getLogger(__name__)
+
 _BLANK = b" \t\r\n\v\f"
 _BOM = b"\xef\xbb\xbf"
 
@@ -55,30 +58,42 @@ class Source:
         return sum(part.num_rows for part in self.parts)
 
 
-def part_ranges(lines: Lines) -> list[tuple[int, int]]:
+ByteRange = tuple[int, int]  # [start, end)
+
+
+class RangeCount(NamedTuple):
+    """What one pass over a byte range tells."""
+
+    num_lines: int
+    num_rows: int  # lines that are not blank
+    digest: str
+
+
+def part_ranges(lines: Lines) -> list[ByteRange]:
     size = os.path.getsize(lines.file)
     return [(start, min(size, start + PART_BYTES)) for start in range(0, size, PART_BYTES)]
 
 
-def scan(lines: Lines, ranges: list[tuple[int, int]]) -> list[tuple[int, int, str]]:
+def scan(lines: Lines, ranges: Sequence[ByteRange]) -> list[RangeCount]:
     """Lines, rows and digest of each byte range: the one pass over the data that numbers its rows."""
     counts = []
     for start, end in ranges:
         texts = list(_lines(Path(lines.file), start, end))
         num_rows = sum(1 for text in texts if text.strip(_BLANK))
-        counts.append((len(texts), num_rows, sha256_of(Path(lines.file), start, end)))
+        counts.append(RangeCount(len(texts), num_rows, sha256_of(Path(lines.file), start, end)))
     return counts
 
 
-def source_of(lines: Lines, ranges: list[tuple[int, int]], counts: list[tuple[int, int, str]]) -> Source:
+def source_of(lines: Lines, ranges: Sequence[ByteRange], counts: Sequence[RangeCount]) -> Source:
     parts, first_row, first_line = [], 0, 1
-    for (start, end), (num_lines, num_rows, _) in zip(ranges, counts, strict=True):
-        parts.append(
-            Part(file=lines.file, start=start, end=end, first_row=first_row, num_rows=num_rows, first_line=first_line)
+    for (start, end), count in zip(ranges, counts, strict=True):
+        part = Part(
+            file=lines.file, start=start, end=end, first_row=first_row, num_rows=count.num_rows, first_line=first_line
         )
-        first_row += num_rows
-        first_line += num_lines
-    digest = lines.rewritten_from or fingerprint([digest for _, _, digest in counts])
+        parts.append(part)
+        first_row += count.num_rows
+        first_line += count.num_lines
+    digest = lines.rewritten_from or fingerprint([count.digest for count in counts])
     return Source(file=lines.file, digest=digest, parts=tuple(parts))
 
 
@@ -128,6 +143,7 @@ def _rewrite(file: Path, imported: Path, write: Callable[[Path, BinaryIO], None]
     digest = sha256_of(file)
     target = imported / digest / "rows.jsonl"
     if not target.exists():
+        logger.info("%s: rewritten as JSONL, once, in %s", file, target.parent)
         with write_whole(target) as out:
             write(file, out)
     return Lines(file=str(target), rewritten_from=digest)
@@ -195,13 +211,22 @@ def _parquet_rows(file: Path, out: BinaryIO) -> None:
         try:
             for batch in pq.ParquetFile(file).iter_batches(batch_size=256):
                 for row in batch.to_pylist():
-                    out.write(dumped(placed(row, media, str(media_path))))
+                    out.write(dumped(with_bytes_moved(row, media, str(media_path))))
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{file}: not a readable parquet file: {error}") from None
 
 
-def placed(value: Any, media: BinaryIO, path: str) -> Any:
-    """A row whose bytes were appended to `media`, and which points to them there, by `path`."""
+class MediaFile(Sink, Protocol):
+    """Where the bytes of media are collected, end to end."""
+
+    def tell(self) -> int: ...
+
+
+def with_bytes_moved(value: Any, media: MediaFile, path: str) -> Any:
+    """A JSON value of the row (or of a part of it): its bytes move to the end of `media`, and `path` and offset stay.
+
+    {"image": b"abc"} and 10 bytes in media.bin -> {"image": {"path": "media.bin", "offset": 10, "length": 3}}
+    """
     if isinstance(value, bytes):
         value = {"bytes": value}
     if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
@@ -209,7 +234,7 @@ def placed(value: Any, media: BinaryIO, path: str) -> Any:
         media.write(value["bytes"])
         return {"path": path, "offset": start, "length": len(value["bytes"])}
     if isinstance(value, dict):
-        return {key: placed(item, media, path) for key, item in value.items()}
+        return {key: with_bytes_moved(item, media, path) for key, item in value.items()}
     if isinstance(value, list):
-        return [placed(item, media, path) for item in value]
+        return [with_bytes_moved(item, media, path) for item in value]
     return value

@@ -6,33 +6,30 @@ measured: together the tokens that the online path renders, before the shift, to
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 
-from neatpack.pipeline.ingest.lines import Part, rows
-from neatpack.pipeline.ingest.meta import Dataset
-from neatpack.pipeline.measure.store import read_measured
+from neatpack.pipeline.ingest.corpus import Corpus
+from neatpack.pipeline.ingest.lines import rows
+from neatpack.pipeline.measure.store import MeasuredPart, read_measured
 from neatpack.pipeline.records import Measured
-from neatpack.pipeline.runtime.storage import open_arrow, write_json, write_whole
+from neatpack.pipeline.runtime.storage import write_json, write_whole
+from neatpack.pipeline.runtime.tables import open_arrow
 
 
-def write_lengths(
-    folder: Path, datasets: Sequence[Dataset], parts: Sequence[Sequence[tuple[Part, Path]]]
-) -> dict[str, int]:
-    """One JSONL per data set (parts: of each, with its measured file) and a meta.json that names them.
-
-    The number of rows with lengths, by data set.
-    """
+def write_lengths(folder: Path, corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> dict[str, int]:
+    """One JSONL per data set and a meta.json that names them; the number of rows with lengths, by data set."""
     meta, counts = {}, {}
-    for number, (dataset, pieces) in enumerate(zip(datasets, parts, strict=True)):
+    for number, corpus in enumerate(corpora):
+        dataset = corpus.dataset
         name = f"{number:03d}.jsonl"  # names of data sets may hold anything, slashes too
         counts[dataset.name] = 0
         with write_whole(folder / name) as file:
-            for part, measured in pieces:
-                for row in _with_lengths(part, measured):
+            for part in (part for part in parts if part.corpus == number):
+                for row in _with_lengths(part):
                     counts[dataset.name] += b'"_text_tokens"' in row
                     file.write(row + b"\n")
         meta[dataset.name] = {
@@ -61,12 +58,13 @@ def hints(measured: Measured) -> dict[str, Any]:
     }
 
 
-def _with_lengths(part: Part, measured: Path) -> Any:
-    table = open_arrow(measured)
+def _with_lengths(part: MeasuredPart) -> Iterator[bytes]:
+    """The rows of a part, without line breaks."""
+    table = open_arrow(part.path)
     good = pc.equal(table["reason"], "").to_pylist()
     lines = {row: line for line, row in enumerate(table["row"].to_pylist()) if good[line]}
-    for row, _, text in rows(part):
+    for row, _, text in rows(part.part):
         if row not in lines:
             yield text.strip()  # not measured, or of no use: as it was
             continue
-        yield json.dumps(json.loads(text) | hints(read_measured(measured, lines[row])), ensure_ascii=False).encode()
+        yield json.dumps(json.loads(text) | hints(read_measured(part.path, lines[row])), ensure_ascii=False).encode()

@@ -1,14 +1,16 @@
 """The token store: one Arrow file per part, one line per row read, good or skipped. Read by memory map, row by row."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.pipeline.ingest.lines import Part
 from neatpack.pipeline.records import Measured, MeasuredMedia, MediaRef, Skip
-from neatpack.pipeline.runtime.storage import open_arrow, write_arrow
+from neatpack.pipeline.runtime.tables import open_arrow, write_arrow
 
 _MEDIUM = pa.struct(
     [
@@ -40,6 +42,15 @@ SCHEMA = pa.schema(
         ("media", pa.list_(_MEDIUM)),
     ]
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredPart:
+    """A part of a data file and its file in the token store."""
+
+    corpus: int  # index into the run's corpora
+    part: Part
+    path: Path
 
 
 def write_measured(path: Path, numbers: Sequence[int], results: Sequence[Measured | Skip]) -> None:

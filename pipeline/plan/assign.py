@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -11,19 +11,29 @@ import pyarrow.compute as pc
 
 from neatpack.pipeline.config import PackConfig, UserError
 from neatpack.pipeline.families.base import Family
+from neatpack.pipeline.ingest.corpus import Corpus
 from neatpack.pipeline.measure.length import shrunk, truncated
-from neatpack.pipeline.measure.store import read_measured
+from neatpack.pipeline.measure.store import MeasuredPart, read_measured
 from neatpack.pipeline.plan.plan import plan_bins
 from neatpack.pipeline.records import Measured
-from neatpack.pipeline.runtime.storage import open_arrow
+from neatpack.pipeline.runtime.tables import open_arrow
 
+FITTED = (
+    "tokens",
+    "visual_tokens",
+    "media_bytes",
+    "limit",
+    "shrink",
+    "reason",
+    "detail",
+)  # columns that fitting changes
 MAX_SHRINK = 16  # halvings: 768 frames are down to 4 after 8, and 100 megapixels to one patch after 16
 
 SCHEMA = pa.schema(
     [
         ("pack", pa.int32()),  # -1: in no pack
         ("position", pa.int32()),
-        ("dataset", pa.int32()),  # index into the run's data sets
+        ("dataset", pa.int32()),  # index into the run's corpora
         ("row", pa.int64()),
         ("repeat", pa.int32()),
         ("part", pa.int32()),  # index into the run's measured parts, and the line in it
@@ -39,10 +49,23 @@ SCHEMA = pa.schema(
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MeasuredPart:
+class PlanLine(TypedDict):
+    """A line of the plan, as SCHEMA has it."""
+
+    pack: int
+    position: int
     dataset: int
-    path: Path
+    row: int
+    repeat: int
+    part: int
+    line: int
+    tokens: int
+    visual_tokens: int
+    media_bytes: int
+    limit: int
+    shrink: int
+    reason: str
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -65,6 +88,17 @@ class Plan:
     def num_packs(self) -> int:
         return int(self.packed["pack"][-1].as_py()) + 1 if len(self.packed) else 0
 
+    def skip_counts(self) -> dict[str, int]:
+        """Lines in no pack, by reason."""
+        reasons = self.table.slice(len(self.packed))["reason"]
+        return {item["values"]: item["counts"] for item in pc.value_counts(reasons).to_pylist()}
+
+    def lines_in_pack(self, number: int) -> list[PlanLine]:
+        """One line per document of a pack, by position."""
+        start, end = self.starts[number : number + 2].tolist()
+        lines: list[PlanLine] = self.packed.slice(start, end - start).to_pylist()
+        return lines
+
     def per_pack(self, column: str) -> np.ndarray:
         """Sum of a column over the documents of each pack."""
         if not self.num_packs:
@@ -72,17 +106,12 @@ class Plan:
         return np.add.reduceat(self.packed[column].to_numpy().astype(np.int64), self.starts[:-1])
 
 
-def make_plan(
-    parts: Sequence[MeasuredPart],
-    copies: Sequence[np.ndarray],
-    datasets: Sequence[str],
-    family: Family,
-    config: PackConfig,
-) -> Plan:
-    """Assign every measured row, as often as `copies` (per data set, by row) says."""
-    lines = _lines(parts, copies)
+def make_plan(corpora: Sequence[Corpus], parts: Sequence[MeasuredPart], family: Family, config: PackConfig) -> Plan:
+    """Assign every measured row, as often as its corpus takes it."""
+    lines = _lines(corpora, parts)
     reserve = int(aligned(np.array(len(family.fake_image_ids)), config.align)) if config.fake_image else 0
-    lines = _fit_overlong(lines, parts, datasets, family, config, reserve)
+    fitting = _Fitting(corpora=corpora, parts=parts, family=family, config=config, reserve=reserve)
+    lines = fitting.fitted(lines)
     tokens, visual = aligned(lines["tokens"].to_numpy(), config.align), lines["visual_tokens"].to_numpy()
     good = np.flatnonzero(pc.equal(lines["reason"], "").to_numpy())
     # Rows that exceed the fill that packing_ratio asks for, but not the pack, get a pack of their own.
@@ -120,22 +149,23 @@ def aligned(tokens: np.ndarray, align: int) -> np.ndarray:
 
 def pack_bytes(plan: Plan) -> np.ndarray:
     """About what each pack takes on disk: 21 bytes a token (ids, labels, 3 positions, type), pixels, headers."""
-    return 21 * plan.per_pack("tokens") + plan.per_pack("media_bytes") + 16_384
+    size: np.ndarray = 21 * plan.per_pack("tokens") + plan.per_pack("media_bytes") + 16_384
+    return size
 
 
-def _lines(parts: Sequence[MeasuredPart], copies: Sequence[np.ndarray]) -> pa.Table:
+def _lines(corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> pa.Table:
     """One line per row and repetition, in source order."""
     tables = []
     for index, part in enumerate(parts):
         stored = open_arrow(part.path)
-        repeats = copies[part.dataset][stored["row"].to_numpy()]
+        repeats = corpora[part.corpus].copies[stored["row"].to_numpy()]
         line = np.repeat(np.arange(len(stored), dtype=np.int32), repeats)
         # repeats [1, 3] -> repeat numbers [0, 0, 1, 2]
         repeat = np.arange(len(line)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
         columns = {
             "pack": np.full(len(line), -1),
             "position": np.full(len(line), -1),
-            "dataset": np.full(len(line), part.dataset),
+            "dataset": np.full(len(line), part.corpus),
             "repeat": repeat,
             "part": np.full(len(line), index),
             "line": line,
@@ -155,79 +185,92 @@ def _lines(parts: Sequence[MeasuredPart], copies: Sequence[np.ndarray]) -> pa.Ta
     return pa.concat_tables(tables).combine_chunks() if tables else SCHEMA.empty_table()
 
 
-def _fit_overlong(
-    lines: pa.Table,
-    parts: Sequence[MeasuredPart],
-    datasets: Sequence[str],
-    family: Family,
-    config: PackConfig,
-    reserve: int,
-) -> pa.Table:
-    """Truncate, skip or refuse what does not fit a pack; skip what alone exceeds max_visual_tokens."""
-    tokens, visual = lines["tokens"].to_numpy().copy(), lines["visual_tokens"].to_numpy().copy()
-    media, limits = lines["media_bytes"].to_numpy().copy(), lines["limit"].to_numpy().copy()
-    shrinks = lines["shrink"].to_numpy().copy()
-    reasons, details = lines["reason"].to_pylist(), lines["detail"].to_pylist()
-    room = np.where(visual > 0, config.pack_size, config.pack_size - reserve)
-    for index in np.flatnonzero(aligned(tokens, config.align) > room).tolist():
-        length = int(tokens[index])
-        if config.overlong_policy == "error":
-            row = lines["row"][index].as_py()
-            raise UserError(
-                f"{datasets[lines['dataset'][index].as_py()]} row {row}: {length} tokens, a pack holds {room[index]}; "
-                "set overlong to truncate or drop, or raise pack_size"
-            )
-        cut, words = None, ""
-        if config.overlong_policy in ("truncate", "shrink"):
-            whole = read_measured(parts[lines["part"][index].as_py()].path, lines["line"][index].as_py())
-            fit = _cut if config.overlong_policy == "truncate" else _smaller
-            cut, limits[index], shrinks[index], words = fit(whole, config.pack_size, reserve, config.align, family)
-        if cut is None:
-            reasons[index] = "overlong"
-            details[index] = f"{length} tokens, a pack holds {room[index]}{words}"
-            continue
-        tokens[index], visual[index], media[index] = cut.tokens, cut.visual_tokens, cut.media_bytes
-        details[index] = f"{words} from {length} to {cut.tokens} tokens"
-    if config.max_visual_tokens:
-        for index in np.flatnonzero(visual > config.max_visual_tokens).tolist():
-            if not reasons[index]:
-                reasons[index] = "too_many_visual_tokens"
-                details[index] = f"{visual[index]} visual tokens, a pack may hold {config.max_visual_tokens}"
-    changed = {
-        "tokens": tokens,
-        "visual_tokens": visual,
-        "media_bytes": media,
-        "limit": limits,
-        "shrink": shrinks,
-        "reason": reasons,
-        "detail": details,
-    }
-    for name, values in changed.items():
-        lines = lines.set_column(
-            SCHEMA.get_field_index(name), SCHEMA.field(name), pa.array(values, SCHEMA.field(name).type)
-        )
-    return lines
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Fit:
+    """How an overlong sample is made to fit, or why it is not."""
+
+    measured: Measured | None  # what fits; None: nothing does
+    words: str
+    limit: int = 0  # tokens it is truncated to; 0: it is not
+    shrink: int = 0  # steps by which its media are made smaller
 
 
-Fitted = tuple[Measured | None, int, int, str]  # what fits, the limit and the steps that made it fit, and words for it
+@dataclass(frozen=True, kw_only=True)
+class _Fitting:
+    """Truncates, shrinks, skips or refuses what does not fit a pack, as the config says."""
 
+    corpora: Sequence[Corpus]
+    parts: Sequence[MeasuredPart]
+    family: Family
+    config: PackConfig
+    reserve: int  # tokens that a pack without visual tokens keeps free, for the fake image
 
-def _cut(whole: Measured, size: int, reserve: int, align: int, family: Family) -> Fitted:
-    for limit in (size, size - reserve):  # a sample cut down to its text needs room for the fake image
-        cut = truncated(whole, limit, family)
-        if cut is None:
-            return None, 0, 0, "; cut to that it would have no target"
-        if cut.visual_tokens or cut.tokens <= size - reserve:
-            break
-    return cut, limit, 0, "truncated"
+    def fitted(self, lines: pa.Table) -> pa.Table:
+        """The lines of a plan: overlong samples made to fit or skipped, and those above max_visual_tokens skipped."""
+        config = self.config
+        changed = {name: lines[name].to_numpy().copy() for name in FITTED}  # texts as Python objects
+        tokens, visual = lines["tokens"].to_numpy(), lines["visual_tokens"].to_numpy()
+        room = np.where(visual > 0, config.pack_size, config.pack_size - self.reserve)
+        for index in np.flatnonzero(aligned(tokens, config.align) > room).tolist():
+            line: PlanLine = lines.slice(index, 1).to_pylist()[0]
+            length = f"{line['tokens']} tokens"
+            if config.overlong_policy == "error":
+                raise UserError(
+                    f"{self.corpora[line['dataset']].name} row {line['row']}: {length}, a pack holds {room[index]}; "
+                    "set overlong to truncate or drop, or raise pack_size"
+                )
+            fit = self._fit(line["part"], line["line"])
+            if fit.measured is None:
+                change: dict[str, str | int] = {
+                    "reason": "overlong",
+                    "detail": f"{length}, a pack holds {room[index]}{fit.words}",
+                }
+            else:
+                change = {
+                    "tokens": fit.measured.tokens,
+                    "visual_tokens": fit.measured.visual_tokens,
+                    "media_bytes": fit.measured.media_bytes,
+                    "limit": fit.limit,
+                    "shrink": fit.shrink,
+                    "detail": f"{fit.words} from {line['tokens']} to {fit.measured.tokens} tokens",
+                }
+            for name, value in change.items():
+                changed[name][index] = value
+        if most := config.max_visual_tokens:
+            for index in np.flatnonzero(changed["visual_tokens"] > most).tolist():
+                if not changed["reason"][index]:
+                    changed["reason"][index] = "too_many_visual_tokens"
+                    changed["detail"][index] = (
+                        f"{changed['visual_tokens'][index]} visual tokens, a pack may hold {most}"
+                    )
+        for name, values in changed.items():
+            field = SCHEMA.field(name)
+            lines = lines.set_column(SCHEMA.get_field_index(name), field, pa.array(values, field.type))
+        return lines
 
+    def _fit(self, part: int, line: int) -> _Fit:
+        policy = self.config.overlong_policy
+        if policy not in ("truncate", "shrink"):
+            return _Fit(measured=None, words="")
+        whole = read_measured(self.parts[part].path, line)
+        return self._cut(whole) if policy == "truncate" else self._smaller(whole)
 
-def _smaller(whole: Measured, size: int, reserve: int, align: int, family: Family) -> Fitted:
-    for level in range(1, MAX_SHRINK + 1):
-        smaller = shrunk(whole, level, family)
-        if smaller is not None and aligned(np.array(smaller.tokens), align) <= size:
-            return smaller, 0, level, f"shrunk (step {level})"
-    return None, 0, 0, "; its media cannot be made small enough"
+    def _cut(self, whole: Measured) -> _Fit:
+        size, reserve = self.config.pack_size, self.reserve
+        for limit in (size, size - reserve):  # a sample cut down to its text needs room for the fake image
+            cut = truncated(whole, limit, self.family)
+            if cut is None:
+                return _Fit(measured=None, words="; cut to that it would have no target")
+            if cut.visual_tokens or cut.tokens <= size - reserve:
+                break
+        return _Fit(measured=cut, words="truncated", limit=limit)
+
+    def _smaller(self, whole: Measured) -> _Fit:
+        for level in range(1, MAX_SHRINK + 1):
+            smaller = shrunk(whole, level, self.family)
+            if smaller is not None and aligned(np.array(smaller.tokens), self.config.align) <= self.config.pack_size:
+                return _Fit(measured=smaller, words=f"shrunk (step {level})", shrink=level)
+        return _Fit(measured=None, words="; its media cannot be made small enough")
 
 
 def _in_pack_order(lines: pa.Table, bins: list[np.ndarray], max_packs: int) -> pa.Table:

@@ -1,87 +1,163 @@
 """Running the same functions on Ray or in this process: a bounded window of tasks, results as they come."""
 
 import contextlib
+import logging
 import os
+import pickle
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from tqdm import tqdm
 
-from neatpack.pipeline.config import PackConfig, UserError
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.runtime.logs import ROOT, LogLine, Relay, collected
 
 Result = TypeVar("Result")
+Arguments = tuple[Any, ...]  # of a task; keep them small, they are sent to other machines
+
+MAX_RETRIES = 20  # of a crashed worker; the journal of a task sees to it that a row that crashes is skipped before
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done(Generic[Result]):
+    """What a task gives back."""
+
+    result: Result
+    logs: list[LogLine]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """A task that ended by an exception. It is returned and not raised, so that what the task logged comes along."""
+
+    error: Exception
+    traceback: str  # as text: the error's own does not survive the way from another process
+    logs: list[LogLine]
+
+
+Outcome = Done[Result] | Failed
+
+
+class TaskTraceback(Exception):
+    """The cause of an error that was raised in a worker: where in there."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
 
 
 class Engine:
-    """Maps a function over items in this process."""
-
-    def map(self, function: Callable[..., Result], items: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, Result]]:
-        """(index of the item, result), in any order. Items are argument tuples: small, for they travel."""
-        for index, arguments in enumerate(items):
-            yield index, function(*arguments)
+    """Runs tasks one after the other in this process."""
 
     def run(
-        self, function: Callable[..., Result], items: list[tuple[Any, ...]], *, title: str, unit: str = "part"
+        self, function: Callable[..., Result], items: Sequence[Arguments], *, title: str, unit: str = "part"
     ) -> list[Result]:
-        """All results in the order of the items, with progress on stderr."""
-        results: list[Any] = [None] * len(items)
+        """All results in the order of the items, with progress on stderr. The first error of a task is raised here.
+
+        What tasks log under "neatpack" reaches this process's log, each message once: see runtime/logs.py.
+        """
+        results: dict[int, Result] = {}
         if not items:
-            return results
+            return []
+        several = f"{len(items)} {unit}{'s' if len(items) > 1 else ''}"
+        logger.info("%s: %s", title, several)
+        started, relay = time.monotonic(), Relay()
         # A terminal gets a moving line; a log file gets one every 30 seconds at most.
         interval = 0.2 if sys.stderr.isatty() else 30
         bar = tqdm(total=len(items), desc=title, unit=unit, mininterval=interval, delay=1, file=sys.stderr)
-        with bar:
-            for index, result in self.map(function, items):
-                results[index] = result
-                bar.update()
-        return results
+        with bar, contextlib.closing(self._outcomes(function, items)) as outcomes:
+            try:
+                for index, outcome in outcomes:
+                    relay.pass_on(outcome.logs)
+                    if isinstance(outcome, Failed):
+                        _raise(outcome)
+                    results[index] = outcome.result
+                    bar.update()
+            finally:
+                relay.summarize()
+        logger.info("%s: %s done in %.1f s", title, several, time.monotonic() - started)
+        return [results[index] for index in range(len(items))]
+
+    def _outcomes(
+        self, function: Callable[..., Result], items: Sequence[Arguments]
+    ) -> Generator[tuple[int, Outcome[Result]], None, None]:
+        """(index of the item, outcome), in any order."""
+        level = logging.getLogger(ROOT).getEffectiveLevel()
+        for index, arguments in enumerate(items):
+            yield index, _outcome(function, arguments, level)
 
 
 class RayEngine(Engine):
-    """Maps a function over items as Ray tasks, at most `window` in flight."""
+    """Runs Ray tasks, at most `window` in flight."""
 
     def __init__(self, ray: Any, num_workers: int) -> None:
         self._ray = ray
         cpus = int(ray.cluster_resources().get("CPU", 1))
         self._window = 2 * (num_workers or cpus)
 
-    def map(self, function: Callable[..., Result], items: Iterable[tuple[Any, ...]]) -> Iterator[tuple[int, Result]]:
-        # A crashed worker is retried, and its journal sees to it that this ends; an exception of ours would only come
-        # again.
-        task = self._ray.remote(num_cpus=1, max_retries=20)(_single_threaded)
+    def _outcomes(
+        self, function: Callable[..., Result], items: Sequence[Arguments]
+    ) -> Generator[tuple[int, Outcome[Result]], None, None]:
+        task = self._ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_task)
+        level = logging.getLogger(ROOT).getEffectiveLevel()
         waiting: dict[Any, int] = {}
         left = enumerate(items)
         try:
             while True:
                 while len(waiting) < self._window and (item := next(left, None)) is not None:
-                    waiting[task.remote(function, *item[1])] = item[0]
+                    waiting[task.remote(function, item[1], level)] = item[0]
                 if not waiting:
                     return
                 (done,), _ = self._ray.wait(list(waiting), num_returns=1)
-                try:
-                    yield waiting.pop(done), self._ray.get(done)
-                except self._ray.exceptions.RayTaskError as error:
-                    if isinstance(error.cause, UserError):
-                        raise error.cause from None
-                    raise
+                yield waiting.pop(done), self._ray.get(done)
         finally:
             for reference in waiting:
                 self._ray.cancel(reference, force=True)
 
 
-def _single_threaded(function: Callable[..., Result], *arguments: Any) -> Result:
-    """One task, one core: Ray counts CPUs, and two thread pools on one core only get in each other's way."""
+def _outcome(function: Callable[..., Result], arguments: Arguments, level: int) -> Outcome[Result]:
+    with collected(level) as logs:
+        try:
+            return Done(result=function(*arguments), logs=logs)
+        except Exception as error:
+            return Failed(error=error, traceback=traceback.format_exc(), logs=logs)
+
+
+def _task(function: Callable[..., Result], arguments: Arguments, level: int) -> Outcome[Result]:
+    """In a worker, on one thread: Ray counts CPUs, and two thread pools on one core get in each other's way."""
     import torch
 
     torch.set_num_threads(1)
-    return function(*arguments)
+    outcome = _outcome(function, arguments, level)
+    return outcome if isinstance(outcome, Done) else _portable(outcome)
+
+
+def _portable(failed: Failed) -> Failed:
+    """An exception whose constructor takes other arguments than it keeps cannot be unpickled: its words go instead."""
+    try:
+        pickle.loads(pickle.dumps(failed.error))
+    except Exception:
+        words = RuntimeError(f"{type(failed.error).__name__}: {failed.error}")
+        return Failed(error=words, traceback=failed.traceback, logs=failed.logs)
+    return failed
+
+
+def _raise(failed: Failed) -> NoReturn:
+    """An error from a worker has lost its traceback, and gets it as text; a UserError speaks for itself."""
+    if failed.error.__traceback__ is None and not isinstance(failed.error, UserError):
+        raise failed.error from TaskTraceback(failed.traceback)
+    raise failed.error
 
 
 @contextlib.contextmanager
-def engine(config: PackConfig) -> Iterator[Engine]:
-    """The engine of a run; a Ray started here is shut down here."""
-    if config.engine == "inline":
+def engine(kind: Literal["ray", "inline"], num_workers: int = 0) -> Iterator[Engine]:
+    """The engine of a run; a Ray started here is shut down here. num_workers 0: every CPU that Ray has."""
+    if kind == "inline":
         yield Engine()
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # in every worker: one task, one core
@@ -90,19 +166,19 @@ def engine(config: PackConfig) -> Iterator[Engine]:
     import ray
 
     if ray.is_initialized():
-        yield RayEngine(ray, config.num_workers)
+        yield RayEngine(ray, num_workers)
         return
     # "local" and not None: a stale cluster file would make a bare ray.init() hang.
     address = os.environ.get("RAY_ADDRESS") or "local"
-    local = {"num_cpus": config.num_workers or None, "include_dashboard": False} if address == "local" else {}
+    local = {"num_cpus": num_workers or None, "include_dashboard": False} if address == "local" else {}
     ray.init(
         address=address,
-        log_to_driver=False,
+        log_to_driver=False,  # what workers print stays in Ray's session folder; what they log comes with their results
         logging_level="error",
         runtime_env={"env_vars": {"TOKENIZERS_PARALLELISM": "false"}},
         **local,
     )
     try:
-        yield RayEngine(ray, config.num_workers)
+        yield RayEngine(ray, num_workers)
     finally:
         ray.shutdown()

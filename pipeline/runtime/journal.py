@@ -6,6 +6,7 @@ process that was killed from outside, for want of memory or by a user, says noth
 """
 
 import faulthandler
+import logging
 import os
 import sys
 from collections import Counter
@@ -14,7 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CRASHES_TO_SKIP = 2
-DETAIL = "reading its media crashed the process twice"
+CRASHED = "reading its media crashed the process twice"
+
+
+logger = logging.getLogger(__name__)
 
 
 class Journal:
@@ -22,11 +26,19 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         self._at, self._report, self._crashes = (folder / name for name in ("at", "report", "crashes"))
-        if self._report.exists() and self._report.stat().st_size and self._at.exists():
+        # Files that lie here are of an attempt that did not get through, nor fail by an exception of its own.
+        last = self._at.read_text(encoding="utf-8").strip() if self._at.exists() else ""
+        crashed = bool(last) and self._report.exists() and self._report.stat().st_size > 0
+        if crashed:
             with open(self._crashes, "a", encoding="utf-8") as crashes:
-                crashes.write(self._at.read_text(encoding="utf-8").strip() + "\n")
+                crashes.write(last + "\n")
         names = self._crashes.read_text(encoding="utf-8").splitlines() if self._crashes.exists() else []
         self._counts = Counter(names)
+        if crashed:
+            logger.warning("%s: the process crashed at row %s (%d of %d times before it is skipped); trying again",
+                           folder, last, self._counts[last], CRASHES_TO_SKIP)  # fmt: skip
+        elif last:
+            logger.warning("%s: the process was ended from outside at row %s; trying again", folder, last)
         self._file = os.open(self._at, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
 
     def at(self, row: str) -> None:

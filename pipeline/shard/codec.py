@@ -10,11 +10,12 @@ import json
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from neatpack.pipeline.records import Document, Pack
+from neatpack.pipeline.runtime.storage import Sink
 
 # Arrays of every pack; those of its media, which its family declares, come after them.
 TEXT_ARRAYS = ("input_ids", "labels", "position_ids", "seq_lens", "seq_lens_padded", "mm_token_type_ids")
@@ -31,7 +32,7 @@ def pack_key(number: int) -> str:
     return f"{number:09d}"
 
 
-def write_pack(file: BinaryIO, offset: int, pack: Pack) -> tuple[int, list[tuple[int, int]]]:
+def write_pack(file: Sink, offset: int, pack: Pack) -> tuple[int, list[tuple[int, int]]]:
     """Append a pack to a tar that ends at `offset`; the new end, and (offset, size) of every member in order."""
     places = []
     for member, head, body in _members(pack):
@@ -47,7 +48,7 @@ def write_pack(file: BinaryIO, offset: int, pack: Pack) -> tuple[int, list[tuple
     return offset, places
 
 
-def write_end(file: BinaryIO) -> None:
+def write_end(file: Sink) -> None:
     file.write(bytes(2 * _BLOCK))
 
 

@@ -1,40 +1,31 @@
-"""The last step of a run: index, stats, ledger, pixel table, and then the manifest, whose existence means done."""
+"""The first and the last step of a run at its output: `claim` it, and `commit` what came out.
 
-import importlib.metadata
+The manifest is written last, after index, stats, ledger and pixel tables: its existence means done.
+"""
+
+import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neatpack import __version__
-from neatpack.pipeline.config import PackConfig, UserError, fingerprint
-from neatpack.pipeline.families.base import Family
-from neatpack.pipeline.plan.assign import Plan
-from neatpack.pipeline.runtime.storage import read_json, sha256_of, write_json, write_parquet, write_whole
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.identity import Identity
+from neatpack.pipeline.manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels, ShardEntry
+from neatpack.pipeline.planned import Planned
+from neatpack.pipeline.runtime.storage import read_json, sha256_of, write_json, write_whole
+from neatpack.pipeline.runtime.tables import write_parquet
 from neatpack.pipeline.shard.codec import member_names
 from neatpack.pipeline.shard.ledger import fitted_counts, make_ledger, reason_counts
+from neatpack.pipeline.shard.note import ShardNote
 from neatpack.pipeline.shard.stats import dataset_stats, make_index, pack_stats, shard_stats
 
-FORMAT = 2
-KEYS = (
-    "format",
-    "neatpack",
-    "fingerprint",
-    "identity",
-    "family",
-    "pixels",
-    "counts",
-    "shards",
-    "files",
-)  # of a manifest
-VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "av", "numpy")  # packages that shape the tensors
-RECORDS = ("manifest.json", "work/run.json")  # of a finished and of a begun output: what it was made from
+BEGUN = "work/run.json"  # what a begun output is made from; of a finished one its manifest says it
 OURS = (
-    "manifest.json",
+    MANIFEST,  # first: without it nobody takes the rest for a finished output
     "index.parquet",
     "image_table.npy",
     "video_table.npy",
@@ -42,12 +33,10 @@ OURS = (
     "ledger",
     "shards",
     "work/done",
-    "work/run.json",
+    BEGUN,
 )
 
-
-def versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in VERSIONED}
+logger = logging.getLogger(__name__)
 
 
 def refuse_strangers(out: Path) -> None:
@@ -55,115 +44,100 @@ def refuse_strangers(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; give a directory")
     strangers = [path.name for path in out.iterdir() if path.name != "work"] if out.is_dir() else []
-    if strangers and not any((out / record).exists() for record in RECORDS):
+    if strangers and not any((out / record).exists() for record in (MANIFEST, BEGUN)):
         raise UserError(f"--out {out} holds other files ({', '.join(sorted(strangers)[:3])}); give an empty directory")
 
 
-def claim(out: Path, identity: dict[str, Any], *, overwrite: bool) -> bool:
-    """Make OUT ours for this identity (inputs, processor, config, versions). True: it is finished already.
+def claim(out: Path, identity: Identity, *, overwrite: bool) -> Manifest | None:
+    """Make OUT ours for this identity. The manifest, if it is finished already.
 
     Refuses an output, finished or begun, of another identity, naming the difference, unless `overwrite`.
     """
     if overwrite:
-        for name in OURS:  # the manifest first: without it nobody takes the rest for a finished output
+        logger.info("overwrite: %s starts anew", out)
+        for name in OURS:
             _remove(out / name)
-    for record in RECORDS:
-        if (out / record).exists():
-            theirs = read_json(out / record)["identity"]
-            if theirs != identity:
-                raise UserError(
-                    f"{out} was made from something else:\n  "
-                    + "\n  ".join(differences(theirs, identity))
-                    + "\ngive --overwrite to start anew, or another --out"
-                )
-            if record == "manifest.json":
-                return True
+    try:
+        manifest = Manifest.read(out) if (out / MANIFEST).exists() else None
+        begun = Identity.from_json(read_json(out / BEGUN)["identity"]) if (out / BEGUN).exists() else None
+    except (OutputError, ValueError, KeyError) as error:
+        raise UserError(f"{out}: of another version, or damaged: {error}; or give --overwrite to start anew") from None
+    for theirs in (manifest.identity if manifest else None, begun):
+        if theirs is not None and theirs != identity:
+            raise UserError(
+                f"{out} was made from something else:\n  "
+                + "\n  ".join(theirs.differences(identity))
+                + "\ngive --overwrite to start anew, or another --out"
+            )
+    if manifest is not None:
+        logger.info("%s is finished and made from the same inputs", out)
+        return manifest
     for left_over in out.rglob(".*.part"):  # of a run that was killed
         left_over.unlink(missing_ok=True)
-    write_json(out / "work" / "run.json", {"identity": identity})
-    return False
+    write_json(out / BEGUN, {"identity": identity.to_json()})
+    return None
 
 
-def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """What differs, in words: "config.pack_size: 8192 -> 4096"."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        lines = []
-        for key in [*old, *(key for key in new if key not in old)]:
-            lines += differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
-        return lines
-    return [] if old == new else [f"{where}: {old} -> {new}"]
-
-
-def commit(
-    out: Path,
-    notes: Sequence[dict[str, Any]],
-    plan: Plan,
-    copies: Sequence[np.ndarray],
-    datasets: Sequence[str],
-    family: Family,
-    config: PackConfig,
-    identity: dict[str, Any],
-) -> dict[str, Any]:
-    """Write everything but the shards, the manifest last; returns the manifest."""
+def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
+    """Write everything but the shards, whose notes these are, the manifest last."""
+    inputs = planned.inputs
+    out, family, config = inputs.out, inputs.family, inputs.config
     index = make_index(notes, member_names(family.media), len(family.fake_image_ids) if config.fake_image else 0)
-    lost = [line for note in notes for line in note["lost"]]
-    ledgers = make_ledger(plan, datasets, copies, lost)
-    rows = [len(numbers) for numbers in copies]
+    ledgers = make_ledger(planned.plan, inputs.corpora, [row for note in notes for row in note.lost])
     tables = {
         "index.parquet": index,
         "stats/shards.parquet": shard_stats(index),
         "stats/packs.parquet": pack_stats(index, config.pack_size),
-        "stats/datasets.parquet": dataset_stats(datasets, rows, ledgers),
+        "stats/datasets.parquet": dataset_stats(inputs.corpora, ledgers),
         **{f"ledger/{number:05d}.parquet": ledger for number, ledger in enumerate(ledgers)},
     }
     for name, table in tables.items():
         write_parquet(out / name, table)
-    pixel_tables = {f"{kind}_table.npy": values for kind, values in family.tables(config.resize).items()}
-    for name, values in pixel_tables.items():
-        with write_whole(out / name) as file:
+    pixel_tables = {}
+    for kind, values in family.tables(config.resize).items():
+        pixel_tables[kind] = f"{kind}_table.npy"
+        with write_whole(out / pixel_tables[kind]) as file:
             np.save(file, values)
-    ledger = pa.concat_tables(ledgers)
-    firsts = {note["shard"]: note["packs"][0]["pack"] for note in notes if note["packs"]}
-    manifest = {
-        "format": FORMAT,
-        "neatpack": __version__,
-        "fingerprint": fingerprint(identity),
-        "identity": identity,
-        "family": family.described(),
-        "pixels": {
-            "codec": "u8",
-            "resize": family.image.resized_by or config.resize if family.image else config.resize,
-            "tables": {name.removesuffix("_table.npy"): name for name in pixel_tables},
-        },
-        "counts": count_all(identity, ledger, index),
-        "shards": [
-            {
-                "name": note["shard"],
-                "bytes": note["bytes"],
-                "sha256": note["sha256"],
-                "first_pack": firsts.get(note["shard"], -1),
-                "num_packs": len(note["packs"]),
-            }
+    manifest = Manifest(
+        fingerprint=inputs.identity.fingerprint,
+        identity=inputs.identity,
+        family=family.described(),
+        pixels=Pixels(codec="u8", resize=family.resized_by(config.resize), tables=pixel_tables),
+        counts=count_all(inputs.identity, pa.concat_tables(ledgers), index),
+        shards=tuple(
+            ShardEntry(
+                name=note.shard,
+                bytes=note.bytes,
+                sha256=note.sha256,
+                first_pack=note.first_pack,
+                num_packs=len(note.packs),
+            )
             for note in notes
-        ],
-        "files": {name: sha256_of(out / name) for name in (*tables, *pixel_tables)},
-    }
-    assert tuple(manifest) == KEYS
-    write_json(out / "manifest.json", manifest)
+        ),
+        files={name: sha256_of(out / name) for name in (*tables, *pixel_tables.values())},
+    )
+    manifest.write(out)
     return manifest
 
 
-def count_all(identity: dict[str, Any], ledger: pa.Table, index: pa.Table) -> dict[str, Any]:
+def count_all(identity: Identity, ledger: pa.Table, index: pa.Table) -> Counts:
     """What an output has, in figures."""
-    return {
-        "rows": sum(entry["rows"] for entry in identity["inputs"].values()),
-        "samples": len(ledger),
-        "packed": int(pc.sum(pc.equal(ledger["status"], "packed")).as_py() or 0),
-        "skipped": reason_counts(ledger),
-        "fitted": fitted_counts(ledger),
-        "packs": len(index),
-        **{name: int(pc.sum(index[name]).as_py() or 0) for name in ("tokens", "visual_tokens", "target_tokens")},
-    }
+    return Counts(
+        rows=identity.num_rows,
+        samples=len(ledger),
+        packed=_sum(pc.equal(ledger["status"], "packed")),
+        skipped=reason_counts(ledger),
+        fitted=fitted_counts(ledger),
+        packs=len(index),
+        tokens=_sum(index["tokens"]),
+        visual_tokens=_sum(index["visual_tokens"]),
+        target_tokens=_sum(index["target_tokens"]),
+    )
+
+
+def _sum(column: pa.ChunkedArray) -> int:
+    """Arrow's sum of an empty column is null; here it is 0."""
+    return int(pc.sum(column).as_py() or 0)
 
 
 def _remove(path: Path) -> None:

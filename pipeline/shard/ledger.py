@@ -1,13 +1,14 @@
 """The ledger: one line per input row and repetition, packed (where) or skipped (why). It must add up."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.pipeline.ingest.corpus import Corpus
 from neatpack.pipeline.plan.assign import Plan
+from neatpack.pipeline.shard.note import LostRow
 
 SCHEMA = pa.schema(
     [
@@ -25,21 +26,19 @@ SCHEMA = pa.schema(
 )
 
 
-def make_ledger(
-    plan: Plan, datasets: Sequence[str], copies: Sequence[np.ndarray], lost: Sequence[dict[str, Any]]
-) -> list[pa.Table]:
-    """A table per data set, by row and repetition. `lost`: planned rows whose media turned out unreadable."""
+def make_ledger(plan: Plan, corpora: Sequence[Corpus], lost: Sequence[LostRow]) -> list[pa.Table]:
+    """A table per corpus, by row and repetition. `lost`: planned rows whose media turned out unreadable."""
     table = plan.table
     pack, dataset = table["pack"].to_numpy().copy(), table["dataset"].to_numpy()
     row, repeat = table["row"].to_numpy(), table["repeat"].to_numpy()
     reason = np.array(table["reason"].to_pylist(), dtype=object)
     detail = np.array(table["detail"].to_pylist(), dtype=object)
     if lost:
-        found = {(line["dataset"], line["row"], line["repeat"]): line for line in lost}
-        affected = np.isin(row, [line["row"] for line in lost])
+        found = {(line.dataset, line.row, line.repeat): line for line in lost}
+        affected = np.isin(row, [line.row for line in lost])
         for index in np.flatnonzero(affected).tolist():
             if line := found.pop((int(dataset[index]), int(row[index]), int(repeat[index])), None):
-                pack[index], reason[index], detail[index] = -1, line["reason"], line["detail"]
+                pack[index], reason[index], detail[index] = -1, line.reason, line.detail
         assert not found, "a lost row that was not planned"
     is_packed = pack >= 0
     columns = {
@@ -54,14 +53,11 @@ def make_ledger(
         "visual_tokens": np.where(is_packed, table["visual_tokens"].to_numpy(), 0),
     }
     tables = []
-    for index, name in enumerate(datasets):
+    for index, corpus in enumerate(corpora):
         mine = np.flatnonzero(dataset == index)
-        lines = _table(name, {key: values[mine] for key, values in columns.items()})
-        tables.append(
-            pa.concat_tables([lines, _sampled_out(name, copies[index])]).sort_by(
-                [("row", "ascending"), ("repeat", "ascending")]
-            )
-        )
+        lines = _table(corpus.name, {key: values[mine] for key, values in columns.items()})
+        both = pa.concat_tables([lines, _sampled_out(corpus)])
+        tables.append(both.sort_by([("row", "ascending"), ("repeat", "ascending")]))
     return tables
 
 
@@ -90,8 +86,8 @@ def _positions(pack: np.ndarray) -> np.ndarray:
     return positions
 
 
-def _sampled_out(name: str, copies: np.ndarray) -> pa.Table:
-    rows = np.flatnonzero(copies == 0)
+def _sampled_out(corpus: Corpus) -> pa.Table:
+    rows = np.flatnonzero(corpus.copies == 0)
     fixed = {
         "repeat": 0,
         "status": "skipped",
@@ -102,7 +98,7 @@ def _sampled_out(name: str, copies: np.ndarray) -> pa.Table:
         "tokens": 0,
         "visual_tokens": 0,
     }
-    return _table(name, {"row": rows} | {key: np.full(len(rows), value) for key, value in fixed.items()})
+    return _table(corpus.name, {"row": rows} | {key: np.full(len(rows), value) for key, value in fixed.items()})
 
 
 def _table(name: str, columns: dict[str, np.ndarray]) -> pa.Table:

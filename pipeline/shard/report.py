@@ -2,63 +2,58 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from neatpack.pipeline.config import PackConfig
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.plan.assign import pack_bytes
+from neatpack.pipeline.planned import Planned
 from neatpack.pipeline.records import REASONS
 from neatpack.pipeline.shard.stats import step_imbalance
 
-if TYPE_CHECKING:
-    from neatpack.pipeline.run import Planned
 
-
-def describe_output(out: Path, manifest: Mapping[str, Any], *, reused_shards: int = 0) -> str:
-    counts, config = manifest["counts"], manifest["identity"]["config"]
+def describe_output(out: Path, manifest: Manifest, *, reused_shards: int = 0) -> str:
+    counts, pack_size = manifest.counts, manifest.identity.config["pack_size"]
     media = ("num_images", "num_videos", "num_audios")
     index = pq.read_table(out / "index.parquet", columns=["tokens", "visual_tokens", *media, "fake_tokens"])
-    size = sum(shard["bytes"] for shard in manifest["shards"])
-    shards = f"{len(manifest['shards']):,} shards, {_bytes(size)}"
+    size = sum(shard.bytes for shard in manifest.shards)
+    shards = f"{len(manifest.shards):,} shards, {_bytes(size)}"
     if reused_shards:
         shards += f" ({reused_shards:,} finished by an earlier run)"
-    lines = _load_lines(index["tokens"].to_numpy(), index["visual_tokens"].to_numpy(), config["pack_size"])
+    lines = _load_lines(index["tokens"].to_numpy(), index["visual_tokens"].to_numpy(), pack_size)
     num_images, num_videos, num_audios = (pc.sum(index[name]).as_py() or 0 for name in media)
     num_fakes = pc.sum(pc.greater(index["fake_tokens"], 0)).as_py() or 0
     fakes = f"; {num_fakes:,} packs without media carry a fake image" if num_fakes else ""
     sounds = f", {num_audios:,} sounds" if num_audios else ""
     lines.insert(1, ("media", f"{num_images - num_fakes:,} images, {num_videos:,} videos{sounds}{fakes}"))
-    lines += [(word, f"{count:,} samples, to fit a pack") for word, count in counts["fitted"].items()]
+    lines += [(word, f"{count:,} samples, to fit a pack") for word, count in counts.fitted.items()]
     return "\n".join(
         [
             str(out),
             *_table(
                 [
-                    ("rows", f"{counts['rows']:,} read, {counts['packed']:,} samples packed"),
+                    ("rows", f"{counts.rows:,} read, {counts.packed:,} samples packed"),
                     *lines,
                     ("on disk", shards),
                 ]
             ),
-            *_skips(counts["skipped"], counts["samples"]),
+            *_skips(counts.skipped, counts.samples),
         ]
     )
 
 
-def describe_plan(planned: "Planned", config: PackConfig) -> str:
-    plan = planned.plan
-    skipped = plan.table.slice(len(plan.packed))
-    counts = {item["values"]: item["counts"] for item in pc.value_counts(skipped["reason"]).to_pylist()}
-    sampled_out = sum(int((copies == 0).sum()) for copies in planned.copies)
+def describe_plan(planned: Planned) -> str:
+    plan, inputs = planned.plan, planned.inputs
+    counts = plan.skip_counts()
+    sampled_out = sum(corpus.num_sampled_out for corpus in inputs.corpora)
     if sampled_out:
         counts["sampled_out"] = sampled_out
-    rows = sum(source.num_rows for source in planned.sources)
     size = int(pack_bytes(plan).sum())
     lines = [
-        ("rows", f"{rows:,} read, {len(plan.packed):,} samples to pack"),
-        *_load_lines(plan.per_pack("tokens"), plan.per_pack("visual_tokens"), config.pack_size),
+        ("rows", f"{inputs.identity.num_rows:,} read, {len(plan.packed):,} samples to pack"),
+        *_load_lines(plan.per_pack("tokens"), plan.per_pack("visual_tokens"), inputs.config.pack_size),
         ("on disk", f"about {_bytes(size)}"),
     ]
     for word, column in (("truncated", "limit"), ("shrunk", "shrink")):

@@ -1,14 +1,15 @@
 """Figures of an output, for people and for parquet readers: per shard, per pack, per data set."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.pipeline.ingest.corpus import Corpus
 from neatpack.pipeline.records import REASONS
 from neatpack.pipeline.shard.ledger import reason_counts
+from neatpack.pipeline.shard.note import ShardNote
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -31,17 +32,21 @@ INDEX_SCHEMA = pa.schema(
 )
 
 
-def make_index(notes: Sequence[dict[str, Any]], members: Sequence[str], fake_tokens: int) -> pa.Table:
-    """One line per pack: where it is and what is in it."""
+# Columns that are fields of a PackLine; the others are made from them.
+_OF_PACK_LINE = [name for name in INDEX_SCHEMA.names if name not in ("shard", "fake_tokens", "members")]
+
+
+def make_index(notes: Sequence[ShardNote], members: Sequence[str], fake_tokens: int) -> pa.Table:
+    """One line per pack: where it is and what is in it. `fake_tokens`: length of the fake image."""
     lines = []
     for note in notes:
-        for pack in note["packs"]:
-            places = zip(members, pack["members"], strict=True)
+        for pack in note.packs:
+            places = zip(members, pack.members, strict=True)
             lines.append(
-                {key: pack[key] for key in INDEX_SCHEMA.names if key in pack}
+                {name: getattr(pack, name) for name in _OF_PACK_LINE}
                 | {
-                    "shard": note["shard"],
-                    "fake_tokens": fake_tokens if pack["fake_image"] else 0,
+                    "shard": note.shard,
+                    "fake_tokens": fake_tokens if pack.fake_image else 0,
                     "members": [{"name": name, "offset": offset, "size": size} for name, (offset, size) in places],
                 }
             )
@@ -76,15 +81,15 @@ def pack_stats(index: pa.Table, pack_size: int) -> pa.Table:
     return kept.append_column("fill", fill)
 
 
-def dataset_stats(datasets: Sequence[str], num_rows: Sequence[int], ledgers: Sequence[pa.Table]) -> pa.Table:
-    """Per data set: rows in the file, samples packed (repetitions count), tokens, and skips by reason."""
+def dataset_stats(corpora: Sequence[Corpus], ledgers: Sequence[pa.Table]) -> pa.Table:
+    """Per corpus: rows in the file, samples packed (repetitions count), tokens, and skips by reason."""
     lines = []
-    for name, rows, ledger in zip(datasets, num_rows, ledgers, strict=True):
+    for corpus, ledger in zip(corpora, ledgers, strict=True):
         skips = reason_counts(ledger)
         packed = len(ledger) - sum(skips.values())
         sums = {key: pc.sum(ledger[key]).as_py() or 0 for key in ("tokens", "visual_tokens")}
         lines.append(
-            {"dataset": name, "rows": rows, "samples": len(ledger), "packed": packed, **sums}
+            {"dataset": corpus.name, "rows": corpus.num_rows, "samples": len(ledger), "packed": packed, **sums}
             | {reason: skips.get(reason, 0) for reason in REASONS}
         )
     schema = pa.schema(

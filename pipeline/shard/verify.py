@@ -1,5 +1,6 @@
 """Proof of a finished output, from what is on disk alone: every promise that can be checked is checked."""
 
+import dataclasses
 import hashlib
 import json
 import mmap
@@ -14,15 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from neatpack.pipeline.config import fingerprint
 from neatpack.pipeline.families.base import Family
 from neatpack.pipeline.families.registry import FAMILIES
 from neatpack.pipeline.labels import TurnMarkers, target_mask
 from neatpack.pipeline.layout import MediaArray, layout_of, rows_per_part, split_media
+from neatpack.pipeline.manifest import Manifest, ShardEntry
 from neatpack.pipeline.records import IGNORE, IMAGE, REASONS, TOKEN_TYPES, VIDEO, MediaKind, Pack
-from neatpack.pipeline.runtime.storage import read_json, sha256_of
+from neatpack.pipeline.runtime.engine import Engine
+from neatpack.pipeline.runtime.storage import sha256_of
 from neatpack.pipeline.shard.codec import member_names, pack_key, read_pack
-from neatpack.pipeline.shard.commit import FORMAT, KEYS, count_all
+from neatpack.pipeline.shard.commit import count_all
 
 MAX_PROBLEMS = 20  # of a shard; a broken one would fill the screen
 
@@ -43,11 +45,11 @@ class Rules:
     family: type[Family]
 
     @classmethod
-    def of(cls, manifest: dict[str, Any]) -> "Rules":
-        family = manifest["family"]
+    def of(cls, manifest: Manifest) -> "Rules":
+        family = manifest.family
         return cls(
-            pack_size=manifest["identity"]["config"]["pack_size"],
-            align=manifest["identity"]["config"]["align"],
+            pack_size=manifest.identity.config["pack_size"],
+            align=manifest.identity.config["align"],
             padding_id=family["padding_id"],
             placeholder_ids=family["placeholder_ids"],
             markers=TurnMarkers(
@@ -63,10 +65,21 @@ class Rules:
         )
 
 
-def verify_ledger(out: Path, manifest: dict[str, Any]) -> list[str]:
+def verify_output(out: Path, manifest: Manifest, running: Engine) -> list[str]:
+    """All that is wrong with a finished output; nothing, if it is as promised."""
+    problems = verify_ledger(out, manifest)
+    if any(problem.startswith(("index.parquet", "ledger/")) for problem in problems):
+        return [*problems, "shards: not checked, for they are held against the index and the ledger"]
+    items = [(out, manifest, number) for number in range(len(manifest.shards))]
+    for found in running.run(verify_shard, items, title="verify", unit="shard"):
+        problems += found
+    return problems
+
+
+def verify_ledger(out: Path, manifest: Manifest) -> list[str]:
     """Digests of the tables, conservation of rows and tokens, index against manifest."""
     problems = []
-    for name, digest in manifest["files"].items():
+    for name, digest in manifest.files.items():
         if not (out / name).is_file():
             problems.append(f"{name}: missing")
         elif sha256_of(out / name) != digest:
@@ -89,45 +102,46 @@ def verify_ledger(out: Path, manifest: dict[str, Any]) -> list[str]:
     places = packed.select(["pack", "position"]).group_by(["pack", "position"]).aggregate([])
     if len(places) != len(packed):
         problems.append("ledger: two rows at one position of a pack")
-    if (shards := sum(shard["num_packs"] for shard in manifest["shards"])) != len(index):
+    if (shards := sum(shard.num_packs for shard in manifest.shards)) != len(index):
         problems.append(f"{len(index)} packs in the index, {shards} in the shards")
+    said = dataclasses.asdict(manifest.counts)
     problems += [
-        f"manifest: counts.{name} is {manifest['counts'].get(name)}, index and ledger say {count}"
-        for name, count in count_all(manifest["identity"], ledger, index).items()
-        if manifest["counts"].get(name) != count
+        f"manifest: counts.{name} is {said[name]}, index and ledger say {count}"
+        for name, count in dataclasses.asdict(count_all(manifest.identity, ledger, index)).items()
+        if said[name] != count
     ]
-    if manifest["fingerprint"] != fingerprint(manifest["identity"]):
+    if manifest.fingerprint != manifest.identity.fingerprint:
         problems.append("manifest: its fingerprint is not that of its identity")
     firsts = dict(zip(reversed(index["shard"].to_pylist()), reversed(index["pack"].to_pylist()), strict=True))
-    for shard in manifest["shards"]:
-        if shard["first_pack"] != (first := firsts.get(shard["name"], -1)):
-            problems.append(f"manifest: {shard['name']} starts at pack {shard['first_pack']}, by the index at {first}")
+    for shard in manifest.shards:
+        if shard.first_pack != (first := firsts.get(shard.name, -1)):
+            problems.append(f"manifest: {shard.name} starts at pack {shard.first_pack}, by the index at {first}")
     return problems
 
 
-def read_ledger(out: Path, manifest: dict[str, Any]) -> pa.Table:
-    return pa.concat_tables([pq.read_table(out / name) for name in manifest["files"] if name.startswith("ledger/")])
+def read_ledger(out: Path, manifest: Manifest) -> pa.Table:
+    return pa.concat_tables([pq.read_table(out / name) for name in manifest.files if name.startswith("ledger/")])
 
 
-def verify_shard(out: Path, manifest: dict[str, Any], number: int) -> list[str]:
+def verify_shard(out: Path, manifest: Manifest, number: int) -> list[str]:
     """One shard: digest, tar structure, index, and every pack in it."""
-    shard = manifest["shards"][number]
-    path = out / "shards" / shard["name"]
+    shard = manifest.shards[number]
+    path = out / "shards" / shard.name
     if not path.is_file():
-        return [f"{shard['name']}: missing"]
-    if path.stat().st_size != shard["bytes"]:
-        return [f"{shard['name']}: {path.stat().st_size} bytes where the manifest has {shard['bytes']}"]
+        return [f"{shard.name}: missing"]
+    if path.stat().st_size != shard.bytes:
+        return [f"{shard.name}: {path.stat().st_size} bytes where the manifest has {shard.bytes}"]
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         view = memoryview(content)
         try:
-            if hashlib.sha256(view).hexdigest() != shard["sha256"]:
-                return [f"{shard['name']}: sha256 differs from the manifest's"]
+            if hashlib.sha256(view).hexdigest() != shard.sha256:
+                return [f"{shard.name}: sha256 differs from the manifest's"]
             found = [
-                f"{shard['name']}: {problem}" for problem in _tar_problems(out, path, view, shard, Rules.of(manifest))
+                f"{shard.name}: {problem}" for problem in _tar_problems(out, path, view, shard, Rules.of(manifest))
             ]
         finally:
             view.release()
-    more = [f"{shard['name']}: and {len(found) - MAX_PROBLEMS} more"] if len(found) > MAX_PROBLEMS else []
+    more = [f"{shard.name}: and {len(found) - MAX_PROBLEMS} more"] if len(found) > MAX_PROBLEMS else []
     return found[:MAX_PROBLEMS] + more
 
 
@@ -235,13 +249,13 @@ def _label_problems(ids: np.ndarray, labels: np.ndarray, rules: Rules, is_fake: 
     return problems
 
 
-def _conservation(ledger: pa.Table, manifest: dict[str, Any]) -> list[str]:
+def _conservation(ledger: pa.Table, manifest: Manifest) -> list[str]:
     """Every input row once per repetition, with a known status and reason."""
     problems = []
     lines = ledger.select(["dataset", "row", "repeat"]).group_by(["dataset", "row", "repeat"]).aggregate([])
     if len(lines) != len(ledger):
         problems.append(f"ledger: {len(ledger) - len(lines)} rows are there twice")
-    for name, entry in manifest["identity"]["inputs"].items():
+    for name, entry in manifest.identity.inputs.items():
         rows = pc.unique(ledger.filter(pc.equal(ledger["dataset"], name))["row"]).to_numpy()
         if len(rows) != entry["rows"] or (len(rows) and not (np.sort(rows) == np.arange(len(rows))).all()):
             problems.append(f"ledger: data set {name} has {entry['rows']} rows, the ledger {len(rows)}")
@@ -255,10 +269,10 @@ def _conservation(ledger: pa.Table, manifest: dict[str, Any]) -> list[str]:
     return problems
 
 
-def _tar_problems(out: Path, path: Path, view: memoryview, shard: dict[str, Any], rules: Rules) -> Iterator[str]:
-    index = pq.read_table(out / "index.parquet", filters=[("shard", "=", shard["name"])]).to_pylist()
-    if len(index) != shard["num_packs"]:
-        yield f"{shard['num_packs']} packs by the manifest, {len(index)} by the index"
+def _tar_problems(out: Path, path: Path, view: memoryview, shard: ShardEntry, rules: Rules) -> Iterator[str]:
+    index = pq.read_table(out / "index.parquet", filters=[("shard", "=", shard.name)]).to_pylist()
+    if len(index) != shard.num_packs:
+        yield f"{shard.num_packs} packs by the manifest, {len(index)} by the index"
     ledger = _ledger_of_packs(out, [line["pack"] for line in index])
     with tarfile.open(path) as tar:
         members = {member.name: (member.offset_data, member.size) for member in tar}
@@ -303,20 +317,3 @@ def _ledger_of_packs(out: Path, packs: list[int]) -> dict[int, list[tuple[Any, .
         source = (line["dataset"], line["row"], line["repeat"], line["tokens"], line["visual_tokens"])
         documents.setdefault(line["pack"], []).append(source)
     return documents
-
-
-def read_manifest(out: Path) -> dict[str, Any] | str:
-    """The manifest, or what is wrong with it."""
-    path = out / "manifest.json"
-    if not path.is_file():
-        return f"{path}: missing, so the output is not finished; run pack again"
-    try:
-        manifest = read_json(path)
-    except json.JSONDecodeError as error:
-        return f"{path}: not JSON: {error}"
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
-        return f"{path}: format {found}, this version knows {FORMAT}"
-    if missing := [key for key in KEYS if key not in manifest]:
-        return f"{path}: lacks {', '.join(missing)}"
-    return manifest

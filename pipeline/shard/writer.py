@@ -1,154 +1,181 @@
 """One shard: render its packs, write its tar, and leave a note that it is done."""
 
 import hashlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
 
-from neatpack.pipeline.families.base import Family
+from neatpack.pipeline.families.base import Family, ProcessorKey
+from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.measure.length import shrunk, truncated
 from neatpack.pipeline.measure.store import read_measured
-from neatpack.pipeline.plan.assign import Plan
-from neatpack.pipeline.records import Document, MediaError, Pack, Sample
+from neatpack.pipeline.plan.assign import Plan, PlanLine
+from neatpack.pipeline.records import Document, Measured, MediaError, Pack, Sample
 from neatpack.pipeline.render.pack import build_pack
 from neatpack.pipeline.render.sample import render_sample
-from neatpack.pipeline.runtime.journal import DETAIL as CRASHED, Journal, journal
-from neatpack.pipeline.runtime.storage import read_json, write_json, write_whole
+from neatpack.pipeline.runtime.journal import CRASHED, Journal, journal
+from neatpack.pipeline.runtime.storage import Sink, read_json, write_whole
+from neatpack.pipeline.runtime.tables import open_arrow
 from neatpack.pipeline.shard.codec import write_end, write_pack
+from neatpack.pipeline.shard.note import LostRow, PackLine, ShardNote
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardJob:
-    """What a shard is made of: packs [first, last) of the plan at `plan`, rendered by the rest."""
+    """What a shard is made of: packs [first, last) of the plan at `plan`, rendered by the rest. It travels: no data."""
 
     number: int
     first: int
     last: int
-    plan: str
-    parts: str  # JSON list of the measured parts' paths
-    datasets: tuple[str, ...]
+    plan: Path
+    parts: Path  # JSON list of the paths of the measured parts, which the plan names by index
+    corpora: tuple[str, ...]  # names, likewise
+    processor: ProcessorKey
     resize: str
     fake_image: bool
     align: int
-    out: str
-    done: str
+    out: Path
+    done: Path  # where the note goes
     fingerprint: str
 
     @property
+    def name(self) -> str:
+        return f"pack-{self.number:06d}.tar"
+
+    @property
     def tar(self) -> Path:
-        return Path(self.out) / "shards" / shard_name(self.number)
+        return self.out / "shards" / self.name
 
 
-def shard_name(number: int) -> str:
-    return f"pack-{number:06d}.tar"
-
-
-def finished(job: ShardJob) -> dict[str, Any] | None:
+def finished(job: ShardJob) -> ShardNote | None:
     """The note of a shard that an earlier run with the same fingerprint finished, if its tar is still whole in size."""
-    note_path = Path(job.done)
-    if not note_path.exists() or not job.tar.exists():
+    note = ShardNote.read(job.done, job.fingerprint)
+    if note is None or not job.tar.exists() or job.tar.stat().st_size != note.bytes:
         return None
-    note = read_json(note_path)
-    same = note["fingerprint"] == job.fingerprint and note["bytes"] == job.tar.stat().st_size
-    return note if same else None
-
-
-def write_shard(job: ShardJob, family: Family, plan: Plan) -> dict[str, Any]:
-    """Write the tar, then the note: sha256, bytes, a line per pack, and the rows whose media could not be decoded."""
-    paths = [Path(path) for path in read_json(Path(job.parts))]
-    packs: list[dict[str, Any]] = []
-    lost: list[dict[str, Any]] = []
-    with journal(Path(job.done).with_suffix(".journal")) as watch, write_whole(job.tar) as file:
-        counted = _Digesting(file)
-        offset = 0
-        for pack in render_packs(job, family, plan, paths, lost, watch):
-            end, members = write_pack(counted, offset, pack)  # type: ignore[arg-type]
-            packs.append(_index_line(pack, offset, end, members))
-            offset = end
-        write_end(counted)  # type: ignore[arg-type]
-    note = {
-        "fingerprint": job.fingerprint,
-        "shard": shard_name(job.number),
-        "bytes": counted.size,
-        "sha256": counted.digest.hexdigest(),
-        "packs": packs,
-        "lost": lost,
-    }
-    write_json(Path(job.done), note)
     return note
 
 
-def render_packs(
-    job: ShardJob, family: Family, plan: Plan, paths: list[Path], lost: list[dict[str, Any]], watch: Journal
-) -> Iterator[Pack]:
-    """The packs of a shard. A row whose media fail is left out of its pack and added to `lost`; an empty pack too."""
-    for number in range(job.first, job.last):
+def shard_task(job: ShardJob) -> ShardNote:
+    return write_shard(job, family_for(job.processor), _open_plan(job.plan, job.plan.stat().st_mtime_ns))
+
+
+@lru_cache(maxsize=1)
+def _open_plan(path: Path, _mtime: int) -> Plan:
+    """Once in a process: every shard's task needs it."""
+    return Plan(open_arrow(path))
+
+
+def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
+    """Write the tar, then the note."""
+    parts = [Path(path) for path in read_json(job.parts)]
+    lines: list[PackLine] = []
+    lost: list[LostRow] = []
+    with journal(job.done.with_suffix(".journal")) as watch, write_whole(job.tar) as file:
+        renderer = Renderer(job=job, family=family, plan=plan, parts=parts, watch=watch)
+        hashed = _Hashed(file)
+        for number in range(job.first, job.last):
+            pack, failed = renderer.pack(number)
+            lost += failed
+            if pack is not None:
+                start = hashed.size
+                end, members = write_pack(hashed, start, pack)
+                lines.append(PackLine.of(pack, start, end, members))
+        write_end(hashed)
+    note = ShardNote(
+        fingerprint=job.fingerprint,
+        shard=job.name,
+        bytes=hashed.size,
+        sha256=hashed.digest(),
+        packs=tuple(lines),
+        lost=tuple(lost),
+    )
+    note.write(job.done)
+    logger.debug("%s: %d packs, %d bytes, %d rows lost", note.shard, len(note.packs), note.bytes, len(note.lost))
+    return note
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Renderer:
+    """Renders the packs of a shard, document by document."""
+
+    job: ShardJob
+    family: Family
+    plan: Plan
+    parts: Sequence[Path]
+    watch: Journal
+
+    def pack(self, number: int) -> tuple[Pack | None, list[LostRow]]:
+        """Pack `number` without the rows whose media fail, and those rows; None where no row is left."""
         samples: list[tuple[Document, Sample]] = []
-        for line in plan.packed.slice(plan.starts[number], plan.starts[number + 1] - plan.starts[number]).to_pylist():
-            measured = read_measured(paths[line["part"]], line["line"])
-            if line["limit"]:
-                cut = truncated(measured, line["limit"], family)
-                assert cut is not None, "the plan does not truncate to nothing"
-                measured = cut
-            if line["shrink"]:
-                smaller = shrunk(measured, line["shrink"], family)
-                assert smaller is not None, "the plan shrinks only what it can"
-                measured = smaller
-            name = f"{line['dataset']}/{line['row']}/{line['repeat']}"
-            try:
-                if measured.media:
-                    watch.at(name)
-                if watch.is_poison(name):
-                    raise MediaError("bad_media", CRASHED)
-                sample = render_sample(measured, family, job.resize)
-            except MediaError as error:
-                lost.append(
-                    {key: line[key] for key in ("dataset", "row", "repeat")}
-                    | {"reason": error.skip.reason, "detail": error.skip.detail}
-                )
-                continue
-            document = Document(
-                dataset=job.datasets[line["dataset"]],
+        lost: list[LostRow] = []
+        for line in self.plan.lines_in_pack(number):
+            rendered = self._document(line)
+            if isinstance(rendered, LostRow):
+                lost.append(rendered)
+            else:
+                samples.append(rendered)
+        if not samples:
+            return None, lost
+        job = self.job
+        return build_pack(number, samples, self.family, fake_image=job.fake_image, align=job.align), lost
+
+    def _document(self, line: PlanLine) -> tuple[Document, Sample] | LostRow:
+        """One document from its line of the plan."""
+        measured = self._fitted(line)
+        name = f"{line['dataset']}/{line['row']}/{line['repeat']}"
+        try:
+            if measured.media:
+                self.watch.at(name)
+            if self.watch.is_poison(name):
+                logger.warning("row %s: %s; skipped as bad_media", name, CRASHED)
+                raise MediaError("bad_media", CRASHED)
+            sample = render_sample(measured, self.family, self.job.resize)
+        except MediaError as error:
+            return LostRow(
+                dataset=line["dataset"],
                 row=line["row"],
                 repeat=line["repeat"],
-                tokens=line["tokens"],
-                visual_tokens=line["visual_tokens"],
-                **{f"num_{kind}s": count for kind, count in measured.num_media.items()},
+                reason=error.skip.reason,
+                detail=error.skip.detail,
             )
-            samples.append((document, sample))
-        if samples:
-            yield build_pack(number, samples, family, fake_image=job.fake_image, align=job.align)
+        document = Document(
+            dataset=self.job.corpora[line["dataset"]],
+            row=line["row"],
+            repeat=line["repeat"],
+            tokens=line["tokens"],
+            visual_tokens=line["visual_tokens"],
+            **{f"num_{kind}s": count for kind, count in measured.num_media.items()},
+        )
+        return document, sample
+
+    def _fitted(self, line: PlanLine) -> Measured:
+        """A measured row, truncated or with smaller media where the plan says so."""
+        measured = read_measured(self.parts[line["part"]], line["line"])
+        if line["limit"]:
+            cut = truncated(measured, line["limit"], self.family)
+            assert cut is not None, "the plan does not truncate to nothing"
+            measured = cut
+        if line["shrink"]:
+            smaller = shrunk(measured, line["shrink"], self.family)
+            assert smaller is not None, "the plan shrinks only what it can"
+            measured = smaller
+        return measured
 
 
-class _Digesting:
-    """A file that is hashed while it is written."""
+class _Hashed:
+    """A file that is hashed and counted while it is written."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.digest, self.size = file, hashlib.sha256(), 0
+    def __init__(self, file: Sink) -> None:
+        self._file, self._sha256, self.size = file, hashlib.sha256(), 0
 
-    def write(self, block: bytes | memoryview) -> None:
+    def write(self, block: bytes | memoryview, /) -> None:
         self._file.write(block)
-        self.digest.update(block)
+        self._sha256.update(block)
         self.size += len(block)
 
-
-def _index_line(pack: Pack, start: int, end: int, members: list[tuple[int, int]]) -> dict[str, Any]:
-    lengths = pack.arrays["seq_lens"].astype("int64")
-    return {
-        "pack": pack.number,
-        "offset": start,
-        "bytes": end - start,
-        "tokens": len(pack.arrays["input_ids"]),
-        "padding_tokens": int((pack.arrays["seq_lens_padded"] - pack.arrays["seq_lens"]).sum()),
-        "visual_tokens": sum(document.visual_tokens for document in pack.documents),
-        "target_tokens": int((pack.arrays["labels"] >= 0).sum()),
-        "squares": int((lengths**2).sum()),
-        "num_documents": len(pack.documents),
-        **{
-            name: sum(getattr(document, name) for document in pack.documents)
-            for name in ("num_images", "num_videos", "num_audios")
-        },
-        "fake_image": pack.fake_image,
-        "members": members,
-    }
+    def digest(self) -> str:
+        return self._sha256.hexdigest()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import transformers
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image, ImageOps
 from tokenizers import Tokenizer, pre_tokenizers
 
@@ -29,7 +29,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---------------------------------------------------------------- the processor
 
 
-@settings(deadline=None)
 @given(
     st.text() | st.lists(st.sampled_from([*SPECIAL_TOKENS, " ", "\n", "a", "'s", "9", "é", "圆", "🙂"])).map("".join)
 )

@@ -20,8 +20,9 @@ from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.tokenized import tokenized_example
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.registry import FAMILIES, REFUSED, ProcessorKey, load_family
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_ledger, read_manifest
+from neatpack.pipeline.shard.verify import read_ledger
 
 PACKABLE = [name for name in FAMILIES if name not in REFUSED]
 ANSWERS = [
@@ -77,7 +78,7 @@ def test_every_row_is_packed_or_named(packed):
     family, out = packed
     manifest = assert_verified(out)
     told = {"kimi_vl": "pil", "default": "processor"}.get(family.name, "torch")
-    assert manifest["pixels"]["resize"] == told, "what resized the pictures, which is not always what was asked for"
+    assert manifest.pixels.resize == told, "what resized the pictures, which is not always what was asked for"
     for line in read_ledger(out, manifest).to_pylist():
         missing = [kind for kind in KINDS[line["row"]] if kind not in family.takes]
         expected = ("skipped", f"{missing[0]}_unsupported") if missing else ("packed", "")
@@ -87,7 +88,7 @@ def test_every_row_is_packed_or_named(packed):
 def test_planned_lengths_are_rendered_lengths(packed, data):
     family, out = packed
     planned = {(line["pack"], line["position"]): (line["row"], line["tokens"])
-               for line in read_ledger(out, read_manifest(out)).to_pylist() if line["pack"] >= 0}  # fmt: skip
+               for line in read_ledger(out, Manifest.read(out)).to_pylist() if line["pack"] >= 0}  # fmt: skip
     raw = make_meta_dataset(str(data))
     for pack in packs_of(out):
         for position, length in enumerate(pack.arrays["seq_lens"].tolist()):

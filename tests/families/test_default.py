@@ -21,11 +21,12 @@ from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.registry import ProcessorKey, load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure, truncated
 from neatpack.pipeline.records import MediaError, Skip
 from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
 MAKERS = {"llava": default.make, "next": default.make_next, "tiles": default.make_tiles}
 SIZES = [(40, 50), (301, 517), (64, 64), (33, 340), (700, 71)]
@@ -120,12 +121,12 @@ def packed(processor, folder, **chosen):
     data.text("A literal <|eot|> in it", "Yes.")
     out = folder / "out"
     run_pack(tiny_config(data.write(), out, processor=str(processor), family="default", pack_size=400, **chosen))
-    manifest = read_manifest(out)
+    manifest = Manifest.read(out)
     problems = verify_ledger(out, manifest)
-    for number in range(len(manifest["shards"])):
+    for number in range(len(manifest.shards)):
         problems += verify_shard(out, manifest, number)
     assert problems == []
-    assert manifest["counts"]["skipped"]["bad_row"] == 1
+    assert manifest.counts.skipped["bad_row"] == 1
     return out, manifest
 
 
@@ -138,7 +139,7 @@ def test_packs_and_batches(processor, tmp_path):
     images = [{"type": "image", "image": Image.new("RGB", size)} for size in ((50, 40), (250, 120))]
     expected = theirs.apply_chat_template(asked(*images), tokenize=True, return_dict=True, return_tensors="pt")
     for name in set(expected) - {"input_ids", "attention_mask"}:
-        rows = expected[name].shape[-len(manifest["family"]["media"][name]["row"]) :]
+        rows = expected[name].shape[-len(manifest.family["media"][name]["row"]) :]
         assert batch[name].ndim == expected[name].ndim, "as the model takes it, with a batch axis where it has one"
         assert batch[name].shape[batch[name].ndim - len(rows) + 1 :] == torch.Size(rows[1:])
         assert torch.isfinite(batch[name].float()).all()

@@ -17,6 +17,7 @@ from neatpack.loaders.pixels import Stored, restored
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.registry import ProcessorKey, load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.media.audio import decode_audio
 from neatpack.pipeline.media.image import decode_image
@@ -24,7 +25,7 @@ from neatpack.pipeline.media.pixels import resize_torch
 from neatpack.pipeline.records import Example, MediaRef, Skip, Turn
 from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
 SIZES = [(301, 517), (3, 4), (1500, 90), (48, 5000), (336, 480), (1, 1)]
 NO_VIDEO = {"video_position_ids": np.zeros((0, 630, 2), dtype=np.int16)}
@@ -114,7 +115,7 @@ def test_the_pil_backend(family, tmp_path):
         assert np.array_equal(whole.media["image_position_ids"], expected["image_position_ids"].numpy())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.one_of(st.integers(161, 4000), st.integers(161, 600_000)))
 def test_frames_of_a_sound_are_counted_without_hearing_it(family, num_samples):
     heard = Gemma4AudioFeatureExtractor()([np.zeros(num_samples, dtype=np.float32)])["input_features_mask"][0]
@@ -251,13 +252,13 @@ def out(request, processor, tmp_path_factory):
     made = folder / "out"
     chosen = {"processor": str(processor), "pack_size": 600, "align": request.param, "overlong": "shrink"}
     run_pack(tiny_config(data.write(), made, **chosen))
-    manifest = read_manifest(made)
+    manifest = Manifest.read(made)
     problems = verify_ledger(made, manifest)
-    for number in range(len(manifest["shards"])):
+    for number in range(len(manifest.shards)):
         problems += verify_shard(made, manifest, number)
     assert problems == []
-    assert manifest["counts"]["packed"] == 18
-    assert manifest["family"]["facts"]["sliding_window"] == gemma4.SLIDING_WINDOW
+    assert manifest.counts.packed == 18
+    assert manifest.family["facts"]["sliding_window"] == gemma4.SLIDING_WINDOW
     return made
 
 

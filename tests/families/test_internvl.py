@@ -89,11 +89,11 @@ def test_packed_equals_alone(tiny, tmp_path):
     for number, (height, width) in enumerate(SIZES):
         data.image(height, width, answer=f"Picture {number}.")
     data.row([("user", "<image>and<image>?"), ("assistant", "No.")], images=["0.png", "3.png"])
-    for number in (0, 5, 20, 60, 120, 180, 180, 180, 190):
+    for number in (0, 5, 20, 60, 120, 180, 180, 180):
         data.text("How many?", "so many " * number)
     out = tmp_path / "out"
     run_pack(tiny_config(data.write(), out, processor=tiny.source, pack_size=400))
-    assert assert_verified(out)["counts"]["skipped"] == {}
+    assert assert_verified(out).counts.skipped == {}
     torch.manual_seed(0)
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
               "image_size": [internvl.SIDE] * 2, "patch_size": [14, 14]}  # fmt: skip

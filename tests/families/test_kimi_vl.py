@@ -21,10 +21,11 @@ from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure, shrunk
 from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
 PAD = "<|media_pad|>"
 SIZES = [(28, 28), (29, 57), (200, 130), (13, 15), (400, 700), (141, 141), (10, 600), (139, 140)]
@@ -160,9 +161,9 @@ def test_the_output_is_right(family, tmp_path):
         data.text("How many?", "so many " * (20 * number))
     out = tmp_path / "out"
     run_pack(tiny_config(data.write(), out, processor=family.source, pack_size=300))
-    manifest = read_manifest(out)
+    manifest = Manifest.read(out)
     assert verify_ledger(out, manifest) == []
-    assert not any(verify_shard(out, manifest, number) for number in range(len(manifest["shards"])))
+    assert not any(verify_shard(out, manifest, number) for number in range(len(manifest.shards)))
     packs = list(PackedShards(out, pixels="fp32"))
     assert len(packs) > 1
     assert all(pack["pixel_values"].shape[1:] == (3, 14, 14) for pack in packs)

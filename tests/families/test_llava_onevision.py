@@ -201,7 +201,7 @@ def out(tiny, tmp_path_factory):
 
 
 def test_the_output_is_right(out):
-    assert assert_verified(out)["counts"]["skipped"] == {}
+    assert assert_verified(out).counts.skipped == {}
 
 
 def tiny_model(family):

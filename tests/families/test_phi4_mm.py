@@ -17,12 +17,13 @@ from neatpack.loaders.pixels import Stored, restore_pixels, restored
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.registry import ProcessorKey, load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure, shrunk
 from neatpack.pipeline.media.audio import decode_audio
 from neatpack.pipeline.records import Example, MediaRef, Skip, Turn
 from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
 # One crop and many, more than fit, exact ones, very long ones, and those with the aspect ratio of several grids.
 SIZES = [(40, 50), (64, 64), (301, 517), (128, 192), (33, 640), (700, 71), (500, 500), (10, 64), (131, 129), (1, 1)]
@@ -95,7 +96,7 @@ def test_every_tensor_equals_the_hf_processors(hf, family, processor):
                 assert torch.equal(features, expected[: len(features)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.one_of(st.integers(400, 5000), st.integers(400, 400_000)))
 def test_tokens_of_a_sound_are_counted_without_hearing_it(family, num_samples):
     frames = torch.tensor([(num_samples - 400) // 160 + 1])
@@ -176,9 +177,9 @@ def test_input_mode():
 def packed(processor, folder, data, **chosen):
     out = folder / "out"
     run_pack(tiny_config(data.write(), out, processor=str(processor), pack_size=4096, **chosen))
-    manifest = read_manifest(out)
+    manifest = Manifest.read(out)
     problems = verify_ledger(out, manifest)
-    for number in range(len(manifest["shards"])):
+    for number in range(len(manifest.shards)):
         problems += verify_shard(out, manifest, number)
     assert problems == []
     return out, manifest
@@ -292,7 +293,7 @@ def test_packed_equals_alone(kind, family, request):
             expected = logits_of(model, {k: v for k, v in alone.items() if k not in ("position_ids", "attention_mask")})
             assert (logits[:, start : start + length] - expected).abs().max() < 1e-4
             start, documents = start + length, documents + 1
-    assert documents >= manifest["counts"]["packed"]
+    assert documents >= manifest.counts.packed
 
 
 def test_a_pack_with_sounds_gets_no_fake_image(family, tmp_path):

@@ -195,7 +195,7 @@ def test_packed_equals_alone(tmp_path, heard):
     out = tmp_path / "out"
     small = {"video_min_pixels": 1024, "video_max_pixels": 65536, "max_pixels": 16384, "use_audio_in_video": heard}
     run_pack(tiny_config(data.write(), out, processor=str(processor), pack_size=2048, **small))
-    assert assert_verified(out)["counts"]["packed"] == 5
+    assert assert_verified(out).counts.packed == 5
     (pack,) = PackedShards(out, pixels="fp32")
     assert pack["n_audios"] == (4 if heard else 3)
     model = tiny_model("qwen3_omni")

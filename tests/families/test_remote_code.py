@@ -10,8 +10,9 @@ from transformers import AutoTokenizer
 from neatpack import PackedShards
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
 # Characters as tokens, and special ones as the vocabulary has them.
 CODE = """
@@ -77,9 +78,9 @@ def test_trusted_it_packs(processor, tmp_path):
     picture(data.folder / "more.png", 40, 40)
     out = tmp_path / "out"
     run_pack(tiny_config(data.write(), out, processor=processor, trust_remote_code=True))
-    manifest = read_manifest(out)
+    manifest = Manifest.read(out)
     assert verify_ledger(out, manifest) + verify_shard(out, manifest, 0) == []
-    assert manifest["counts"]["packed"] == 2
+    assert manifest.counts.packed == 2
     family = load_family(ProcessorKey(processor=processor, trust_remote_code=True))
     answers = set()
     for pack in PackedShards(out):

@@ -25,11 +25,12 @@ from neatpack.pipeline.ingest.sources import (
     make_cv17_dataset,
     make_rdr_dataset,
 )
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.media.open import open_media
 from neatpack.pipeline.records import Example, Measured, MediaRef
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_ledger, read_manifest
+from neatpack.pipeline.shard.verify import read_ledger
 
 # ---------------------------------------------------------------- offline
 
@@ -141,7 +142,7 @@ def test_packing_a_source(files: list[bytes], tmp_path: Path) -> None:
     config = tiny_config(meta, out)
     run_pack(config)
 
-    ledger = read_ledger(out, read_manifest(out)).to_pylist()
+    ledger = read_ledger(out, Manifest.read(out)).to_pylist()
     assert [(line["dataset"], line["row"]) for line in ledger] == [("receipts", row) for row in range(6)]
     assert [line["reason"] for line in ledger if line["status"] == "skipped"] == ["bad_row", "bad_media"]
     assert ledger[3]["detail"].startswith("cord_v2: column 'ground_truth': broken JSON: ")
@@ -169,7 +170,7 @@ def test_packing_sounds_for_a_family_that_takes_none(tmp_path: Path) -> None:
     with_sounds([wav(), wav()], ["bir", "iki"]).save_to_disk(tmp_path / "saved")
     (tmp_path / "meta.json").write_text(json.dumps({"voices": {"source": "cv17", "path_or_dataset": "saved"}}))
     run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out"))
-    ledger = read_ledger(tmp_path / "out", read_manifest(tmp_path / "out")).to_pylist()
+    ledger = read_ledger(tmp_path / "out", Manifest.read(tmp_path / "out")).to_pylist()
     assert [line["reason"] for line in ledger] == ["audio_unsupported"] * 2
 
 
@@ -179,7 +180,7 @@ def test_packing_sounds_for_a_family_that_hears(tmp_path: Path) -> None:
     with_sounds([wav(), wav(0.25, 8000, channels=2)], ["bir", "iki"]).save_to_disk(str(tmp_path / "saved"))
     (tmp_path / "meta.json").write_text(json.dumps({"voices": {"source": "cv17", "path_or_dataset": "saved"}}))
     run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out", processor=processor))
-    lines = read_ledger(tmp_path / "out", read_manifest(tmp_path / "out")).to_pylist()
+    lines = read_ledger(tmp_path / "out", Manifest.read(tmp_path / "out")).to_pylist()
     assert [line["status"] for line in lines] == ["packed", "packed"]
     online = make_cv17_dataset(str(tmp_path / "saved"))
     lengths = [len(tokenized_example(example, family_for(processor))["input_ids"]) - 1 for example in online]

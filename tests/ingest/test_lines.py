@@ -61,7 +61,7 @@ CONTENT = st.builds(
 
 
 @given(content=CONTENT, part_bytes=st.integers(1, 40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_part_size_gives_the_rows_of_a_plain_split(scratch: Path, content: bytes, part_bytes: int) -> None:
     expected = []
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
@@ -139,7 +139,7 @@ JSON = st.recursive(
 
 
 @given(array=st.lists(JSON, max_size=4), indent=st.sampled_from([None, 1]), ascii_only=st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_an_array_has_the_rows_that_json_load_has(
     scratch: Path, array: list[Any], indent: int | None, ascii_only: bool
 ) -> None:
@@ -204,7 +204,7 @@ def test_broken_arrays_name_file_and_line(tmp_path: Path, text: str, line: int, 
 
 
 @given(st.text(alphabet='[]{},:"1a \n', max_size=12).map("[".__add__))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_an_array_is_refused_exactly_where_json_refuses_it(scratch: Path, text: str) -> None:
     file = written(scratch / "odd.json", text)
     try:

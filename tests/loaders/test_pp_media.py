@@ -210,7 +210,7 @@ def batches(draw):
     return counts, grids, draw(st.integers(1, len(counts)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(batches(), st.sampled_from(["patches", "images", "padded"]))
 def test_each_microbatch_gets_the_media_of_its_samples(drawn, layout):
     counts, grids, n_microbatches = drawn
@@ -232,7 +232,7 @@ def test_each_microbatch_gets_the_media_of_its_samples(drawn, layout):
             assert len(pixel_chunk) == int(grid_chunk.prod(1).sum())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(batches(), batches(), st.integers(1, 5))
 def test_a_whole_batch_loses_nothing(images, videos, n_microbatches):
     samples = min(len(images[0]), len(videos[0]))
@@ -254,7 +254,7 @@ def test_a_whole_batch_loses_nothing(images, videos, n_microbatches):
         assert torch.equal(torch.cat(chunks[key]), tensor)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=6), st.integers(1, 6))
 def test_step3_crops_follow_their_images(samples, n_microbatches):
     num_patches = torch.tensor([crops for sample in samples for crops in sample], dtype=torch.int64)

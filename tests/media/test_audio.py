@@ -9,12 +9,13 @@ from processors import qwen3_omni
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.registry import ProcessorKey, family_for, load_family
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.measure.media import measure_medium
 from neatpack.pipeline.media.audio import decode_audio, has_audio
 from neatpack.pipeline.records import Example, MediaError, MediaRef, Skip, Turn
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_ledger, read_manifest, verify_ledger, verify_shard
+from neatpack.pipeline.shard.verify import read_ledger, verify_ledger, verify_shard
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +110,10 @@ def test_sounds_from_end_to_end(tmp_path, processor):
     data.row([("user", "<audio>What?"), ("assistant", "Nothing.")], audios=["absent.wav"])
     data.row([("user", "What?"), ("assistant", "No tag.")], audios=["a.wav"])
     run_pack(tiny_config(data.write(), tmp_path / "out", processor=processor))
-    manifest = read_manifest(tmp_path / "out")
+    manifest = Manifest.read(tmp_path / "out")
     assert verify_ledger(tmp_path / "out", manifest) + verify_shard(tmp_path / "out", manifest, 0) == []
-    assert manifest["counts"]["skipped"] == {"bad_placeholders": 1, "missing_media": 1}
-    assert manifest["counts"]["packed"] == 1
+    assert manifest.counts.skipped == {"bad_placeholders": 1, "missing_media": 1}
+    assert manifest.counts.packed == 1
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real sounds) is not here")
@@ -122,12 +123,12 @@ def test_the_real_sounds(tmp_path, heard):
     processor = str(SHARED / "processors" / "qwen3-omni")
     chosen = {"processor": processor, "pack_size": 8192, "video_fps": 1.0, "use_audio_in_video": heard}
     run_pack(tiny_config(SHARED / "data" / "meta_audio.json", tmp_path / "out", **chosen))
-    manifest = read_manifest(tmp_path / "out")
-    assert manifest["counts"]["packed"] == manifest["counts"]["rows"] == 6
-    problems = [p for n in range(len(manifest["shards"])) for p in verify_shard(tmp_path / "out", manifest, n)]
+    manifest = Manifest.read(tmp_path / "out")
+    assert manifest.counts.packed == manifest.counts.rows == 6
+    problems = [p for n in range(len(manifest.shards)) for p in verify_shard(tmp_path / "out", manifest, n)]
     assert verify_ledger(tmp_path / "out", manifest) + problems == []
     run_pack(tiny_config(SHARED / "data" / "nasty" / "meta_audio.json", tmp_path / "nasty", **chosen))
-    manifest = read_manifest(tmp_path / "nasty")
+    manifest = Manifest.read(tmp_path / "nasty")
     rows = [json.loads(line) for line in (SHARED / "data/nasty/nasty_audio.jsonl").read_text().splitlines()]
     expected = {line["file"]: line["expected"] for line in map(json.loads, (
         SHARED / "data/nasty/expected.jsonl").read_text(encoding="utf-8").split("\n")[:-1])}  # fmt: skip

@@ -144,8 +144,9 @@ def test_every_frame_of_a_pack_is_trained_on_once(tmp_path):
     """Through the whole pipeline, with pictures and videos in one conversation: verify proves grids and positions."""
     import json
 
+    from neatpack.pipeline.manifest import Manifest
     from neatpack.pipeline.run import run_pack
-    from neatpack.pipeline.shard.verify import read_manifest, verify_ledger, verify_shard
+    from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
     clip(tmp_path / "a.mp4")
     picture(tmp_path / "b.png", 60, 80)
@@ -157,9 +158,9 @@ def test_every_frame_of_a_pack_is_trained_on_once(tmp_path):
     for name in FAMILIES:
         out = tmp_path / name
         run_pack(tiny_config(tmp_path / "meta.json", out, family=name, pack_size=1024))
-        manifest = read_manifest(out)
+        manifest = Manifest.read(out)
         assert verify_ledger(out, manifest) + verify_shard(out, manifest, 0) == []
-        assert manifest["counts"]["packed"] == 2
+        assert manifest.counts.packed == 2
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real videos) is not here")

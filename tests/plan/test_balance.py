@@ -49,7 +49,7 @@ def test_nested_sizes(group_size: int, sizes: list[int]) -> None:
 
 
 @given(st.integers(0, 200), st.sampled_from([1, 2, 6, 12, 16]), st.integers(0, 1000))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_aligned_blocks_hold_neighbours(num_packs: int, group_size: int, seed: int) -> None:
     sizes = nested_sizes(group_size)
     order = nested_shuffle(np.arange(num_packs), sizes, np.random.PCG64(seed))

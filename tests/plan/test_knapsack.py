@@ -166,7 +166,7 @@ def test_visual_limit_leaves_room_for_text() -> None:
 
 
 @given(samples, st.integers(0, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_greedy_knapsack(drawn: list[tuple[int, int]], spare: int) -> None:
     lengths, visual = [n for n, _ in drawn], [v for _, v in drawn]
     capacity = CAPACITY - 8 + spare
@@ -180,7 +180,7 @@ def test_greedy_knapsack(drawn: list[tuple[int, int]], spare: int) -> None:
 
 
 @given(samples, st.integers(1, 20), st.integers(0, 2**32), st.integers(0, 8), st.sampled_from([None, 0, 3, 10]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_plan_bins(drawn: list[tuple[int, int]], group_size: int, seed: int, reserve: int, spare: int | None) -> None:
     lengths, visual = np.array([n for n, _ in drawn], dtype=int), np.array([v for _, v in drawn], dtype=int)
     limit = None if spare is None else int(visual.max(initial=1)) + spare

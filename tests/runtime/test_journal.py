@@ -53,6 +53,19 @@ def test_a_kill_from_outside_is_nobodys_fault(tmp_path):
     assert not Journal(tmp_path / "journal").is_poison("7")
 
 
+def test_the_attempt_after_a_crash_says_so(tmp_path, caplog):
+    folder = tmp_path / "journal"
+    crash_in(folder, "7", "import ctypes; ctypes.string_at(0)")
+    Journal(folder)
+    Journal(folder)  # the first one has not come to any row
+    crash_in(folder, "8", "import os; os.kill(os.getpid(), 9)")
+    Journal(folder)
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("WARNING", f"{folder}: the process crashed at row 7 (1 of 2 times before it is skipped); trying again"),
+        ("WARNING", f"{folder}: the process was ended from outside at row 8; trying again"),
+    ]
+
+
 def test_nothing_is_left_behind(tmp_path):
     with journal(tmp_path / "journal") as watch:
         watch.at("1")
@@ -75,10 +88,12 @@ def test_pictures_that_crash_the_decoder_are_skipped(engine, tiny, tmp_path):
                "--processor", str(DEMO_PROCESSOR), "--out", str(tmp_path / "out"),
                "--pack-size", "512", "--engine", engine]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    codes = []
+    codes, said = [], ""
     while not codes or codes[-1] != 0:
         assert len(codes) < 6
-        codes.append(subprocess.run(command, env=environment, capture_output=True).returncode)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        codes.append(done.returncode)
+        said += done.stderr
     # In-process, each crash ends the run, which is started again; Ray starts its workers again by itself.
     assert codes == ([-11] * 4 + [0] if engine == "inline" else [0])
     lines = pq.read_table(tmp_path / "out" / "ledger").to_pylist()
@@ -86,4 +101,7 @@ def test_pictures_that_crash_the_decoder_are_skipped(engine, tiny, tmp_path):
     detail = "reading its media crashed the process twice"
     assert skipped == {7: ("bad_media", detail), 9: ("bad_media", detail)}
     assert not list((tmp_path / "out").rglob("*.journal"))
+    # The crashes are in the log of the command, also where they happened in a worker; each skipped row once.
+    assert said.count("tiny row 7: " + detail) == said.count("row 0/9/0: " + detail) == 1
+    assert "the process crashed at row 7 (2 of 2 times before it is skipped); trying again" in said
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["counts"]["packed"] == 10

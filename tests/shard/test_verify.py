@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 from helpers import TinyData, mixed_rows, packs_of, tiny_config
 
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.records import Pack
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import Rules, check_pack, read_manifest
+from neatpack.pipeline.shard.verify import Rules, check_pack
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verify")
     run_pack(tiny_config(mixed_rows(TinyData(folder / "data")).write(), folder / "out"))
-    rules = Rules.of(read_manifest(folder / "out"))
+    rules = Rules.of(Manifest.read(folder / "out"))
     packs = list(packs_of(folder / "out"))
     mixed = next(p for p in packs if len(p.documents) > 1 and not p.fake_image)
     return rules, packs, mixed

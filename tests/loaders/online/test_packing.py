@@ -23,8 +23,9 @@ from neatpack.loaders.online.packing import _build_packed_vlm_sample, _compute_m
 from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.tokenized import SampleError, tokenized_example
 from neatpack.pipeline.cli import main
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_ledger, read_manifest
+from neatpack.pipeline.shard.verify import read_ledger
 
 PROCESSOR = str(DEMO_PROCESSOR)
 
@@ -53,7 +54,7 @@ def both(tmp_path_factory):
     meta = data.write(ratio=1.5)
     out = folder / "out"
     run_pack(tiny_config(meta, out, pack_size=1024))
-    ledger = read_ledger(out, read_manifest(out)).to_pylist()
+    ledger = read_ledger(out, Manifest.read(out)).to_pylist()
     raw = make_meta_dataset(str(meta))
     assert len(raw) == len(ledger), "the online data set takes the same rows as often"
     by_row: dict[int, list[int]] = {}  # online, rows come in passes over the file; offline, a row's repeats together

@@ -1,0 +1,74 @@
+"""Identity: everything that an output is made from. An output of another identity is refused, never mixed in.
+
+Light on purpose: readers of a manifest need neither transformers nor Ray for it.
+"""
+
+import dataclasses
+import importlib.metadata
+from dataclasses import dataclass
+from typing import Any
+
+from neatpack import __version__
+from neatpack.pipeline import measure
+from neatpack.pipeline.config import fingerprint
+
+VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "av", "numpy")  # packages that shape the tensors
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of the packages that shape the tensors."""
+    return {name: importlib.metadata.version(name) for name in VERSIONED}
+
+
+def own_code(family_revision: int) -> dict[str, str | int]:
+    """What stands for neatpack's own code: a release that changes a rule must not reuse what the old rule gave.
+
+    The version changes with every release. The revisions change in between, by hand: see pipeline/measure/__init__.py
+    and `Family.revision`.
+    """
+    return {"neatpack": __version__, "measure": measure.REVISION, "family": family_revision}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """Holds JSON values only: one that was written and read again equals the one in memory."""
+
+    inputs: dict[str, dict[str, Any]]  # by data set: what shapes its rows, `content` (a digest), `rows` (how many)
+    processor: str  # fingerprint of the processor, as the family sees it
+    config: dict[str, Any]  # the keys that shape the result, not where it lies or what computes it
+    versions: dict[str, str]
+    code: dict[str, str | int]
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint(self.to_json())
+
+    @property
+    def num_rows(self) -> int:
+        return sum(int(entry["rows"]) for entry in self.inputs.values())
+
+    def differences(self, new: "Identity") -> list[str]:
+        """What differs in `new`, in words: "config.pack_size: 8192 -> 4096"."""
+        return _differences(self.to_json(), new.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Identity":
+        """Raises ValueError where `value` is not an identity, as in records of an older neatpack."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        if not isinstance(value, dict):
+            raise ValueError(f"an identity is an object of {', '.join(names)}, not a {type(value).__name__}")
+        if missing := [name for name in names if name not in value]:
+            raise ValueError(f"its identity lacks {', '.join(missing)}")
+        return cls(**{name: value[name] for name in names})
+
+
+def _differences(old: Any, new: Any, where: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        lines = []
+        for key in [*old, *(key for key in new if key not in old)]:
+            lines += _differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+        return lines
+    return [] if old == new else [f"{where}: {old} -> {new}"]

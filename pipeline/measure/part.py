@@ -1,0 +1,72 @@
+"""The task of the measuring stage: the rows of one part of a data file, into the token store."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from neatpack.pipeline.families.base import Family, ProcessorKey
+from neatpack.pipeline.families.registry import family_for
+from neatpack.pipeline.ingest.lines import Part, rows
+from neatpack.pipeline.ingest.meta import Dataset
+from neatpack.pipeline.ingest.sharegpt import convert, parse_row
+from neatpack.pipeline.measure.length import measure
+from neatpack.pipeline.measure.store import write_measured
+from neatpack.pipeline.records import Example, Measured, Skip
+from neatpack.pipeline.runtime.journal import CRASHED, Journal, journal
+
+BATCH = 64  # rows tokenized at once
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PartJob:
+    """What to measure, and where the result goes."""
+
+    dataset: Dataset
+    part: Part
+    is_taken: NDArray[np.bool_]  # by row of the part: rows that are sampled out are not even parsed
+    lenient: bool  # about placeholders
+    processor: ProcessorKey
+    path: Path
+
+
+def measure_part(job: PartJob) -> None:
+    """Read, convert, tokenize and probe the rows that are taken."""
+    family = family_for(job.processor)
+    numbers: list[int] = []
+    results: list[Measured | Skip] = []
+    with journal(job.path.parent / f"{job.path.stem}.journal") as watch:
+        read = _read(job, watch)
+        while batch := list(islice(read, BATCH)):
+            numbers += [row for row, _ in batch]
+            results += _measured(batch, family, watch)
+        write_measured(job.path, numbers, results)
+    num_skipped = sum(isinstance(result, Skip) for result in results)
+    logger.debug("%s rows from %d: %d measured, %d skipped", job.dataset.name, job.part.first_row,
+                 len(results) - num_skipped, num_skipped)  # fmt: skip
+
+
+def _read(job: PartJob, watch: Journal) -> Iterator[tuple[int, Example | Skip]]:
+    """Number and conversation of each row that is taken."""
+    for row, line_number, line in rows(job.part):
+        if not job.is_taken[row - job.part.first_row]:
+            continue
+        if watch.is_poison(str(row)):
+            logger.warning("%s row %d: %s; skipped as bad_media", job.dataset.name, row, CRASHED)
+            yield row, Skip(reason="bad_media", detail=CRASHED)
+            continue
+        parsed = parse_row(line, line_number)
+        yield row, parsed if isinstance(parsed, Skip) else convert(parsed, job.dataset, lenient=job.lenient)
+
+
+def _measured(batch: Sequence[tuple[int, Example | Skip]], family: Family, watch: Journal) -> list[Measured | Skip]:
+    """One result per row of the batch: a skip stays, an example is measured."""
+    examples = [(row, found) for row, found in batch if isinstance(found, Example)]
+    measured = iter(measure([example for _, example in examples], family, lambda at: watch.at(str(examples[at][0]))))
+    return [found if isinstance(found, Skip) else next(measured) for _, found in batch]

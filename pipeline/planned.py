@@ -1,0 +1,39 @@
+"""What a run knows before it decodes a pixel: its inputs, and the plan made of them.
+
+The nouns that the driver (run.py) hands from the planning half of a run to the writing half and to reports.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from neatpack.pipeline.config import PackConfig
+from neatpack.pipeline.families.base import Family
+from neatpack.pipeline.identity import Identity
+from neatpack.pipeline.ingest.corpus import Corpus
+from neatpack.pipeline.measure.store import MeasuredPart
+from neatpack.pipeline.plan.assign import Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Inputs:
+    """What a run starts from; `identity` says the same in one record of JSON."""
+
+    config: PackConfig
+    family: Family
+    corpora: Sequence[Corpus]
+    identity: Identity
+
+    @property
+    def out(self) -> Path:
+        return Path(self.config.out)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Planned:
+    """What the first half of a run gives."""
+
+    inputs: Inputs
+    parts: Sequence[MeasuredPart]
+    plan: Plan
+    plan_file: Path

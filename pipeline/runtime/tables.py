@@ -1,0 +1,35 @@
+"""Tables on disk, written whole: parquet for people and other programs, Arrow files for random access by row."""
+
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from neatpack.pipeline.runtime.storage import write_whole
+
+
+def write_parquet(path: Path, table: pa.Table) -> None:
+    with write_whole(path) as file:
+        pq.write_table(table, file, compression="zstd")
+
+
+def write_arrow(path: Path, table: pa.Table) -> None:
+    """An uncompressed Arrow file of one batch: memory-mapped and read by row without decoding."""
+    with write_whole(path) as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table.combine_chunks(), max_chunksize=max(1, table.num_rows))
+
+
+def read_arrow(path: Path) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+
+
+def open_arrow(path: Path) -> pa.Table:
+    """As `read_arrow`, but a file is opened once in a process; one that was written anew is opened anew."""
+    stat = path.stat()
+    return _open_arrow(path, stat.st_mtime_ns, stat.st_ino)
+
+
+@lru_cache(maxsize=512)  # packs draw their documents from all over the token store
+def _open_arrow(path: Path, _mtime: int, _inode: int) -> pa.Table:
+    return read_arrow(path)

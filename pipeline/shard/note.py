@@ -1,0 +1,91 @@
+"""The note of a finished shard: what its task hands back, and leaves on disk for the next run."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from neatpack.pipeline.records import Pack
+from neatpack.pipeline.runtime.storage import read_json, write_json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackLine:
+    """One pack of a shard, as the index has it."""
+
+    pack: int
+    offset: int
+    bytes: int
+    tokens: int  # length of input_ids
+    padding_tokens: int  # of which alignment
+    visual_tokens: int
+    target_tokens: int
+    squares: int  # sum of squared document lengths: what attention costs
+    num_documents: int
+    num_images: int
+    num_videos: int
+    num_audios: int
+    fake_image: bool
+    members: tuple[tuple[int, int], ...]  # offset and size of each member, in the order of the tar
+
+    @classmethod
+    def of(cls, pack: Pack, start: int, end: int, members: list[tuple[int, int]]) -> "PackLine":
+        """`start` and `end`: its bytes in the shard."""
+        lengths = pack.arrays["seq_lens"].astype("int64")
+        return cls(
+            pack=pack.number,
+            offset=start,
+            bytes=end - start,
+            tokens=len(pack.arrays["input_ids"]),
+            padding_tokens=int((pack.arrays["seq_lens_padded"] - pack.arrays["seq_lens"]).sum()),
+            visual_tokens=sum(document.visual_tokens for document in pack.documents),
+            target_tokens=int((pack.arrays["labels"] >= 0).sum()),
+            squares=int((lengths**2).sum()),
+            num_documents=len(pack.documents),
+            num_images=sum(document.num_images for document in pack.documents),
+            num_videos=sum(document.num_videos for document in pack.documents),
+            num_audios=sum(document.num_audios for document in pack.documents),
+            fake_image=pack.fake_image,
+            members=tuple(members),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LostRow:
+    """A planned row that is in no pack, because its media could not be decoded."""
+
+    dataset: int  # index into the run's corpora
+    row: int
+    repeat: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardNote:
+    fingerprint: str  # of the identity it was made from
+    shard: str  # the file's name
+    bytes: int
+    sha256: str
+    packs: tuple[PackLine, ...]
+    lost: tuple[LostRow, ...]
+
+    @property
+    def first_pack(self) -> int:
+        """-1: no pack of it could be written."""
+        return self.packs[0].pack if self.packs else -1
+
+    def write(self, path: Path) -> None:
+        write_json(path, dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, path: Path, fingerprint: str) -> "ShardNote | None":
+        """None where there is no note, or one of another fingerprint (which may have other fields)."""
+        if not path.exists():
+            return None
+        found: dict[str, Any] = read_json(path)
+        if found["fingerprint"] != fingerprint:
+            return None
+        packs = (PackLine(**line | {"members": tuple(map(tuple, line["members"]))}) for line in found["packs"])
+        lost = (LostRow(**line) for line in found["lost"])
+        return cls(**found | {"packs": tuple(packs), "lost": tuple(lost)})

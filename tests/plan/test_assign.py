@@ -1,0 +1,136 @@
+"""From the token store to a plan: every line is packed once or skipped with a reason."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import corpus_of, plan_of
+
+from neatpack.pipeline.config import PackConfig, UserError
+from neatpack.pipeline.ingest.lines import Part
+from neatpack.pipeline.measure.store import MeasuredPart, write_measured
+from neatpack.pipeline.plan.assign import Plan, aligned, make_plan, pack_bytes, shard_starts
+from neatpack.pipeline.records import Measured, Skip
+
+FAMILY: Any = SimpleNamespace(fake_image_ids=np.array([7, 8, 9]))  # three tokens that a pack without media keeps free
+
+
+def rows(*tokens: int | Skip, visual: int = 0) -> dict[int, Measured | Skip]:
+    """Rows 0, 1, … of so many tokens, `visual` of each visual."""
+    return {
+        row: count if isinstance(count, Skip) else Measured(
+            ids=np.zeros(count + 1, np.int32), media=(), tokens=count, visual_tokens=visual, media_bytes=0
+        )
+        for row, count in enumerate(tokens)
+    }  # fmt: skip
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Any:
+    """The plan of one corpus whose rows are measured like this; `copies`: one of each unless said otherwise."""
+
+    def plan(measured: dict[int, Measured | Skip], copies: list[int] | None = None, **config: Any) -> Plan:
+        path = tmp_path / "000000.arrow"
+        write_measured(path, list(measured), list(measured.values()))
+        part = Part(file="absent", start=0, end=0, first_row=0, num_rows=len(measured), first_line=1)
+        settings: dict[str, Any] = {"pack_size": 16, "group_size": 1, "fake_image": False} | config
+        corpus = corpus_of("tiny", copies or [1] * len(measured))
+        return make_plan([corpus], [MeasuredPart(corpus=0, part=part, path=path)], FAMILY, PackConfig(**settings))
+
+    return plan
+
+
+def places(plan: Plan) -> list[tuple[int, int, int, int]]:
+    """(row, repeat, pack, position) of each line."""
+    return [(line["row"], line["repeat"], line["pack"], line["position"]) for line in plan.table.to_pylist()]
+
+
+def reasons(plan: Plan) -> list[tuple[int, str, str]]:
+    return [(line["row"], line["reason"], line["detail"]) for line in plan.table.to_pylist() if line["reason"]]
+
+
+def test_rows_that_fit_share_a_pack(planned: Any) -> None:
+    assert places(planned(rows(6, 4, 3))) == [(0, 0, 0, 0), (1, 0, 0, 1), (2, 0, 0, 2)]
+
+
+def test_rows_that_do_not_fit_get_packs_of_their_own(planned: Any) -> None:
+    plan = planned(rows(9, 9))
+    assert plan.num_packs == 2
+    assert sorted(line["pack"] for line in plan.table.to_pylist()) == [0, 1]
+    assert plan.per_pack("tokens").tolist() == [9, 9]
+    assert plan.starts.tolist() == [0, 1, 2]
+
+
+def test_a_row_is_taken_as_often_as_its_corpus_says(planned: Any) -> None:
+    """Row 1 is sampled out, so it was not even measured."""
+    measured = rows(3, 3, 3)
+    del measured[1]
+    assert places(planned(measured, copies=[2, 0, 1])) == [(0, 0, 0, 0), (0, 1, 0, 1), (2, 0, 0, 2)]
+
+
+def test_skipped_rows_come_last_with_their_reason(planned: Any) -> None:
+    plan = planned(rows(Skip(reason="bad_row", detail="line 1: broken JSON"), 5, Skip(reason="no_target", detail="")))
+    assert places(plan) == [(1, 0, 0, 0), (0, 0, -1, -1), (2, 0, -1, -1)]
+    assert reasons(plan) == [(0, "bad_row", "line 1: broken JSON"), (2, "no_target", "")]
+    assert plan.skip_counts() == {"bad_row": 1, "no_target": 1}
+    assert len(plan.packed) == 1
+
+
+def test_a_pack_without_media_keeps_room_for_the_fake_image(planned: Any) -> None:
+    """16 tokens less 3 hold 13."""
+    plan = planned(rows(13, 14), fake_image=True)
+    assert places(plan)[0] == (0, 0, 0, 0)
+    assert reasons(plan) == [(1, "overlong", "14 tokens, a pack holds 13")]
+    assert reasons(planned(rows(14, visual=1), fake_image=True)) == []
+
+
+def test_alignment_counts_against_the_capacity(planned: Any) -> None:
+    """9 and 5 tokens are 14; padded to multiples of 8 they are 16 and 8."""
+    assert planned(rows(9, 5)).num_packs == 1
+    assert planned(rows(9, 5), align=8).num_packs == 2
+    assert aligned(np.array([5, 8]), 4).tolist() == [8, 8]
+
+
+def test_an_overlong_row_is_refused_by_name(planned: Any) -> None:
+    with pytest.raises(UserError, match="tiny row 1: 17 tokens, a pack holds 16; set overlong to truncate or drop"):
+        planned(rows(3, 17), overlong="error")
+
+
+def test_too_many_visual_tokens(planned: Any) -> None:
+    plan = planned(rows(6, visual=5), max_visual_tokens=4)
+    assert reasons(plan) == [(0, "too_many_visual_tokens", "5 visual tokens, a pack may hold 4")]
+
+
+def test_packs_beyond_the_most_are_skipped(planned: Any) -> None:
+    plan = planned(rows(9, 9, 9), max_packs=1)
+    assert plan.num_packs == 1
+    assert plan.skip_counts() == {"max_packs": 2}
+
+
+def test_rows_above_the_packing_ratio_are_alone(planned: Any) -> None:
+    """Half of 32: rows of 10 share no pack, a row of 20 gets one of its own, the last."""
+    plan = planned(rows(20, 6, 10), pack_size=32, packing_ratio=0.5)
+    assert plan.per_pack("tokens").tolist() == [16, 20]
+
+
+def test_no_rows_no_packs(planned: Any) -> None:
+    plan = planned({})
+    assert (plan.num_packs, plan.starts.tolist(), plan.skip_counts()) == (0, [0], {})
+    assert shard_starts(plan, 1 << 20) == [0]
+
+
+def test_a_pack_is_a_run_of_lines() -> None:
+    plan = plan_of({"pack": 0, "row": 4}, {"pack": 0, "row": 2}, {"pack": 1, "row": 7}, {"pack": -1, "row": 1})
+    assert [[line["row"] for line in plan.lines_in_pack(number)] for number in range(2)] == [[4, 2], [7]]
+
+
+def test_shards_are_cut_by_bytes() -> None:
+    """21 bytes a token, its media, and 16384 of headers: packs of 18,484, 20,384 and 18,484 bytes."""
+    plan = plan_of(
+        {"pack": 0, "tokens": 100}, {"pack": 1, "tokens": 100, "media_bytes": 1900}, {"pack": 2, "tokens": 100}
+    )
+    assert pack_bytes(plan).tolist() == [18_484, 20_384, 18_484]
+    assert shard_starts(plan, 40_000) == [0, 2, 3]
+    assert shard_starts(plan, 1) == [0, 1, 2, 3]  # a pack above the size is a shard of its own
