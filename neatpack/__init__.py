@@ -11,11 +11,11 @@ from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
-
 _here = _Path(__file__).resolve().parent
 if not (_here / "pipeline").is_dir():  # a checkout: the subpackages lie beside this folder, not inside it as in a wheel
     __path__.append(str(_here.parent))
+
+from neatpack.pipeline import __version__ as __version__  # noqa: E402 (found by the path above)
 
 if TYPE_CHECKING:
     from neatpack.loaders import (

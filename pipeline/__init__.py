@@ -17,3 +17,5 @@
 the stages, `identity.py` (what an output is made from), `planned.py` (what is known before a pixel is decoded) and
 `manifest.py` (what came out).
 """
+
+__version__ = "0.2.0"

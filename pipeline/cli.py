@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from neatpack import __version__
+from neatpack.pipeline import __version__
 from neatpack.pipeline.config import PackConfig, UserError, absolute, add_flags, load_config
 from neatpack.pipeline.extras import remedy
 from neatpack.pipeline.manifest import Manifest, OutputError

@@ -8,7 +8,7 @@ import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
 
-from neatpack import __version__
+from neatpack.pipeline import __version__
 from neatpack.pipeline import measure
 from neatpack.pipeline.config import fingerprint
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neatpack import __version__
+from neatpack.pipeline import __version__
 from neatpack.pipeline.identity import Identity
 from neatpack.pipeline.runtime.storage import write_json
 

@@ -1,7 +1,12 @@
-"""What is imported when: every task and every loader worker pays for it at its start."""
+"""What is imported when, for every task and every loader worker pays for it; and who may import whom."""
 
+import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
 
 import pytest
 from helpers import ROOT
@@ -21,3 +26,79 @@ from helpers import ROOT
 def test_what_is_not_needed_is_not_imported(module, absent):
     code = f"import sys, {module}; sys.exit({absent!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the source by its name."""
+    found = {}
+    for folder in ("neatpack", "pipeline", "loaders"):
+        for path in (ROOT / folder).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            parts = parts if folder == "neatpack" else ("neatpack", *parts)
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imported(name: str, text: str, is_package: bool) -> Iterator[str]:
+    """The modules of ours that a module imports: anywhere in it, so lazy and typing-only imports too."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "neatpack")
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        base = node.module or ""
+        if node.level:
+            package = name.split(".")[: None if is_package else -1]
+            base = ".".join([*package[: len(package) - node.level + 1], *filter(None, [base])])
+        if base.split(".")[0] == "neatpack":
+            full = (f"{base}.{alias.name}" for alias in node.names)
+            yield from (module if module in MODULES else base for module in full)
+
+
+GRAPH = {
+    name: set(imported(name, path.read_text(encoding="utf-8"), path.name == "__init__.py")) - {name}
+    for name, path in MODULES.items()
+}
+
+
+def group(module: str) -> str:
+    """neatpack.pipeline.render.sample -> render; neatpack.loaders.online.labels -> loaders.online."""
+    parts = module.split(".")[1:]
+    if parts[:1] == ["loaders"]:
+        return "loaders.online" if parts[1:2] == ["online"] else "loaders"
+    return "neatpack" if not parts else parts[1] if len(parts) > 1 else parts[0]
+
+
+def groups(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    result: dict[str, set[str]] = {}
+    for name, others in graph.items():
+        result.setdefault(group(name), set()).update(group(other) for other in others if group(other) != group(name))
+    return result
+
+
+def test_imports_are_read_wherever_they_stand():
+    text = "import neatpack.a\ndef f():\n    from ..records import Skip\n    from . import plan\nimport numpy"
+    assert sorted(imported("neatpack.pipeline.plan.assign", text, is_package=False)) == [
+        "neatpack.a", "neatpack.pipeline.plan", "neatpack.pipeline.records",
+    ]  # fmt: skip
+    assert len(GRAPH) > 90 and "neatpack.pipeline.records" in GRAPH["neatpack.pipeline.layout"]
+    with pytest.raises(CycleError):
+        TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
+
+
+@pytest.mark.parametrize("graph", [GRAPH, groups(GRAPH)], ids=["modules", "groups"])
+def test_no_cycles(graph):
+    TopologicalSorter(graph).prepare()
+
+
+def test_the_directions_are_those_that_are_written_down():
+    """docs/ARCHITECTURE.md lists what may import what; nothing is imported that is not there, and nothing is idle."""
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    block = re.search(r"## What may import what\n.*?```text\n(.*?)```", text, re.DOTALL)
+    assert block is not None
+    lines = [line.split("->") for line in block[1].splitlines() if "->" in line]
+    allowed = {name.strip(): {other.strip() for other in others.split(",")} for name, others in lines}
+    assert {name: others for name, others in groups(GRAPH).items() if others} == allowed
