@@ -1,0 +1,92 @@
+"""What shapes a family's result is in its fingerprint by construction, and rows are joined as declared."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import pytest
+
+from neatpack.pipeline.families.base import Family, identity_of, join_rows
+from neatpack.pipeline.families.registry import FAMILIES, REFUSED, ProcessorKey, load_family
+from neatpack.pipeline.layout import MediaArray
+
+
+@dataclass(frozen=True)
+class Inner:
+    number: int
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    names: tuple[str, ...] = ("a",)
+    handle: Any = field(default=None, compare=False)
+
+
+def test_dataclasses_are_told_by_class_and_fields():
+    assert identity_of(Outer(Inner(1))) == ["Outer", {"inner": ["Inner", {"number": 1}], "names": ["a"]}]
+    assert identity_of({"a": (1, None, 0.5, True)}) == {"a": [1, None, 0.5, True]}
+    assert identity_of(Outer(Inner(1), handle=object())) == identity_of(Outer(Inner(1)))
+
+
+def test_what_cannot_be_told_is_an_error_and_not_left_out():
+    with pytest.raises(TypeError, match="an? object has no identity"):
+        identity_of(Outer(Inner(1), names=(object(),)))  # type: ignore[arg-type]
+
+
+def other(value: Any) -> Any:
+    """Another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, str):
+        return value + "x"
+    if isinstance(value, tuple):
+        return (*value, 1)
+    if isinstance(value, dict):
+        return value | {"more": 1}
+    return 1  # None, or an object: any number is another
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in REFUSED])
+def test_every_field_of_every_rule_is_in_the_fingerprint(name, tmp_path):
+    processor = str(import_module(f"processors.{name}").make(tmp_path / "processor"))
+    family = load_family(ProcessorKey(processor=processor, family=name))
+
+    def with_rule(kind: str, rule: Any) -> Family:
+        changed = Family.__new__(type(family))
+        changed.__dict__ = {key: value for key, value in vars(family).items() if key not in ("fingerprint", "media")}
+        changed.rules = {**family.rules, kind: rule}  # type: ignore[dict-item]
+        changed.__dict__["media"] = family.media
+        return changed
+
+    seen = {family.fingerprint}
+    for kind, rule in family.rules.items():
+        assert with_rule(kind, rule).fingerprint == family.fingerprint
+        for part in dataclasses.fields(rule):
+            if not part.compare:
+                continue
+            changed = dataclasses.replace(rule, **{part.name: other(getattr(rule, part.name))})
+            found = with_rule(kind, changed).fingerprint
+            assert found not in seen, f"{kind}.{part.name}"
+            seen.add(found)
+    assert len(seen) > 1
+
+
+def test_a_raised_revision_is_another_fingerprint(demo_family, monkeypatch):
+    before = demo_family.fingerprint
+    del demo_family.__dict__["fingerprint"]
+    monkeypatch.setattr(type(demo_family), "revision", 99)
+    assert demo_family.fingerprint != before
+    del demo_family.__dict__["fingerprint"]
+
+
+def test_rows_are_joined_as_declared():
+    free = MediaArray(kinds=("image",), dtype="uint8", row=(-1, 2))
+    one, two = np.ones((1, 1, 2)), np.full((1, 3, 2), 2)
+    assert join_rows([], free).shape == (0, 0, 2)
+    assert join_rows([one, two], free)[0].tolist() == [[1, 1], [0, 0], [0, 0]], "padded to the largest"
+    assert join_rows([one], free).dtype == np.uint8
