@@ -17,6 +17,7 @@ from helpers import ROOT
     [
         ("neatpack", "numpy"),
         ("neatpack.pipeline.cli", "torch"),
+        ("neatpack.pipeline.cli", "tqdm"),
         ("neatpack.pipeline.cli", "yaml"),  # --help works without the extra that brings it
         ("neatpack.pipeline.run", "transformers.processing_utils"),  # seconds: all of transformers' processors
         ("neatpack.loaders", "transformers"),

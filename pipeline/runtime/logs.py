@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tqdm import tqdm
-
 ROOT = "neatpack"
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by how often -v is given
 
@@ -73,8 +71,10 @@ class Relay:
 
 class _Stderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        # Above a progress bar, not into it. stderr is looked up now: whoever exchanged it wants to see this.
-        tqdm.write(self.format(record), file=sys.stderr)
+        # Above a progress bar, not into it: there is one only where tqdm is imported, and `neatpack --version` works
+        # without it. stderr is looked up now: whoever exchanged it wants to see this.
+        write = sys.modules["tqdm"].tqdm.write if "tqdm" in sys.modules else print
+        write(self.format(record), file=sys.stderr)
 
 
 @contextmanager
