@@ -127,24 +127,6 @@ def test_the_tree_is_the_repository():
         assert told, f"{path}: not in the tree of docs/ARCHITECTURE.md"
 
 
-def test_the_import_graph_is_of_modules_that_exist_and_has_no_cycle():
-    """That the code keeps to it is tests/test_imports.py's business."""
-    section = text_of("docs/ARCHITECTURE.md").split("\n## What may import what\n")[1].split("\n## ")[0]
-    ((_, body),) = [found for found in FENCE.findall(section) if found[0] == "text"]
-    graph = {}
-    for line in body.splitlines():
-        name, _, allowed = line.partition(" ->")
-        graph[name] = [part.strip() for part in allowed.split(",") if part.strip()]
-    done: list[str] = []
-    while len(done) < len(graph):
-        ready = [name for name, allowed in graph.items() if name not in done and set(allowed) <= set(done)]
-        assert ready, f"a cycle, or a name without a line: {sorted(set(graph) - set(done))}"
-        done += ready
-    there = {path.stem for path in (ROOT / "pipeline").iterdir() if path.suffix == ".py" or path.is_dir()}
-    there -= {"__init__", "__pycache__"}
-    assert set(graph) == there | {"loaders", "loaders.online"}
-
-
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_python_compiles(page):
     for info, body in FENCE.findall(page.read_text(encoding="utf-8")):
