@@ -1,4 +1,4 @@
-"""Benchmark of the planner: packs, time and balance, beside the seed's heap algorithm. Exits 1 on a missed target.
+"""Benchmark of the planner: packs, time and balance, beside the heap algorithm it replaces. Exits 1 on a missed target.
 
 python jobs/bench_plan.py [--samples 1000000] [--capacity 16384] [--seed 0] [--repeats 3]
 
@@ -40,7 +40,7 @@ def mixed_samples(num_samples: int, capacity: int, seed: int, text_share: float 
 
 
 def heap_knapsack(lengths: Ints, capacity: int) -> list[list[int]]:
-    """The seed's algorithm: by decreasing length into the least filled bin if it fits, else a new bin (worst fit)."""
+    """The usual algorithm: by decreasing length into the least filled bin if it fits, else a new bin (worst fit)."""
     bins: list[list[int]] = []
     heap: list[tuple[int, int]] = []
     for sample in np.argsort(-lengths, kind="stable").tolist():
