@@ -20,15 +20,18 @@ class Stored:
 
     table: torch.Tensor  # float32 [channels, 256]
     repeat: int = 1  # times that each row is repeated, channel by channel
+    counts: str = ""  # of an array that is handed over as [media, longest, …]: what tells the rows of each medium
     first: str = ""  # the array whose rows go before these, each before a medium's
-    counts: str = ""  # the array that tells a medium's rows
 
 
 def stored_arrays(layout: Mapping[str, MediaArray], tables: Mapping[str, np.ndarray]) -> dict[str, Stored]:
     """How each array of bytes in a layout is restored."""
     return {
         name: Stored(
-            torch.from_numpy(tables[array.deliver.table]), array.deliver.repeat, array.deliver.first, array.counts
+            torch.from_numpy(tables[array.deliver.table]),
+            array.deliver.repeat,
+            array.counts if array.deliver.per_medium else "",
+            array.deliver.first,
         )
         for name, array in layout.items()
         if array.deliver.table
@@ -46,9 +49,10 @@ def restore_pixels(
     for key, stored in (batch.pop(STORED_KEY, None) or {}).items():
         if key in batch:
             batch[key] = restored(batch[key].to(device), stored, dtype)
-            if stored.first:  # [media, longest, …]: what pads a medium is zero, and not what a byte of zero stands for
+            if stored.counts:  # what pads a medium is zero, and not what a byte of zero stands for
                 counts = batch[stored.counts].to(device).reshape(len(batch[key]), -1).prod(1)
                 batch[key][torch.arange(batch[key].shape[1], device=device)[None] >= counts[:, None]] = 0
+            if stored.first:
                 batch[key] = with_first(batch.pop(stored.first).to(device), batch[key])
     return batch
 

@@ -220,7 +220,11 @@ def _media_per_microbatch(
         if not array.counts and array.kinds == (kind,)
     ]
     if not numbers and counts is None:
-        raise ValueError(f"{', '.join(arrays)} hold several kinds of media; give n_{kind}s_per_sample")
+        # Arrays of several kinds: a collater leaves out the counts of a kind that no sample of the batch has.
+        others = {other for array in arrays.values() for other in array.kinds} - {kind}
+        if all(batch.get(f"n_{other}s_per_sample") is None for other in others):
+            raise ValueError(f"{', '.join(arrays)} hold several kinds of media; give n_{kind}s_per_sample")
+        return [0] * n_microbatches
     num_media = numbers[0] if numbers else sum(_ints(counts))
     if counts is None and num_media and batch_size > 1 and n_microbatches > 1:
         _check_one_each(batch.get("mm_token_type_ids"), batch_size, kind)

@@ -8,8 +8,7 @@ import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
 
-from neatpack.pipeline import __version__
-from neatpack.pipeline import measure
+from neatpack.pipeline import __version__, measure
 from neatpack.pipeline.config import fingerprint
 
 VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "av", "numpy")  # packages that shape the tensors

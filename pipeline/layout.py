@@ -22,6 +22,9 @@ class Delivery:
     fill: int = 0  # pads it to the longest
     batch_axis: bool = False  # handed over as [1, rows, …], for models that want images in a batch axis of their own
 
+    def __post_init__(self) -> None:
+        assert self.mask or not self.transposed, "only what is padded, and has a mask, can be transposed"
+
     @property
     def per_medium(self) -> bool:
         """Whether a row of the model's input is a whole medium, padded to the longest."""

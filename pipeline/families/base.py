@@ -255,6 +255,17 @@ class Family(ABC):
         if isinstance(rule, VideoRule) and rule.sound and medium.num_samples:
             yield rule.sound
 
+    def in_text_order(self, ids: np.ndarray, media: Sequence[MeasuredMedia]) -> list[MeasuredMedia]:
+        """The media by their placeholders in `ids`; as they come where ids are expanded already.
+
+        Media of a kind come in their order; a template may put all images before all videos.
+        """
+        places = self.chat.places(ids)
+        if len(places) != len(media):
+            return list(media)
+        waiting = {kind: iter([medium for medium in media if medium.ref.kind == kind]) for kind in self.takes}
+        return [next(waiting[kind]) for _, kind in places]
+
     def stored_bytes(self, media: Iterable[MeasuredMedia]) -> int:
         return sum(rule.stored_bytes(medium) for medium in media for rule in self.rules_of(medium))
 
@@ -263,7 +274,9 @@ class Family(ABC):
     ) -> Arrays:
         """All media arrays of one document."""
         pieces = [
-            rule.render(decoded(medium, rule), medium, resize) for medium in media for rule in self.rules_of(medium)
+            rule.render(decoded(medium, rule), medium, resize)
+            for medium in self.in_text_order(measured_ids, media)
+            for rule in self.rules_of(medium)
         ]
         for kind, rule in self.rules.items():
             pieces.append(rule.of_document([medium for medium in media if medium.ref.kind == kind]))

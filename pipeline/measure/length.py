@@ -1,7 +1,7 @@
 """Example -> Measured: exact lengths from the real template, the real tokenizer and the media headers."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -53,16 +53,11 @@ def with_lengths(ids: np.ndarray, media: tuple[MeasuredMedia, ...], family: Fami
 
 
 def expansions(ids: np.ndarray, media: Sequence[MeasuredMedia], family: Family) -> list[tuple[int, np.ndarray]]:
-    """Where the placeholders are in `ids`, and the ids that each gives way to; none where ids are expanded already.
-
-    Media of a kind come in their order; a template may put all images before all videos.
-    """
-    waiting: dict[str, Iterator[MeasuredMedia]] = {
-        kind: iter([medium for medium in media if medium.ref.kind == kind]) for kind in family.takes
-    }
+    """Where the placeholders are in `ids`, and the ids that each gives way to; none where ids are expanded already."""
     places = family.chat.places(ids)
     assert len(places) in (0, len(media)), "template and media disagree"
-    return [(place, family.expansion(next(waiting[kind]))) for place, kind in places]
+    ordered = family.in_text_order(ids, media)
+    return [(place, family.expansion(medium)) for (place, _), medium in zip(places, ordered, strict=False)]
 
 
 def truncated(whole: Measured, limit: int, family: Family) -> Measured | None:

@@ -240,6 +240,22 @@ def test_packed_equals_alone(out, tiny):
     assert all(torch.equal(late[name], batch[name]) for name in ("pixel_values", "pixel_values_videos"))
 
 
+def test_frames_that_pad_a_video_are_zero_however_they_are_restored(tmp_path):
+    """Videos of 4 and 9 frames: restored before or after they are padded, their floats are the same."""
+    processor = str(llava_onevision.make(tmp_path / "p"))
+    data = TinyData(tmp_path / "data")
+    for number, frames in enumerate((4, 9)):
+        clip(data.folder / f"{number}.mp4", frames=frames)
+        data.row([("user", "<video>What?"), ("assistant", "Yes.")], videos=[f"{number}.mp4"])
+    run_pack(tiny_config(data.write(), tmp_path / "out", processor=processor, pack_size=512))
+    early, late = (
+        neat_packed_vlm_collater(list(PackedShards(tmp_path / "out", pixels=pixels))) for pixels in ("fp32", "uint8")
+    )
+    late = restore_pixels(late, dtype=torch.float32)
+    assert late["pixel_values_videos"].shape[:2] == (2, 9)
+    assert torch.equal(early["pixel_values_videos"], late["pixel_values_videos"])
+
+
 def test_microbatches_have_their_own_media(out, tiny):
     packs = list(PackedShards(out, pixels="uint8"))
     whole = neat_packed_vlm_collater(packs)

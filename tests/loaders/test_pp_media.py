@@ -415,6 +415,26 @@ def test_arrays_that_only_the_family_names_are_cut_by_its_layout():
     assert result.keys() == {"input_ids", VLM_PP_MEDIA_KEY}
 
 
+def test_an_array_of_two_kinds():
+    """Tiles of images and frames of videos in one array; a batch without videos has no counts of them."""
+    both = ("image", "video")
+    layout = {
+        "num_tiles": MediaArray(kinds=both, dtype="int64", row=()),
+        "tiles": MediaArray(kinds=both, dtype="uint8", row=(), counts="num_tiles"),
+    }
+    batch = {"input_ids": torch.zeros(2, 3), "num_tiles": torch.tensor([2, 1, 3]), "tiles": torch.arange(6)}
+    images, videos = torch.tensor([1, 1]), torch.tensor([0, 1])
+    counted = {**batch, "n_images_per_sample": images, "n_videos_per_sample": videos}
+    assert lists(prepare_vlm_media_for_pp(counted, 2, 2, layout)[VLM_PP_MEDIA_KEY]["tiles"]) == [[0, 1], [2, 3, 4, 5]]
+    images_only = {**batch, "n_images_per_sample": torch.tensor([2, 1])}
+    assert lists(prepare_vlm_media_for_pp(images_only, 2, 2, layout)[VLM_PP_MEDIA_KEY]["tiles"]) == [
+        [0, 1, 2],
+        [3, 4, 5],
+    ]
+    with pytest.raises(ValueError, match="num_tiles, tiles hold several kinds of media; give n_images_per_sample"):
+        prepare_vlm_media_for_pp(batch, 2, 2, layout)
+
+
 def test_rows_without_what_counts_them():
     batch = {"input_ids": torch.zeros(2, 3), "features": torch.arange(5), "n_audios_per_sample": torch.tensor([1, 1])}
     with pytest.raises(ValueError, match="the batch has features but no lengths, which counts its rows"):

@@ -5,7 +5,7 @@ import pytest
 from helpers import picture
 
 from neatpack.pipeline.measure.length import expansions, measure, shrunk, truncated
-from neatpack.pipeline.records import Example, Measured, MediaRef, Skip, Turn
+from neatpack.pipeline.records import Example, Measured, MeasuredMedia, MediaRef, Skip, Turn
 
 
 def talk(*turns: tuple[str | MediaRef, ...]) -> Example:
@@ -35,6 +35,16 @@ def test_a_picture_adds_its_tokens_less_its_placeholder(demo_family, image):
     assert with_image.ids[place] == demo_family.chat.placeholder_ids["image"]
     assert ids.tolist() == [demo_family.chat.placeholder_ids["image"]] * 8
     assert with_image.num_media == {"image": 1, "video": 0, "audio": 0}
+
+
+def test_media_are_ordered_by_their_placeholders(demo_family):
+    """A template may write all images before all videos, whatever the order of the conversation."""
+    tokens = demo_family.chat.placeholder_ids
+    video, one, two = (MeasuredMedia(ref=MediaRef(kind=kind, path=path), grid=(1, 2, 2))
+                       for kind, path in (("video", "v"), ("image", "1"), ("image", "2")))  # fmt: skip
+    ids = np.array([5, tokens["image"], 6, tokens["image"], tokens["video"]], dtype=np.int32)
+    assert demo_family.in_text_order(ids, [video, one, two]) == [one, two, video]
+    assert demo_family.in_text_order(ids[:1], [video, one]) == [video, one], "expanded already"
 
 
 def test_results_keep_their_places_around_a_skip(demo_family, image):
