@@ -287,3 +287,17 @@ def test_byte_ranges_beyond_the_end(tmp_path: Path, offset: int, length: int, en
         "bad_media",
         f"{path}: has 10 bytes, and not {offset} to {end}",
     )
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "PA", "CMYK", "1"])
+def test_pixels_are_those_of_transformers(tmp_path: Path, mode: str) -> None:
+    """Alpha goes onto white, as transformers' convert_to_rgb does it; a transparent colour of a palette, too."""
+    from transformers.image_transforms import convert_to_rgb
+
+    image = Image.open(picture(tmp_path / "a.png", 20, 30, mode="RGBA")).convert(mode)
+    held = MediaRef(kind="image", path="", held=image)
+    assert np.array_equal(decode_image(held), convert_to_rgb(image, return_numpy=True))
+    if mode == "P":
+        image.info["transparency"] = image.getpixel((0, 0))
+        assert np.array_equal(decode_image(held), convert_to_rgb(image, return_numpy=True))
+        assert decode_image(held)[0, 0].tolist() == [255, 255, 255]

@@ -263,6 +263,36 @@ def test_nemotron_reads_a_page(tokenizer, image):
         nemotron_parse_collate_fn([talk("Who?", "Me.")], page)
 
 
+def test_pictures_are_decoded_as_packing_decodes_them(tokenizer, tmp_path):
+    """A page turned by EXIF, one with alpha and one of 16-bit grey: by path or from memory, as `decode_image` has them."""
+    seen: list[Image.Image] = []
+
+    class Seeing(Page):
+        def __call__(self, images, **more):
+            seen.extend(images)
+            return super().__call__(images, **more)
+
+    turned = picture(tmp_path / "turned.jpg", 20, 30, exif=_turned())
+    clear = picture(tmp_path / "clear.png", 20, 30, mode="RGBA")
+    deep = tmp_path / "deep.png"
+    Image.fromarray(np.full((20, 30), 40_000, dtype=np.uint16)).save(deep)
+    examples = [talk(saw("image", str(path)), "A.") for path in (turned, clear, deep)]
+    nemotron_parse_collate_fn(examples, Seeing(tokenizer), task_prompt="Read: ")
+    for image, path in zip(seen, (turned, clear, deep), strict=True):
+        expected = decode_image(MediaRef(kind="image", path=str(path)))
+        assert np.array_equal(np.asarray(image), expected), path
+    assert seen[0].size == (20, 30), "turned: 30 high and 20 wide"
+    (conversation,) = _ensure_rgb([talk(saw("image", Image.open(deep)), "x")["conversation"]])
+    held = conversation[0]["content"][0]["image"]
+    assert held.mode == "RGB" and np.asarray(held)[0, 0].tolist() == [40_000 >> 8] * 3
+
+
+def _turned() -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return exif
+
+
 def test_collates_by_class():
     assert COLLATE_FNS["default"] is default_collate_fn
     assert COLLATE_FNS["Qwen2_5_VLProcessor"] is qwen2_5_collate_fn
