@@ -7,7 +7,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from helpers import picture
 from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngImageFile, PngInfo

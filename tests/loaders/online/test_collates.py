@@ -43,6 +43,8 @@ from neatpack.loaders.online.labels import (
     _get_stop_token_id,
 )
 from neatpack.loaders.online.processor import family_of
+from neatpack.pipeline.media.image import decode_image
+from neatpack.pipeline.records import MediaRef
 
 PROCESSOR = str(DEMO_PROCESSOR)
 
@@ -264,7 +266,7 @@ def test_nemotron_reads_a_page(tokenizer, image):
 
 
 def test_pictures_are_decoded_as_packing_decodes_them(tokenizer, tmp_path):
-    """A page turned by EXIF, one with alpha and one of 16-bit grey: by path or from memory, as `decode_image` has them."""
+    """A page turned by EXIF, one with alpha and one of 16-bit grey, as `decode_image` has them."""
     seen: list[Image.Image] = []
 
     class Seeing(Page):
