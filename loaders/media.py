@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from neatpack.loaders.pixels import STORED_KEY, with_first
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.records import TOKEN_TYPES
+from ..pipeline.layout import Delivery, MediaArray
+from ..pipeline.records import TOKEN_TYPES
+from .pixels import STORED_KEY, with_first
 
 LAYOUT_KEY = "media_layout"  # in a sample: {name: MediaArray}, as its family declares
 # What a sample without a layout may have; rows end to end, as Qwen's processors give them.

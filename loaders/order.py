@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neatpack.pipeline.plan.balance import nested_shuffle, nested_sizes, without_trend
+from ..pipeline.plan.balance import nested_shuffle, nested_sizes, without_trend
 
 
 def epoch_order(

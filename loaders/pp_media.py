@@ -36,8 +36,8 @@ from typing import Any
 
 import torch
 
-from neatpack.pipeline.layout import Layout, MediaArray, delivered, rows_per_part, split_media
-from neatpack.pipeline.records import TOKEN_TYPES, MediaKind
+from ..pipeline.layout import Layout, MediaArray, delivered, rows_per_part, split_media
+from ..pipeline.records import TOKEN_TYPES, MediaKind
 
 VLM_PP_MEDIA_KEY = "_vlm_pp_media_chunks"
 
@@ -56,15 +56,6 @@ _VLM_MEDIA_KEYS = (
 )
 # What stage 0 can always ask for; "image_grid_hws" is whichever image grid there is.
 _CHUNK_KEYS = ("pixel_values", "image_grid_hws", *_STEP3_KEYS, "pixel_values_videos", "video_grid_thw")
-
-__all__ = [
-    "VLM_PP_MEDIA_KEY",
-    "chunk_step3_media",
-    "chunk_vlm_media",
-    "prepare_vlm_media_for_pp",
-    "stage_vlm_media_for_pp",
-    "wrap_vlm_collate_for_pp",
-]
 
 
 def _select_image_grid(

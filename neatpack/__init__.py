@@ -17,50 +17,13 @@ _here = _Path(__file__).resolve().parent
 if not (_here / "pipeline").is_dir():  # a checkout: the subpackages lie beside this folder, not inside it as in a wheel
     __path__.append(str(_here.parent))
 
-if TYPE_CHECKING:
-    from neatpack.loaders import (
-        VLM_PP_MEDIA_KEY as VLM_PP_MEDIA_KEY,
-        PackedShards as PackedShards,
-        chunk_step3_media as chunk_step3_media,
-        chunk_vlm_media as chunk_vlm_media,
-        neat_packed_vlm_collater as neat_packed_vlm_collater,
-        prepare_vlm_media_for_pp as prepare_vlm_media_for_pp,
-        restore_pixels as restore_pixels,
-        stage_vlm_media_for_pp as stage_vlm_media_for_pp,
-        wrap_vlm_collate_for_pp as wrap_vlm_collate_for_pp,
-    )
-    from neatpack.loaders.online import (
-        COLLATE_FNS as COLLATE_FNS,
-        MEDIA_KEYS as MEDIA_KEYS,
-        LengthGroupedSampler as LengthGroupedSampler,
-        PackedDatasetWrapper as PackedDatasetWrapper,
-        PreTokenizedDatasetWrapper as PreTokenizedDatasetWrapper,
-        RobustDatasetWrapper as RobustDatasetWrapper,
-        build_labels as build_labels,
-        build_labels_from_template as build_labels_from_template,
-        default_collate_fn as default_collate_fn,
-        gemma4_prefix_collate_fn as gemma4_prefix_collate_fn,
-        greedy_knapsack_vt_balanced as greedy_knapsack_vt_balanced,
-        kimi_k25_vl_collate_fn as kimi_k25_vl_collate_fn,
-        kimi_vl_collate_fn as kimi_vl_collate_fn,
-        make_cord_v2_dataset as make_cord_v2_dataset,
-        make_cv17_dataset as make_cv17_dataset,
-        make_medpix_dataset as make_medpix_dataset,
-        make_meta_dataset as make_meta_dataset,
-        make_rdr_dataset as make_rdr_dataset,
-        make_robust_collate as make_robust_collate,
-        make_unimm_chat_dataset as make_unimm_chat_dataset,
-        neat_pack_dataset_vlm as neat_pack_dataset_vlm,
-        nemotron_parse_collate_fn as nemotron_parse_collate_fn,
-        pad_collate_fn as pad_collate_fn,
-        phi4_mm_collate_fn as phi4_mm_collate_fn,
-        qwen2_5_collate_fn as qwen2_5_collate_fn,
-        qwen3_omni_collate_fn as qwen3_omni_collate_fn,
-    )
-    from neatpack.pipeline.config import PackConfig as PackConfig, UserError as UserError
-    from neatpack.pipeline.run import run_pack as run_pack, run_plan as run_plan
+if TYPE_CHECKING:  # what a type checker reads; tests/test_api.py compares it with _HOMES
+    from .loaders import *  # noqa: F403 (exactly the names that are written out there)
+    from .loaders.online import *  # noqa: F403
+    from .pipeline.config import PackConfig as PackConfig, UserError as UserError
+    from .pipeline.run import run_pack as run_pack, run_plan as run_plan
 
-# The same names again, by home, for when the program runs; tests/test_api.py holds both lists to each other.
+# The same names by their home, for when the program runs and nothing of it is imported yet.
 _HOMES = {
     "neatpack.loaders": ("VLM_PP_MEDIA_KEY", "PackedShards", "chunk_step3_media", "chunk_vlm_media",
                          "neat_packed_vlm_collater", "prepare_vlm_media_for_pp", "restore_pixels",
@@ -87,7 +50,7 @@ if not TYPE_CHECKING:  # a type checker takes the imports above, and so knows ev
         try:
             return getattr(_import_module(_HOME[name]), name)
         except ModuleNotFoundError as error:
-            from neatpack.pipeline.extras import remedy
+            from .pipeline.extras import remedy
 
             extra = "online" if _HOME[name] == "neatpack.loaders.online" else "pack"
             if message := remedy(error.name, f"neatpack.{name}", extra):

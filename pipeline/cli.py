@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from neatpack import __version__
-from neatpack.pipeline.config import PackConfig, UserError, absolute, add_flags, load_config
-from neatpack.pipeline.extras import remedy
-from neatpack.pipeline.manifest import Manifest, OutputError
-from neatpack.pipeline.runtime.logs import logged_to_stderr
+from .. import __version__
+from .config import PackConfig, UserError, absolute, add_flags, load_config
+from .extras import remedy
+from .manifest import Manifest, OutputError
+from .runtime.logs import logged_to_stderr
 
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
 
@@ -103,8 +103,8 @@ def _parser() -> argparse.ArgumentParser:
 def _pack(args: argparse.Namespace) -> int:
     config = load_config(args)
     # Here and not above: torch and transformers take seconds, which --help and a wrong flag should not.
-    from neatpack.pipeline.run import run_pack
-    from neatpack.pipeline.shard.report import describe_output
+    from .run import run_pack
+    from .shard.report import describe_output
 
     packed = run_pack(config)
     if packed.already_done:
@@ -125,8 +125,8 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: bool) -> None:
-    from neatpack.pipeline.run import run_plan, write_plan_lengths
-    from neatpack.pipeline.shard.report import describe_plan
+    from .run import run_plan, write_plan_lengths
+    from .shard.report import describe_plan
 
     planned = run_plan(config)
     print(describe_plan(planned))
@@ -137,8 +137,8 @@ def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: boo
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from neatpack.pipeline.runtime.engine import engine
-    from neatpack.pipeline.shard.verify import verify_output
+    from .runtime.engine import engine
+    from .shard.verify import verify_output
 
     out = Path(absolute("OUT", args.out))
     try:

@@ -8,9 +8,9 @@ import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
 
-from neatpack import __version__
-from neatpack.pipeline import measure
-from neatpack.pipeline.config import fingerprint
+from .. import __version__
+from . import measure
+from .config import fingerprint
 
 VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "av", "numpy")  # packages that shape the tensors
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neatpack import __version__
-from neatpack.pipeline.identity import Identity
-from neatpack.pipeline.runtime.storage import write_json
+from .. import __version__
+from .identity import Identity
+from .runtime.storage import write_json
 
 FORMAT = 3  # of everything in OUT but work/; raise it when a reader of the older format would fail or misread
 FILE = "manifest.json"

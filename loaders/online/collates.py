@@ -11,16 +11,15 @@ import torch
 from PIL import Image
 from torch.nn.functional import pad
 
-from neatpack.loaders.online.labels import _extract_assistant_text, build_labels_from_template
-from neatpack.loaders.online.padded import pad_collate_fn, padded_batch, padding_id, shifted_batch
-from neatpack.loaders.online.phi4 import input_mode
-from neatpack.loaders.online.processor import family_of
-from neatpack.loaders.online.processor_config import extract_image_config
-from neatpack.loaders.online.tokenized import SampleError, measured_example, tokenized_example
-from neatpack.pipeline.families.base import Family
-from neatpack.pipeline.measure.length import expansions
-from neatpack.pipeline.media.image import rgb_image
-from neatpack.pipeline.records import IGNORE, MediaRef
+from ...pipeline.families.base import Family
+from ...pipeline.measure.length import expansions
+from ...pipeline.media.image import rgb_image
+from ...pipeline.records import IGNORE, MediaRef
+from .labels import _extract_assistant_text, build_labels_from_template
+from .padded import pad_collate_fn, padded_batch, padding_id, shifted_batch
+from .phi4 import input_mode
+from .processor import family_of
+from .tokenized import SampleError, measured_example, tokenized_example
 
 logger = logging.getLogger(__name__)
 
@@ -169,8 +168,6 @@ def _named(processor: Any, family: str) -> Family:
 
 
 # The pieces, by the names of the documents
-
-_extract_image_config = extract_image_config
 
 
 def _drop_overlong_samples(

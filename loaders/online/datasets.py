@@ -14,22 +14,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neatpack.loaders.online.estimate import (
-    IMAGE_CFG,
-    VIDEO_CFG,
-    content_parts,
-    estimate_media_tokens,
-    estimate_text_tokens,
-)
-from neatpack.loaders.stream import rank_and_world
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.ingest.conversation import KINDS, from_conversation, to_conversation
-from neatpack.pipeline.ingest.lines import Part, as_lines, rows
-from neatpack.pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, parsed_names, read_meta
-from neatpack.pipeline.ingest.sharegpt import convert, parse_row
-from neatpack.pipeline.ingest.sources import SOURCES, Examples
-from neatpack.pipeline.ingest.sources.examples import BadRow
-from neatpack.pipeline.records import Skip
+from ...pipeline.config import UserError
+from ...pipeline.ingest.conversation import KINDS, from_conversation, to_conversation
+from ...pipeline.ingest.lines import Part, as_lines, rows
+from ...pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, parsed_names, read_meta
+from ...pipeline.ingest.sharegpt import convert, parse_row
+from ...pipeline.ingest.sources import SOURCES, Examples
+from ...pipeline.ingest.sources.examples import BadRow
+from ...pipeline.records import Skip
+from ..stream import rank_and_world
+from .estimate import IMAGE_CFG, VIDEO_CFG, content_parts, estimate_media_tokens, estimate_text_tokens
 
 logger = logging.getLogger(__name__)
 

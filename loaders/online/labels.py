@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from neatpack.loaders.online.processor import family_of
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.sentinel import derived_markers
-from neatpack.pipeline.labels import TurnMarkers, labels_of, target_mask
-from neatpack.pipeline.records import IGNORE
+from ...pipeline.config import UserError
+from ...pipeline.families.sentinel import derived_markers
+from ...pipeline.labels import TurnMarkers, labels_of, target_mask
+from ...pipeline.records import IGNORE
+from .processor import family_of
 
 # Processor classes whose template writes <|im_start|>assistant … <|im_end|>
 _IMSTART_TEMPLATE_PROCESSORS = frozenset(

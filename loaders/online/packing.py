@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from neatpack.loaders.media import LAYOUT_KEY, MEDIA_KEYS, document_numbers
-from neatpack.loaders.online.estimate import estimate_sample_length
-from neatpack.loaders.online.grouped import raw_samples
-from neatpack.loaders.online.processor import family_of
-from neatpack.loaders.online.processor_config import extract_image_config, extract_video_config
-from neatpack.loaders.online.robust import Replacing, make_robust_collate
-from neatpack.loaders.online.tokenized import PER_TOKEN, fake_image_document, tokenized_example, with_fake_image
-from neatpack.pipeline.ingest.conversation import from_conversation
-from neatpack.pipeline.labels import shifted
-from neatpack.pipeline.measure.length import measure
-from neatpack.pipeline.plan.knapsack import greedy_knapsack, greedy_knapsack_vt_balanced
-from neatpack.pipeline.records import TOKEN_TYPES, Skip
-from neatpack.pipeline.render.pack import end_to_end
+from ...pipeline.ingest.conversation import from_conversation
+from ...pipeline.labels import shifted
+from ...pipeline.measure.length import measure
+from ...pipeline.plan.knapsack import greedy_knapsack, greedy_knapsack_vt_balanced
+from ...pipeline.records import TOKEN_TYPES, Skip
+from ...pipeline.render.pack import end_to_end
+from ..media import LAYOUT_KEY, MEDIA_KEYS, document_numbers
+from .estimate import estimate_sample_length
+from .grouped import raw_samples
+from .processor import family_of
+from .processor_config import extract_image_config, extract_video_config
+from .robust import Replacing, make_robust_collate
+from .tokenized import PER_TOKEN, fake_image_document, tokenized_example, with_fake_image
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from neatpack.pipeline.media.image import rgb_image
-from neatpack.pipeline.records import MediaRef
+from ...pipeline.media.image import rgb_image
+from ...pipeline.records import MediaRef
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from neatpack.pipeline.config import fingerprint
-from neatpack.pipeline.families.chat import Chat
-from neatpack.pipeline.layout import MediaArray
-from neatpack.pipeline.media.pixels import Resize, resize_torch
-from neatpack.pipeline.records import MeasuredMedia, MediaKind, MediaRef
+from ..config import fingerprint
+from ..layout import MediaArray
+from ..media.pixels import Resize, resize_torch
+from ..records import MeasuredMedia, MediaKind, MediaRef
+from .chat import Chat
 
 Grid = tuple[int, int, int]  # temporal, vertical and horizontal patches
 Size = tuple[int, int]  # height and width

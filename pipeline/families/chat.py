@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.labels import TurnMarkers
-from neatpack.pipeline.records import TEXT, TOKEN_TYPES, Example, MeasuredMedia, MediaKind, MediaRef, Skip, Turn
+from ..config import UserError
+from ..labels import TurnMarkers
+from ..records import TEXT, TOKEN_TYPES, Example, MeasuredMedia, MediaKind, MediaRef, Skip, Turn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,23 +20,14 @@ import numpy as np
 from jinja2 import TemplateError
 from PIL import Image
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import (
-    Arrays,
-    Decoded,
-    Family,
-    Grid,
-    ImageRule,
-    ProcessorFiles,
-    ProcessorKey,
-    Size,
-)
-from neatpack.pipeline.families.chat import Chat, ChatFormat
-from neatpack.pipeline.families.sentinel import derived_markers
-from neatpack.pipeline.labels import TurnMarkers
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize
-from neatpack.pipeline.records import Example, MeasuredMedia, MediaError, MediaKind, Skip
+from ..config import UserError
+from ..labels import TurnMarkers
+from ..layout import Delivery, MediaArray
+from ..media.pixels import Resize
+from ..records import Example, MeasuredMedia, MediaError, MediaKind, Skip
+from .base import Arrays, Decoded, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
+from .chat import Chat, ChatFormat
+from .sentinel import derived_markers
 
 PROBES = ((300, 400), (1000, 600), (480, 1300))  # heights and widths that differ in area and shape
 SMALLEST = (28, 112, 224, 336, 448)  # sides of a fake image: the first of those with the fewest tokens

@@ -14,23 +14,14 @@ from typing import Any, Self
 import numpy as np
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import (
-    Arrays,
-    Family,
-    Grid,
-    ImageRule,
-    ProcessorFiles,
-    ProcessorKey,
-    Size,
-    VideoRule,
-)
-from neatpack.pipeline.families.chat import Chat, ChatFormat
-from neatpack.pipeline.families.rules import SoundFeatures, thinned
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize, pixel_table, rescale_table, resize_torch
-from neatpack.pipeline.media.resize import budget_resize
-from neatpack.pipeline.records import MeasuredMedia, MediaKind, Turn
+from ..config import UserError
+from ..layout import Delivery, MediaArray
+from ..media.pixels import Resize, pixel_table, rescale_table, resize_torch
+from ..media.resize import budget_resize
+from ..records import MeasuredMedia, MediaKind, Turn
+from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size, VideoRule
+from .chat import Chat, ChatFormat
+from .rules import SoundFeatures, thinned
 
 BUDGETS = (70, 140, 280, 560, 1120)  # tokens of a picture: what the processor allows
 MAX_SAMPLES = 480_000  # 30 s at 16 kHz: the feature extractor cuts a sound there

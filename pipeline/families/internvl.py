@@ -6,13 +6,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from neatpack.pipeline.families.base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
-from neatpack.pipeline.families.chat import Chat, ChatFormat
-from neatpack.pipeline.families.rules import SquareTiles, configured, refuse_settings
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize, tiles_of
-from neatpack.pipeline.media.resize import closest_tiles
-from neatpack.pipeline.records import MeasuredMedia
+from ..layout import Delivery, MediaArray
+from ..media.pixels import Resize, tiles_of
+from ..media.resize import closest_tiles
+from ..records import MeasuredMedia
+from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
+from .chat import Chat, ChatFormat
+from .rules import SquareTiles, configured, refuse_settings
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant\n",

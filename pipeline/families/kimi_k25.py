@@ -20,13 +20,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from neatpack.pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size, VideoRule
-from neatpack.pipeline.families.chat import Chat
-from neatpack.pipeline.families.kimi_vl import CHAT, MoonViT, MoonViTImages
-from neatpack.pipeline.families.rules import configured, refuse_settings, thinned, uniform_frames
-from neatpack.pipeline.layout import MediaArray
-from neatpack.pipeline.media.pixels import Resize, pixel_table, resize_torch
-from neatpack.pipeline.records import MeasuredMedia, MediaKind, MediaRef, Turn
+from ..layout import MediaArray
+from ..media.pixels import Resize, pixel_table, resize_torch
+from ..records import MeasuredMedia, MediaKind, MediaRef, Turn
+from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size, VideoRule
+from .chat import Chat
+from .kimi_vl import CHAT, MoonViT, MoonViTImages
+from .rules import configured, refuse_settings, thinned, uniform_frames
 
 IMAGE_DEFAULTS = {
     "patch_size": 14,

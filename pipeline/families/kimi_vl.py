@@ -10,23 +10,14 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import (
-    Arrays,
-    Family,
-    Grid,
-    ImageRule,
-    MediaRule,
-    ProcessorFiles,
-    ProcessorKey,
-    Size,
-)
-from neatpack.pipeline.families.chat import Chat, ChatFormat
-from neatpack.pipeline.families.rules import configured, refuse_settings
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize, padded, patchify, resize_pil
-from neatpack.pipeline.media.resize import navit_resize
-from neatpack.pipeline.records import MeasuredMedia
+from ..config import UserError
+from ..layout import Delivery, MediaArray
+from ..media.pixels import Resize, padded, patchify, resize_pil
+from ..media.resize import navit_resize
+from ..records import MeasuredMedia
+from .base import Arrays, Family, Grid, ImageRule, MediaRule, ProcessorFiles, ProcessorKey, Size
+from .chat import Chat, ChatFormat
+from .rules import configured, refuse_settings
 
 CHAT = ChatFormat(
     assistant_header="<|im_assistant|>assistant<|im_middle|>",

@@ -20,23 +20,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import (
-    Arrays,
-    Family,
-    Grid,
-    ImageRule,
-    ProcessorFiles,
-    ProcessorKey,
-    Size,
-    VideoRule,
-)
-from neatpack.pipeline.families.chat import Chat, ChatFormat
-from neatpack.pipeline.families.rules import SquareTiles, configured, refuse_settings, uniform_frames
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize, centred, resize_torch, tiles_of
-from neatpack.pipeline.media.resize import best_resolution, fitted
-from neatpack.pipeline.records import MeasuredMedia
+from ..config import UserError
+from ..layout import Delivery, MediaArray
+from ..media.pixels import Resize, centred, resize_torch, tiles_of
+from ..media.resize import best_resolution, fitted
+from ..records import MeasuredMedia
+from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size, VideoRule
+from .chat import Chat, ChatFormat
+from .rules import SquareTiles, configured, refuse_settings, uniform_frames
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant \n",

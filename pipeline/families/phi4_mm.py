@@ -19,14 +19,14 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
-from neatpack.pipeline.families.chat import Chat, ChatFormat
-from neatpack.pipeline.families.rules import SoundFeatures, SquareTiles
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize, padded, resize_torch, tiles_of
-from neatpack.pipeline.media.resize import closest_tiles
-from neatpack.pipeline.records import MeasuredMedia, Turn
+from ..config import UserError
+from ..layout import Delivery, MediaArray
+from ..media.pixels import Resize, padded, resize_torch, tiles_of
+from ..media.resize import closest_tiles
+from ..records import MeasuredMedia, Turn
+from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
+from .chat import Chat, ChatFormat
+from .rules import SoundFeatures, SquareTiles
 
 IMAGE_DEFAULTS: dict[str, Any] = {
     "size": {"height": 448, "width": 448},

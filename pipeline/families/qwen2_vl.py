@@ -7,15 +7,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import Arrays, Family, ProcessorFiles, ProcessorKey, Size
-from neatpack.pipeline.families.chat import Chat, ChatFormat
-from neatpack.pipeline.families.rules import PatchImages, PatchVideos, configured, set_over
-from neatpack.pipeline.layout import MediaArray
-from neatpack.pipeline.media.pixels import Resize
-from neatpack.pipeline.media.resize import smart_resize_image
-from neatpack.pipeline.mrope import mrope_positions
-from neatpack.pipeline.records import MeasuredMedia
+from ..config import UserError
+from ..layout import MediaArray
+from ..media.pixels import Resize
+from ..media.resize import smart_resize_image
+from ..mrope import mrope_positions
+from ..records import MeasuredMedia
+from .base import Arrays, Family, ProcessorFiles, ProcessorKey, Size
+from .chat import Chat, ChatFormat
+from .rules import PatchImages, PatchVideos, configured, set_over
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant\n",

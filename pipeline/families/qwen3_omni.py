@@ -10,20 +10,13 @@ from typing import Any, Self
 import numpy as np
 from transformers import WhisperFeatureExtractor
 
-from neatpack.pipeline.families.base import Arrays, Family, ProcessorFiles, ProcessorKey
-from neatpack.pipeline.families.chat import Chat
-from neatpack.pipeline.families.qwen2_vl import (
-    CHAT,
-    VIDEO_DEFAULTS,
-    Qwen2Videos,
-    image_config,
-    patch_tokens,
-    video_config,
-)
-from neatpack.pipeline.families.rules import PatchImages, SoundFeatures
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize
-from neatpack.pipeline.records import IMAGE, TEXT, VIDEO, MeasuredMedia
+from ..layout import Delivery, MediaArray
+from ..media.pixels import Resize
+from ..records import IMAGE, TEXT, VIDEO, MeasuredMedia
+from .base import Arrays, Family, ProcessorFiles, ProcessorKey
+from .chat import Chat
+from .qwen2_vl import CHAT, VIDEO_DEFAULTS, Qwen2Videos, image_config, patch_tokens, video_config
+from .rules import PatchImages, SoundFeatures
 
 OMNI_CHAT = replace(
     CHAT,

@@ -6,20 +6,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from neatpack.pipeline.families.base import Family, ProcessorFiles, ProcessorKey, Size
-from neatpack.pipeline.families.chat import Chat
-from neatpack.pipeline.families.qwen2_vl import (
-    CHAT,
-    VIDEO_DEFAULTS,
-    Qwen2Videos,
-    image_config,
-    patch_tokens,
-    video_config,
-)
-from neatpack.pipeline.families.rules import PatchImages
-from neatpack.pipeline.media.resize import smart_resize_video
-from neatpack.pipeline.mrope import mrope_positions
-from neatpack.pipeline.records import MeasuredMedia
+from ..media.resize import smart_resize_video
+from ..mrope import mrope_positions
+from ..records import MeasuredMedia
+from .base import Family, ProcessorFiles, ProcessorKey, Size
+from .chat import Chat
+from .qwen2_vl import CHAT, VIDEO_DEFAULTS, Qwen2Videos, image_config, patch_tokens, video_config
+from .rules import PatchImages
 
 QWEN3_VIDEO_DEFAULTS = {
     **VIDEO_DEFAULTS,

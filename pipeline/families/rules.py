@@ -8,21 +8,12 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import (
-    Arrays,
-    Grid,
-    ImageRule,
-    MediaRule,
-    ProcessorKey,
-    Size,
-    SoundRule,
-    VideoRule,
-)
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize, patchify, patchify_video, pixel_table, resize_torch
-from neatpack.pipeline.media.resize import smart_resize_image
-from neatpack.pipeline.records import MeasuredMedia
+from ..config import UserError
+from ..layout import Delivery, MediaArray
+from ..media.pixels import Resize, patchify, patchify_video, pixel_table, resize_torch
+from ..media.resize import smart_resize_image
+from ..records import MeasuredMedia
+from .base import Arrays, Grid, ImageRule, MediaRule, ProcessorKey, Size, SoundRule, VideoRule
 
 # A processor's settings
 

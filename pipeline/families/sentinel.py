@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.labels import TurnMarkers, target_mask
+from ..config import UserError
+from ..labels import TurnMarkers, target_mask
 
 # Words that no template writes.
 QUESTIONS = ("Whyquestionone", "Howquestiontwo", "Whenquestionthree")

@@ -13,8 +13,8 @@ from typing import Any
 
 from PIL import Image
 
-from neatpack.pipeline.ingest.media import is_unicode, json_name, media_reference
-from neatpack.pipeline.records import Example, MediaRef, Skip, Turn
+from ..records import Example, MediaRef, Skip, Turn
+from .media import is_unicode, json_name, media_reference
 
 ROLES = ("system", "user", "assistant")
 KINDS = ("image", "video", "audio")

@@ -4,11 +4,11 @@ import hashlib
 import logging
 from pathlib import Path
 
-from neatpack.pipeline.config import fingerprint
-from neatpack.pipeline.ingest.lines import Lines, MediaFile, as_lines, dumped, with_bytes_moved
-from neatpack.pipeline.ingest.meta import Dataset
-from neatpack.pipeline.ingest.sources import SOURCES, Examples
-from neatpack.pipeline.runtime.storage import Sink, write_whole
+from ..config import fingerprint
+from ..runtime.storage import Sink, write_whole
+from .lines import Lines, MediaFile, as_lines, dumped, with_bytes_moved
+from .meta import Dataset
+from .sources import SOURCES, Examples
 
 logger = logging.getLogger(__name__)
 

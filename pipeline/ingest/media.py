@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from neatpack.pipeline.records import MediaRef, Sampling, Skip
+from ..records import MediaRef, Sampling, Skip
 
 
 def media_reference(entry: Any, kind: str, column: str, media_dir: str) -> MediaRef | Skip:

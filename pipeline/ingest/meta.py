@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.ingest.sources import SOURCES
+from ..config import UserError
+from .sources import SOURCES
 
 MEDIA_COLUMNS = {"images": "image", "videos": "video", "audios": "audio"}
 

@@ -4,10 +4,10 @@ import json
 import re
 from typing import Any
 
-from neatpack.pipeline.ingest.conversation import from_conversation, is_bare
-from neatpack.pipeline.ingest.media import is_unicode, json_name, media_reference
-from neatpack.pipeline.ingest.meta import MEDIA_COLUMNS, Dataset
-from neatpack.pipeline.records import Example, MediaKind, MediaRef, Role, Skip, Turn
+from ..records import Example, MediaKind, MediaRef, Role, Skip, Turn
+from .conversation import from_conversation, is_bare
+from .media import is_unicode, json_name, media_reference
+from .meta import MEDIA_COLUMNS, Dataset
 
 _PLACEHOLDER = re.compile(r"(<image>|<video>|<audio>)", re.IGNORECASE)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neatpack.pipeline.ingest.lines import Part
-from neatpack.pipeline.records import Measured, MeasuredMedia, MediaRef, Skip
-from neatpack.pipeline.runtime.tables import open_arrow, write_arrow
+from ..ingest.lines import Part
+from ..records import Measured, MeasuredMedia, MediaRef, Skip
+from ..runtime.tables import open_arrow, write_arrow
 
 _MEDIUM = pa.struct(
     [

@@ -9,8 +9,8 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from neatpack.pipeline.media.open import open_media
-from neatpack.pipeline.records import MediaError, MediaRef
+from ..records import MediaError, MediaRef
+from .open import open_media
 
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
 

@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neatpack.pipeline.config import PackConfig, UserError
-from neatpack.pipeline.families.base import Family
-from neatpack.pipeline.ingest.corpus import Corpus
-from neatpack.pipeline.measure.length import shrunk, truncated
-from neatpack.pipeline.measure.store import MeasuredPart, read_measured
-from neatpack.pipeline.plan.plan import plan_bins
-from neatpack.pipeline.records import Measured
-from neatpack.pipeline.runtime.tables import open_arrow
+from ..config import PackConfig, UserError
+from ..families.base import Family
+from ..ingest.corpus import Corpus
+from ..measure.length import shrunk, truncated
+from ..measure.store import MeasuredPart, read_measured
+from ..records import Measured
+from ..runtime.tables import open_arrow
+from .plan import plan_bins
 
 FITTED = (
     "tokens",

@@ -13,8 +13,8 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from tqdm import tqdm
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.runtime.logs import ROOT, LogLine, Relay, collected
+from ..config import UserError
+from .logs import ROOT, LogLine, Relay, collected
 
 Result = TypeVar("Result")
 Arguments = tuple[Any, ...]  # of a task; keep them small, they are sent to other machines

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tqdm import tqdm
-
 ROOT = "neatpack"
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by how often -v is given
 
@@ -73,8 +71,11 @@ class Relay:
 
 class _Stderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        # Above a progress bar, not into it. stderr is looked up now: whoever exchanged it wants to see this.
-        tqdm.write(self.format(record), file=sys.stderr)
+        # Above a progress bar, not into it; where tqdm is not loaded (or not installed), there is no bar. stderr is
+        # looked up now: whoever exchanged it wants to see this.
+        tqdm = sys.modules.get("tqdm")
+        write = tqdm.tqdm.write if tqdm else print
+        write(self.format(record), file=sys.stderr)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from neatpack.pipeline.runtime.storage import write_whole
+from .storage import write_whole
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:

@@ -12,16 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.identity import Identity
-from neatpack.pipeline.manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels, ShardEntry
-from neatpack.pipeline.planned import Planned
-from neatpack.pipeline.runtime.storage import read_json, sha256_of, write_json, write_whole
-from neatpack.pipeline.runtime.tables import write_parquet
-from neatpack.pipeline.shard.codec import member_names
-from neatpack.pipeline.shard.ledger import fitted_counts, make_ledger, reason_counts
-from neatpack.pipeline.shard.note import ShardNote
-from neatpack.pipeline.shard.stats import dataset_stats, make_index, pack_stats, shard_stats
+from ..config import UserError
+from ..identity import Identity
+from ..manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels, ShardEntry
+from ..planned import Planned
+from ..runtime.storage import read_json, sha256_of, write_json, write_whole
+from ..runtime.tables import write_parquet
+from .codec import member_names
+from .ledger import fitted_counts, make_ledger, reason_counts
+from .note import ShardNote
+from .stats import dataset_stats, make_index, pack_stats, shard_stats
 
 BEGUN = "work/run.json"  # what a begun output is made from; of a finished one its manifest says it
 OURS = (

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neatpack.pipeline.ingest.corpus import Corpus
-from neatpack.pipeline.plan.assign import Plan
-from neatpack.pipeline.shard.note import LostRow
+from ..ingest.corpus import Corpus
+from ..plan.assign import Plan
+from .note import LostRow
 
 SCHEMA = pa.schema(
     [

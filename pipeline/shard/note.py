@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neatpack.pipeline.records import Pack
-from neatpack.pipeline.runtime.storage import read_json, write_json
+from ..records import Pack
+from ..runtime.storage import read_json, write_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

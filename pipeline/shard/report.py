@@ -7,11 +7,11 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from neatpack.pipeline.manifest import Manifest
-from neatpack.pipeline.plan.assign import pack_bytes
-from neatpack.pipeline.planned import Planned
-from neatpack.pipeline.records import REASONS
-from neatpack.pipeline.shard.stats import step_imbalance
+from ..manifest import Manifest
+from ..plan.assign import pack_bytes
+from ..planned import Planned
+from ..records import REASONS
+from .stats import step_imbalance
 
 
 def describe_output(out: Path, manifest: Manifest, *, reused_shards: int = 0) -> str:

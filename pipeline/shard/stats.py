@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neatpack.pipeline.ingest.corpus import Corpus
-from neatpack.pipeline.records import REASONS
-from neatpack.pipeline.shard.ledger import reason_counts
-from neatpack.pipeline.shard.note import ShardNote
+from ..ingest.corpus import Corpus
+from ..records import REASONS
+from .ledger import reason_counts
+from .note import ShardNote
 
 INDEX_SCHEMA = pa.schema(
     [

@@ -15,16 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from neatpack.pipeline.families.base import Family
-from neatpack.pipeline.families.registry import FAMILIES
-from neatpack.pipeline.labels import TurnMarkers, target_mask
-from neatpack.pipeline.layout import MediaArray, layout_of, rows_per_part, split_media
-from neatpack.pipeline.manifest import Manifest, ShardEntry
-from neatpack.pipeline.records import IGNORE, IMAGE, REASONS, TOKEN_TYPES, VIDEO, MediaKind, Pack
-from neatpack.pipeline.runtime.engine import Engine
-from neatpack.pipeline.runtime.storage import sha256_of
-from neatpack.pipeline.shard.codec import member_names, pack_key, read_pack
-from neatpack.pipeline.shard.commit import count_all
+from ..families.base import Family
+from ..families.registry import FAMILIES
+from ..labels import TurnMarkers, target_mask
+from ..layout import MediaArray, layout_of, rows_per_part, split_media
+from ..manifest import Manifest, ShardEntry
+from ..records import IGNORE, IMAGE, REASONS, TOKEN_TYPES, VIDEO, MediaKind, Pack
+from ..runtime.engine import Engine
+from ..runtime.storage import sha256_of
+from .codec import member_names, pack_key, read_pack
+from .commit import count_all
 
 MAX_PROBLEMS = 20  # of a shard; a broken one would fill the screen
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from neatpack.pipeline.families.base import Family, ProcessorKey
-from neatpack.pipeline.families.registry import family_for
-from neatpack.pipeline.measure.length import shrunk, truncated
-from neatpack.pipeline.measure.store import read_measured
-from neatpack.pipeline.plan.assign import Plan, PlanLine
-from neatpack.pipeline.records import Document, Measured, MediaError, Pack, Sample
-from neatpack.pipeline.render.pack import build_pack
-from neatpack.pipeline.render.sample import render_sample
-from neatpack.pipeline.runtime.journal import CRASHED, Journal, journal
-from neatpack.pipeline.runtime.storage import Sink, read_json, write_whole
-from neatpack.pipeline.runtime.tables import open_arrow
-from neatpack.pipeline.shard.codec import write_end, write_pack
-from neatpack.pipeline.shard.note import LostRow, PackLine, ShardNote
+from ..families.base import Family, ProcessorKey
+from ..families.registry import family_for
+from ..measure.length import shrunk, truncated
+from ..measure.store import read_measured
+from ..plan.assign import Plan, PlanLine
+from ..records import Document, Measured, MediaError, Pack, Sample
+from ..render.pack import build_pack
+from ..render.sample import render_sample
+from ..runtime.journal import CRASHED, Journal, journal
+from ..runtime.storage import Sink, read_json, write_whole
+from ..runtime.tables import open_arrow
+from .codec import write_end, write_pack
+from .note import LostRow, PackLine, ShardNote
 
 logger = logging.getLogger(__name__)
 

@@ -4,15 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from neatpack.pipeline.ingest.sources.examples import (
-    BadRow,
-    Conversation,
-    Examples,
-    asked_and_answered,
-    medium_of,
-    text_of,
-)
-from neatpack.pipeline.ingest.sources.load import load
+from .examples import BadRow, Conversation, Examples, asked_and_answered, medium_of, text_of
+from .load import load
 
 PROMPT = "Describe this image."
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from neatpack.pipeline.ingest.sources.examples import Conversation, Examples, asked_and_answered, medium_of, text_of
-from neatpack.pipeline.ingest.sources.load import load
+from .examples import Conversation, Examples, asked_and_answered, medium_of, text_of
+from .load import load
 
 PROMPT = "Describe accurately the given image."
 

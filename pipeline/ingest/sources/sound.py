@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from neatpack.pipeline.media.audio import decode_audio, own_rate
-from neatpack.pipeline.records import MediaError, MediaRef
+from ...media.audio import decode_audio, own_rate
+from ...records import MediaError, MediaRef
 
 
 def decoded_sound(value: Any, sampling_rate: int | None = None) -> tuple[np.ndarray, int]:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from neatpack.pipeline.ingest.sources.examples import BadRow, Conversation, Examples, medium_of, text_of
-from neatpack.pipeline.ingest.sources.load import load
+from .examples import BadRow, Conversation, Examples, medium_of, text_of
+from .load import load
 
 ROLES = {"human": "user", "gpt": "assistant"}
 _TAG = re.compile(r"<image\s*>", re.IGNORECASE)

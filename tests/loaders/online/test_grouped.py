@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Subset
 
-from neatpack.loaders.online.grouped import LengthGroupedSampler, _smart_resize_image, _smart_resize_video
+from neatpack.loaders.online import LengthGroupedSampler, _smart_resize_image, _smart_resize_video
 from neatpack.loaders.online.processor_config import extract_image_config, extract_video_config
 
 IMAGE = {"factor": 28, "patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 1_003_520}
