@@ -45,7 +45,7 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _padded(name: str, deliver: Delivery, arrays: list[Any], counts: list[Any]) -> dict[str, torch.Tensor]:
     """Rows of each medium as a line of [media, longest, …], and the mask that tells them from the padding."""
     sizes = [number for count in counts if len(count) for number in count.reshape(len(count), -1).prod(1).tolist()]
-    rows = list(torch.cat(arrays).split(sizes))
+    rows = list(torch.split(torch.cat(arrays), sizes))
     media = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=deliver.fill)
     if not deliver.mask:
         return {name: media}

@@ -60,5 +60,4 @@ def worker_share(num_items: int, batch_size: int, worker: int, num_workers: int)
 
     5 items, batches of 2, 2 workers: worker 0 reads [0 1 4], worker 1 reads [2 3].
     """
-    items = np.arange(num_items)
-    return items[items // batch_size % num_workers == worker]
+    return np.flatnonzero(np.arange(num_items) // batch_size % num_workers == worker)

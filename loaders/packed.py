@@ -27,7 +27,7 @@ from torch.nn.functional import pad
 from ..pipeline.records import IGNORE, IMAGE, VIDEO
 from .media import concatenated_media, media_counts
 
-NO_DOCUMENT = -1000  # fills up ragged rows of seq_lens, as the seed's THD format has it
+NO_DOCUMENT = -1000  # fills up ragged rows of seq_lens, as THD batches of the online API have it
 
 
 def neat_packed_vlm_collater(

@@ -62,7 +62,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self.layout = self.reader.layout  # what the media arrays are; `wrap_vlm_collate_for_pp` takes it
         self.stored = stored_arrays(self.layout, self.reader.pixel_tables())
         # Epoch and position in shared memory: a worker that lives on (persistent_workers) sees a new epoch too.
-        self._start = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._start = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._yielded = 0  # items given out in this process since `_start`
         self._finished = False
 

@@ -1,9 +1,10 @@
-"""Packing on the fly, for those who stay online: the functions of the offline job behind the seed's names.
+"""The online API: packing while training, by the functions of the offline job.
 
 meta JSON ──datasets.py──▶ conversations ──packing.py (tokenize, pack)──▶ packs for neat_packed_vlm_collater
                                          └─collates.py, padded.py (unpacked)──▶ batches
 
-docs/API.md has every name, with its signature and its test; those with an underscore are the seed's own, too.
+Its names and signatures, those with an underscore too, are those of another training system, whose code runs on it
+unchanged. docs/API.md lists each with its test.
 """
 
 from ...pipeline.extras import first_missing, remedy

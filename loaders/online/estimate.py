@@ -126,4 +126,4 @@ def _resized_image(height: int, width: int, cfg: Mapping[str, Any]) -> tuple[int
 
 
 def _merged(frames: int, height: int, width: int, cfg: Mapping[str, Any]) -> int:
-    return frames * (height // cfg["patch_size"]) * (width // cfg["patch_size"]) // cfg["merge_size"] ** 2
+    return int(frames * (height // cfg["patch_size"]) * (width // cfg["patch_size"]) // cfg["merge_size"] ** 2)

@@ -1,4 +1,4 @@
-"""Packing on the fly, for those who stay online: tokenized and packed in loader workers by the offline functions."""
+"""Packing while training: samples are tokenized and packed in loader workers by the functions of the offline job."""
 
 import logging
 from collections import Counter
@@ -171,7 +171,7 @@ def neat_pack_dataset_vlm(
     ds_raw holds the conversations to estimate by, with `_text_tokens` and `mm_inputs_meta` where they were computed
     (`neatpack plan --write-lengths`: then the estimate is exact); default: those that `dataset` wraps.
     exact_lengths tokenizes all of them here instead, half a millisecond each, and reads the headers of their media:
-    no sample is left out of its pack for want of room. Those that cannot be used are left out of the plan, and told.
+    no sample is left out of its pack for want of room. Those that cannot be used are left out of the plan, and logged.
     """
     if not 0 < packing_ratio <= 1:
         raise ValueError(f"packing_ratio is {packing_ratio}; it must be above 0 and at most 1")
@@ -252,7 +252,7 @@ def _fill(bins: Sequence[Sequence[int]], lengths: Sequence[int], kept: Sequence[
     return 100 * sum(by_sample[i] for bin_ in bins for i in bin_) / max(1, len(bins) * pack_size)
 
 
-# The pieces, by the names of the documents
+# Steps of packing, by their names in the online API
 
 
 def _shift_sample(sample: dict[str, Any], has_mrope: bool = False) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def _rendered(processor: Any, words: Sequence[str], name: str) -> str:
             for role, word in zip(("user", "assistant") * len(words), words, strict=False)
         ]
         try:
-            text = processor.apply_chat_template(messages, tokenize=False)
+            text: str = processor.apply_chat_template(messages, tokenize=False)
         except (TemplateError, TypeError, ValueError) as error:  # the template's own refusals among them
             troubles.append(str(error))
             continue

@@ -48,7 +48,7 @@ def _opened(ref: MediaRef, file: BinaryIO) -> Image.Image:
         try:
             return Image.open(file)
         except MemoryError:
-            raise  # our trouble, not the picture's
+            raise  # says nothing about the picture
         except UnidentifiedImageError:  # its message holds the file object's address, another one in every run
             raise MediaError("bad_media", f"{ref.path}: not a picture of a kind that Pillow knows") from None
         except Exception as error:  # broken files raise anything: OSError, SyntaxError, struct.error, EOFError …
@@ -72,7 +72,7 @@ def _orientation(image: Image.Image, file: BinaryIO) -> int:
                 exif = Image.Image.getexif(image)
             else:
                 exif = image.getexif()
-            return exif.get(ExifTags.Base.Orientation, 1)
+            return int(exif.get(ExifTags.Base.Orientation, 1))
         except MemoryError:
             raise
         except Exception:  # a broken EXIF block must not cost the picture, and decoding treats it the same way
@@ -101,7 +101,7 @@ def _pixels(ref: MediaRef, image: Image.Image, *, turn: bool) -> np.ndarray:
         image.load()
         return _rgb(_as_displayed(image) if turn else image)
     except MemoryError:
-        raise  # our trouble, not the picture's
+        raise  # says nothing about the picture
     except Exception as error:  # broken files raise anything: OSError, SyntaxError, zlib.error, struct.error …
         raise _bad_media(ref, error) from None
 

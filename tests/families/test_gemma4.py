@@ -188,7 +188,7 @@ def test_frames(processor, tmp_path):
 
 def test_shrinking(processor, tmp_path):
     family = load_family(ProcessorKey(processor=str(processor), max_pixels=280 * 48 * 48))
-    assert family.image.budget == 280
+    assert family.image.max_soft_tokens == 280
     picture(tmp_path / "a.png", 300, 500)
     image = {"type": "image", "image": str(tmp_path / "a.png")}
     video = {"type": "video", "video": clip(tmp_path / "a.mp4", frames=20).path}

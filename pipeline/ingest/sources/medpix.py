@@ -10,7 +10,7 @@ from .load import load
 def make_medpix_dataset(
     path_or_dataset: Any = "medpix-dataset/medpix-dataset", split: str = "train", **kwargs: Any
 ) -> Examples:
-    """Columns `image_id` (the picture itself), `question` and `answer`. Other arguments are taken and ignored.
+    """Columns `image_id` (the picture itself), `question` and `answer`. Other arguments are ignored.
 
     Lazy, as every source here: no picture is read before its example is asked for.
     """

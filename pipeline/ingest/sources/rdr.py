@@ -10,7 +10,7 @@ PROMPT = "Describe accurately the given image."
 
 
 def make_rdr_dataset(path_or_dataset: Any = "quintend/rdr-items", split: str = "train", **kwargs: Any) -> Examples:
-    """Columns `image` and `text`. Other arguments are taken and ignored, as documented."""
+    """Columns `image` and `text`. Other keyword arguments are ignored, as in every make_*_dataset."""
     return Examples("rdr", load(path_or_dataset, split), ("image", "text"), _example)
 
 

@@ -19,7 +19,8 @@ def decoded_sound(value: Any, sampling_rate: int | None = None) -> tuple[np.ndar
         return _decoded(MediaRef(kind="audio", path="(sound in memory)", held=value), sampling_rate)
     if isinstance(value, str):
         return _decoded(MediaRef(kind="audio", path=value), sampling_rate)
-    return value  # decoded already: (samples, sampling rate)
+    samples, rate = value  # decoded already
+    return samples, rate
 
 
 def _decoded(ref: MediaRef, sampling_rate: int | None) -> tuple[np.ndarray, int]:

@@ -20,8 +20,8 @@ def make_unimm_chat_dataset(
 ) -> Examples:
     """Columns `image` (a picture, or base64 text) and `conversation` (JSON text of from/value turns).
 
-    The picture goes where the <image> tag is, and before the first question where there is none. Other arguments are
-    taken and ignored, as documented.
+    The picture goes where the <image> tag is, and before the first question where there is none. Other keyword
+    arguments are ignored, as in every make_*_dataset.
     """
     return Examples("unimm_chat", load(path_or_dataset, split), ("image", "conversation"), _example)
 
