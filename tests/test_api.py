@@ -30,7 +30,7 @@ def exported(module: ModuleType) -> list[str]:
     """Names that a module imports or makes to be imported from it."""
     body = ast.parse(Path(module.__file__).read_text()).body
     imported = [name for node in body if isinstance(node, ast.ImportFrom) for name in node.names]
-    made = [node.targets[0].id for node in body if isinstance(node, ast.Assign)]
+    made = [node.targets[0].id for node in body if isinstance(node, ast.Assign)]  # type: ignore[attr-defined]
     return made + [name.asname for name in imported if name.asname == name.name]
 
 
@@ -79,8 +79,8 @@ def test_what_a_type_checker_sees_is_what_runs():
                 if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]  # fmt: skip
     typed = {}
     for node in block.body:
-        home = f"neatpack.{node.module}"
-        names = [name.asname or name.name for name in node.names]
+        home = f"neatpack.{node.module}"  # type: ignore[attr-defined]
+        names = [name.asname or name.name for name in node.names]  # type: ignore[attr-defined]
         public = [name for name in exported(sys.modules[home]) if not name.startswith("_")] if names == ["*"] else names
         typed |= dict.fromkeys(public, home)
     assert typed == neatpack._HOME
@@ -97,4 +97,4 @@ def test_the_constants():
 
 def test_what_is_not_there():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = neatpack.nothing
+        _ = neatpack.nothing  # type: ignore[attr-defined]

@@ -15,7 +15,8 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.loaders.pixels import Stored, restored
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure

@@ -14,6 +14,7 @@ from transformers import AutoProcessor, AutoTokenizer
 from neatpack.loaders.online import (
     COLLATE_FNS,
     PreTokenizedDatasetWrapper,
+    _extract_image_config,
     build_labels,
     build_labels_from_template,
     default_collate_fn,
@@ -31,7 +32,6 @@ from neatpack.loaders.online.collates import (
     _drop_overlong_samples,
     _ensure_rgb,
     _estimate_media_tokens,
-    _extract_image_config,
     _extract_media_from_conversations,
     _inject_thinking_prefix_tokens,
 )
