@@ -18,7 +18,8 @@ lint: .venv/ready
 
 # Tests need no annotations, and may take apart what could also be a Skip or None without asking: they fail if it is.
 UNTYPED_TESTS := --explicit-package-bases --exclude tests/install/project --allow-untyped-defs --allow-incomplete-defs \
-	--allow-untyped-calls --no-warn-return-any --disable-error-code union-attr --disable-error-code arg-type \
+	--allow-untyped-calls --no-warn-return-any --no-warn-unused-ignores \
+	--disable-error-code union-attr --disable-error-code arg-type \
 	--disable-error-code list-item --disable-error-code dict-item --disable-error-code assignment \
 	--disable-error-code var-annotated
 

@@ -59,7 +59,8 @@ def _bad_media(ref: MediaRef, error: Exception) -> MediaError:
     return MediaError("bad_media", f"{ref.path}: {type(error).__name__}: {error}")
 
 
-def _orientation(image: Image.Image, file: BinaryIO) -> int:
+def _orientation(image: Image.Image, file: BinaryIO) -> object:
+    """A number of 1 to 8, or whatever else the file has there: a text is no orientation, also not to Pillow."""
     if isinstance(image, TiffImageFile) and ExifTags.Base.Orientation in image.tag_v2:
         return 1  # Pillow turns TIFFs itself, and has exchanged `size` already
     with warnings.catch_warnings():
@@ -72,7 +73,7 @@ def _orientation(image: Image.Image, file: BinaryIO) -> int:
                 exif = Image.Image.getexif(image)
             else:
                 exif = image.getexif()
-            return int(exif.get(ExifTags.Base.Orientation, 1))
+            return exif.get(ExifTags.Base.Orientation, 1)
         except MemoryError:
             raise
         except Exception:  # a broken EXIF block must not cost the picture, and decoding treats it the same way
