@@ -47,7 +47,8 @@ def main() -> None:
 
 def train(args: argparse.Namespace) -> None:
     torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(args.model), attn_implementation="sdpa")
+    config = AutoConfig.from_pretrained(args.model)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")  # type: ignore[no-untyped-call]
     ddp = DistributedDataParallel(model.float().train(), find_unused_parameters=True)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=args.lr)
     dataset = PackedShards(args.out, seed=0, pixels="fp32")
@@ -93,7 +94,8 @@ def train_step(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, b
     totals = torch.tensor([float(loss), float((batch["labels"] != -100).sum())], dtype=torch.float64)
     dist.all_reduce(totals)
     optimizer.zero_grad()
-    (loss * (dist.get_world_size() / totals[1])).float().backward()  # DDP averages over ranks: undo that
+    # DDP averages over ranks: undo that.
+    (loss * (dist.get_world_size() / totals[1])).float().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     return float(totals[0] / totals[1])
 

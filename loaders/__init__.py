@@ -6,26 +6,14 @@ OUT ──reader.py (mapped or ranged reads)──▶ stream.py (PackedShards: b
 online/ packs on the fly, on top of the functions that the offline job packs with; only it needs transformers.
 """
 
-from neatpack.loaders.packed import neat_packed_vlm_collater
-from neatpack.loaders.pixels import restore_pixels
-from neatpack.loaders.pp_media import (
-    VLM_PP_MEDIA_KEY,
-    chunk_step3_media,
-    chunk_vlm_media,
-    prepare_vlm_media_for_pp,
-    stage_vlm_media_for_pp,
-    wrap_vlm_collate_for_pp,
+from .packed import neat_packed_vlm_collater as neat_packed_vlm_collater
+from .pixels import restore_pixels as restore_pixels
+from .pp_media import (
+    VLM_PP_MEDIA_KEY as VLM_PP_MEDIA_KEY,
+    chunk_step3_media as chunk_step3_media,
+    chunk_vlm_media as chunk_vlm_media,
+    prepare_vlm_media_for_pp as prepare_vlm_media_for_pp,
+    stage_vlm_media_for_pp as stage_vlm_media_for_pp,
+    wrap_vlm_collate_for_pp as wrap_vlm_collate_for_pp,
 )
-from neatpack.loaders.stream import PackedShards
-
-__all__ = [
-    "VLM_PP_MEDIA_KEY",
-    "PackedShards",
-    "chunk_step3_media",
-    "chunk_vlm_media",
-    "neat_packed_vlm_collater",
-    "prepare_vlm_media_for_pp",
-    "restore_pixels",
-    "stage_vlm_media_for_pp",
-    "wrap_vlm_collate_for_pp",
-]
+from .stream import PackedShards as PackedShards

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from neatpack.loaders.pixels import STORED_KEY, with_first
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.records import TOKEN_TYPES
+from ..pipeline.layout import Delivery, MediaArray
+from ..pipeline.records import TOKEN_TYPES
+from .pixels import STORED_KEY, with_first
 
 LAYOUT_KEY = "media_layout"  # in a sample: {name: MediaArray}, as its family declares
 # What a sample without a layout may have; rows end to end, as Qwen's processors give them.
@@ -45,7 +45,7 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _padded(name: str, deliver: Delivery, arrays: list[Any], counts: list[Any]) -> dict[str, torch.Tensor]:
     """Rows of each medium as a line of [media, longest, …], and the mask that tells them from the padding."""
     sizes = [number for count in counts if len(count) for number in count.reshape(len(count), -1).prod(1).tolist()]
-    rows = list(torch.cat(arrays).split(sizes))
+    rows = list(torch.split(torch.cat(arrays), sizes))
     media = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=deliver.fill)
     if not deliver.mask:
         return {name: media}

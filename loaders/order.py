@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neatpack.pipeline.plan.balance import nested_shuffle, nested_sizes, without_trend
+from ..pipeline.plan.balance import nested_shuffle, nested_sizes, without_trend
 
 
 def epoch_order(
@@ -60,5 +60,4 @@ def worker_share(num_items: int, batch_size: int, worker: int, num_workers: int)
 
     5 items, batches of 2, 2 workers: worker 0 reads [0 1 4], worker 1 reads [2 3].
     """
-    items = np.arange(num_items)
-    return items[items // batch_size % num_workers == worker]
+    return np.flatnonzero(np.arange(num_items) // batch_size % num_workers == worker)

@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from neatpack.loaders.media import concatenated_media, media_counts
-from neatpack.pipeline.records import IGNORE, IMAGE, VIDEO
+from ..pipeline.records import IGNORE, IMAGE, VIDEO
+from .media import concatenated_media, media_counts
 
-NO_DOCUMENT = -1000  # fills up ragged rows of seq_lens, as the seed's THD format has it
+NO_DOCUMENT = -1000  # fills up ragged rows of seq_lens, as THD batches of the online API have it
 
 
 def neat_packed_vlm_collater(

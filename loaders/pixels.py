@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from neatpack.pipeline.layout import MediaArray
+from ..pipeline.layout import MediaArray
 
 STORED_KEY = "stored_pixels"  # in a batch whose pixels are still uint8: {name: how its bytes are restored}
 _CHUNK = 2048  # rows at a time: what is in work stays in the cache

@@ -1,4 +1,4 @@
-"""Media under pipeline parallelism: cut by microbatch when collating, lent to stage 0 while a schedule runs.
+"""Media under pipeline parallelism: cut by microbatch when collating, attached to stage 0 while a schedule runs.
 
 torch.distributed.pipelining cuts every tensor of a batch along its rows. That is right for input_ids and wrong for
 media: the patches of all images lie end to end, and a sample may own three images or none. So the collater cuts them,
@@ -36,8 +36,8 @@ from typing import Any
 
 import torch
 
-from neatpack.pipeline.layout import Layout, MediaArray, delivered, rows_per_part, split_media
-from neatpack.pipeline.records import TOKEN_TYPES, MediaKind
+from ..pipeline.layout import Layout, MediaArray, delivered, rows_per_part, split_media
+from ..pipeline.records import TOKEN_TYPES, MediaKind
 
 VLM_PP_MEDIA_KEY = "_vlm_pp_media_chunks"
 
@@ -56,15 +56,6 @@ _VLM_MEDIA_KEYS = (
 )
 # What stage 0 can always ask for; "image_grid_hws" is whichever image grid there is.
 _CHUNK_KEYS = ("pixel_values", "image_grid_hws", *_STEP3_KEYS, "pixel_values_videos", "video_grid_thw")
-
-__all__ = [
-    "VLM_PP_MEDIA_KEY",
-    "chunk_step3_media",
-    "chunk_vlm_media",
-    "prepare_vlm_media_for_pp",
-    "stage_vlm_media_for_pp",
-    "wrap_vlm_collate_for_pp",
-]
 
 
 def _select_image_grid(
@@ -143,7 +134,7 @@ def prepare_vlm_media_for_pp(
 
     `batch_size` is the number of rows of input_ids. Where that is 1 and the counts name several samples (packs laid end
     to end, [1, total]), those samples are divided. `layout` (PackedShards.layout, Family.media) says what each media
-    array is; without it, the seed's names and their shapes tell. A batch without media gets no VLM_PP_MEDIA_KEY.
+    array is; without it, names and shapes tell. A batch without media gets no VLM_PP_MEDIA_KEY.
     """
     arrays = _guessed_layout(batch) if layout is None else delivered(layout)
     present = {name: array for name, array in arrays.items() if batch.get(name) is not None}
@@ -172,7 +163,7 @@ def prepare_vlm_media_for_pp(
 
 
 def _guessed_layout(batch: Mapping[str, Any]) -> dict[str, MediaArray]:
-    """Of a batch by the seed's names: what a row of pixels is, the grids and the shapes tell."""
+    """The layout of a batch whose arrays have the names of the online API: grids and shapes tell what a row is."""
     result: dict[str, MediaArray] = {}
     kinds: tuple[tuple[MediaKind, str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("image", "pixel_values", _IMAGE_GRID_KEYS, _STEP3_KEYS),
@@ -239,7 +230,7 @@ def _num_rows(rows: Any, array: MediaArray) -> int:
 def stage_vlm_media_for_pp(
     pp: Any, model_parts: list[torch.nn.Module], batch: MutableMapping[str, Any]
 ) -> Iterator[None]:
-    """Lend a batch's chunks to stage 0 for one call of the schedule; afterwards, whatever happened, it has none.
+    """Attach a batch's chunks to stage 0 for one call of the schedule; they are removed afterwards, also on errors.
 
     Enter it on every rank: it takes VLM_PP_MEDIA_KEY out of the batch, and only the rank with `pp.info.has_first_stage`
     attaches it, as `_vlm_<key>_chunks` and `_vlm_chunk_idx` of model_parts[0].
@@ -348,7 +339,7 @@ def _rows_per_item(pixels: Any, grid: Any, axis: str | None, name: str) -> list[
         raise ValueError(f"axis is {axis!r}; it must be 'patches' or 'images'")
     num_rows = len(pixels)
     num_items = num_rows if grid is None else len(grid)
-    patches = None  # of each item, where the grid can tell: (h, w) or (t, h, w)
+    patches: list[int] | None = None  # of each item, where the grid can tell: (h, w) or (t, h, w)
     if grid is not None and grid.ndim == 2 and grid.shape[1] in (2, 3) and not grid.is_floating_point():
         patches = grid.prod(1).tolist()
     if axis in (None, "patches") and patches is not None and sum(patches) == num_rows:
@@ -387,7 +378,7 @@ def _numbered(forward_one_chunk: Callable[..., Any], first: Any) -> Callable[...
 
 
 def _cut(rows: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
-    return list(rows.split(sizes))
+    return list(torch.split(rows, sizes))
 
 
 def _sums(values: list[int], sizes: list[int]) -> list[int]:

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from neatpack.pipeline.layout import MediaArray, layout_of
-from neatpack.pipeline.manifest import FILE as MANIFEST, Manifest, OutputError, missing_manifest
-from neatpack.pipeline.shard.codec import read_array
+from ..pipeline.layout import MediaArray, layout_of
+from ..pipeline.manifest import FILE as MANIFEST, Manifest, OutputError, missing_manifest
+from ..pipeline.shard.codec import read_array
 
 
 class ShardReader:

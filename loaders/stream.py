@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from neatpack.loaders.media import LAYOUT_KEY, document_numbers
-from neatpack.loaders.order import epoch_order, rank_share, share_length, worker_share
-from neatpack.loaders.pixels import STORED_KEY, restored, stored_arrays
-from neatpack.loaders.reader import ShardReader
-from neatpack.pipeline.records import TOKEN_TYPES
+from ..pipeline.records import TOKEN_TYPES
+from .media import LAYOUT_KEY, document_numbers
+from .order import epoch_order, rank_share, share_length, worker_share
+from .pixels import STORED_KEY, restored, stored_arrays
+from .reader import ShardReader
 
 PIXELS = {"bf16": torch.bfloat16, "fp32": torch.float32, "uint8": None}
 
@@ -62,7 +62,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self.layout = self.reader.layout  # what the media arrays are; `wrap_vlm_collate_for_pp` takes it
         self.stored = stored_arrays(self.layout, self.reader.pixel_tables())
         # Epoch and position in shared memory: a worker that lives on (persistent_workers) sees a new epoch too.
-        self._start = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._start = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._yielded = 0  # items given out in this process since `_start`
         self._finished = False
 

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from neatpack.pipeline.config import PackConfig as PackConfig, UserError as UserError
     from neatpack.pipeline.run import run_pack as run_pack, run_plan as run_plan
 
-# The same names again, by home, for when the program runs; tests/test_api.py holds both lists to each other.
+# The same names by their home, for when the program runs and nothing of it is imported yet.
 _HOMES = {
     "neatpack.loaders": ("VLM_PP_MEDIA_KEY", "PackedShards", "chunk_step3_media", "chunk_vlm_media",
                          "neat_packed_vlm_collater", "prepare_vlm_media_for_pp", "restore_pixels",
@@ -87,7 +87,7 @@ if not TYPE_CHECKING:  # a type checker takes the imports above, and so knows ev
         try:
             return getattr(_import_module(_HOME[name]), name)
         except ModuleNotFoundError as error:
-            from neatpack.pipeline.extras import remedy
+            from .pipeline.extras import remedy
 
             extra = "online" if _HOME[name] == "neatpack.loaders.online" else "pack"
             if message := remedy(error.name, f"neatpack.{name}", extra):

@@ -4,14 +4,16 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from neatpack.pipeline import __version__
-from neatpack.pipeline.config import PackConfig, UserError, absolute, add_flags, load_config
-from neatpack.pipeline.extras import remedy
-from neatpack.pipeline.manifest import Manifest, OutputError
-from neatpack.pipeline.runtime.logs import logged_to_stderr
+from . import __version__
+from .config import PackConfig, UserError, absolute, add_flags, load_config
+from .extras import remedy
+from .manifest import Manifest, OutputError
+from .runtime.logs import logged_to_stderr
 
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
 
@@ -39,13 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return DONE
 
 
-class _Help(argparse.HelpFormatter):
-    """Flags and their explanations side by side."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="neatpack",
@@ -55,9 +50,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"neatpack {__version__}")
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
 
-    pack = commands.add_parser(
+    pack = _command(
+        commands,
         "pack",
-        formatter_class=_Help,
+        _pack,
         help="pack the data sets of a meta JSON into shards",
         description="Pack the data sets of a meta JSON into OUT/shards/*.tar, with an index, statistics and a ledger "
         "of every input row. Killed at any instant, the same command goes on where it was.",
@@ -65,11 +61,10 @@ def _parser() -> argparse.ArgumentParser:
         "--pack-size 16384",
     )
     add_flags(pack)
-    pack.set_defaults(run=_pack)
-
-    plan = commands.add_parser(
+    plan = _command(
+        commands,
         "plan",
-        formatter_class=_Help,
+        _plan,
         help="measure and plan only: what would packing give?",
         description="Measure every row and plan the packs, without decoding a pixel; print what packing would give. "
         "With --out or --work the measured tokens are kept, and `pack` starts from them.",
@@ -81,30 +76,33 @@ def _parser() -> argparse.ArgumentParser:
         help="write the rows with their exact lengths (_text_tokens, _media_tokens, mm_inputs_meta) and a meta.json to "
         "DIR, for packing online",
     )
-    plan.set_defaults(run=_plan)
-
-    verify = commands.add_parser(
+    verify = _command(
+        commands,
         "verify",
-        formatter_class=_Help,
+        _verify,
         help="prove a finished output",
         description="Check digests, tars, index, ledger and every pack of a finished output: each input row exactly "
         "once, planned = materialized lengths, labels on assistant tokens only, media tokens = grid tokens.",
     )
     verify.add_argument("out", metavar="OUT", help="a finished output")
     verify.add_argument("--engine", choices=("inline", "ray"), default="inline", help="ray: shards in parallel")
-    verify.set_defaults(run=_verify)
-    for command in (pack, plan, verify):
-        command.add_argument(
-            "-v", "--verbose", action="count", default=0, help="say what is done, on stderr; -vv: in detail"
-        )
     return parser
+
+
+def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int], **texts: str) -> Any:
+    command = commands.add_parser(name, formatter_class=partial(argparse.HelpFormatter, max_help_position=32), **texts)
+    command.add_argument(
+        "-v", "--verbose", action="count", default=0, help="say what is done, on stderr; -vv: in detail"
+    )
+    command.set_defaults(run=run)
+    return command
 
 
 def _pack(args: argparse.Namespace) -> int:
     config = load_config(args)
     # Here and not above: torch and transformers take seconds, which --help and a wrong flag should not.
-    from neatpack.pipeline.run import run_pack
-    from neatpack.pipeline.shard.report import describe_output
+    from .run import run_pack
+    from .shard.report import describe_output
 
     packed = run_pack(config)
     if packed.already_done:
@@ -125,8 +123,8 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: bool) -> None:
-    from neatpack.pipeline.run import run_plan, write_plan_lengths
-    from neatpack.pipeline.shard.report import describe_plan
+    from .run import run_plan, write_plan_lengths
+    from .shard.report import describe_plan
 
     planned = run_plan(config)
     print(describe_plan(planned))
@@ -137,8 +135,8 @@ def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: boo
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from neatpack.pipeline.runtime.engine import engine
-    from neatpack.pipeline.shard.verify import verify_output
+    from .runtime.engine import engine
+    from .shard.verify import verify_output
 
     out = Path(absolute("OUT", args.out))
     try:

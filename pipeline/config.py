@@ -50,7 +50,7 @@ class PackConfig:
     )
     video_max_pixels: int = _key(0, "largest area, likewise; 0: the processor's own", shapes="measure")
     use_audio_in_video: bool = _key(
-        False, "Qwen-Omni: hear the sound track of a video, interleaved with its frames", shapes="measure"
+        False, "Qwen-Omni: use the sound track of a video, interleaved with its frames", shapes="measure"
     )
     pack_size: int = _key(8192, "tokens in a pack, at most", shapes="plan")
     packing_ratio: float = _key(1.0, "fill packs to this share of pack-size only", shapes="plan")

@@ -6,10 +6,13 @@ Light on purpose: readers of a manifest need neither transformers nor Ray for it
 import dataclasses
 import importlib.metadata
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from neatpack.pipeline import __version__, measure
-from neatpack.pipeline.config import fingerprint
+from . import __version__, measure
+from .config import fingerprint
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "av", "numpy")  # packages that shape the tensors
 
@@ -56,12 +59,18 @@ class Identity:
     @classmethod
     def from_json(cls, value: Any) -> "Identity":
         """Raises ValueError where `value` is not an identity, as in records of an older neatpack."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        if not isinstance(value, dict):
-            raise ValueError(f"an identity is an object of {', '.join(names)}, not a {type(value).__name__}")
-        if missing := [name for name in names if name not in value]:
-            raise ValueError(f"its identity lacks {', '.join(missing)}")
-        return cls(**{name: value[name] for name in names})
+        return cls(**fields_from_json(cls, value, "identity"))
+
+
+def fields_from_json(kind: "type[DataclassInstance]", found: Any, name: str = "") -> dict[str, Any]:
+    """The fields of a record from JSON; keys that it does not know are left out. A ValueError says what is wrong."""
+    where = f"{name}: " if name else ""
+    names = [field.name for field in dataclasses.fields(kind)]
+    if not isinstance(found, dict):
+        raise ValueError(f"{where}expected an object of {', '.join(names)}, got {found!r}")
+    if lacking := [name for name in names if name not in found]:
+        raise ValueError(f"{where}lacks {', '.join(lacking)}")
+    return {name: found[name] for name in names}
 
 
 def _differences(old: Any, new: Any, where: str = "") -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neatpack.pipeline.records import IGNORE
+from .records import IGNORE
 
 Array = TypeVar("Array", bound=Any)  # numpy's or torch's
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from neatpack.pipeline.records import MediaKind
+from .records import MediaKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

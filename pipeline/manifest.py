@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neatpack.pipeline import __version__
-from neatpack.pipeline.identity import Identity
-from neatpack.pipeline.runtime.storage import write_json
+from . import __version__
+from .identity import Identity, fields_from_json
+from .runtime.storage import write_json
 
 FORMAT = 3  # of everything in OUT but work/; raise it when a reader of the older format would fail or misread
 FILE = "manifest.json"
@@ -95,30 +95,20 @@ class Manifest:
                 f"{where}: format {got}, this neatpack ({__version__}) reads format {FORMAT}; "
                 "use the neatpack that made it, or pack again"
             )
-        values = _values(cls, found, where)
         try:
+            values = fields_from_json(cls, found)
             values["identity"] = Identity.from_json(values["identity"])
+            values["pixels"] = Pixels(**fields_from_json(Pixels, values["pixels"], "pixels"))
+            values["counts"] = Counts(**fields_from_json(Counts, values["counts"], "counts"))
+            values["shards"] = tuple(
+                ShardEntry(**fields_from_json(ShardEntry, entry, f"shards[{number}]"))
+                for number, entry in enumerate(values["shards"])
+            )
         except ValueError as error:
             raise OutputError(f"{where}: {error}; pack again") from None
-        values["pixels"] = Pixels(**_values(Pixels, values["pixels"], f"{where}: pixels"))
-        values["counts"] = Counts(**_values(Counts, values["counts"], f"{where}: counts"))
-        values["shards"] = tuple(
-            ShardEntry(**_values(ShardEntry, entry, f"{where}: shards[{number}]"))
-            for number, entry in enumerate(values["shards"])
-        )
         return cls(**values)
 
 
 def missing_manifest(out: str) -> OutputError:
     """The error for an output without a manifest."""
     return OutputError(f"{out}/{FILE}: missing, so packing has not finished; run pack again")
-
-
-def _values(kind: type, found: Any, where: str) -> dict[str, Any]:
-    """The fields of a record from JSON; keys that it does not know are left out."""
-    names = [field.name for field in dataclasses.fields(kind)]
-    if not isinstance(found, dict):
-        raise OutputError(f"{where}: expected an object of {', '.join(names)}, got {found!r}; pack again")
-    if lacking := [name for name in names if name not in found]:
-        raise OutputError(f"{where}: lacks {', '.join(lacking)}; pack again")
-    return {name: found[name] for name in names}

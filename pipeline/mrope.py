@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from neatpack.pipeline.records import IMAGE, TEXT
+from .records import IMAGE, TEXT
 
 
 def mrope_positions(

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from neatpack.pipeline.config import PackConfig
-from neatpack.pipeline.families.base import Family
-from neatpack.pipeline.identity import Identity
-from neatpack.pipeline.ingest.corpus import Corpus
-from neatpack.pipeline.measure.store import MeasuredPart
-from neatpack.pipeline.plan.assign import Plan
+from .config import PackConfig
+from .families.base import Family
+from .identity import Identity
+from .ingest.corpus import Corpus
+from .measure.store import MeasuredPart
+from .plan.assign import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""The nouns that cross stage boundaries. Imports nothing of ours."""
+"""The nouns that cross stage boundaries. Imports no other module of neatpack."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -31,7 +31,7 @@ REASONS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """What a row asks of a video; what it is silent about, the processor decides."""
+    """Which frames of a video a row asks for; the processor's config decides what is None here."""
 
     fps: float | None = None  # frames taken per second
     frame_indices: tuple[int, ...] | None = None  # just these, counted from 0

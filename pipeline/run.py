@@ -6,25 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from neatpack.pipeline.config import PackConfig, UserError, fingerprint
-from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import family_for
-from neatpack.pipeline.identity import Identity, own_code, versions
-from neatpack.pipeline.ingest.corpus import Corpus
-from neatpack.pipeline.ingest.imported import lines_of
-from neatpack.pipeline.ingest.lines import Lines, RangeCount, Source, part_ranges, scan, source_of
-from neatpack.pipeline.ingest.meta import read_meta
-from neatpack.pipeline.manifest import Manifest
-from neatpack.pipeline.measure.hints import write_lengths
-from neatpack.pipeline.measure.part import PartJob, measure_part
-from neatpack.pipeline.measure.store import MeasuredPart, has_media_trouble
-from neatpack.pipeline.plan.assign import Plan, make_plan, shard_starts
-from neatpack.pipeline.planned import Inputs, Planned
-from neatpack.pipeline.runtime.engine import Engine, engine
-from neatpack.pipeline.runtime.storage import write_json
-from neatpack.pipeline.runtime.tables import open_arrow, write_arrow
-from neatpack.pipeline.shard.commit import claim, commit, refuse_strangers
-from neatpack.pipeline.shard.writer import ShardJob, finished, shard_task
+from .config import PackConfig, UserError, fingerprint
+from .families.base import ProcessorKey
+from .families.registry import family_for
+from .identity import Identity, own_code, versions
+from .ingest.corpus import Corpus
+from .ingest.imported import lines_of
+from .ingest.lines import Lines, RangeCount, Source, part_ranges, scan, source_of
+from .ingest.meta import read_meta
+from .manifest import Manifest
+from .measure.hints import write_lengths
+from .measure.part import PartJob, measure_part
+from .measure.store import MeasuredPart, has_media_trouble
+from .plan.assign import Plan, make_plan, shard_starts
+from .planned import Inputs, Planned
+from .runtime.engine import Engine, engine
+from .runtime.storage import write_json
+from .runtime.tables import open_arrow, write_arrow
+from .shard.commit import claim, commit, refuse_strangers
+from .shard.writer import ShardJob, finished, shard_task
 
 SCAN_RANGES = 64  # byte ranges in a scanning task: 256 MiB, a fraction of a second
 

@@ -136,9 +136,11 @@ def test_another_pack_size_reuses_the_token_store(
     run: Run, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    measure = neatpack.pipeline.measure.part.measure
+    measure = neatpack.pipeline.measure.part.measure  # type: ignore[attr-defined]
     monkeypatch.setattr(
-        neatpack.pipeline.measure.part, "measure", lambda *arguments: calls.append(1) or measure(*arguments)
+        neatpack.pipeline.measure.part,
+        "measure",
+        lambda *arguments: calls.append(1) or measure(*arguments),  # type: ignore[func-returns-value]
     )
     work = tmp_path / "work"
     assert run("pack", *flags(meta, tmp_path / "a", work=work))[0] == 0

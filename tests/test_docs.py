@@ -192,7 +192,7 @@ def test_our_own_api_is_as_documented():
     for name, parameters in listed.items():
         if not parameters or "…" in parameters:
             continue
-        arguments = ast.parse(f"def _({parameters}): ...").body[0].args
+        arguments = ast.parse(f"def _({parameters}): ...").body[0].args  # type: ignore[attr-defined]
         told = {a.arg: None for a in (*arguments.args, *arguments.kwonlyargs)}
         for names, defaults in (
             (arguments.args[len(arguments.args) - len(arguments.defaults) :], arguments.defaults),
@@ -315,7 +315,7 @@ def test_the_examples_of_data_are_packed(tmp_path):
     ledger = read_ledger(tmp_path / "out", assert_verified(tmp_path / "out")).to_pylist()
     reasons = [line["reason"] for line in ledger if line["dataset"] == "broken"]
     text = " ".join(text_of("docs/DATA.md").split())
-    told = re.search(r"These rows are skipped as (.+?) by a family", text)[1]
+    told = re.search(r"These rows are skipped as (.+?) by a family", text)[1]  # type: ignore[index]
     assert reasons == re.findall(r"`(\w+)`", told)
     others = {}
     for line in ledger:

@@ -82,7 +82,7 @@ KNOWN = f"this neatpack ({__version__}) reads format 3; use the neatpack that ma
         (without("files"), "lacks files; pack again"),
         (without("counts", "packs"), "counts: lacks packs; pack again"),
         (without("pixels", "codec"), "pixels: lacks codec; pack again"),
-        (without("identity", "code"), "its identity lacks code; pack again"),
+        (without("identity", "code"), "identity: lacks code; pack again"),
         (lambda found: found["shards"][0].pop("sha256"), "shards[0]: lacks sha256; pack again"),
         (lambda found: found.update(pixels=None), "pixels: expected an object of codec, resize, tables, got None"),
     ],

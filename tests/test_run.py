@@ -272,7 +272,7 @@ def test_an_output_of_an_older_format_is_refused_and_overwritten_on_demand(tiny,
     manifest.unlink()
     begun = tmp_path / "out/work/run.json"
     begun.write_text(begun.read_text().replace('"code"', '"codes"'))
-    with pytest.raises(UserError, match="its identity lacks code; or give --overwrite to start anew"):
+    with pytest.raises(UserError, match="identity: lacks code; or give --overwrite to start anew"):
         run_pack(config)
     run_pack(dataclasses.replace(config, overwrite=True))
     assert_verified(tmp_path / "out")

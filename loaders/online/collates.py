@@ -11,24 +11,23 @@ import torch
 from PIL import Image
 from torch.nn.functional import pad
 
-from neatpack.loaders.online.labels import _extract_assistant_text, build_labels_from_template
-from neatpack.loaders.online.padded import pad_collate_fn, padded_batch, padding_id, shifted_batch
-from neatpack.loaders.online.phi4 import input_mode
-from neatpack.loaders.online.processor import family_of
-from neatpack.loaders.online.processor_config import extract_image_config
-from neatpack.loaders.online.tokenized import SampleError, measured_example, tokenized_example
-from neatpack.pipeline.families.base import Family
-from neatpack.pipeline.measure.length import expansions
-from neatpack.pipeline.media.image import rgb_image
-from neatpack.pipeline.records import IGNORE, MediaRef
+from ...pipeline.families.base import Family
+from ...pipeline.families.gemma4 import EMPTY_THOUGHT, MODEL_TURN
+from ...pipeline.measure.length import expansions
+from ...pipeline.media.image import rgb_image
+from ...pipeline.records import IGNORE, MediaRef
+from .labels import _extract_assistant_text, build_labels_from_template
+from .padded import pad_collate_fn, padded_batch, padding_id, shifted_batch
+from .phi4 import input_mode
+from .processor import family_of
+from .tokenized import SampleError, measured_example, tokenized_example
 
 logger = logging.getLogger(__name__)
 
 Conversation = Sequence[Mapping[str, Any]]
 Batch = dict[str, Any]
 
-_GEMMA4_MODEL_TURN = "<|turn>model\n"
-_GEMMA4_THINKING_PREFIX = "<|channel>thought\n<channel|>"
+_GEMMA4_MODEL_TURN, _GEMMA4_THINKING_PREFIX = MODEL_TURN, EMPTY_THOUGHT
 _AUDIO_TAG = "<|audio_1|>"
 _NEMOTRON_TASK = "</s><s><predict_bbox><predict_classes><output_markdown>"
 
@@ -55,24 +54,24 @@ def qwen2_5_collate_fn(examples: list[dict[str, Any]], processor: Any) -> Batch:
 def qwen3_omni_collate_fn(
     examples: Sequence[dict[str, Any]], processor: Any, use_audio_in_video: bool = False
 ) -> Batch:
-    """Qwen3-Omni; `use_audio_in_video`: the sound track of a video is heard, interleaved with its frames."""
+    """Qwen3-Omni; `use_audio_in_video`: the sound track of a video is used, interleaved with its frames."""
     return _collated(examples, processor, family_of(processor, use_audio_in_video=use_audio_in_video))
 
 
 def kimi_vl_collate_fn(examples: Sequence[dict[str, Any]], processor: Any, max_length: int | None = None) -> Batch:
     """Kimi-VL; every row has max_length tokens before the shift, where it is given."""
-    return _collated(examples, processor, _named(processor, "kimi_vl"), max_length, fixed_length=True)
+    return _collated(examples, processor, family_of(processor, family="kimi_vl"), max_length, fixed_length=True)
 
 
 def kimi_k25_vl_collate_fn(examples: Sequence[dict[str, Any]], processor: Any, max_length: int | None = None) -> Batch:
     """Kimi K2.5: placeholders are expanded here, and rows are of one length, so that no pipeline stage changes it."""
-    return _collated(examples, processor, _named(processor, "kimi_k25"), max_length, fixed_length=True)
+    return _collated(examples, processor, family_of(processor, family="kimi_k25"), max_length, fixed_length=True)
 
 
 def phi4_mm_collate_fn(examples: Sequence[dict[str, Any]], processor: Any) -> Batch:
     """Phi-4-multimodal. A sound may also be the example's `audio`, with <|audio_1|> in its text or before it."""
     heard = [_with_sound(example) for example in examples]
-    batch = _collated(heard, processor, _named(processor, "phi4_mm"))
+    batch = _collated(heard, processor, family_of(processor, family="phi4_mm"))
     return batch | {"input_mode": input_mode(batch)}
 
 
@@ -163,14 +162,7 @@ def _collated(
     return shifted_batch(batch | {"labels": labels.masked_fill(batch["attention_mask"] == 0, IGNORE)})
 
 
-def _named(processor: Any, family: str) -> Family:
-    """The family of the collater's name, whatever the processor's class is called."""
-    return family_of(processor, family=family)
-
-
-# The pieces, by the names of the documents
-
-_extract_image_config = extract_image_config
+# Steps of collating, by their names in the online API
 
 
 def _drop_overlong_samples(
@@ -182,7 +174,7 @@ def _drop_overlong_samples(
         try:
             length = measured_example({"conversation": list(conversation)}, family_of(processor)).tokens + 1
         except SampleError:
-            kept.append(index)  # its trouble is another one, and is told when it is rendered
+            kept.append(index)  # not too long but broken: reported when it is rendered
             continue
         longest = max(longest, length)
         if length <= max_length:

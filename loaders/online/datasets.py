@@ -14,22 +14,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from neatpack.loaders.online.estimate import (
-    IMAGE_CFG,
-    VIDEO_CFG,
-    content_parts,
-    estimate_media_tokens,
-    estimate_text_tokens,
-)
-from neatpack.loaders.stream import rank_and_world
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.ingest.conversation import KINDS, from_conversation, to_conversation
-from neatpack.pipeline.ingest.lines import Part, as_lines, rows
-from neatpack.pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, parsed_names, read_meta
-from neatpack.pipeline.ingest.sharegpt import convert, parse_row
-from neatpack.pipeline.ingest.sources import SOURCES, Examples
-from neatpack.pipeline.ingest.sources.examples import BadRow
-from neatpack.pipeline.records import Skip
+from ...pipeline.config import UserError
+from ...pipeline.ingest.conversation import KINDS, from_conversation, to_conversation
+from ...pipeline.ingest.lines import Part, as_lines, rows
+from ...pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, parsed_names, read_meta
+from ...pipeline.ingest.sharegpt import convert, parse_row
+from ...pipeline.ingest.sources import Examples
+from ...pipeline.ingest.sources.examples import BadRow
+from ...pipeline.records import Skip
+from ..stream import rank_and_world
+from .estimate import IMAGE_CFG, VIDEO_CFG, content_parts, estimate_media_tokens, estimate_text_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -37,19 +31,12 @@ T = TypeVar("T")
 
 # What the precompute step wrote into a row, kept for the length estimates, and the types it must have to be of use.
 HINTS: dict[str, Any] = {"_text_tokens": int, "_media_tokens": int, "mm_inputs_meta": Mapping}
-STATS = (
-    "n_images",
-    "n_videos",
-    "n_text_only",
-    "n_text_tokens",
-    "n_media_tokens",
-    "n_missing_text_tokens",
-    "n_missing_mm_inputs_meta",
-)
+STATS = ("n_images", "n_videos", "n_text_only", "n_text_tokens", "n_media_tokens", "n_missing_text_tokens",
+         "n_missing_mm_inputs_meta")  # fmt: skip
 DETAILS_LOGGED = 3  # skipped rows told one by one; the others are in the counts
 
 
-class _ExamplesWithStats(list):
+class _ExamplesWithStats(list[dict[str, Any]]):
     """A list of examples with the statistics gathered while it was made, so that nobody has to go through it again."""
 
     __slots__ = ("stats",)
@@ -80,11 +67,11 @@ def make_meta_dataset(
     """The examples of a meta JSON's data sets, {"conversation": …} each, in the order of the file.
 
     dataset_names     which of them; None: all
-    split             has no meaning here, as in the reference; a data set with a "source" names its own in the meta
+    split             is ignored; a data set with a "source" names its own in the meta
     shard_data        only this rank's share of every data set: `rows taken by sample_ratio`[rank::world_size]. Only
                       its lines are parsed. Use a local sampler then: the data are already divided
     rank, world_size  default: those of torch.distributed
-    kwargs            placeholders="lenient", as in packing; anything else is ignored, as the reference does
+    kwargs            placeholders="lenient", as in packing; anything else is ignored
 
     A row that is not a usable conversation is left out, counted by reason in `.stats` and logged; over all ranks the
     samples are those that packing would take, up to media that cannot be read: files of them are not opened here.
@@ -210,8 +197,7 @@ def _examples(
 ) -> tuple[list[tuple[int, dict[str, Any] | Skip]], int]:
     """This rank's examples of a data set, each with its row number, and how many rows the data set has."""
     if dataset.source:
-        where = {"path_or_dataset": dataset.path_or_dataset} if dataset.path_or_dataset else {}
-        source = SOURCES[dataset.source](**where, split=dataset.split)
+        source = dataset.examples()
         mine = _mine(len(source), dataset.sample_ratio, rank, world_size)
         return [(row, _of_source(source, row)) for row in mine], len(source)
 
@@ -266,7 +252,8 @@ def _mine(num_rows: int, ratio: float, rank: int, world_size: int) -> list[int]:
     """
     copies = copies_of_rows(num_rows, ratio)
     passes = range(max(1, int(copies.max(initial=0))))
-    return np.concatenate([np.flatnonzero(copies > number) for number in passes])[rank::world_size].tolist()
+    taken: list[int] = np.concatenate([np.flatnonzero(copies > number) for number in passes]).tolist()
+    return taken[rank::world_size]
 
 
 def _imported() -> Path:
@@ -299,7 +286,7 @@ def _selection(names: Sequence[str] | None) -> tuple[str, ...]:
 def _is_lenient(placeholders: Any) -> bool:
     if placeholders not in ("strict", "lenient"):
         raise UserError(f"placeholders is {placeholders!r}; it must be strict or lenient")
-    return placeholders == "lenient"
+    return bool(placeholders == "lenient")
 
 
 def _log_skips(name: str, skips: Sequence[tuple[int, Skip]], num_taken: int) -> None:

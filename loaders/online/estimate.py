@@ -8,7 +8,7 @@ duration]]}}. The configs are those of `processor_config`.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from neatpack.pipeline.media.resize import MAX_ASPECT_RATIO, smart_resize_image, smart_resize_video
+from ...pipeline.media.resize import MAX_ASPECT_RATIO, smart_resize_image, smart_resize_video
 
 CHARS_PER_TOKEN = 3
 UNKNOWN_MEDIUM_TOKENS = 500
@@ -126,4 +126,4 @@ def _resized_image(height: int, width: int, cfg: Mapping[str, Any]) -> tuple[int
 
 
 def _merged(frames: int, height: int, width: int, cfg: Mapping[str, Any]) -> int:
-    return frames * (height // cfg["patch_size"]) * (width // cfg["patch_size"]) // cfg["merge_size"] ** 2
+    return int(frames * (height // cfg["patch_size"]) * (width // cfg["patch_size"]) // cfg["merge_size"] ** 2)

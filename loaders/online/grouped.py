@@ -7,23 +7,38 @@ from typing import Any
 
 from torch.utils.data import Sampler, Subset
 
-from neatpack.loaders.online.estimate import (
+from .estimate import (
     UNKNOWN_MEDIUM_TOKENS,
     estimate_image_tokens,
     estimate_media_tokens,
     estimate_text_tokens,
     estimate_video_tokens,
 )
-from neatpack.loaders.online.processor import family_of
-from neatpack.loaders.online.processor_config import extract_image_config, extract_video_config
-from neatpack.pipeline.media.resize import (
-    smart_resize_image as _smart_resize_image,
-    smart_resize_video as _smart_resize_video,
-)
-
-__all__ = ["LengthGroupedSampler", "_smart_resize_image", "_smart_resize_video"]
+from .processor import family_of
+from .processor_config import extract_image_config, extract_video_config
 
 logger = logging.getLogger(__name__)
+
+
+def raw_samples(dataset: Any) -> Any:
+    """The innermost data set behind `.dataset` and `.inner_dataset`: asking a wrapper would tokenize its samples.
+
+    A Subset is followed by its indices. A wrapper of another length (packs) is not one of these samples: refused.
+    """
+    if isinstance(dataset, Subset):
+        samples = raw_samples(dataset.dataset)
+        return [samples[index] for index in dataset.indices]
+    for name in ("dataset", "inner_dataset"):
+        inner = getattr(dataset, name, None)
+        if inner is None:
+            continue
+        if len(inner) != len(dataset):
+            raise ValueError(
+                f"{type(dataset).__name__} has {len(dataset)} items, the data set inside it {len(inner)}: lengths "
+                "cannot be told; group the samples before they are packed or filtered"
+            )
+        return raw_samples(inner)
+    return dataset
 
 
 class LengthGroupedSampler(Sampler[int]):
@@ -105,35 +120,6 @@ class LengthGroupedSampler(Sampler[int]):
     def _estimate_video_tokens(self, vid_meta: Sequence[float]) -> int:
         return UNKNOWN_MEDIUM_TOKENS if self._video_cfg is None else estimate_video_tokens(vid_meta, self._video_cfg)
 
-    @staticmethod
-    def _extract_image_config(processor: Any) -> dict[str, Any] | None:
-        return extract_image_config(processor)
-
-    @staticmethod
-    def _extract_video_config(processor: Any) -> dict[str, Any] | None:
-        return extract_video_config(processor)
-
-    @staticmethod
-    def _get_raw_samples(dataset: Any) -> Any:
-        return raw_samples(dataset)
-
-
-def raw_samples(dataset: Any) -> Any:
-    """The innermost data set behind `.dataset` and `.inner_dataset`: asking a wrapper would tokenize its samples.
-
-    A Subset is followed by its indices. A wrapper of another length (packs) is not one of these samples: refused.
-    """
-    if isinstance(dataset, Subset):
-        samples = raw_samples(dataset.dataset)
-        return [samples[index] for index in dataset.indices]
-    for name in ("dataset", "inner_dataset"):
-        inner = getattr(dataset, name, None)
-        if inner is None:
-            continue
-        if len(inner) != len(dataset):
-            raise ValueError(
-                f"{type(dataset).__name__} has {len(dataset)} items, the data set inside it {len(inner)}: lengths "
-                "cannot be told; group the samples before they are packed or filtered"
-            )
-        return raw_samples(inner)
-    return dataset
+    _extract_image_config = staticmethod(extract_image_config)
+    _extract_video_config = staticmethod(extract_video_config)
+    _get_raw_samples = staticmethod(raw_samples)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from neatpack.pipeline.render.sample import expand
+from ...pipeline.render.sample import expand
 
 
 def _expand_image_tokens(

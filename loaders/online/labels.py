@@ -11,23 +11,17 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from neatpack.loaders.online.processor import family_of
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.sentinel import derived_markers
-from neatpack.pipeline.labels import TurnMarkers, labels_of, target_mask
-from neatpack.pipeline.records import IGNORE
+from ...pipeline.config import UserError
+from ...pipeline.families.sentinel import derived_markers
+from ...pipeline.labels import TurnMarkers, labels_of, target_mask
+from ...pipeline.records import IGNORE
+from .processor import family_of
 
 # Processor classes whose template writes <|im_start|>assistant … <|im_end|>
-_IMSTART_TEMPLATE_PROCESSORS = frozenset(
-    {
-        "Qwen2VLProcessor",
-        "Qwen2_5_VLProcessor",
-        "Qwen3VLProcessor",
-        "Qwen3VLMoeProcessor",
-        "Qwen3OmniMoeProcessor",
-        "LlavaOnevisionProcessor",
-    }
-)
+_IMSTART_TEMPLATE_PROCESSORS = frozenset((
+    "Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor", "Qwen3VLMoeProcessor", "Qwen3OmniMoeProcessor",
+    "LlavaOnevisionProcessor",
+))  # fmt: skip
 
 
 def build_labels_from_template(
@@ -122,16 +116,16 @@ def _extract_assistant_text(message: Mapping[str, Any]) -> str:
 def _decode_single_token(tokenizer: Any, token_id: int) -> str:
     """Some tokenizers take an id, some only a list of ids."""
     try:
-        return tokenizer.decode(token_id)
+        return str(tokenizer.decode(token_id))
     except TypeError:
-        return tokenizer.decode([token_id])
+        return str(tokenizer.decode([token_id]))
 
 
 def _get_assistant_marker(tokenizer: Any) -> list[int] | None:
     """[<|im_start|>, assistant, line break]; None where the tokenizer does not know <|im_start|> as a token."""
     if _single(tokenizer, "<|im_start|>") is None:
         return None
-    return tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
+    return list(tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False))
 
 
 def _get_stop_token_id(tokenizer: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""Packing on the fly, for those who stay online: tokenized and packed in loader workers by the offline functions."""
+"""Packing while training: samples are tokenized and packed in loader workers by the functions of the offline job."""
 
 import logging
 from collections import Counter
@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from neatpack.loaders.media import LAYOUT_KEY, MEDIA_KEYS, document_numbers
-from neatpack.loaders.online.estimate import estimate_sample_length
-from neatpack.loaders.online.grouped import raw_samples
-from neatpack.loaders.online.processor import family_of
-from neatpack.loaders.online.processor_config import extract_image_config, extract_video_config
-from neatpack.loaders.online.robust import Replacing, make_robust_collate
-from neatpack.loaders.online.tokenized import PER_TOKEN, fake_image_document, tokenized_example, with_fake_image
-from neatpack.pipeline.ingest.conversation import from_conversation
-from neatpack.pipeline.labels import shifted
-from neatpack.pipeline.measure.length import measure
-from neatpack.pipeline.plan.knapsack import greedy_knapsack, greedy_knapsack_vt_balanced
-from neatpack.pipeline.records import TOKEN_TYPES, Skip
-from neatpack.pipeline.render.pack import end_to_end
+from ...pipeline.ingest.conversation import from_conversation
+from ...pipeline.labels import shifted
+from ...pipeline.measure.length import measure
+from ...pipeline.plan.knapsack import greedy_knapsack, greedy_knapsack_vt_balanced
+from ...pipeline.records import TOKEN_TYPES, Skip
+from ...pipeline.render.pack import end_to_end
+from ..media import LAYOUT_KEY, MEDIA_KEYS, document_numbers
+from .estimate import estimate_sample_length
+from .grouped import raw_samples
+from .processor import family_of
+from .processor_config import extract_image_config, extract_video_config
+from .robust import Replacing, make_robust_collate
+from .tokenized import PER_TOKEN, fake_image_document, tokenized_example, with_fake_image
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ def neat_pack_dataset_vlm(
     ds_raw holds the conversations to estimate by, with `_text_tokens` and `mm_inputs_meta` where they were computed
     (`neatpack plan --write-lengths`: then the estimate is exact); default: those that `dataset` wraps.
     exact_lengths tokenizes all of them here instead, half a millisecond each, and reads the headers of their media:
-    no sample is left out of its pack for want of room. Those that cannot be used are left out of the plan, and told.
+    no sample is left out of its pack for want of room. Those that cannot be used are left out of the plan, and logged.
     """
     if not 0 < packing_ratio <= 1:
         raise ValueError(f"packing_ratio is {packing_ratio}; it must be above 0 and at most 1")
@@ -252,7 +252,7 @@ def _fill(bins: Sequence[Sequence[int]], lengths: Sequence[int], kept: Sequence[
     return 100 * sum(by_sample[i] for bin_ in bins for i in bin_) / max(1, len(bins) * pack_size)
 
 
-# The pieces, by the names of the documents
+# Steps of packing, by their names in the online API
 
 
 def _shift_sample(sample: dict[str, Any], has_mrope: bool = False) -> dict[str, Any]:

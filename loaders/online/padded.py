@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from neatpack.loaders.media import concatenated_media, media_counts
-from neatpack.loaders.online.tokenized import PER_TOKEN
-from neatpack.pipeline.families.base import Family
-from neatpack.pipeline.labels import shifted
-from neatpack.pipeline.records import IGNORE
+from ...pipeline.families.base import Family
+from ...pipeline.labels import shifted
+from ...pipeline.records import IGNORE
+from ..media import concatenated_media, media_counts
+from .tokenized import PER_TOKEN
 
 
 def pad_collate_fn(examples: Sequence[dict[str, Any]], processor: Any, max_length: int | None = None) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import Family, ProcessorFiles, ProcessorKey
-from neatpack.pipeline.families.registry import chosen_family, processor_files
+from ...pipeline.config import UserError
+from ...pipeline.families.base import Family, ProcessorFiles, ProcessorKey
+from ...pipeline.families.registry import chosen_family, processor_files
 
 _KNOWN: WeakKeyDictionary[Any, dict[ProcessorKey, Family]] = WeakKeyDictionary()
 

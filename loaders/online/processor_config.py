@@ -7,7 +7,7 @@ has no part for the medium; the estimate then falls back on a fixed number.
 
 from typing import Any
 
-from neatpack.loaders.online.estimate import VIDEO_CFG
+from .estimate import VIDEO_CFG
 
 
 def extract_image_config(processor: Any) -> dict[str, Any] | None:

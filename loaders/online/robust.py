@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from neatpack.pipeline.media.image import rgb_image
-from neatpack.pipeline.records import MediaRef
+from ...pipeline.media.image import rgb_image
+from ...pipeline.records import MediaRef
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Replacing(Dataset[Any]):
             try:
                 return self.load(index)
             except MemoryError:
-                raise  # our trouble, not the sample's
+                raise  # says nothing about the sample
             except Exception as error:  # whatever a foreign dataset raises: that is what this wrapper is for
                 self.failures[type_of(error)] += 1
                 logger.warning("sample %d: %s: %s; another one takes its place", index, type(error).__name__, error)

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from neatpack.loaders.media import LAYOUT_KEY
-from neatpack.loaders.pixels import Stored, restored, stored_arrays
-from neatpack.pipeline.families.base import Family
-from neatpack.pipeline.ingest.conversation import from_conversation
-from neatpack.pipeline.measure.length import measure, truncated
-from neatpack.pipeline.records import Measured, MediaError, MediaKind, Sample, Skip
-from neatpack.pipeline.render.sample import fake_image_sample, render_whole
+from ...pipeline.families.base import Family
+from ...pipeline.ingest.conversation import from_conversation
+from ...pipeline.measure.length import measure, truncated
+from ...pipeline.records import Measured, MediaError, MediaKind, Sample, Skip
+from ...pipeline.render.sample import fake_image_sample, render_whole
+from ..media import LAYOUT_KEY
+from ..pixels import Stored, restored, stored_arrays
 
 PER_TOKEN = ("input_ids", "attention_mask", "labels", "mm_token_type_ids", "position_ids")
 RESIZE = "torch"  # as the HF processors' default backend does

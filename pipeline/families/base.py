@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from neatpack.pipeline.config import fingerprint
-from neatpack.pipeline.families.chat import Chat
-from neatpack.pipeline.layout import MediaArray
-from neatpack.pipeline.media.pixels import Resize, resize_torch
-from neatpack.pipeline.records import MeasuredMedia, MediaKind, MediaRef
+from ..config import fingerprint
+from ..layout import Delivery, MediaArray
+from ..media.pixels import Resize, resize_torch
+from ..records import MeasuredMedia, MediaKind, MediaRef
+from .chat import Chat
 
 Grid = tuple[int, int, int]  # temporal, vertical and horizontal patches
 Size = tuple[int, int]  # height and width
@@ -71,6 +71,12 @@ class MediaRule(ABC):
 
     kind: ClassVar[MediaKind]
 
+    @classmethod
+    def of(cls, config: Mapping[str, Any], **more: Any) -> Self:
+        """Fields are the settings of the same names in a processor's config, and `more`."""
+        values = {f.name: config[f.name] for f in dataclasses.fields(cls) if f.name in config} | more
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
     @property
     @abstractmethod
     def arrays(self) -> dict[str, MediaArray]:
@@ -81,12 +87,25 @@ class MediaRule(ABC):
         """Placeholder tokens of a medium."""
 
     @abstractmethod
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        """How many rows a medium has in each of the arrays."""
-
-    @abstractmethod
     def render(self, content: Any, medium: MeasuredMedia, resize: Resize) -> Arrays:
         """The arrays of a medium from what it decodes to (see the three kinds below)."""
+
+    def integers(self, *row: int, counts: str = "") -> MediaArray:
+        """An array of whole numbers."""
+        return MediaArray(kinds=(self.kind,), dtype="int64", row=row, counts=counts)
+
+    def pixels(self, *row: int, counts: str = "", **delivery: Any) -> MediaArray:
+        """An array of bytes that stand for the floats of `table`."""
+        deliver = Delivery(table=self.kind, **delivery)
+        return MediaArray(kinds=(self.kind,), dtype="uint8", row=row, counts=counts, deliver=deliver)
+
+    def num_rows(self, medium: MeasuredMedia) -> int:
+        """Rows of a medium in an array that has several of each: its patches, tiles or frames."""
+        return int(np.prod(medium.grid))
+
+    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
+        """Rows of a medium in each of the arrays."""
+        return {name: self.num_rows(medium) if array.counts else 1 for name, array in self.arrays.items()}
 
     def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
         """The ids that the placeholder of a medium gives way to."""

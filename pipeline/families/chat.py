@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.labels import TurnMarkers
-from neatpack.pipeline.records import TEXT, TOKEN_TYPES, Example, MeasuredMedia, MediaKind, MediaRef, Skip, Turn
+from ..config import UserError
+from ..labels import TurnMarkers
+from ..records import TEXT, TOKEN_TYPES, Example, MeasuredMedia, MediaKind, MediaRef, Skip, Turn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ class Chat:
     def markers(self) -> TurnMarkers:
         ids, tail = self.ids(self.format.assistant_header), self.format.header_tail
         header, merging = ids[: len(ids) - tail], ids[len(ids) - tail :]
-        assert self.tokenizer.decode(merging).strip() == "", self.format.assistant_header
+        assert str(self.tokenizer.decode(merging)).strip() == "", self.format.assistant_header
         return TurnMarkers(header=tuple(header), end=self.token_id(self.format.end_of_turn), tail=tail)
 
     def marker_ids(self, kind: MediaKind) -> tuple[list[int], list[int]]:

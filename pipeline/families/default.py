@@ -20,27 +20,20 @@ import numpy as np
 from jinja2 import TemplateError
 from PIL import Image
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import (
-    Arrays,
-    Decoded,
-    Family,
-    Grid,
-    ImageRule,
-    ProcessorFiles,
-    ProcessorKey,
-    Size,
-)
-from neatpack.pipeline.families.chat import Chat, ChatFormat
-from neatpack.pipeline.families.sentinel import derived_markers
-from neatpack.pipeline.labels import TurnMarkers
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize
-from neatpack.pipeline.records import Example, MeasuredMedia, MediaError, MediaKind, Skip
+from ..config import UserError
+from ..labels import TurnMarkers
+from ..layout import Delivery, MediaArray
+from ..media.pixels import Resize
+from ..records import Example, MeasuredMedia, MediaError, MediaKind, Skip
+from .base import Arrays, Decoded, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
+from .chat import Chat, ChatFormat
+from .rules import refuse_settings
+from .sentinel import derived_markers
 
 PROBES = ((300, 400), (1000, 600), (480, 1300))  # heights and widths that differ in area and shape
 SMALLEST = (28, 112, 224, 336, 448)  # sides of a fake image: the first of those with the fewest tokens
 SHAPES_KEPT = 10_000  # sizes of pictures whose arrays' shapes are remembered
+SIZES_ARE_FIXED = "takes sizes from the processor's own config only; change them there"
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -206,11 +199,7 @@ class Default(Family):
 
     @classmethod
     def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
-        if key.min_pixels or key.max_pixels:
-            raise UserError(
-                f"--processor {files.source}: family default takes sizes from the processor's own config only; change "
-                "it there and leave out --min-pixels and --max-pixels"
-            )
+        refuse_settings(key, cls.name, min_pixels=SIZES_ARE_FIXED, max_pixels=SIZES_ARE_FIXED)
         loaded = files.loaded if files.loaded is not None else _loaded(files.source, key.trust_remote_code)
         processor = _checked(loaded, files.source)
         if not processor.chat_template:  # some leave it to their tokenizer
@@ -271,7 +260,7 @@ def _loaded(source: str, trust_remote_code: bool) -> Any:
     from transformers import AutoProcessor  # takes seconds to import, and no other family needs it
 
     try:
-        processor = AutoProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
+        processor = AutoProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)  # type: ignore[no-untyped-call]
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise UserError(
             f"--processor {source}: transformers cannot load it here, and family default needs that: {error}"

@@ -1,7 +1,7 @@
-"""Gemma 4: pictures blown up or down to a budget of tokens, videos as timed frames, sound, and an empty thought.
+"""Gemma 4: pictures scaled to a token budget, videos as frames with timestamps, audio, and an empty thinking channel.
 
 The instruction-tuned models open every answer with a thinking channel. Where training text lacks it, the loss starts
-high for nothing; so each model turn gets an empty one, `<|channel>thought\\n<channel|>`, which is never trained on.
+high; so each model turn gets an empty one, `<|channel>thought\\n<channel|>`, which is never trained on.
 Thoughts that a row brings along are taken out, as Gemma's own chat template does.
 """
 
@@ -14,28 +14,19 @@ from typing import Any, Self
 import numpy as np
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import (
-    Arrays,
-    Family,
-    Grid,
-    ImageRule,
-    ProcessorFiles,
-    ProcessorKey,
-    Size,
-    VideoRule,
-)
-from neatpack.pipeline.families.chat import Chat, ChatFormat
-from neatpack.pipeline.families.rules import SoundFeatures, thinned
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize, pixel_table, rescale_table, resize_torch
-from neatpack.pipeline.media.resize import budget_resize
-from neatpack.pipeline.records import MeasuredMedia, MediaKind, Turn
+from ..config import UserError
+from ..layout import Delivery, MediaArray
+from ..media.pixels import Resize, rescale_table, resize_torch
+from ..media.resize import budget_resize
+from ..records import MeasuredMedia, MediaKind, Turn
+from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size, VideoRule
+from .chat import Chat, ChatFormat
+from .rules import PixelRule, SoundFeatures, set_over, thinned
 
 BUDGETS = (70, 140, 280, 560, 1120)  # tokens of a picture: what the processor allows
 MAX_SAMPLES = 480_000  # 30 s at 16 kHz: the feature extractor cuts a sound there
 MIN_FRAMES = 4  # a shrunken video keeps so many
-# Values of the processor's classes where its config is silent
+# Defaults of the processor's classes
 IMAGE_DEFAULTS = {
     "patch_size": 16,
     "pooling_kernel_size": 3,
@@ -71,60 +62,46 @@ _THOUGHT = re.compile(r"<\|channel>.*?<channel\|>", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
-    """How a picture or a frame is cut up: patches, pooled to tokens, of which there are at most `budget`."""
+class Budget(PixelRule):
+    """A picture or a frame as patches, pooled to tokens: at most `max_soft_tokens` of them."""
 
-    patch: int
-    pooling: int
-    budget: int
-    rescale_factor: float
-    normalizes: bool
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @classmethod
-    def of(cls, config: dict[str, Any], **more: Any) -> Self:
-        return cls(
-            patch=config["patch_size"],
-            pooling=config["pooling_kernel_size"],
-            budget=config["max_soft_tokens"],
-            rescale_factor=config["rescale_factor"],
-            normalizes=bool(config["do_normalize"]),
-            mean=tuple(config["image_mean"]),
-            std=tuple(config["image_std"]),
-            **more,
-        )
+    patch_size: int
+    pooling_kernel_size: int
+    max_soft_tokens: int
+    do_normalize: bool
 
     def all_channels(self, resize: str) -> np.ndarray:
         """transformers multiplies where it only rescales and divides where it also normalises: not the same floats."""
-        if self.normalizes:
-            return pixel_table(self.rescale_factor, self.mean, self.std, resize)
-        return rescale_table(self.rescale_factor, resize)
+        return super().table(resize) if self.do_normalize else rescale_table(self.rescale_factor, resize)
+
+    def table(self, resize: str) -> np.ndarray:
+        """One line: all channels are alike."""
+        return self.all_channels("torch" if self.kind == "video" else resize)[:1]
 
     @property
     def max_patches(self) -> int:
-        return self.budget * self.pooling**2
+        return self.max_soft_tokens * self.pooling_kernel_size**2
 
     @property
     def patch_bytes(self) -> int:
-        return 3 * self.patch**2
+        return 3 * self.patch_size**2
 
     def cut(self, height: int, width: int, budget: int = 0) -> tuple[Size, Grid]:
         """Size and patches of a picture, within a smaller budget if one is given."""
-        size = budget_resize(height, width, self.patch * self.pooling, budget or self.budget)
-        return size, (1, size[0] // self.patch, size[1] // self.patch)
+        size = budget_resize(height, width, self.patch_size * self.pooling_kernel_size, budget or self.max_soft_tokens)
+        return size, (1, size[0] // self.patch_size, size[1] // self.patch_size)
 
     def tokens(self, medium: MeasuredMedia) -> int:
         """Of one frame."""
-        return medium.grid[1] * medium.grid[2] // self.pooling**2
+        return medium.grid[1] * medium.grid[2] // self.pooling_kernel_size**2
 
     def patches(self, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A resized picture as patches and their places (x, y), row by row, filled up with 0 and -1.
 
         Channels are the innermost axis of a patch.
         """
-        rows, columns = pixels.shape[0] // self.patch, pixels.shape[1] // self.patch
-        blocks = pixels.reshape(rows, self.patch, columns, self.patch, 3).transpose(0, 2, 1, 3, 4)
+        rows, columns = pixels.shape[0] // self.patch_size, pixels.shape[1] // self.patch_size
+        blocks = pixels.reshape(rows, self.patch_size, columns, self.patch_size, 3).transpose(0, 2, 1, 3, 4)
         patches = np.zeros((self.max_patches, self.patch_bytes), dtype=np.uint8)
         patches[: rows * columns] = blocks.reshape(rows * columns, -1)
         places = np.full((self.max_patches, 2), -1, dtype=np.int16)
@@ -143,36 +120,28 @@ def _between(chat: Chat, begin: str, count: int, kind: MediaKind, end: str) -> n
 class GemmaImages(Budget, ImageRule):
     @property
     def arrays(self) -> dict[str, MediaArray]:
-        patches = (self.max_patches, self.patch_bytes)
         return {
-            "pixel_values": MediaArray(kinds=("image",), dtype="uint8", row=patches, deliver=Delivery(table="image")),
+            "pixel_values": self.pixels(self.max_patches, self.patch_bytes),
             "image_position_ids": MediaArray(kinds=("image",), dtype="int16", row=(self.max_patches, 2)),
         }
-
-    def table(self, resize: str) -> np.ndarray:
-        """One line: all channels are alike."""
-        return self.all_channels(resize)[:1]
 
     def shape(self, height: int, width: int, num_images: int) -> tuple[Size, Grid]:
         return self.cut(height, width)
 
     def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
         """Each level takes a picture to the next smaller budget."""
-        budget = BUDGETS[max(0, BUDGETS.index(self.budget) - level)]
+        budget = BUDGETS[max(0, BUDGETS.index(self.max_soft_tokens) - level)]
         size, grid = self.cut(medium.height, medium.width, budget)
         return replace(medium, size=size, grid=grid)
 
     def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
         return _between(chat, "<|image>", self.tokens(medium), "image", "<image|>")
 
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        return {"pixel_values": 1, "image_position_ids": 1}
-
     @property
     def smallest(self) -> MeasuredMedia:
         """One token, 3 with its markers."""
-        side = self.patch * self.pooling
-        return self.blank((side, side), (1, self.pooling, self.pooling))
+        side = self.patch_size * self.pooling_kernel_size
+        return self.blank((side, side), (1, self.pooling_kernel_size, self.pooling_kernel_size))
 
     def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
         patches, places = self.patches(resize(content, medium.size))
@@ -183,7 +152,7 @@ class GemmaImages(Budget, ImageRule):
 class GemmaVideos(Budget, VideoRule):
     """Always resized as torchvision does: transformers has no other backend for videos."""
 
-    samples_frames: bool
+    do_sample_frames: bool
     num_frames: int | None
     fps: float | None
     min_frames: int
@@ -191,22 +160,17 @@ class GemmaVideos(Budget, VideoRule):
 
     @property
     def arrays(self) -> dict[str, MediaArray]:
-        counted: dict[str, Any] = {"kinds": ("video",), "counts": "num_frames_per_video"}
+        counts, places = "num_frames_per_video", (self.max_patches, 2)
         return {
-            "num_frames_per_video": MediaArray(kinds=("video",), dtype="int64", row=()),
-            "pixel_values_videos": MediaArray(
-                **counted, dtype="uint8", row=(self.max_patches, self.patch_bytes), deliver=Delivery(table="video")
-            ),
-            "video_position_ids": MediaArray(**counted, dtype="int16", row=(self.max_patches, 2)),
+            counts: self.integers(),
+            "pixel_values_videos": self.pixels(self.max_patches, self.patch_bytes, counts=counts),
+            "video_position_ids": MediaArray(kinds=("video",), dtype="int16", row=places, counts=counts),
         }
-
-    def table(self, resize: str) -> np.ndarray:
-        return self.all_channels("torch")[:1]
 
     def choose(self, total: int, fps: float, asked_fps: float | None) -> np.ndarray:
         """Evenly, `num_frames` of them or at a rate; all of a video that has fewer (transformers refuses it)."""
         rate = asked_fps or self.fps
-        if not (self.samples_frames or asked_fps):
+        if not (self.do_sample_frames or asked_fps):
             wanted = total
         elif rate and (asked_fps or self.num_frames is None):
             wanted = int(total / fps * rate)
@@ -234,9 +198,8 @@ class GemmaVideos(Budget, VideoRule):
             pieces += [np.array(chat.ids(time), dtype=np.int32), block]
         return np.concatenate(pieces)
 
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        count = medium.grid[0]
-        return {"num_frames_per_video": 1, "pixel_values_videos": count, "video_position_ids": count}
+    def num_rows(self, medium: MeasuredMedia) -> int:
+        return medium.grid[0]
 
     def render(self, content: Iterable[np.ndarray], medium: MeasuredMedia, resize: Resize) -> Arrays:
         cut = [self.patches(resize_torch(frame, medium.size)) for frame in content]
@@ -277,7 +240,7 @@ class GemmaSound(SoundFeatures):
         heard = self.extractor([samples])  # in a list: a bare array it would pad along the wrong axis
         frames, mask = self.frames(len(samples)), heard["input_features_mask"][0]
         assert mask.sum() == mask[:frames].sum() == frames, (mask.sum(), frames)
-        return heard["input_features"][0][:frames].astype(np.float32, copy=False)
+        return np.asarray(heard["input_features"][0][:frames], dtype=np.float32)
 
 
 class GemmaChat(Chat):
@@ -316,20 +279,14 @@ class Gemma4(Family):
         if key.video_fps:
             videos |= {"fps": key.video_fps, "num_frames": None, "do_sample_frames": True}
         image = GemmaImages.of(images)
-        video = GemmaVideos.of(
-            videos,
-            samples_frames=bool(videos["do_sample_frames"]),
-            num_frames=videos["num_frames"],
-            fps=videos["fps"],
-            min_frames=key.video_min_frames or videos["min_frames"],
-            max_frames=key.video_max_frames or videos["max_frames"],
-        )
+        set_over(videos, min_frames=key.video_min_frames, max_frames=key.video_max_frames)
+        video = GemmaVideos.of(videos)
         for rule in (image, video):
             table = rule.all_channels("torch")
             if (table[:, 0] != 0).any() or (table != table[0]).any():
                 raise UserError(
-                    f"--processor {files.source}: image_mean {list(rule.mean)}, image_std {list(rule.std)}: "
-                    f"{cls.name} needs black to stay 0, as its padding is, and all channels alike"
+                    f"--processor {files.source}: image_mean {list(rule.image_mean)}, image_std "
+                    f"{list(rule.image_std)}: {cls.name} needs black to stay 0, as its padding is, and channels alike"
                 )
         sound = None
         if not files.model or files.model.get("audio_config"):  # the larger models have no audio tower
@@ -344,8 +301,8 @@ class Gemma4(Family):
             video=video,
             sound=sound,
             facts={
-                "patches_per_token": image.pooling**2,
-                "patches_per_video_token": video.pooling**2,
+                "patches_per_token": image.pooling_kernel_size**2,
+                "patches_per_video_token": video.pooling_kernel_size**2,
                 # For `neat_packed_vlm_collater`; None where the processor came without the model's config.
                 "sliding_window": text.get("sliding_window"),
                 "bidirectional_vision": text.get("use_bidirectional_attention") == "vision",

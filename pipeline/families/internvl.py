@@ -6,13 +6,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from neatpack.pipeline.families.base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
-from neatpack.pipeline.families.chat import Chat, ChatFormat
-from neatpack.pipeline.families.rules import SquareTiles, configured, refuse_settings
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize, tiles_of
-from neatpack.pipeline.media.resize import closest_tiles
-from neatpack.pipeline.records import MeasuredMedia
+from ..layout import MediaArray
+from ..media.pixels import Resize, tiles_of
+from ..media.resize import closest_tiles
+from ..records import MeasuredMedia
+from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
+from .chat import Chat, ChatFormat
+from .rules import SquareTiles, configured, refuse_settings
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant\n",
@@ -20,7 +20,7 @@ CHAT = ChatFormat(
     placeholders={"image": "<IMG_CONTEXT>"},
     structural_tokens=("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
 )
-DEFAULTS = {  # of the processor's classes, where its config is silent
+DEFAULTS = {  # of the processor's classes
     "size": {"height": 384, "width": 384},
     "rescale_factor": 1 / 255,
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -40,29 +40,25 @@ class TiledImages(SquareTiles, ImageRule):
     @property
     def arrays(self) -> dict[str, MediaArray]:
         return {
-            "num_patches": MediaArray(kinds=("image",), dtype="int64", row=()),
-            "pixel_values": MediaArray(kinds=("image",), dtype="uint8", row=self.tile, counts="num_patches",
-                                       deliver=Delivery(table="image")),
-        }  # fmt: skip
+            "num_patches": self.integers(),
+            "pixel_values": self.pixels(*self.tile, counts="num_patches"),
+        }
 
     def shape(self, height: int, width: int, num_images: int = 1) -> tuple[Size, Grid]:
         rows, columns = closest_tiles(height, width, self.side, self.most, self.least)
         return (rows * self.side, columns * self.side), (1, rows, columns)
 
-    def num_tiles(self, medium: MeasuredMedia) -> int:
+    def num_rows(self, medium: MeasuredMedia) -> int:
         """The whole picture is a tile of its own, unless there is only one: 2 x 3 -> 7, 1 x 1 -> 1."""
         tiles = medium.grid[1] * medium.grid[2]
         return tiles + (tiles > 1)
 
     def tokens(self, medium: MeasuredMedia) -> int:
-        return self.num_tiles(medium) * self.tile_tokens
+        return self.num_rows(medium) * self.tile_tokens
 
     def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
         """Between markers that the processor writes, not the template."""
         return np.array([*chat.ids("<img>"), *super().expansion(medium, chat), *chat.ids("</img>")], dtype=np.int32)
-
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        return {"num_patches": 1, "pixel_values": self.num_tiles(medium)}
 
     def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
         """Each level halves the tiles."""

@@ -20,13 +20,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from neatpack.pipeline.families.base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size, VideoRule
-from neatpack.pipeline.families.chat import Chat
-from neatpack.pipeline.families.kimi_vl import CHAT, MoonViT, MoonViTImages
-from neatpack.pipeline.families.rules import configured, refuse_settings, thinned, uniform_frames
-from neatpack.pipeline.layout import MediaArray
-from neatpack.pipeline.media.pixels import Resize, pixel_table, resize_torch
-from neatpack.pipeline.records import MeasuredMedia, MediaKind, MediaRef, Turn
+from ..layout import MediaArray
+from ..media.pixels import Resize, resize_torch
+from ..records import MeasuredMedia, MediaKind, MediaRef, Turn
+from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size, VideoRule
+from .chat import Chat
+from .kimi_vl import CHAT, MoonViT, MoonViTImages
+from .rules import configured, refuse_settings, thinned, uniform_frames
 
 IMAGE_DEFAULTS = {
     "patch_size": 14,
@@ -73,46 +73,24 @@ def named_as_in_transformers(config: dict[str, Any]) -> tuple[dict[str, Any], di
 
 
 @dataclass(frozen=True, kw_only=True)
-class K25Patches(MoonViT):
-    rescale_factor: float
-
-    @classmethod
-    def of(cls, config: dict[str, Any], **more: Any) -> Self:
-        return cls(
-            patch_size=config["patch_size"],
-            merge_size=config["merge_size"],
-            max_patches=config["max_patches"],
-            max_side=config["size"]["max_height"],
-            mean=tuple(config["image_mean"]),
-            std=tuple(config["image_std"]),
-            rescale_factor=config["rescale_factor"],
-            **more,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class K25Images(K25Patches, MoonViTImages):
+class K25Images(MoonViTImages):
     @property
     def arrays(self) -> dict[str, MediaArray]:
         return {
-            "image_grid_thw": MediaArray(kinds=("image",), dtype="int64", row=(3,)),
-            "grid_thws": MediaArray(kinds=("image",), dtype="int64", row=(3,)),
-            "image_grid_hws": MediaArray(kinds=("image",), dtype="int64", row=(2,)),
+            "image_grid_thw": self.integers(3),
+            "grid_thws": self.integers(3),
+            "image_grid_hws": self.integers(2),
             "pixel_values": self.pixel_array("image_grid_thw"),
         }
 
     def table(self, resize: str) -> np.ndarray:
         """By transformers' torchvision backend, its only one; "pil" is the arithmetic of the published processor."""
         if resize != "pil":
-            return pixel_table(self.rescale_factor, self.mean, self.std, resize)
-        table = np.tile((np.arange(256) / 255).astype(np.float32), (len(self.mean), 1))
-        table -= np.array(self.mean)[:, None]
-        table *= 1 / np.array(self.std)[:, None]
+            return super().table(resize)
+        table = np.tile((np.arange(256) / 255).astype(np.float32), (len(self.image_mean), 1))
+        table -= np.array(self.image_mean)[:, None]
+        table *= 1 / np.array(self.image_std)[:, None]
         return table
-
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        patches = int(np.prod(medium.grid))
-        return {"image_grid_thw": 1, "grid_thws": 1, "image_grid_hws": 1, "pixel_values": patches}
 
     def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
         grid = np.array([medium.grid], dtype=np.int64)
@@ -121,31 +99,28 @@ class K25Images(K25Patches, MoonViTImages):
 
 
 @dataclass(frozen=True, kw_only=True)
-class K25Videos(K25Patches, VideoRule):
+class K25Videos(MoonViT, VideoRule):
     """The temporal side of a grid is the frames. Always resized as torchvision does, transformers' only backend."""
 
-    chunk: int  # frames
+    temporal_patch_size: int  # frames in a chunk
     fps: float | None
     num_frames: int | None
     max_frames: int
-    samples_frames: bool
+    do_sample_frames: bool
 
     @property
     def arrays(self) -> dict[str, MediaArray]:
         return {
-            "num_chunks_per_video": MediaArray(kinds=("video",), dtype="int64", row=()),
-            "video_grid_thw": MediaArray(kinds=("video",), dtype="int64", row=(3,), counts="num_chunks_per_video"),
+            "num_chunks_per_video": self.integers(),
+            "video_grid_thw": self.integers(3, counts="num_chunks_per_video"),
             "pixel_values_videos": self.pixel_array("video_grid_thw"),
         }
-
-    def table(self, resize: str) -> np.ndarray:
-        return pixel_table(self.rescale_factor, self.mean, self.std, "torch")
 
     def choose(self, total: int, fps: float, asked_fps: float | None) -> np.ndarray:
         number, rate = self.num_frames, self.fps
         if asked_fps is not None:
             number, rate = None, asked_fps
-        elif not self.samples_frames:
+        elif not self.do_sample_frames:
             number, rate = None, None
         return uniform_frames(total, fps, num_frames=number, asked_fps=rate, max_frames=self.max_frames)
 
@@ -157,11 +132,11 @@ class K25Videos(K25Patches, VideoRule):
     def chunks(self, medium: MeasuredMedia) -> list[int]:
         """Frames in each chunk of a video: 10 frames -> [4, 4, 2]."""
         count = medium.grid[0]
-        return [min(self.chunk, count - start) for start in range(0, count, self.chunk)]
+        return [min(self.temporal_patch_size, count - start) for start in range(0, count, self.temporal_patch_size)]
 
     def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
         """Each level halves the frames, evenly thinned and not below one chunk; then the patches are halved."""
-        halvings = max(0, min(level, (len(medium.frames) // self.chunk).bit_length() - 1))
+        halvings = max(0, min(level, (len(medium.frames) // self.temporal_patch_size).bit_length() - 1))
         frames = thinned(medium.frames, len(medium.frames) >> halvings)
         fewer = replace(medium, frames=frames, grid=(len(frames), *medium.grid[1:]))
         return self.halved(fewer, level - halvings) if level > halvings else fewer
@@ -176,12 +151,11 @@ class K25Videos(K25Patches, VideoRule):
         block = [*before, *pads, chat.token_id("<|media_end|>")]
         ids = list(block)
         for chunk in range(1, len(self.chunks(medium))):
-            ids += chat.ids(clock(medium, chunk * self.chunk)) + block
+            ids += chat.ids(clock(medium, chunk * self.temporal_patch_size)) + block
         return np.array(ids, dtype=np.int32)
 
     def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        chunks, patches = len(self.chunks(medium)), int(np.prod(medium.grid))
-        return {"num_chunks_per_video": 1, "video_grid_thw": chunks, "pixel_values_videos": patches}
+        return super().rows(medium) | {"video_grid_thw": len(self.chunks(medium))}
 
     def render(self, content: Iterable[np.ndarray], medium: MeasuredMedia, resize: Resize) -> Arrays:
         grids = [(count, *medium.grid[1:]) for count in self.chunks(medium)]
@@ -229,6 +203,7 @@ class KimiK25(Family):
         for config, max_pixels in ((images, key.max_pixels), (videos, key.video_max_pixels)):
             if max_pixels:
                 config["max_patches"] = max(1, max_pixels // config["patch_size"] ** 2)
+            config["max_side"] = config["size"]["max_height"]
         if key.video_fps:
             videos |= {"fps": key.video_fps, "num_frames": None, "do_sample_frames": True}
         image = K25Images.of(images)
@@ -236,14 +211,7 @@ class KimiK25(Family):
         takes: tuple[MediaKind, ...] = ("image",)
         if VIDEO_TOKEN in files.tokenizer.get_vocab():
             takes = ("image", "video")
-            video = K25Videos.of(
-                videos,
-                chunk=videos["temporal_patch_size"],
-                fps=videos["fps"],
-                num_frames=videos["num_frames"],
-                max_frames=key.video_max_frames,
-                samples_frames=bool(videos["do_sample_frames"]),
-            )
+            video = K25Videos.of(videos, max_frames=key.video_max_frames)
         return cls(
             K25Chat(K25_CHAT, files.tokenizer, source=files.source, takes=takes),
             image=image,

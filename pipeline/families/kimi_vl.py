@@ -10,23 +10,14 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import (
-    Arrays,
-    Family,
-    Grid,
-    ImageRule,
-    MediaRule,
-    ProcessorFiles,
-    ProcessorKey,
-    Size,
-)
-from neatpack.pipeline.families.chat import Chat, ChatFormat
-from neatpack.pipeline.families.rules import configured, refuse_settings
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize, padded, patchify, resize_pil
-from neatpack.pipeline.media.resize import navit_resize
-from neatpack.pipeline.records import MeasuredMedia
+from ..config import UserError
+from ..layout import MediaArray
+from ..media.pixels import Resize, padded, resize_pil, tiles_of
+from ..media.resize import navit_resize
+from ..records import MeasuredMedia
+from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
+from .chat import Chat, ChatFormat
+from .rules import PixelRule, configured, refuse_settings
 
 CHAT = ChatFormat(
     assistant_header="<|im_assistant|>assistant<|im_middle|>",
@@ -53,19 +44,16 @@ MAX_SIDE = 511  # patches: the published processor refuses 512, which its positi
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoonViT(MediaRule):
+class MoonViT(PixelRule):
     """How pixels become patches in MoonViT, the vision tower of all Kimi models."""
 
     patch_size: int
     merge_size: int
     max_patches: int
     max_side: int | None  # patches on a side: a picture with more is made smaller; None: it is not
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
 
     def pixel_array(self, counts: str) -> MediaArray:
-        row = (len(self.mean), self.patch_size, self.patch_size)
-        return MediaArray(kinds=(self.kind,), dtype="uint8", row=row, counts=counts, deliver=Delivery(table=self.kind))
+        return self.pixels(len(self.image_mean), self.patch_size, self.patch_size, counts=counts)
 
     def cut(self, height: int, width: int) -> tuple[Size, Grid]:
         """The size before padding, and the patches after it."""
@@ -80,7 +68,7 @@ class MoonViT(MediaRule):
         """[patches, channels, patch, patch], row by row. Black around the picture: it is padded before it is scaled."""
         rows, columns = medium.grid[1:]
         whole = padded(resize(pixels, medium.size), (rows * self.patch_size, columns * self.patch_size))
-        return patchify(whole, self.patch_size, 1).reshape(-1, len(self.mean), self.patch_size, self.patch_size)
+        return tiles_of(whole, self.patch_size)
 
     def halved(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
         """With a budget of half the patches that it has, `level` times; as it is where that saves no token."""
@@ -116,14 +104,14 @@ class KimiVLImages(MoonViTImages):
     @property
     def arrays(self) -> dict[str, MediaArray]:
         return {
-            "image_grid_hws": MediaArray(kinds=("image",), dtype="int64", row=(2,)),
+            "image_grid_hws": self.integers(2),
             "pixel_values": self.pixel_array("image_grid_hws"),
         }
 
     def table(self, resize: str) -> np.ndarray:
         """By the arithmetic of torchvision's to_tensor and normalize, whatever `resize` is."""
         bytes_ = torch.arange(256, dtype=torch.float32).div(255)
-        means, stds = (torch.tensor(values)[:, None] for values in (self.mean, self.std))
+        means, stds = (torch.tensor(values)[:, None] for values in (self.image_mean, self.image_std))
         return np.asarray(bytes_.sub(means).div(stds))
 
     def shape(self, height: int, width: int, num_images: int) -> tuple[Size, Grid]:
@@ -131,9 +119,6 @@ class KimiVLImages(MoonViTImages):
         if max(grid) > MAX_SIDE:
             raise ValueError(f"{max(grid)} patches on a side, above {MAX_SIDE} ({width}x{height}); crop the picture")
         return size, grid
-
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        return {"image_grid_hws": 1, "pixel_values": int(np.prod(medium.grid))}
 
     def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
         return {
@@ -163,14 +148,7 @@ class KimiVL(Family):
             )
         if key.max_pixels:
             config["in_token_limit"] = max(1, key.max_pixels // config["patch_size"] ** 2)
-        image = KimiVLImages(
-            patch_size=config["patch_size"],
-            merge_size=merge.pop(),
-            max_patches=config["in_token_limit"],
-            max_side=None,
-            mean=tuple(config["image_mean"]),
-            std=tuple(config["image_std"]),
-        )
+        image = KimiVLImages.of(config, merge_size=merge.pop(), max_patches=config["in_token_limit"], max_side=None)
         chat = Chat(CHAT, files.tokenizer, source=files.source, takes=("image",))
         return cls(chat, image=image, facts={"merge_size": image.merge_size})
 

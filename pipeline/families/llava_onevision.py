@@ -20,23 +20,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import (
-    Arrays,
-    Family,
-    Grid,
-    ImageRule,
-    ProcessorFiles,
-    ProcessorKey,
-    Size,
-    VideoRule,
-)
-from neatpack.pipeline.families.chat import Chat, ChatFormat
-from neatpack.pipeline.families.rules import SquareTiles, configured, refuse_settings, uniform_frames
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize, centred, resize_torch, tiles_of
-from neatpack.pipeline.media.resize import best_resolution, fitted
-from neatpack.pipeline.records import MeasuredMedia
+from ..config import UserError
+from ..layout import MediaArray
+from ..media.pixels import Resize, padded, resize_torch, tiles_of
+from ..media.resize import best_resolution, fitted
+from ..records import MeasuredMedia
+from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size, VideoRule
+from .chat import Chat, ChatFormat
+from .rules import SquareTiles, configured, refuse_settings, uniform_frames
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant \n",
@@ -64,12 +55,10 @@ class AnyresImages(SquareTiles, ImageRule):
     @property
     def arrays(self) -> dict[str, MediaArray]:
         return {
-            "num_tiles": MediaArray(kinds=("image",), dtype="int64", row=()),
-            "image_sizes": MediaArray(kinds=("image",), dtype="int64", row=(2,)),
+            "num_tiles": self.integers(),
+            "image_sizes": self.integers(2),
             "batch_num_images": MediaArray(kinds=("image",), dtype="int64", row=(), groups=True),
-            "pixel_values": MediaArray(
-                kinds=("image",), dtype="uint8", row=self.tile, counts="num_tiles", deliver=Delivery(table="image")
-            ),
+            "pixel_values": self.pixels(*self.tile, counts="num_tiles"),
         }
 
     def shape(self, height: int, width: int, num_images: int) -> tuple[Size, Grid]:
@@ -79,15 +68,12 @@ class AnyresImages(SquareTiles, ImageRule):
         best = best_resolution(height, width, self.facts["resolutions"])
         return fitted(height, width, best), (1, best[0] // self.side, best[1] // self.side)
 
-    def num_tiles(self, medium: MeasuredMedia) -> int:
+    def num_rows(self, medium: MeasuredMedia) -> int:
+        """Tiles: the whole picture is one, too."""
         return 1 + medium.grid[1] * medium.grid[2]
 
     def tokens(self, medium: MeasuredMedia) -> int:
-        return image_tokens((medium.height, medium.width), self.num_tiles(medium), self.facts)
-
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        """The group is counted with every image of it: a few bytes too many."""
-        return {"num_tiles": 1, "image_sizes": 1, "batch_num_images": 1, "pixel_values": self.num_tiles(medium)}
+        return image_tokens((medium.height, medium.width), self.num_rows(medium), self.facts)
 
     @property
     def smallest(self) -> MeasuredMedia:
@@ -97,15 +83,13 @@ class AnyresImages(SquareTiles, ImageRule):
 
     def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
         if medium.grid == ONE_OF_SEVERAL:
-            colour = [int(mean * 255) for mean in self.mean]
+            colour = [int(mean * 255) for mean in self.image_mean]
             longer = max(content.shape[:2])
-            tiles = tiles_of(resize(centred(content, (longer, longer), colour), medium.size), self.side)
+            tiles = tiles_of(resize(padded(content, (longer, longer), colour, centred=True), medium.size), self.side)
         else:
             whole = resize(content, (self.side, self.side))
             _, rows, columns = medium.grid
-            larger = centred(
-                resize(content, medium.size), (rows * self.side, columns * self.side), [0] * len(self.mean)
-            )
+            larger = padded(resize(content, medium.size), (rows * self.side, columns * self.side), centred=True)
             tiles = np.concatenate([tiles_of(whole, self.side), tiles_of(larger, self.side)])
         return {
             "pixel_values": tiles,
@@ -133,12 +117,9 @@ class TileVideos(SquareTiles, VideoRule):
     @property
     def arrays(self) -> dict[str, MediaArray]:
         return {
-            "num_frames": MediaArray(kinds=("video",), dtype="int64", row=()),
-            "pixel_values_videos": MediaArray(
-                kinds=("video",), dtype="uint8", row=self.tile, counts="num_frames",
-                deliver=Delivery(table="video", mask="num_frames_mask"),
-            ),
-        }  # fmt: skip
+            "num_frames": self.integers(),
+            "pixel_values_videos": self.pixels(*self.tile, counts="num_frames", mask="num_frames_mask"),
+        }
 
     def choose(self, total: int, fps: float, asked_fps: float | None) -> np.ndarray:
         """A rate or a number in the config is there to be used, whatever the class's do_sample_frames; a number also
@@ -151,9 +132,6 @@ class TileVideos(SquareTiles, VideoRule):
 
     def tokens(self, medium: MeasuredMedia) -> int:
         return video_tokens(medium.grid[0], self.facts)
-
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        return {"num_frames": 1, "pixel_values_videos": medium.grid[0]}
 
     def render(self, content: Iterable[np.ndarray], medium: MeasuredMedia, resize: Resize) -> Arrays:
         tiles = np.concatenate([tiles_of(resize_torch(frame, medium.size), self.side) for frame in content])
@@ -202,14 +180,7 @@ class LlavaOnevision(Family):
         return cls(
             Chat(CHAT, files.tokenizer, source=files.source, takes=("image", "video")),
             image=AnyresImages.of(images, side=side, facts=facts),
-            video=TileVideos.of(
-                videos,
-                side=side,
-                facts=facts,
-                fps=videos["fps"],
-                num_frames=videos["num_frames"],
-                max_frames=key.video_max_frames,
-            ),
+            video=TileVideos.of(videos, side=side, facts=facts, max_frames=key.video_max_frames),
             facts=facts,
         )
 
@@ -243,7 +214,7 @@ def image_tokens(size: Sequence[int], num_tiles: int, facts: Mapping[str, Any]) 
     line break after each row; where these are more than max_tiles' worth, as many as the model shrinks them to.
     """
     if num_tiles == 1:
-        return facts["tile_tokens"] + 1 - facts["dropped_tokens"]
+        return int(facts["tile_tokens"] + 1 - facts["dropped_tokens"])
     height, width = size
     best = best_resolution(height, width, facts["resolutions"])
     per_side = math.isqrt(facts["tile_tokens"])
@@ -255,7 +226,7 @@ def image_tokens(size: Sequence[int], num_tiles: int, facts: Mapping[str, Any]) 
     excess = math.sqrt(rows * columns / (facts["max_tiles"] * per_side**2))
     if excess > 1.1:
         rows, columns = int(rows // excess), int(columns // excess)
-    return facts["tile_tokens"] + rows * columns + rows - facts["dropped_tokens"]
+    return int(facts["tile_tokens"] + rows * columns + rows - facts["dropped_tokens"])
 
 
 def video_tokens(num_frames: int, facts: Mapping[str, Any]) -> int:

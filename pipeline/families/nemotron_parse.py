@@ -2,8 +2,8 @@
 
 from typing import Self
 
-from neatpack.pipeline.families.base import Family, ProcessorFiles, ProcessorKey
-from neatpack.pipeline.families.chat import Chat, ChatFormat
+from .base import Family, ProcessorFiles, ProcessorKey
+from .chat import Chat, ChatFormat
 
 NOT_PACKABLE = (
     "it is an encoder-decoder: the page goes to the encoder, the decoder starts from a task prompt, and there is "

@@ -7,7 +7,7 @@ it. It is stored as float32 beside the crops (as much as four of them) and put b
 Three things to know about the model of transformers 5.22, whatever feeds it:
 - it projects the sounds of a batch by other weights as soon as the batch has a picture. So a pack with sounds gets no
   fake image, and speech and pictures are better packed apart;
-- it adds the mask of its sounds to the attention as a number, so that the padding of a shorter sound is heard a little;
+- it adds the mask of its sounds to the attention as a number, so the padding of a shorter sound has a small weight;
 - it has no `input_mode`. The remote code's model has: see loaders/online/phi4.py.
 """
 
@@ -19,14 +19,14 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
-from neatpack.pipeline.families.chat import Chat, ChatFormat
-from neatpack.pipeline.families.rules import SoundFeatures, SquareTiles
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize, padded, resize_torch, tiles_of
-from neatpack.pipeline.media.resize import closest_tiles
-from neatpack.pipeline.records import MeasuredMedia, Turn
+from ..config import UserError
+from ..layout import Delivery, MediaArray
+from ..media.pixels import Resize, padded, resize_torch, tiles_of
+from ..media.resize import closest_tiles
+from ..records import MeasuredMedia, Turn
+from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
+from .chat import Chat, ChatFormat
+from .rules import SoundFeatures, SquareTiles, refuse_settings
 
 IMAGE_DEFAULTS: dict[str, Any] = {
     "size": {"height": 448, "width": 448},
@@ -43,6 +43,7 @@ AUDIO_KEYS = (
 PATCHES = 32  # of a crop, either way: the processor counts tokens for this number, whatever its config says
 GLOBAL_TOKENS = 16 * 17 + 1  # 16 rows of 16 and a line end each, and what parts them from the crops
 SHORTEST_SIDE = 10  # pixels: a picture that is thinner once resized is refused by the processor
+NO_BOUNDS = "has no bounds of pixels; set dynamic_hd, the most crops of a picture, in its preprocessor_config.json"
 REMOTE_CODE = "Phi4MMProcessor"
 CHAT = ChatFormat(
     assistant_header="<|assistant|>",
@@ -64,21 +65,18 @@ class CropImages(SquareTiles, ImageRule):
     """As torchvision does, whatever --resize says: transformers has no other backend for this model."""
 
     resized_by = "torch"
-    patch: int
-    max_crops: int
+    patch_size: int
+    dynamic_hd: int  # the most crops
 
     @property
     def arrays(self) -> dict[str, MediaArray]:
         crop, view = self.tile, (PATCHES, PATCHES)
         kinds: Any = ("image",)
         return {
-            "image_sizes": MediaArray(kinds=kinds, dtype="int64", row=(2,)),
-            "image_crops": MediaArray(kinds=kinds, dtype="int64", row=(2,)),  # rows and columns of crops
+            "image_sizes": self.integers(2),
+            "image_crops": self.integers(2),  # rows and columns of crops
             "image_global_view": MediaArray(kinds=kinds, dtype="float32", row=crop),
-            "image_pixel_values": MediaArray(
-                kinds=kinds, dtype="uint8", row=crop, counts="image_crops",
-                deliver=Delivery(table="image", first="image_global_view"),
-            ),
+            "image_pixel_values": self.pixels(*crop, counts="image_crops", first="image_global_view"),
             # Of patches that are not white padding alone. Missing crops are padded with ones: attention that sees
             # nothing would be NaN, also in the gradients.
             "image_global_mask": MediaArray(kinds=kinds, dtype="uint8", row=view),
@@ -92,7 +90,7 @@ class CropImages(SquareTiles, ImageRule):
         return super().table("torch")
 
     def shape(self, height: int, width: int, num_images: int) -> tuple[Size, Grid]:
-        return self.fitted(height, width, self.max_crops)
+        return self.fitted(height, width, self.dynamic_hd)
 
     def fitted(self, height: int, width: int, most: int) -> tuple[Size, Grid]:
         """A picture is fitted into whole crops, enlarged where it must be; into `most` of them at the most.
@@ -126,17 +124,12 @@ class CropImages(SquareTiles, ImageRule):
         _, rows, columns = medium.grid
         height, width = medium.size
         below, beside = rows * self.side - height, columns * self.side - width
-        return rows * PATCHES - below // self.patch, columns * PATCHES - beside // self.patch
+        return rows * PATCHES - below // self.patch_size, columns * PATCHES - beside // self.patch_size
 
     def tokens(self, medium: MeasuredMedia) -> int:
         """Patches are merged 2 x 2, and each row of them has a line end; then comes the global view."""
         rows, columns = (-(-patches // 2) for patches in self.unpadded(medium))
         return rows * (columns + 1) + GLOBAL_TOKENS
-
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        crops = medium.grid[1] * medium.grid[2]
-        return {"image_sizes": 1, "image_crops": 1, "image_global_view": 1, "image_pixel_values": crops,
-                "image_global_mask": 1, "image_attention_mask": crops}  # fmt: skip
 
     @property
     def smallest(self) -> MeasuredMedia:
@@ -146,7 +139,7 @@ class CropImages(SquareTiles, ImageRule):
     def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
         _, rows, columns = medium.grid
         size = (rows * self.side, columns * self.side)
-        whole = padded(resize_torch(content, medium.size, "bilinear"), size, 255)
+        whole = padded(resize_torch(content, medium.size, "bilinear"), size, (255, 255, 255))
         mask = np.zeros((rows * PATCHES, columns * PATCHES, 1), dtype=np.uint8)
         down, across = self.unpadded(medium)
         mask[:down, :across] = 1
@@ -178,10 +171,10 @@ class PhiSound(SoundFeatures):
 
     @property
     def arrays(self) -> dict[str, MediaArray]:
-        return {"audio_embed_sizes": MediaArray(kinds=("audio",), dtype="int64", row=()), **super().arrays}
+        return {"audio_embed_sizes": self.integers(), **super().arrays}
 
     def frames(self, num_samples: int) -> int:
-        """Whole windows only: what is left at the end is not heard."""
+        """Whole windows only: samples behind the last one are left out."""
         if num_samples < self.extractor.win_length:
             raise ValueError(f"{num_samples} samples are fewer than one window of {self.extractor.win_length}")
         return int((num_samples - self.extractor.win_length) // self.extractor.hop_length + 1)
@@ -190,9 +183,6 @@ class PhiSound(SoundFeatures):
         extractor = self.extractor
         compressed = -(-frames * extractor.audio_feat_stride // extractor.audio_compression_rate)
         return int(-(-compressed // extractor.audio_downsample_rate))
-
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        return {"audio_embed_sizes": 1, **super().rows(medium)}
 
     def features(self, samples: np.ndarray) -> np.ndarray:
         heard = self.extractor(samples, sampling_rate=self.sampling_rate, return_tensors="np")
@@ -226,11 +216,7 @@ class Phi4MM(Family):
 
     @classmethod
     def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
-        if key.min_pixels or key.max_pixels:
-            raise UserError(
-                f"--processor {files.source}: {cls.name} has no bounds of pixels (--min-pixels, --max-pixels); set "
-                "dynamic_hd, the most crops of a picture, in its preprocessor_config.json"
-            )
+        refuse_settings(key, cls.name, min_pixels=NO_BOUNDS, max_pixels=NO_BOUNDS)
         images = IMAGE_DEFAULTS | {name: files.image[name] for name in IMAGE_DEFAULTS if name in files.image}
         side, patch = images["size"]["height"], images["patch_size"]
         if images["size"]["width"] != side or side != PATCHES * patch:
@@ -246,7 +232,7 @@ class Phi4MM(Family):
         chat = (RemoteChat if is_remote else Chat)(
             REMOTE_CHAT if is_remote else CHAT, files.tokenizer, source=files.source, takes=("image", "audio")
         )
-        image = CropImages.of(images, side=side, patch=patch, max_crops=images["dynamic_hd"])
+        image = CropImages.of(images, side=side)
         return cls(chat, image=image, sound=PhiSound(extractor=Phi4MultimodalFeatureExtractor(**audio)))
 
     @staticmethod

@@ -3,19 +3,19 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import Arrays, Family, ProcessorFiles, ProcessorKey, Size
-from neatpack.pipeline.families.chat import Chat, ChatFormat
-from neatpack.pipeline.families.rules import PatchImages, PatchVideos, configured, set_over
-from neatpack.pipeline.layout import MediaArray
-from neatpack.pipeline.media.pixels import Resize
-from neatpack.pipeline.media.resize import smart_resize_image
-from neatpack.pipeline.mrope import mrope_positions
-from neatpack.pipeline.records import MeasuredMedia
+from ..config import UserError
+from ..layout import MediaArray
+from ..media.pixels import Resize
+from ..media.resize import smart_resize_image
+from ..mrope import mrope_positions
+from ..records import MeasuredMedia
+from .base import Arrays, Family, ProcessorFiles, ProcessorKey, Size
+from .chat import Chat, ChatFormat
+from .rules import PatchImages, PatchVideos, configured, set_over
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant\n",
@@ -28,7 +28,7 @@ CHAT = ChatFormat(
         "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>",
     ),
 )  # fmt: skip
-# Values of the processor's classes where its config is silent
+# Defaults of the processor's classes
 IMAGE_DEFAULTS = {
     "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
     "patch_size": 14,
@@ -53,26 +53,35 @@ def image_config(files: ProcessorFiles, key: ProcessorKey, name: str) -> dict[st
         raise UserError(f"--processor {files.source}: has neither preprocessor_config.json nor processor_config.json")
     config = configured(files.source, name, IMAGE_DEFAULTS, files.image)
     set_over(config, min_pixels=key.min_pixels, max_pixels=key.max_pixels)
-    return config
+    return _with_bounds(config)
 
 
 def video_config(
-    files: ProcessorFiles, key: ProcessorKey, name: str, defaults: dict[str, Any] = VIDEO_DEFAULTS, **fixed: Any
+    files: ProcessorFiles, key: ProcessorKey, name: str, defaults: dict[str, Any], **fixed: Any
 ) -> dict[str, Any]:
     """`fixed`: what the family's processor sets whatever its config says."""
     config = configured(files.source, name, defaults, files.video or files.image) | fixed
     set_over(config, min_pixels=key.video_min_pixels, max_pixels=key.video_max_pixels, fps=key.video_fps,
              min_frames=key.video_min_frames, max_frames=key.video_max_frames)  # fmt: skip
-    return config
+    return _with_bounds(config)
+
+
+def _with_bounds(config: dict[str, Any]) -> dict[str, Any]:
+    """Bounds of the area, by the names that the rules have for them; Qwen's configs keep them as edges, too."""
+    size = config["size"]
+    bounds = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+    return config | {name: config.get(name) or bound for name, bound in bounds.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2Videos(PatchVideos):
+    seconds_name: ClassVar[str] = "second_per_grid_ts"
+
     @property
     def arrays(self) -> dict[str, MediaArray]:
         return {
-            "video_grid_thw": MediaArray(kinds=("video",), dtype="int64", row=(3,)),
-            "second_per_grid_ts": MediaArray(kinds=("video",), dtype="float32", row=()),
+            "video_grid_thw": self.integers(3),
+            self.seconds_name: MediaArray(kinds=("video",), dtype="float32", row=()),
             "pixel_values_videos": self.pixel_array,
         }
 
@@ -103,14 +112,11 @@ class Qwen2Videos(PatchVideos):
             max_pixels = max(min(max_pixels, share), int(self.min_pixels * 1.05))
         return smart_resize_image(height, width, self.factor, self.min_pixels, max_pixels)
 
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        return {"video_grid_thw": 1, "second_per_grid_ts": 1, "pixel_values_videos": int(np.prod(medium.grid))}
-
     def render(self, content: Iterable[np.ndarray], medium: MeasuredMedia, resize: Resize) -> Arrays:
         return {
             "pixel_values_videos": self.patches(content, medium),
             "video_grid_thw": np.array([medium.grid], dtype=np.int64),
-            "second_per_grid_ts": np.array([self.seconds_per_patch(medium)], dtype=np.float32),
+            self.seconds_name: np.array([self.seconds_per_patch(medium)], dtype=np.float32),
         }
 
     def seconds_per_patch(self, medium: MeasuredMedia) -> float:
@@ -127,21 +133,23 @@ def patch_tokens(media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> i
 
 class Qwen2VL(Family):
     name = "qwen2_vl"
-    processor_classes = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
+    processor_classes: ClassVar[tuple[str, ...]] = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
     position_axes = 3
     media_tokens = staticmethod(patch_tokens)
+    video_rule: ClassVar[type[PatchVideos]] = Qwen2Videos
+    video_defaults: ClassVar[dict[str, Any]] = VIDEO_DEFAULTS
 
     @classmethod
     def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
         image = PatchImages.of(image_config(files, key, cls.name))
-        # Qwen2.5-VL places frames by the second: 2 positions each in every published model. Qwen2-VL does not.
+        # Only Qwen2.5-VL places frames by the second: 2 positions each in every published model.
         tokens_per_second = None
         if files.class_name == "Qwen2_5_VLProcessor":
             tokens_per_second = files.model.get("vision_config", {}).get("tokens_per_second", 2)
         return cls(
             Chat(CHAT, files.tokenizer, source=files.source, takes=("image", "video")),
             image=image,
-            video=Qwen2Videos.of(video_config(files, key, cls.name)),
+            video=cls.video_rule.of(video_config(files, key, cls.name, cls.video_defaults)),
             facts={"merge_size": image.merge_size, "tokens_per_second": tokens_per_second},
         )
 

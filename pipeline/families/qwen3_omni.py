@@ -1,29 +1,21 @@
-"""Qwen3-Omni: as Qwen2-VL for pictures, and it hears: Whisper features, and videos with their sound track.
+"""Qwen3-Omni: Qwen2-VL for pictures, Whisper features for audio, and videos interleaved with their sound track.
 
 Positions are float32: temporal patches lie 13 to the second, which need not be whole.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 from transformers import WhisperFeatureExtractor
 
-from neatpack.pipeline.families.base import Arrays, Family, ProcessorFiles, ProcessorKey
-from neatpack.pipeline.families.chat import Chat
-from neatpack.pipeline.families.qwen2_vl import (
-    CHAT,
-    VIDEO_DEFAULTS,
-    Qwen2Videos,
-    image_config,
-    patch_tokens,
-    video_config,
-)
-from neatpack.pipeline.families.rules import PatchImages, SoundFeatures
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize
-from neatpack.pipeline.records import IMAGE, TEXT, VIDEO, MeasuredMedia
+from ..layout import Delivery, MediaArray
+from ..records import IMAGE, TEXT, VIDEO, MeasuredMedia
+from .base import Family, ProcessorFiles, ProcessorKey
+from .chat import Chat
+from .qwen2_vl import CHAT, VIDEO_DEFAULTS, Qwen2Videos, image_config, patch_tokens, video_config
+from .rules import PatchImages, SoundFeatures
 
 OMNI_CHAT = replace(
     CHAT,
@@ -72,25 +64,15 @@ class OmniSound(SoundFeatures):
 
 @dataclass(frozen=True, kw_only=True)
 class OmniVideos(Qwen2Videos):
+    seconds_name = "video_second_per_grid"
     tokens_per_second: float
 
     @property
     def arrays(self) -> dict[str, MediaArray]:
-        return {
-            "video_grid_thw": MediaArray(kinds=("video",), dtype="int64", row=(3,)),
-            "pixel_values_videos": self.pixel_array,
-            "video_second_per_grid": MediaArray(kinds=("video",), dtype="float32", row=()),
-        }
-
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        return {"video_grid_thw": 1, "pixel_values_videos": int(np.prod(medium.grid)), "video_second_per_grid": 1}
-
-    def render(self, content: Iterable[np.ndarray], medium: MeasuredMedia, resize: Resize) -> Arrays:
-        return {
-            "pixel_values_videos": self.patches(content, medium),
-            "video_grid_thw": np.array([medium.grid], dtype=np.int64),
-            "video_second_per_grid": np.array([self.seconds_per_patch(medium)], dtype=np.float32),
-        }
+        """The seconds come last."""
+        arrays = super().arrays
+        seconds = arrays.pop(self.seconds_name)
+        return {**arrays, self.seconds_name: seconds}
 
     def seconds_per_patch(self, medium: MeasuredMedia) -> float:
         """By the rate that was asked for, not by the one that came out: so the processor has it."""

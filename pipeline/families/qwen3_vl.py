@@ -2,24 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from neatpack.pipeline.families.base import Family, ProcessorFiles, ProcessorKey, Size
-from neatpack.pipeline.families.chat import Chat
-from neatpack.pipeline.families.qwen2_vl import (
-    CHAT,
-    VIDEO_DEFAULTS,
-    Qwen2Videos,
-    image_config,
-    patch_tokens,
-    video_config,
-)
-from neatpack.pipeline.families.rules import PatchImages
-from neatpack.pipeline.media.resize import smart_resize_video
-from neatpack.pipeline.mrope import mrope_positions
-from neatpack.pipeline.records import MeasuredMedia
+from ..media.resize import smart_resize_video
+from ..mrope import mrope_positions
+from ..records import MeasuredMedia
+from .base import Size
+from .chat import Chat
+from .qwen2_vl import VIDEO_DEFAULTS, Qwen2Videos, Qwen2VL
 
 QWEN3_VIDEO_DEFAULTS = {
     **VIDEO_DEFAULTS,
@@ -74,21 +66,11 @@ class Qwen3Videos(Qwen2Videos):
         return [(times[i] + times[i + patch - 1]) / 2 for i in range(0, len(times), patch)]
 
 
-class Qwen3VL(Family):
+class Qwen3VL(Qwen2VL):
     name = "qwen3_vl"
     processor_classes = ("Qwen3VLProcessor", "Qwen3VLMoeProcessor")
-    position_axes = 3
-    media_tokens = staticmethod(patch_tokens)
-
-    @classmethod
-    def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
-        image = PatchImages.of(image_config(files, key, cls.name))
-        return cls(
-            Chat(CHAT, files.tokenizer, source=files.source, takes=("image", "video")),
-            image=image,
-            video=Qwen3Videos.of(video_config(files, key, cls.name, QWEN3_VIDEO_DEFAULTS)),
-            facts={"merge_size": image.merge_size},
-        )
+    video_rule = Qwen3Videos
+    video_defaults = QWEN3_VIDEO_DEFAULTS
 
     @staticmethod
     def positions(types: np.ndarray, media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> np.ndarray:

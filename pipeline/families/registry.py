@@ -8,19 +8,19 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import Family, ProcessorFiles, ProcessorKey
-from neatpack.pipeline.families.default import Default
-from neatpack.pipeline.families.gemma4 import Gemma4
-from neatpack.pipeline.families.internvl import InternVL
-from neatpack.pipeline.families.kimi_k25 import KimiK25
-from neatpack.pipeline.families.kimi_vl import KimiVL
-from neatpack.pipeline.families.llava_onevision import LlavaOnevision
-from neatpack.pipeline.families.nemotron_parse import NOT_PACKABLE, NemotronParse
-from neatpack.pipeline.families.phi4_mm import Phi4MM
-from neatpack.pipeline.families.qwen2_vl import Qwen2VL
-from neatpack.pipeline.families.qwen3_omni import Qwen3Omni
-from neatpack.pipeline.families.qwen3_vl import Qwen3VL
+from ..config import UserError
+from .base import Family, ProcessorFiles, ProcessorKey
+from .default import Default
+from .gemma4 import Gemma4
+from .internvl import InternVL
+from .kimi_k25 import KimiK25
+from .kimi_vl import KimiVL
+from .llava_onevision import LlavaOnevision
+from .nemotron_parse import NOT_PACKABLE, NemotronParse
+from .phi4_mm import Phi4MM
+from .qwen2_vl import Qwen2VL
+from .qwen3_omni import Qwen3Omni
+from .qwen3_vl import Qwen3VL
 
 FAMILIES: dict[str, type[Family]] = {
     Qwen2VL.name: Qwen2VL,

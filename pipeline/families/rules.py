@@ -4,25 +4,16 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import (
-    Arrays,
-    Grid,
-    ImageRule,
-    MediaRule,
-    ProcessorKey,
-    Size,
-    SoundRule,
-    VideoRule,
-)
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.media.pixels import Resize, patchify, patchify_video, pixel_table, resize_torch
-from neatpack.pipeline.media.resize import smart_resize_image
-from neatpack.pipeline.records import MeasuredMedia
+from ..config import UserError
+from ..layout import Delivery, MediaArray
+from ..media.pixels import Resize, patchify, patchify_video, pixel_table, resize_torch
+from ..media.resize import smart_resize_image
+from ..records import MeasuredMedia
+from .base import Arrays, Grid, ImageRule, MediaRule, ProcessorKey, Size, SoundRule, VideoRule
 
 # A processor's settings
 
@@ -48,36 +39,32 @@ def refuse_settings(key: ProcessorKey, family: str, **reasons: str) -> None:
             raise UserError(f"--{setting.replace('_', '-')} {getattr(key, setting)}: {family} {reason}; leave it out")
 
 
-# Patches
+# Pixels
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patches:
-    """How pixels become patches in processors of the Qwen kind, read from their own config."""
+class PixelRule(MediaRule):
+    """Pictures or frames that are stored as bytes. Fields have the names that processors give them in their configs."""
+
+    rescale_factor: float = 1 / 255
+    image_mean: tuple[float, ...]
+    image_std: tuple[float, ...]
+
+    def table(self, resize: str) -> np.ndarray:
+        """transformers has no backend but torchvision for videos."""
+        backend = "torch" if self.kind == "video" else resize
+        return pixel_table(self.rescale_factor, self.image_mean, self.image_std, backend)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patches(PixelRule):
+    """How pixels become patches in processors of the Qwen kind."""
 
     patch_size: int
     merge_size: int
     temporal_patch_size: int
     min_pixels: int
     max_pixels: int
-    rescale_factor: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @classmethod
-    def of(cls, config: dict[str, Any], **more: Any) -> Self:
-        size = config["size"]
-        return cls(
-            patch_size=config["patch_size"],
-            merge_size=config["merge_size"],
-            temporal_patch_size=config["temporal_patch_size"],
-            min_pixels=config.get("min_pixels") or size["shortest_edge"],
-            max_pixels=config.get("max_pixels") or size["longest_edge"],
-            rescale_factor=config["rescale_factor"],
-            mean=tuple(config["image_mean"]),
-            std=tuple(config["image_std"]),
-            **more,
-        )
 
     @property
     def factor(self) -> int:
@@ -87,7 +74,7 @@ class Patches:
     @property
     def patch_bytes(self) -> int:
         """Of one frame's patch."""
-        return len(self.mean) * self.patch_size**2
+        return len(self.image_mean) * self.patch_size**2
 
     def tokens(self, medium: MeasuredMedia) -> int:
         return int(np.prod(medium.grid)) // self.merge_size**2
@@ -103,15 +90,9 @@ class PatchImages(Patches, ImageRule):
     @property
     def arrays(self) -> dict[str, MediaArray]:
         return {
-            "image_grid_thw": MediaArray(kinds=("image",), dtype="int64", row=(3,)),
-            "pixel_values": MediaArray(
-                kinds=("image",), dtype="uint8", row=(self.patch_bytes,), counts="image_grid_thw",
-                deliver=Delivery(table="image", repeat=self.temporal_patch_size),
-            ),
-        }  # fmt: skip
-
-    def table(self, resize: str) -> np.ndarray:
-        return pixel_table(self.rescale_factor, self.mean, self.std, resize)
+            "image_grid_thw": self.integers(3),
+            "pixel_values": self.pixels(self.patch_bytes, counts="image_grid_thw", repeat=self.temporal_patch_size),
+        }
 
     def shape(self, height: int, width: int, num_images: int = 1) -> tuple[Size, Grid]:
         size = smart_resize_image(height, width, self.factor, self.min_pixels, self.max_pixels)
@@ -123,9 +104,6 @@ class PatchImages(Patches, ImageRule):
         fewer = replace(self, max_pixels=max(self.min_pixels, height * width >> level))
         size, grid = fewer.shape(medium.height, medium.width)
         return replace(medium, size=size, grid=grid)
-
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        return {"image_grid_thw": 1, "pixel_values": int(np.prod(medium.grid))}
 
     @property
     def smallest(self) -> MeasuredMedia:
@@ -144,29 +122,19 @@ class PatchVideos(Patches, VideoRule):
     Always resized and normalised as torchvision does: transformers has no other backend for videos.
     """
 
-    fps: float | None
-    num_frames: int | None
+    fps: float | None = None
+    num_frames: int | None = None
     min_frames: int
     max_frames: int
-    samples_frames: bool
-    cap_pixels_per_frame: bool
+    do_sample_frames: bool
+    cap_pixels_per_frame: bool = False
     max_video_tokens: int
     bounds_cover_clip: ClassVar[bool] = False  # min_pixels and max_pixels are of a whole clip, and not of a frame
 
-    @classmethod
-    def of(cls, config: dict[str, Any], **more: Any) -> Self:
-        return super().of(
-            config,
-            fps=config.get("fps"),
-            num_frames=config.get("num_frames"),
-            min_frames=config["min_frames"],
-            max_frames=config["max_frames"],
-            # A rate or a number in the config is there to be used, whatever the class's default.
-            samples_frames=bool(config["do_sample_frames"] or config.get("fps") or config.get("num_frames")),
-            cap_pixels_per_frame=bool(config.get("cap_pixels_per_frame")),
-            max_video_tokens=config["max_video_tokens"],
-            **more,
-        )
+    @property
+    def samples_frames(self) -> bool:
+        """A rate or a number in the config is there to be used, whatever the class's do_sample_frames."""
+        return bool(self.do_sample_frames or self.fps or self.num_frames)
 
     @abstractmethod
     def sampled(self, total: int, fps: float) -> np.ndarray:
@@ -178,16 +146,10 @@ class PatchVideos(Patches, VideoRule):
     @property
     def pixel_array(self) -> MediaArray:
         """Nothing is repeated in a video: its patches have several frames."""
-        return MediaArray(
-            kinds=("video",), dtype="uint8", row=(self.patch_bytes * self.temporal_patch_size,),
-            counts="video_grid_thw", deliver=Delivery(table="video"),
-        )  # fmt: skip
-
-    def table(self, resize: str) -> np.ndarray:
-        return pixel_table(self.rescale_factor, self.mean, self.std, "torch")
+        return self.pixels(self.patch_bytes * self.temporal_patch_size, counts="video_grid_thw")
 
     def choose(self, total: int, fps: float, asked_fps: float | None) -> np.ndarray:
-        asked = self if asked_fps is None else replace(self, fps=asked_fps, num_frames=None, samples_frames=True)
+        asked = self if asked_fps is None else replace(self, fps=asked_fps, num_frames=None)
         return asked.sampled(total, fps)
 
     def shape(self, num_frames: int, height: int, width: int) -> tuple[Size, Grid]:
@@ -221,31 +183,15 @@ class PatchVideos(Patches, VideoRule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquareTiles(MediaRule):
+class SquareTiles(PixelRule):
     """Pictures or frames as square tiles of one size."""
 
     side: int  # pixels
-    rescale_factor: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    @classmethod
-    def of(cls, config: dict[str, Any], **more: Any) -> Self:
-        return cls(
-            rescale_factor=config["rescale_factor"],
-            mean=tuple(config["image_mean"]),
-            std=tuple(config["image_std"]),
-            **more,
-        )
 
     @property
     def tile(self) -> tuple[int, int, int]:
         """The shape of a stored tile."""
-        return len(self.mean), self.side, self.side
-
-    def table(self, resize: str) -> np.ndarray:
-        """transformers has no backend but torchvision for videos."""
-        return pixel_table(self.rescale_factor, self.mean, self.std, "torch" if self.kind == "video" else resize)
+        return len(self.image_mean), self.side, self.side
 
 
 # Frames
@@ -289,7 +235,7 @@ class SoundFeatures(SoundRule):
     @property
     def arrays(self) -> dict[str, MediaArray]:
         return {
-            self.lengths_name: MediaArray(kinds=("audio",), dtype="int64", row=()),
+            self.lengths_name: self.integers(),
             self.features_name: MediaArray(
                 kinds=("audio",), dtype="float32", row=(self.extractor.feature_size,), counts=self.lengths_name,
                 deliver=self.delivery,
@@ -310,8 +256,8 @@ class SoundFeatures(SoundRule):
     def tokens(self, medium: MeasuredMedia) -> int:
         return self.tokens_of(self.frames(medium.num_samples))
 
-    def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        return {self.lengths_name: 1, self.features_name: self.frames(medium.num_samples)}
+    def num_rows(self, medium: MeasuredMedia) -> int:
+        return self.frames(medium.num_samples)
 
     def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
         features = self.features(content)

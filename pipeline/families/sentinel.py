@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.labels import TurnMarkers, target_mask
+from ..config import UserError
+from ..labels import TurnMarkers, target_mask
 
 # Words that no template writes.
 QUESTIONS = ("Whyquestionone", "Howquestiontwo", "Whenquestionthree")
@@ -72,7 +72,7 @@ def _rendered(processor: Any, words: Sequence[str], name: str) -> str:
             for role, word in zip(("user", "assistant") * len(words), words, strict=False)
         ]
         try:
-            text = processor.apply_chat_template(messages, tokenize=False)
+            text: str = processor.apply_chat_template(messages, tokenize=False)
         except (TemplateError, TypeError, ValueError) as error:  # the template's own refusals among them
             troubles.append(str(error))
             continue

@@ -13,8 +13,8 @@ from typing import Any
 
 from PIL import Image
 
-from neatpack.pipeline.ingest.media import is_unicode, json_name, media_reference
-from neatpack.pipeline.records import Example, MediaRef, Skip, Turn
+from ..records import Example, MediaRef, Skip, Turn
+from .media import is_unicode, json_name, media_reference
 
 ROLES = ("system", "user", "assistant")
 KINDS = ("image", "video", "audio")
@@ -37,7 +37,7 @@ def from_conversation(example: Mapping[str, Any], media_dir: str = "") -> Exampl
     messages = example.get("conversation")
     if not isinstance(messages, list) or not messages:
         return Skip(reason="bad_row", detail="no conversation; expected a list of turns in 'conversation'")
-    columns = {kind: iter(_column(example, kind)) for kind in KINDS}
+    columns = {kind: iter(entries_of(example, kind)) for kind in KINDS}
     turns = []
     for number, message in enumerate(messages):
         role = message.get("role") if isinstance(message, Mapping) else None
@@ -71,9 +71,9 @@ def _own(item: Mapping[str, Any], kind: str) -> Any:
     return item.get("path") if item.get(kind) is None else item[kind]
 
 
-def _column(example: Mapping[str, Any], kind: str) -> list[Any]:
-    """A sound is (samples, rate), which is one medium and not two."""
-    value = example.get(kind)
+def entries_of(row: Mapping[str, Any], column: str) -> list[Any]:
+    """The media of a column: a list, one entry, null or absent. A sound as (samples, rate) is one entry."""
+    value = row.get(column)
     return [] if value is None else value if isinstance(value, list) else [value]
 
 

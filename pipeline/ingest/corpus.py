@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neatpack.pipeline.ingest.lines import Part, Source
-from neatpack.pipeline.ingest.meta import Dataset, copies_of_rows
+from .lines import Part, Source
+from .meta import Dataset, copies_of_rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

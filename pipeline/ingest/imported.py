@@ -1,14 +1,13 @@
 """A data set's lines: its file, or the import of a named source as JSONL with one media.bin."""
 
-import hashlib
 import logging
 from pathlib import Path
 
-from neatpack.pipeline.config import fingerprint
-from neatpack.pipeline.ingest.lines import Lines, MediaFile, as_lines, dumped, with_bytes_moved
-from neatpack.pipeline.ingest.meta import Dataset
-from neatpack.pipeline.ingest.sources import SOURCES, Examples
-from neatpack.pipeline.runtime.storage import Sink, write_whole
+from ..config import fingerprint
+from ..runtime.storage import Hashed, Sink, write_whole
+from .lines import Lines, MediaFile, as_lines, dumped, with_bytes_moved
+from .meta import Dataset
+from .sources import Examples
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +22,8 @@ def _imported(dataset: Dataset, imported: Path) -> Lines:
     A hub data set is no file with a digest, and what `datasets` calls its fingerprint is not one of the content. So the
     rows are gone through once to hash them, as a file would be, and once more to write those that are not there yet.
     """
-    where = {"path_or_dataset": dataset.path_or_dataset} if dataset.path_or_dataset else {}
-    examples = SOURCES[dataset.source](**where, split=dataset.split)
-    rows, media = _Hash(), _Hash()
+    examples = dataset.examples()
+    rows, media = Hashed(), Hashed()
     _write(examples, rows, media, "media.bin")
     digest = fingerprint([rows.digest(), media.digest()])
     target = imported / digest / "rows.jsonl"
@@ -40,20 +38,3 @@ def _imported(dataset: Dataset, imported: Path) -> Lines:
 def _write(examples: Examples, out: Sink, media: MediaFile, media_path: str) -> None:
     for example in examples.stored():
         out.write(dumped(with_bytes_moved(example, media, media_path)))
-
-
-class _Hash:
-    """A file to write to of which only the digest is kept."""
-
-    def __init__(self) -> None:
-        self._sha256, self._size = hashlib.sha256(), 0
-
-    def write(self, data: bytes | memoryview) -> None:
-        self._sha256.update(data)
-        self._size += len(data)
-
-    def tell(self) -> int:
-        return self._size
-
-    def digest(self) -> str:
-        return self._sha256.hexdigest()

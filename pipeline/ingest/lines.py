@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from neatpack.pipeline.config import UserError, fingerprint
-from neatpack.pipeline.runtime.storage import Sink, sha256_of, write_whole
+from ..config import UserError, fingerprint
+from ..runtime.storage import Sink, sha256_of, write_whole
 
 PART_BYTES = 4 << 20  # about a second of tokenizing; fixed, so that parts do not depend on the number of workers
 logger = logging.getLogger(__name__)

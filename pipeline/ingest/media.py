@@ -3,10 +3,12 @@
 import os
 from typing import Any
 
-from neatpack.pipeline.records import MediaRef, Sampling, Skip
+from ..records import MediaKind, MediaRef, Sampling, Skip
 
 
-def media_reference(entry: Any, kind: str, column: str, media_dir: str) -> MediaRef | Skip:
+def media_reference(entry: Any, kind: MediaKind, column: str, media_dir: str) -> MediaRef | Skip:
+    """An entry is a path or an object with `path`; a video may also be a list of pictures or have `frames`."""
+
     def bad(problem: str) -> Skip:
         return Skip(reason="bad_row", detail=f"column {column!r}: {problem}")
 
@@ -14,17 +16,17 @@ def media_reference(entry: Any, kind: str, column: str, media_dir: str) -> Media
     paths = given.get("frames") if kind == "video" and "frames" in given else [given.get("path")]
     if not isinstance(paths, list) or not paths or not all(isinstance(p, str) and p and is_unicode(p) for p in paths):
         return bad(f"{str(entry)[:80]!r} is not a path")
-    where = {key: given[key] for key in ("offset", "length") if key in given}
+    where: dict[str, Any] = {key: given[key] for key in ("offset", "length") if key in given}
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in where.values()):
         return bad(f"offset and length must be whole numbers, got {where}")
     joined = [os.path.join(media_dir, path) for path in paths]
     if kind != "video":
-        return MediaRef(kind=kind, path=joined[0], **where)  # type: ignore[arg-type]
+        return MediaRef(kind=kind, path=joined[0], **where)
     sampling = _sampling(given)
     if isinstance(sampling, str):
         return bad(sampling)
     frames = tuple(joined) if "frames" in given else ()
-    return MediaRef(kind=kind, path=joined[0], frames=frames, sampling=sampling, **where)  # type: ignore[arg-type]
+    return MediaRef(kind=kind, path=joined[0], frames=frames, sampling=sampling, **where)
 
 
 def _sampling(given: dict[str, Any]) -> Sampling | str:
@@ -55,13 +57,6 @@ def is_unicode(text: str) -> bool:
 
 
 def json_name(value: Any) -> str:
-    names = {
-        dict: "object",
-        list: "list",
-        str: "text",
-        bool: "boolean",
-        int: "number",
-        float: "number",
-        type(None): "null",
-    }
+    names = {dict: "object", list: "list", str: "text", bool: "boolean", int: "number", float: "number",
+             type(None): "null"}  # fmt: skip
     return names.get(type(value), type(value).__name__)

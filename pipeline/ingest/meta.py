@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.ingest.sources import SOURCES
+from ..config import UserError
+from ..records import MediaKind
+from .sources import SOURCES, Examples
 
-MEDIA_COLUMNS = {"images": "image", "videos": "video", "audios": "audio"}
+MEDIA_COLUMNS: dict[str, MediaKind] = {"images": "image", "videos": "video", "audios": "audio"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +48,11 @@ class Dataset:
     source: str = ""
     path_or_dataset: str = ""  # "": the source's own
     split: str = "train"
+
+    def examples(self) -> Examples:
+        """Of a named source."""
+        where = {"path_or_dataset": self.path_or_dataset} if self.path_or_dataset else {}
+        return SOURCES[self.source](**where, split=self.split)
 
     def described(self) -> dict[str, Any]:
         """What shapes the rows, for fingerprints: not where they lie, which may change (the file has its digest)."""
@@ -159,7 +165,7 @@ def parsed_names(kind: Any, where: str, key: str, entry: Any) -> Any:
 
 
 def copies_of_rows(num_rows: int, ratio: float) -> np.ndarray:
-    """How often each row is taken. The draw is Random(42).sample over the row numbers, as the seed documents it.
+    """How often each row is taken. The draw is Random(42).sample over the row numbers, as in the online API.
 
     0.5 of 4 rows -> [0, 1, 0, 1] (say); 2.5 -> [2, 3, 2, 3]. Any ratio above 0 takes at least one row.
     """

@@ -4,10 +4,10 @@ import json
 import re
 from typing import Any
 
-from neatpack.pipeline.ingest.conversation import from_conversation, is_bare
-from neatpack.pipeline.ingest.media import is_unicode, json_name, media_reference
-from neatpack.pipeline.ingest.meta import MEDIA_COLUMNS, Dataset
-from neatpack.pipeline.records import Example, MediaKind, MediaRef, Role, Skip, Turn
+from ..records import Example, MediaKind, MediaRef, Role, Skip, Turn
+from .conversation import entries_of, from_conversation, is_bare
+from .media import is_unicode, json_name, media_reference
+from .meta import MEDIA_COLUMNS, Dataset
 
 _PLACEHOLDER = re.compile(r"(<image>|<video>|<audio>)", re.IGNORECASE)
 
@@ -45,12 +45,12 @@ def convert(row: dict[str, Any], dataset: Dataset, *, lenient: bool = False) -> 
         return _in_parts(spoken, row, dataset, lenient=lenient)
     media: dict[MediaKind, list[MediaRef]] = {}
     for column, kind in MEDIA_COLUMNS.items():
-        refs = _media(
-            row.get(getattr(dataset.columns, column)), kind, getattr(dataset.columns, column), dataset.media_dir
-        )
-        if isinstance(refs, Skip):
-            return refs
-        media[kind] = refs  # type: ignore[index]
+        media[kind], name = [], getattr(dataset.columns, column)
+        for entry in entries_of(row, name):
+            ref = media_reference(entry, kind, name, dataset.media_dir)
+            if isinstance(ref, Skip):
+                return ref
+            media[kind].append(ref)
     user_text = " ".join(text for role, text in turns if role == "user")
     tags = [tag.lower().strip("<>") for tag in _PLACEHOLDER.findall(user_text)]
     surplus: list[MediaRef] = []
@@ -82,9 +82,10 @@ def _in_parts(turns: list[tuple[Role, Any]], row: dict[str, Any], dataset: Datas
     """Turns with lists of parts. A part without its medium, {"type": "image"}, takes the next of the row's column."""
     messages = [{"role": role, "content": content} for role, content in turns]
     items = [item for _, content in turns if isinstance(content, list) for item in content]
-    media, surplus = {}, []
+    media: dict[str, list[Any]] = {}
+    surplus: list[dict[str, Any]] = []
     for column, kind in MEDIA_COLUMNS.items():
-        entries = _entries(row.get(getattr(dataset.columns, column)))
+        entries = entries_of(row, getattr(dataset.columns, column))
         bare = sum(is_bare(item, kind) for item in items)
         if bare != len(entries) and not lenient:
             return Skip(
@@ -135,24 +136,6 @@ def _turns(row: dict[str, Any], dataset: Dataset) -> list[tuple[Role, Any]] | Sk
             return Skip(reason="bad_row", detail=f"turn {number}: not Unicode text: half of a surrogate pair")
         turns.append((roles[role], content))
     return turns
-
-
-def _media(value: Any, kind: str, column: str, media_dir: str) -> list[MediaRef] | Skip:
-    """A media column: a list, one entry, null or absent.
-
-    An entry is a path, or an object with `path`; a video may also be a list of pictures, or an object with `frames`.
-    """
-    refs = []
-    for entry in _entries(value):
-        ref = media_reference(entry, kind, column, media_dir)
-        if isinstance(ref, Skip):
-            return ref
-        refs.append(ref)
-    return refs
-
-
-def _entries(value: Any) -> list[Any]:
-    return [] if value is None else value if isinstance(value, list) else [value]
 
 
 def _user_parts(text: str, waiting: dict[MediaKind, Any]) -> tuple[str | MediaRef, ...]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from neatpack.pipeline.ingest.corpus import Corpus
-from neatpack.pipeline.ingest.lines import rows
-from neatpack.pipeline.measure.store import MeasuredPart, read_measured
-from neatpack.pipeline.records import Measured
-from neatpack.pipeline.runtime.storage import write_json, write_whole
-from neatpack.pipeline.runtime.tables import open_arrow
+from ..ingest.corpus import Corpus
+from ..ingest.lines import rows
+from ..records import Measured
+from ..runtime.storage import write_json, write_whole
+from ..runtime.tables import open_arrow
+from .store import MeasuredPart, read_measured
 
 
 def write_lengths(folder: Path, corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> dict[str, int]:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from neatpack.pipeline.families.base import Family
-from neatpack.pipeline.labels import target_mask
-from neatpack.pipeline.measure.media import measure_medium
-from neatpack.pipeline.records import IMAGE, VIDEO, Example, Measured, MeasuredMedia, MediaError, Skip
+from ..families.base import Family
+from ..labels import target_mask
+from ..records import IMAGE, VIDEO, Example, Measured, MeasuredMedia, MediaError, Skip
+from .media import measure_medium
 
 
 def measure(

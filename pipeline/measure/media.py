@@ -5,11 +5,11 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from neatpack.pipeline.families.base import Family, ImageRule, SoundRule, VideoRule
-from neatpack.pipeline.media.audio import decode_audio, has_audio
-from neatpack.pipeline.media.image import image_size
-from neatpack.pipeline.media.video import VideoFacts, video_facts
-from neatpack.pipeline.records import MeasuredMedia, MediaError, MediaRef
+from ..families.base import Family, ImageRule, SoundRule, VideoRule
+from ..media.audio import decode_audio, has_audio
+from ..media.image import image_size
+from ..media.video import VideoFacts, video_facts
+from ..records import MeasuredMedia, MediaError, MediaRef
 
 
 def measure_medium(ref: MediaRef, family: Family, num_images: int = 1) -> MeasuredMedia:

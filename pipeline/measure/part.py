@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from neatpack.pipeline.families.base import Family, ProcessorKey
-from neatpack.pipeline.families.registry import family_for
-from neatpack.pipeline.ingest.lines import Part, rows
-from neatpack.pipeline.ingest.meta import Dataset
-from neatpack.pipeline.ingest.sharegpt import convert, parse_row
-from neatpack.pipeline.measure.length import measure
-from neatpack.pipeline.measure.store import write_measured
-from neatpack.pipeline.records import Example, Measured, Skip
-from neatpack.pipeline.runtime.journal import CRASHED, Journal, journal
+from ..families.base import Family, ProcessorKey
+from ..families.registry import family_for
+from ..ingest.lines import Part, rows
+from ..ingest.meta import Dataset
+from ..ingest.sharegpt import convert, parse_row
+from ..records import Example, Measured, Skip
+from ..runtime.journal import CRASHED, Journal, journal
+from .length import measure
+from .store import write_measured
 
 BATCH = 64  # rows tokenized at once
 

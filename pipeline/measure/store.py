@@ -1,5 +1,6 @@
 """The token store: one Arrow file per part, one line per row read, good or skipped. Read by memory map, row by row."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neatpack.pipeline.ingest.lines import Part
-from neatpack.pipeline.records import Measured, MeasuredMedia, MediaRef, Skip
-from neatpack.pipeline.runtime.tables import open_arrow, write_arrow
+from ..ingest.lines import Part
+from ..records import Measured, MeasuredMedia, MediaRef, Skip
+from ..runtime.tables import open_arrow, write_arrow
 
 _MEDIUM = pa.struct(
     [
@@ -30,6 +31,8 @@ _MEDIUM = pa.struct(
         ("num_samples", pa.int64()),
     ]
 )
+_OF_REF = ("kind", "path", "offset", "length")  # columns of _MEDIUM that are fields of a MediaRef
+_OF_MEDIUM = tuple(field.name for field in dataclasses.fields(MeasuredMedia) if field.name != "ref")
 SCHEMA = pa.schema(
     [
         ("row", pa.int64()),
@@ -63,34 +66,13 @@ def _line(row: int, result: Measured | Skip) -> dict[str, Any]:
         skipped = {"tokens": 0, "visual_tokens": 0, "media_bytes": 0, "ids": [], "media": []}
         return {"row": row, "reason": result.reason, "detail": result.detail, **skipped}
     media = [
-        {
-            "kind": medium.ref.kind,
-            "path": medium.ref.path,
-            "offset": medium.ref.offset,
-            "length": medium.ref.length,
-            "height": medium.height,
-            "width": medium.width,
-            "size": medium.size,
-            "grid": medium.grid,
-            "frames": medium.frames,
-            "total_frames": medium.total_frames,
-            "fps": medium.fps,
-            "asked_fps": medium.asked_fps,
-            "frame_paths": medium.ref.frames,
-            "num_samples": medium.num_samples,
-        }
+        {name: getattr(medium.ref, name) for name in _OF_REF}
+        | {"frame_paths": medium.ref.frames}
+        | {name: getattr(medium, name) for name in _OF_MEDIUM}
         for medium in result.media
     ]
-    return {
-        "row": row,
-        "tokens": result.tokens,
-        "visual_tokens": result.visual_tokens,
-        "media_bytes": result.media_bytes,
-        "reason": "",
-        "detail": "",
-        "ids": result.ids,
-        "media": media,
-    }
+    counts = {name: getattr(result, name) for name in ("tokens", "visual_tokens", "media_bytes")}
+    return {"row": row, "reason": "", "detail": "", **counts, "ids": result.ids, "media": media}
 
 
 def has_media_trouble(path: Path) -> bool:
@@ -102,31 +84,19 @@ def has_media_trouble(path: Path) -> bool:
 def read_measured(path: Path, index: int) -> Measured:
     """Line `index` of a part's file."""
     table = open_arrow(path)
-    media = tuple(
-        MeasuredMedia(
-            ref=MediaRef(
-                kind=item["kind"],
-                path=item["path"],
-                offset=item["offset"],
-                length=item["length"],
-                frames=tuple(item["frame_paths"]),
-            ),
-            height=item["height"],
-            width=item["width"],
-            size=tuple(item["size"]),
-            grid=tuple(item["grid"]),
-            frames=tuple(item["frames"]),
-            total_frames=item["total_frames"],
-            fps=item["fps"],
-            asked_fps=item["asked_fps"],
-            num_samples=item["num_samples"],
-        )
-        for item in table["media"][index].as_py()
-    )
     return Measured(
         ids=table["ids"][index].values.to_numpy(),
-        media=media,
+        media=tuple(_medium(item) for item in table["media"][index].as_py()),
         tokens=table["tokens"][index].as_py(),
         visual_tokens=table["visual_tokens"][index].as_py(),
         media_bytes=table["media_bytes"][index].as_py(),
     )
+
+
+def _medium(item: dict[str, Any]) -> MeasuredMedia:
+    """Lists of Arrow are tuples here."""
+    ref = MediaRef(**{name: item[name] for name in _OF_REF}, frames=tuple(item["frame_paths"]))
+    values: dict[str, Any] = {
+        name: tuple(item[name]) if isinstance(item[name], list) else item[name] for name in _OF_MEDIUM
+    }
+    return MeasuredMedia(ref=ref, **values)

@@ -9,8 +9,8 @@ from typing import Any
 import av
 import numpy as np
 
-from neatpack.pipeline.media.open import ffmpeg_error, open_container
-from neatpack.pipeline.records import MediaError, MediaRef
+from ..records import MediaError, MediaRef
+from .open import ffmpeg_error, open_container
 
 
 def decode_audio(ref: MediaRef, sampling_rate: int) -> np.ndarray:

@@ -9,8 +9,8 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from neatpack.pipeline.media.open import open_media
-from neatpack.pipeline.records import MediaError, MediaRef
+from ..records import MediaError, MediaRef
+from .open import open_media
 
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
 
@@ -48,7 +48,7 @@ def _opened(ref: MediaRef, file: BinaryIO) -> Image.Image:
         try:
             return Image.open(file)
         except MemoryError:
-            raise  # our trouble, not the picture's
+            raise  # says nothing about the picture
         except UnidentifiedImageError:  # its message holds the file object's address, another one in every run
             raise MediaError("bad_media", f"{ref.path}: not a picture of a kind that Pillow knows") from None
         except Exception as error:  # broken files raise anything: OSError, SyntaxError, struct.error, EOFError …
@@ -59,7 +59,8 @@ def _bad_media(ref: MediaRef, error: Exception) -> MediaError:
     return MediaError("bad_media", f"{ref.path}: {type(error).__name__}: {error}")
 
 
-def _orientation(image: Image.Image, file: BinaryIO) -> int:
+def _orientation(image: Image.Image, file: BinaryIO) -> object:
+    """A number of 1 to 8, or whatever else the file has there: a text is no orientation, also not to Pillow."""
     if isinstance(image, TiffImageFile) and ExifTags.Base.Orientation in image.tag_v2:
         return 1  # Pillow turns TIFFs itself, and has exchanged `size` already
     with warnings.catch_warnings():
@@ -101,7 +102,7 @@ def _pixels(ref: MediaRef, image: Image.Image, *, turn: bool) -> np.ndarray:
         image.load()
         return _rgb(_as_displayed(image) if turn else image)
     except MemoryError:
-        raise  # our trouble, not the picture's
+        raise  # says nothing about the picture
     except Exception as error:  # broken files raise anything: OSError, SyntaxError, zlib.error, struct.error …
         raise _bad_media(ref, error) from None
 

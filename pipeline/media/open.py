@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 import av
 
-from neatpack.pipeline.records import MediaError, MediaRef
+from ..records import MediaError, MediaRef
 
 
 def open_media(ref: MediaRef) -> BinaryIO:

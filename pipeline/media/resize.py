@@ -18,17 +18,7 @@ def smart_resize_image(
     640x480 (h, w) with factor 28 -> (644, 476). Equal to transformers' `smart_resize` of Qwen2-VL for every size.
     """
     _check_aspect_ratio(height, width)
-    new_height = round(height / factor) * factor
-    new_width = round(width / factor) * factor
-    if new_height * new_width > max_pixels:
-        shrink = math.sqrt((height * width) / max_pixels)
-        new_height = max(factor, math.floor(height / shrink / factor) * factor)
-        new_width = max(factor, math.floor(width / shrink / factor) * factor)
-    elif new_height * new_width < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
-        new_height = math.ceil(height * grow / factor) * factor
-        new_width = math.ceil(width * grow / factor) * factor
-    return new_height, new_width
+    return _within(height, width, factor, min_pixels, max_pixels)
 
 
 def smart_resize_video(
@@ -42,22 +32,30 @@ def smart_resize_video(
 ) -> tuple[int, int]:
     """As for images, but the pixel bounds cover the whole clip (Qwen3-VL). Equal to transformers' own."""
     if height < factor or width < factor:
-        # Tiny frames are first blown up to one patch block, as the reference does.
+        # Frames smaller than one merged patch are enlarged to it first, as transformers does.
         grow = max(factor / height, factor / width)
         height, width = int(height * grow), int(width * grow)
     _check_aspect_ratio(height, width)
-    new_height = round(height / factor) * factor
-    new_width = round(width / factor) * factor
     # A clip of fewer frames than one temporal patch is padded up to one by the caller.
     counted_frames = max(1, round(num_frames / temporal_factor)) * temporal_factor
-    if counted_frames * new_height * new_width > max_pixels:
-        shrink = math.sqrt((num_frames * height * width) / max_pixels)
-        new_height = max(factor, math.floor(height / shrink / factor) * factor)
-        new_width = max(factor, math.floor(width / shrink / factor) * factor)
-    elif counted_frames * new_height * new_width < min_pixels:
-        grow = math.sqrt(min_pixels / (num_frames * height * width))
-        new_height = math.ceil(height * grow / factor) * factor
-        new_width = math.ceil(width * grow / factor) * factor
+    return _within(height, width, factor, min_pixels, max_pixels, num_frames, counted_frames)
+
+
+def _within(
+    height: int, width: int, factor: int, low: int, high: int, num_frames: int = 1, counted_frames: int = 1
+) -> tuple[int, int]:
+    """Multiples of `factor`, about of the same ratio, with an area of all frames in [low, high].
+
+    Whether an area is within the bounds goes by the frames in whole temporal patches, how far to scale by the others:
+    so transformers has it.
+    """
+    new_height, new_width = (round(side / factor) * factor for side in (height, width))
+    if counted_frames * new_height * new_width > high:
+        shrink = math.sqrt((num_frames * height * width) / high)
+        new_height, new_width = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
+    elif counted_frames * new_height * new_width < low:
+        grow = math.sqrt(low / (num_frames * height * width))
+        new_height, new_width = (math.ceil(side * grow / factor) * factor for side in (height, width))
     return new_height, new_width
 
 
@@ -72,7 +70,7 @@ def _check_aspect_ratio(height: int, width: int) -> None:
 def budget_resize(height: int, width: int, block: int = 48, max_blocks: int = 280) -> tuple[int, int]:
     """The largest height and width, multiples of `block`, of at most `max_blocks` blocks and about the same ratio.
 
-    640x480 (h, w), blocks of 48, 280 of them -> (912, 672): small pictures are blown up to the budget, too. A picture
+    640x480 (h, w), blocks of 48, 280 of them -> (912, 672): small pictures are enlarged to the budget, too. A picture
     so long that its short side would vanish gets one row of blocks. Equal to transformers'
     `get_aspect_ratio_preserving_size` of Gemma 4 (patches of 16, pooled 3 x 3, are blocks of 48) for every size.
     """

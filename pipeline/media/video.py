@@ -1,6 +1,6 @@
 """Videos: how many frames there are, when and how large, by counting packets; and the frames that are wanted.
 
-No header is believed alone: containers lie about duration, rate and number of frames.
+Headers alone are not trusted: containers may state a wrong duration, rate or number of frames.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neatpack.pipeline.media.image import decode_image, image_size
-from neatpack.pipeline.media.open import open_container
-from neatpack.pipeline.records import MeasuredMedia, MediaError, MediaRef
+from ..records import MeasuredMedia, MediaError, MediaRef
+from .image import decode_image, image_size
+from .open import open_container
 
 UNKNOWN_FPS = 24.0  # of a list of pictures, or of a single frame: what transformers assumes
-MAX_RATE_ERROR = 1.5  # a header's frame rate further off than this from the counted one is a lie
+MAX_RATE_ERROR = 1.5  # a header's frame rate further off than this from the counted one is wrong
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,69 +3,47 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypedDict
+from typing import Annotated, TypedDict, get_type_hints
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neatpack.pipeline.config import PackConfig, UserError
-from neatpack.pipeline.families.base import Family
-from neatpack.pipeline.ingest.corpus import Corpus
-from neatpack.pipeline.measure.length import shrunk, truncated
-from neatpack.pipeline.measure.store import MeasuredPart, read_measured
-from neatpack.pipeline.plan.plan import plan_bins
-from neatpack.pipeline.records import Measured
-from neatpack.pipeline.runtime.tables import open_arrow
+from ..config import PackConfig, UserError
+from ..families.base import Family
+from ..ingest.corpus import Corpus
+from ..measure.length import shrunk, truncated
+from ..measure.store import MeasuredPart, read_measured
+from ..records import Measured
+from ..runtime.tables import column_sum, open_arrow, value_counts
+from .plan import plan_bins
 
-FITTED = (
-    "tokens",
-    "visual_tokens",
-    "media_bytes",
-    "limit",
-    "shrink",
-    "reason",
-    "detail",
-)  # columns that fitting changes
+FITTED = ("tokens", "visual_tokens", "media_bytes", "limit", "shrink", "reason", "detail")  # fitting changes these
 MAX_SHRINK = 16  # halvings: 768 frames are down to 4 after 8, and 100 megapixels to one patch after 16
-
-SCHEMA = pa.schema(
-    [
-        ("pack", pa.int32()),  # -1: in no pack
-        ("position", pa.int32()),
-        ("dataset", pa.int32()),  # index into the run's corpora
-        ("row", pa.int64()),
-        ("repeat", pa.int32()),
-        ("part", pa.int32()),  # index into the run's measured parts, and the line in it
-        ("line", pa.int32()),
-        ("tokens", pa.int32()),
-        ("visual_tokens", pa.int32()),
-        ("media_bytes", pa.int64()),
-        ("limit", pa.int32()),  # tokens to truncate to; 0: whole
-        ("shrink", pa.int32()),  # steps by which its media are made smaller
-        ("reason", pa.string()),
-        ("detail", pa.string()),
-    ]
-)
 
 
 class PlanLine(TypedDict):
-    """A line of the plan, as SCHEMA has it."""
+    """A line of the plan, and the columns of its table."""
 
-    pack: int
-    position: int
-    dataset: int
-    row: int
-    repeat: int
-    part: int
-    line: int
-    tokens: int
-    visual_tokens: int
-    media_bytes: int
-    limit: int
-    shrink: int
-    reason: str
-    detail: str
+    pack: Annotated[int, pa.int32()]  # -1: in no pack
+    position: Annotated[int, pa.int32()]
+    dataset: Annotated[int, pa.int32()]  # index into the run's corpora
+    row: Annotated[int, pa.int64()]
+    repeat: Annotated[int, pa.int32()]
+    part: Annotated[int, pa.int32()]  # index into the run's measured parts, and the line in it
+    line: Annotated[int, pa.int32()]
+    tokens: Annotated[int, pa.int32()]
+    visual_tokens: Annotated[int, pa.int32()]
+    media_bytes: Annotated[int, pa.int64()]
+    limit: Annotated[int, pa.int32()]  # tokens to truncate to; 0: whole
+    shrink: Annotated[int, pa.int32()]  # steps by which its media are made smaller
+    reason: Annotated[str, pa.string()]
+    detail: Annotated[str, pa.string()]
+
+
+SCHEMA = pa.schema(
+    [(name, kind.__metadata__[0]) for name, kind in get_type_hints(PlanLine, include_extras=True).items()]
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +54,7 @@ class Plan:
 
     @cached_property
     def packed(self) -> pa.Table:
-        return self.table.slice(0, int(pc.sum(pc.greater_equal(self.table["pack"], 0)).as_py() or 0))
+        return self.table.slice(0, column_sum(pc.greater_equal(self.table["pack"], 0)))
 
     @cached_property
     def starts(self) -> np.ndarray:
@@ -90,8 +68,7 @@ class Plan:
 
     def skip_counts(self) -> dict[str, int]:
         """Lines in no pack, by reason."""
-        reasons = self.table.slice(len(self.packed))["reason"]
-        return {item["values"]: item["counts"] for item in pc.value_counts(reasons).to_pylist()}
+        return value_counts(self.table.slice(len(self.packed))["reason"])
 
     def lines_in_pack(self, number: int) -> list[PlanLine]:
         """One line per document of a pack, by position."""

@@ -6,7 +6,7 @@ from operator import mul
 
 import numpy as np
 
-from neatpack.pipeline.plan.knapsack import Ints
+from .knapsack import Ints
 
 # Modelled cost of a pack in millionths of what the language model spends on one token. For a 7B model with 28 layers of
 # width 3584 and a vision tower of 0.65B parameters, forward FLOPs (the backward pass doubles them all):

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import ArrayLike
 
-from neatpack.pipeline.plan.balance import balanced_order
-from neatpack.pipeline.plan.knapsack import Ints, Samples, as_ints, bin_sums, check_lengths, members, pack, refuse
+from .balance import balanced_order
+from .knapsack import Ints, Samples, as_ints, bin_sums, check_lengths, members, pack, refuse
 
 
 def plan_bins(

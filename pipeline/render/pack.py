@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from neatpack.pipeline.families.base import Arrays, Family
-from neatpack.pipeline.records import IGNORE, Document, Pack, Sample
-from neatpack.pipeline.render.sample import fake_image_sample
+from ..families.base import Arrays, Family
+from ..records import IGNORE, Document, Pack, Sample
+from .sample import fake_image_sample
 
 
 def build_pack(

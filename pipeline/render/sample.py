@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from neatpack.pipeline.families.base import Family, ImageRule, MediaRule, SoundRule
-from neatpack.pipeline.labels import labels_of, shifted, target_mask
-from neatpack.pipeline.measure.length import expansions
-from neatpack.pipeline.media.audio import decode_audio
-from neatpack.pipeline.media.image import decode_image
-from neatpack.pipeline.media.pixels import RESIZE
-from neatpack.pipeline.media.video import wanted_frames
-from neatpack.pipeline.records import IGNORE, Measured, MeasuredMedia, MediaError, Sample
+from ..families.base import Family, ImageRule, MediaRule, SoundRule
+from ..labels import labels_of, shifted, target_mask
+from ..measure.length import expansions
+from ..media.audio import decode_audio
+from ..media.image import decode_image
+from ..media.pixels import RESIZE
+from ..media.video import wanted_frames
+from ..records import IGNORE, Measured, MeasuredMedia, MediaError, Sample
 
 
 def render_whole(measured: Measured, family: Family, resize: str) -> Sample:

@@ -13,8 +13,8 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from tqdm import tqdm
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.runtime.logs import ROOT, LogLine, Relay, collected
+from ..config import UserError
+from .logs import ROOT, LogLine, Relay, collected
 
 Result = TypeVar("Result")
 Arguments = tuple[Any, ...]  # of a task; keep them small, they are sent to other machines
@@ -170,11 +170,11 @@ def engine(kind: Literal["ray", "inline"], num_workers: int = 0) -> Iterator[Eng
         return
     # "local" and not None: a stale cluster file would make a bare ray.init() hang.
     address = os.environ.get("RAY_ADDRESS") or "local"
-    local = {"num_cpus": num_workers or None, "include_dashboard": False} if address == "local" else {}
+    local: dict[str, Any] = {"num_cpus": num_workers or None, "include_dashboard": False} if address == "local" else {}
     ray.init(
         address=address,
         log_to_driver=False,  # what workers print stays in Ray's session folder; what they log comes with their results
-        logging_level="error",
+        logging_level=logging.ERROR,
         runtime_env={"env_vars": {"TOKENIZERS_PARALLELISM": "false"}},
         **local,
     )

@@ -1,4 +1,4 @@
-"""Which row a task is at, kept on disk: when a decoder brings its process down, the next attempt knows the culprit.
+"""Which row a task is at, kept on disk: when a decoder crashes its process, the next attempt knows at which row.
 
 A picture or video can crash the C code that reads it. The task is tried again (by Ray, or by whoever starts the command
 again), and a row at which it crashed twice is skipped. Only crashes count, which leave a report of their signal: a

@@ -71,9 +71,10 @@ class Relay:
 
 class _Stderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        # Above a progress bar, not into it: there is one only where tqdm is imported, and `neatpack --version` works
-        # without it. stderr is looked up now: whoever exchanged it wants to see this.
-        write = sys.modules["tqdm"].tqdm.write if "tqdm" in sys.modules else print
+        # Above a progress bar, not into it; where tqdm is not loaded (or not installed), there is no bar. stderr is
+        # looked up now: whoever exchanged it wants to see this.
+        tqdm = sys.modules.get("tqdm")
+        write = tqdm.tqdm.write if tqdm else print
         write(self.format(record), file=sys.stderr)
 
 

@@ -15,6 +15,25 @@ class Sink(Protocol):
     def write(self, data: bytes | memoryview, /) -> object: ...
 
 
+class Hashed:
+    """A file that is hashed and counted while it is written; without one, only the hash is kept."""
+
+    def __init__(self, file: Sink | None = None) -> None:
+        self._file, self._sha256, self.size = file, hashlib.sha256(), 0
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        if self._file is not None:
+            self._file.write(data)
+        self._sha256.update(data)
+        self.size += len(data)
+
+    def tell(self) -> int:
+        return self.size
+
+    def digest(self) -> str:
+        return self._sha256.hexdigest()
+
+
 @contextlib.contextmanager
 def write_whole(path: Path) -> Iterator[BinaryIO]:
     """A file that appears under its name only when complete; a crash leaves a `.part` file that the next run replaces.

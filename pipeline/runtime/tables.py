@@ -4,9 +4,19 @@ from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from neatpack.pipeline.runtime.storage import write_whole
+from .storage import write_whole
+
+
+def column_sum(column: pa.ChunkedArray) -> int:
+    """Arrow's sum of an empty column is null; here it is 0."""
+    return int(pc.sum(column).as_py() or 0)
+
+
+def value_counts(column: pa.ChunkedArray) -> dict[str, int]:
+    return {item["values"]: item["counts"] for item in pc.value_counts(column).to_pylist()}
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:

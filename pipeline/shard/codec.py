@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from neatpack.pipeline.records import Document, Pack
-from neatpack.pipeline.runtime.storage import Sink
+from ..records import Document, Pack
+from ..runtime.storage import Sink
 
 # Arrays of every pack; those of its media, which its family declares, come after them.
 TEXT_ARRAYS = ("input_ids", "labels", "position_ids", "seq_lens", "seq_lens_padded", "mm_token_type_ids")

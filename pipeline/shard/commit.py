@@ -12,20 +12,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.identity import Identity
-from neatpack.pipeline.manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels, ShardEntry
-from neatpack.pipeline.planned import Planned
-from neatpack.pipeline.runtime.storage import read_json, sha256_of, write_json, write_whole
-from neatpack.pipeline.runtime.tables import write_parquet
-from neatpack.pipeline.shard.codec import member_names
-from neatpack.pipeline.shard.ledger import fitted_counts, make_ledger, reason_counts
-from neatpack.pipeline.shard.note import ShardNote
-from neatpack.pipeline.shard.stats import dataset_stats, make_index, pack_stats, shard_stats
+from ..config import UserError
+from ..identity import Identity
+from ..manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels
+from ..planned import Planned
+from ..runtime.storage import read_json, sha256_of, write_json, write_whole
+from ..runtime.tables import column_sum, write_parquet
+from .codec import member_names
+from .ledger import fitted_counts, make_ledger, reason_counts
+from .note import ShardNote
+from .stats import dataset_stats, make_index, pack_stats, shard_stats
 
 BEGUN = "work/run.json"  # what a begun output is made from; of a finished one its manifest says it
+# The manifest first: without it nobody takes the rest for a finished output.
 OURS = (
-    MANIFEST,  # first: without it nobody takes the rest for a finished output
+    MANIFEST,
     "index.parquet",
     "image_table.npy",
     "video_table.npy",
@@ -104,16 +105,7 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
         family=family.described(),
         pixels=Pixels(codec="u8", resize=family.resized_by(config.resize), tables=pixel_tables),
         counts=count_all(inputs.identity, pa.concat_tables(ledgers), index),
-        shards=tuple(
-            ShardEntry(
-                name=note.shard,
-                bytes=note.bytes,
-                sha256=note.sha256,
-                first_pack=note.first_pack,
-                num_packs=len(note.packs),
-            )
-            for note in notes
-        ),
+        shards=tuple(note.entry for note in notes),
         files={name: sha256_of(out / name) for name in (*tables, *pixel_tables.values())},
     )
     manifest.write(out)
@@ -125,19 +117,14 @@ def count_all(identity: Identity, ledger: pa.Table, index: pa.Table) -> Counts:
     return Counts(
         rows=identity.num_rows,
         samples=len(ledger),
-        packed=_sum(pc.equal(ledger["status"], "packed")),
+        packed=column_sum(pc.equal(ledger["status"], "packed")),
         skipped=reason_counts(ledger),
         fitted=fitted_counts(ledger),
         packs=len(index),
-        tokens=_sum(index["tokens"]),
-        visual_tokens=_sum(index["visual_tokens"]),
-        target_tokens=_sum(index["target_tokens"]),
+        tokens=column_sum(index["tokens"]),
+        visual_tokens=column_sum(index["visual_tokens"]),
+        target_tokens=column_sum(index["target_tokens"]),
     )
-
-
-def _sum(column: pa.ChunkedArray) -> int:
-    """Arrow's sum of an empty column is null; here it is 0."""
-    return int(pc.sum(column).as_py() or 0)
 
 
 def _remove(path: Path) -> None:

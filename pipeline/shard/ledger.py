@@ -6,9 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neatpack.pipeline.ingest.corpus import Corpus
-from neatpack.pipeline.plan.assign import Plan
-from neatpack.pipeline.shard.note import LostRow
+from ..ingest.corpus import Corpus
+from ..plan.assign import Plan
+from ..runtime.tables import column_sum, value_counts
+from .note import LostRow
 
 SCHEMA = pa.schema(
     [
@@ -63,15 +64,13 @@ def make_ledger(plan: Plan, corpora: Sequence[Corpus], lost: Sequence[LostRow]) 
 
 def reason_counts(ledger: pa.Table) -> dict[str, int]:
     skipped = ledger.filter(pc.equal(ledger["status"], "skipped"))
-    return {item["values"]: item["counts"] for item in pc.value_counts(skipped["reason"]).to_pylist()}
+    return value_counts(skipped["reason"])
 
 
 def fitted_counts(ledger: pa.Table) -> dict[str, int]:
     """How many samples were truncated or shrunk to fit; their details begin with that word."""
     packed = ledger.filter(pc.equal(ledger["status"], "packed"))
-    counts = {
-        word: int(pc.sum(pc.starts_with(packed["detail"], word)).as_py() or 0) for word in ("truncated", "shrunk")
-    }
+    counts = {word: column_sum(pc.starts_with(packed["detail"], word)) for word in ("truncated", "shrunk")}
     return {word: count for word, count in counts.items() if count}
 
 
@@ -88,16 +87,8 @@ def _positions(pack: np.ndarray) -> np.ndarray:
 
 def _sampled_out(corpus: Corpus) -> pa.Table:
     rows = np.flatnonzero(corpus.copies == 0)
-    fixed = {
-        "repeat": 0,
-        "status": "skipped",
-        "reason": "sampled_out",
-        "detail": "",
-        "pack": -1,
-        "position": -1,
-        "tokens": 0,
-        "visual_tokens": 0,
-    }
+    fixed = {"repeat": 0, "status": "skipped", "reason": "sampled_out", "detail": "", "pack": -1, "position": -1,
+             "tokens": 0, "visual_tokens": 0}  # fmt: skip
     return _table(corpus.name, {"row": rows} | {key: np.full(len(rows), value) for key, value in fixed.items()})
 
 

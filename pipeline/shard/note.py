@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from neatpack.pipeline.records import Pack
-from neatpack.pipeline.runtime.storage import read_json, write_json
+from ..manifest import ShardEntry
+from ..records import Pack
+from ..runtime.storage import read_json, write_json
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,9 +72,12 @@ class ShardNote:
     lost: tuple[LostRow, ...]
 
     @property
-    def first_pack(self) -> int:
-        """-1: no pack of it could be written."""
-        return self.packs[0].pack if self.packs else -1
+    def entry(self) -> ShardEntry:
+        """What the manifest says of the shard."""
+        first = self.packs[0].pack if self.packs else -1
+        return ShardEntry(
+            name=self.shard, bytes=self.bytes, sha256=self.sha256, first_pack=first, num_packs=len(self.packs)
+        )
 
     def write(self, path: Path) -> None:
         write_json(path, dataclasses.asdict(self))

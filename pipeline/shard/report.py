@@ -7,11 +7,12 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from neatpack.pipeline.manifest import Manifest
-from neatpack.pipeline.plan.assign import pack_bytes
-from neatpack.pipeline.planned import Planned
-from neatpack.pipeline.records import REASONS
-from neatpack.pipeline.shard.stats import step_imbalance
+from ..manifest import Manifest
+from ..plan.assign import pack_bytes
+from ..planned import Planned
+from ..records import REASONS
+from ..runtime.tables import column_sum
+from .stats import step_imbalance
 
 
 def describe_output(out: Path, manifest: Manifest, *, reused_shards: int = 0) -> str:
@@ -23,25 +24,14 @@ def describe_output(out: Path, manifest: Manifest, *, reused_shards: int = 0) ->
     if reused_shards:
         shards += f" ({reused_shards:,} finished by an earlier run)"
     lines = _load_lines(index["tokens"].to_numpy(), index["visual_tokens"].to_numpy(), pack_size)
-    num_images, num_videos, num_audios = (pc.sum(index[name]).as_py() or 0 for name in media)
-    num_fakes = pc.sum(pc.greater(index["fake_tokens"], 0)).as_py() or 0
+    num_images, num_videos, num_audios = (column_sum(index[name]) for name in media)
+    num_fakes = column_sum(pc.greater(index["fake_tokens"], 0))
     fakes = f"; {num_fakes:,} packs without media carry a fake image" if num_fakes else ""
     sounds = f", {num_audios:,} sounds" if num_audios else ""
     lines.insert(1, ("media", f"{num_images - num_fakes:,} images, {num_videos:,} videos{sounds}{fakes}"))
     lines += [(word, f"{count:,} samples, to fit a pack") for word, count in counts.fitted.items()]
-    return "\n".join(
-        [
-            str(out),
-            *_table(
-                [
-                    ("rows", f"{counts.rows:,} read, {counts.packed:,} samples packed"),
-                    *lines,
-                    ("on disk", shards),
-                ]
-            ),
-            *_skips(counts.skipped, counts.samples),
-        ]
-    )
+    lines = [("rows", f"{counts.rows:,} read, {counts.packed:,} samples packed"), *lines, ("on disk", shards)]
+    return "\n".join([str(out), *_table(lines), *_skips(counts.skipped, counts.samples)])
 
 
 def describe_plan(planned: Planned) -> str:

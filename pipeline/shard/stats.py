@@ -6,10 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neatpack.pipeline.ingest.corpus import Corpus
-from neatpack.pipeline.records import REASONS
-from neatpack.pipeline.shard.ledger import reason_counts
-from neatpack.pipeline.shard.note import ShardNote
+from ..ingest.corpus import Corpus
+from ..records import REASONS
+from ..runtime.tables import column_sum
+from .ledger import reason_counts
+from .note import ShardNote
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -32,6 +33,9 @@ INDEX_SCHEMA = pa.schema(
 )
 
 
+SUMMED = (
+    "bytes", "tokens", "visual_tokens", "target_tokens", "num_documents", "num_images", "num_videos", "num_audios"
+)  # fmt: skip
 # Columns that are fields of a PackLine; the others are made from them.
 _OF_PACK_LINE = [name for name in INDEX_SCHEMA.names if name not in ("shard", "fake_tokens", "members")]
 
@@ -54,24 +58,9 @@ def make_index(notes: Sequence[ShardNote], members: Sequence[str], fake_tokens: 
 
 
 def shard_stats(index: pa.Table) -> pa.Table:
-    sums = [
-        ("pack", "count"),
-        *(
-            (name, "sum")
-            for name in (
-                "bytes",
-                "tokens",
-                "visual_tokens",
-                "target_tokens",
-                "num_documents",
-                "num_images",
-                "num_videos",
-                "num_audios",
-            )
-        ),
-    ]
+    sums = [("pack", "count"), *((name, "sum") for name in SUMMED)]
     grouped = index.drop_columns(["members"]).group_by("shard", use_threads=False).aggregate(sums)
-    names = {"pack_count": "num_packs"} | {f"{name}_sum": name for name, _ in sums[1:]}
+    names = {"pack_count": "num_packs"} | {f"{name}_sum": name for name in SUMMED}
     return grouped.rename_columns([names.get(name, name) for name in grouped.column_names])
 
 
@@ -87,17 +76,13 @@ def dataset_stats(corpora: Sequence[Corpus], ledgers: Sequence[pa.Table]) -> pa.
     for corpus, ledger in zip(corpora, ledgers, strict=True):
         skips = reason_counts(ledger)
         packed = len(ledger) - sum(skips.values())
-        sums = {key: pc.sum(ledger[key]).as_py() or 0 for key in ("tokens", "visual_tokens")}
+        sums = {key: column_sum(ledger[key]) for key in ("tokens", "visual_tokens")}
         lines.append(
             {"dataset": corpus.name, "rows": corpus.num_rows, "samples": len(ledger), "packed": packed, **sums}
             | {reason: skips.get(reason, 0) for reason in REASONS}
         )
-    schema = pa.schema(
-        [
-            ("dataset", pa.string()),
-            *((key, pa.int64()) for key in ("rows", "samples", "packed", "tokens", "visual_tokens", *REASONS)),
-        ]
-    )
+    counts = ("rows", "samples", "packed", "tokens", "visual_tokens", *REASONS)
+    schema = pa.schema([("dataset", pa.string()), *((key, pa.int64()) for key in counts)])
     return pa.Table.from_pylist(lines, schema=schema)
 
 

@@ -6,7 +6,6 @@ import json
 import mmap
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,54 +14,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from neatpack.pipeline.families.base import Family
-from neatpack.pipeline.families.registry import FAMILIES
-from neatpack.pipeline.labels import TurnMarkers, target_mask
-from neatpack.pipeline.layout import MediaArray, layout_of, rows_per_part, split_media
-from neatpack.pipeline.manifest import Manifest, ShardEntry
-from neatpack.pipeline.records import IGNORE, IMAGE, REASONS, TOKEN_TYPES, VIDEO, MediaKind, Pack
-from neatpack.pipeline.runtime.engine import Engine
-from neatpack.pipeline.runtime.storage import sha256_of
-from neatpack.pipeline.shard.codec import member_names, pack_key, read_pack
-from neatpack.pipeline.shard.commit import count_all
+from ..families.registry import FAMILIES
+from ..labels import TurnMarkers, target_mask
+from ..layout import MediaArray, layout_of, rows_per_part, split_media
+from ..manifest import Manifest, ShardEntry
+from ..records import IGNORE, IMAGE, REASONS, TOKEN_TYPES, VIDEO, Pack
+from ..runtime.engine import Engine
+from ..runtime.storage import sha256_of
+from ..runtime.tables import column_sum
+from .codec import member_names, pack_key, read_pack
+from .commit import count_all
 
 MAX_PROBLEMS = 20  # of a shard; a broken one would fill the screen
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rules:
-    """What the manifest says a pack must obey."""
-
-    pack_size: int
-    align: int
-    padding_id: int
-    placeholder_ids: dict[MediaKind, int]
-    markers: TurnMarkers
-    fake_image_ids: tuple[int, ...]
-    position_axes: int
-    layout: dict[str, MediaArray]
-    facts: dict[str, Any]
-    family: type[Family]
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> "Rules":
-        family = manifest.family
-        return cls(
-            pack_size=manifest.identity.config["pack_size"],
-            align=manifest.identity.config["align"],
-            padding_id=family["padding_id"],
-            placeholder_ids=family["placeholder_ids"],
-            markers=TurnMarkers(
-                header=tuple(family["assistant_header_ids"]),
-                end=family["end_of_turn_id"],
-                tail=family["assistant_header_tail"],
-            ),
-            fake_image_ids=tuple(family["fake_image_ids"]),
-            position_axes=family["position_axes"],
-            layout=layout_of(family),
-            facts=family["facts"],
-            family=FAMILIES[family["name"]],
-        )
 
 
 def verify_output(out: Path, manifest: Manifest, running: Engine) -> list[str]:
@@ -91,9 +54,9 @@ def verify_ledger(out: Path, manifest: Manifest) -> list[str]:
     packed = ledger.filter(pc.equal(ledger["status"], "packed"))
     problems += _conservation(ledger, manifest)
     sums = {
-        "tokens in the ledger": pc.sum(packed["tokens"]).as_py() or 0,
+        "tokens in the ledger": column_sum(packed["tokens"]),
         "tokens in the index, less fake images and padding": sum(
-            sign * (pc.sum(index[name]).as_py() or 0)
+            sign * column_sum(index[name])
             for name, sign in (("tokens", 1), ("fake_tokens", -1), ("padding_tokens", -1))
         ),
     }
@@ -136,25 +99,24 @@ def verify_shard(out: Path, manifest: Manifest, number: int) -> list[str]:
         try:
             if hashlib.sha256(view).hexdigest() != shard.sha256:
                 return [f"{shard.name}: sha256 differs from the manifest's"]
-            found = [
-                f"{shard.name}: {problem}" for problem in _tar_problems(out, path, view, shard, Rules.of(manifest))
-            ]
+            found = [f"{shard.name}: {problem}" for problem in _tar_problems(out, view, shard, manifest)]
         finally:
             view.release()
     more = [f"{shard.name}: and {len(found) - MAX_PROBLEMS} more"] if len(found) > MAX_PROBLEMS else []
     return found[:MAX_PROBLEMS] + more
 
 
-def check_pack(pack: Pack, rules: Rules) -> list[str]:
-    """What is wrong with the arrays of a pack; nothing, we hope."""
+def check_pack(pack: Pack, manifest: Manifest) -> list[str]:
+    """What is wrong with the arrays of a pack."""
     arrays, length = pack.arrays, len(pack.arrays["input_ids"])
+    pack_size, align = (manifest.identity.config[key] for key in ("pack_size", "align"))
     problems = []
-    if length > rules.pack_size:
-        problems.append(f"{length} tokens, above pack_size {rules.pack_size}")
+    if length > pack_size:
+        problems.append(f"{length} tokens, above pack_size {pack_size}")
     shapes = {
         "labels": (length,),
         "mm_token_type_ids": (length,),
-        "position_ids": (3, length) if rules.position_axes == 3 else (length,),
+        "position_ids": (3, length) if manifest.family["position_axes"] == 3 else (length,),
         "seq_lens": (len(pack.documents),),
         "seq_lens_padded": (len(pack.documents),),
     }
@@ -166,37 +128,42 @@ def check_pack(pack: Pack, rules: Rules) -> list[str]:
     planned = [document.tokens for document in pack.documents]
     if arrays["seq_lens"].tolist() != planned:
         problems.append(f"document lengths {arrays['seq_lens'].tolist()} differ from the planned {planned}")
-    padded = [-(-tokens // rules.align) * rules.align for tokens in planned]
+    padded = [-(-tokens // align) * align for tokens in planned]
     if not problems and (arrays["seq_lens_padded"].tolist() != padded or sum(padded) != length):
         problems.append(f"padded lengths {arrays['seq_lens_padded'].tolist()}, expected {padded} of {length} in all")
     if problems:
         return problems
-    return [f"document {index}: {problem}" for index, problem in _document_problems(pack, rules)]
+    return [f"document {index}: {problem}" for index, problem in _document_problems(pack, manifest.family)]
 
 
-def _document_problems(pack: Pack, rules: Rules) -> Iterator[tuple[int, str]]:
-    arrays = pack.arrays
+def _document_problems(pack: Pack, described: dict[str, Any]) -> Iterator[tuple[int, str]]:
+    """`described`: what the manifest says of the family."""
+    arrays, layout = pack.arrays, layout_of(described)
+    family, facts, padding_id = FAMILIES[described["name"]], described["facts"], described["padding_id"]
+    markers = TurnMarkers(
+        header=tuple(described["assistant_header_ids"]),
+        end=described["end_of_turn_id"],
+        tail=described["assistant_header_tail"],
+    )
     parts = {kind: [getattr(document, f"num_{kind}s") for document in pack.documents] for kind in TOKEN_TYPES}
-    problem = _media_problem(arrays, rules.layout, parts)
+    problem = _media_problem(arrays, layout, parts)
     if problem:
         yield len(pack.documents), problem
         return
     start = 0
-    for index, (document, media) in enumerate(
-        zip(pack.documents, split_media(arrays, rules.layout, parts), strict=True)
-    ):
+    for index, (document, media) in enumerate(zip(pack.documents, split_media(arrays, layout, parts), strict=True)):
         stop = start + document.tokens
         ids, labels = arrays["input_ids"][start:stop], arrays["labels"][start:stop]
         is_fake = document.row < 0
-        if is_fake and ids.tolist() != list(rules.fake_image_ids):
+        if is_fake and ids.tolist() != described["fake_image_ids"]:
             yield index, "the fake image has other tokens"
-        yield from ((index, problem) for problem in _label_problems(ids, labels, rules, is_fake))
+        yield from ((index, problem) for problem in _label_problems(ids, labels, markers, padding_id, is_fake))
         types = arrays["mm_token_type_ids"][start:stop]
         expected_types = np.zeros_like(types)
-        for kind, token in rules.placeholder_ids.items():
+        for kind, token in described["placeholder_ids"].items():
             expected_types[ids == token] = TOKEN_TYPES[kind]
         visual = int(np.count_nonzero((expected_types == IMAGE) | (expected_types == VIDEO)))
-        tokens, expected = int(np.count_nonzero(expected_types)), rules.family.media_tokens(media, rules.facts)
+        tokens, expected = int(np.count_nonzero(expected_types)), family.media_tokens(media, facts)
         if visual != document.visual_tokens or expected not in (tokens, None):
             planned = f"planned {document.visual_tokens} visual ones"
             yield index, f"{tokens} media tokens, arrays for {expected}, {planned}"
@@ -204,11 +171,11 @@ def _document_problems(pack: Pack, rules: Rules) -> Iterator[tuple[int, str]]:
             yield index, "mm_token_type_ids differ from the media tokens"
         else:
             # Positions depend on what came before only, so the token that the shift cut off does not matter.
-            positions = rules.family.positions(types, media, rules.facts)
+            positions = family.positions(types, media, facts)
             if not np.array_equal(arrays["position_ids"][..., start:stop], positions):
                 yield index, "positions differ from those of the document alone"
         end = start + int(arrays["seq_lens_padded"][index])
-        if (arrays["labels"][stop:end] != IGNORE).any() or (arrays["input_ids"][stop:end] != rules.padding_id).any():
+        if (arrays["labels"][stop:end] != IGNORE).any() or (arrays["input_ids"][stop:end] != padding_id).any():
             yield index, "its padding has labels or tokens"
         start = end
 
@@ -230,14 +197,16 @@ def _media_problem(arrays: dict[str, np.ndarray], layout: dict[str, MediaArray],
     return ""
 
 
-def _label_problems(ids: np.ndarray, labels: np.ndarray, rules: Rules, is_fake: bool) -> list[str]:
+def _label_problems(
+    ids: np.ndarray, labels: np.ndarray, markers: TurnMarkers, padding_id: int, is_fake: bool
+) -> list[str]:
     """Labels are the next token where the next token is assistant's, and -100 elsewhere.
 
     The shift has cut the last token off the inputs; it is known only through its label.
     """
-    last = labels[-1] if labels[-1] != IGNORE else rules.padding_id
+    last = labels[-1] if labels[-1] != IGNORE else padding_id
     whole = np.append(ids, last)
-    mask = target_mask(whole, rules.markers)[1:] & (not is_fake)
+    mask = target_mask(whole, markers)[1:] & (not is_fake)
     mask[-1] &= labels[-1] != IGNORE
     expected = np.where(mask, whole[1:], IGNORE)
     problems = []
@@ -269,14 +238,14 @@ def _conservation(ledger: pa.Table, manifest: Manifest) -> list[str]:
     return problems
 
 
-def _tar_problems(out: Path, path: Path, view: memoryview, shard: ShardEntry, rules: Rules) -> Iterator[str]:
+def _tar_problems(out: Path, view: memoryview, shard: ShardEntry, manifest: Manifest) -> Iterator[str]:
     index = pq.read_table(out / "index.parquet", filters=[("shard", "=", shard.name)]).to_pylist()
     if len(index) != shard.num_packs:
         yield f"{shard.num_packs} packs by the manifest, {len(index)} by the index"
     ledger = _ledger_of_packs(out, [line["pack"] for line in index])
-    with tarfile.open(path) as tar:
+    with tarfile.open(out / "shards" / shard.name) as tar:
         members = {member.name: (member.offset_data, member.size) for member in tar}
-    names = member_names(rules.layout)
+    names = member_names(manifest.family["media"])
     expected = {f"{pack_key(line['pack'])}.{name}" for line in index for name in names}
     if members.keys() != expected:
         yield f"tar members differ from the index: {sorted(members.keys() ^ expected)[:3]}"
@@ -292,7 +261,7 @@ def _tar_problems(out: Path, path: Path, view: memoryview, shard: ShardEntry, ru
         except (ValueError, KeyError, AssertionError, json.JSONDecodeError) as error:
             yield f"pack {line['pack']}: cannot be read: {error}"
             continue
-        yield from (f"pack {line['pack']}: {problem}" for problem in check_pack(pack, rules))
+        yield from (f"pack {line['pack']}: {problem}" for problem in check_pack(pack, manifest))
         if len(pack.arrays["input_ids"]) != line["tokens"]:
             yield f"pack {line['pack']}: {len(pack.arrays['input_ids'])} tokens, the index has {line['tokens']}"
         sources = [

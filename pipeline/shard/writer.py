@@ -1,25 +1,24 @@
 """One shard: render its packs, write its tar, and leave a note that it is done."""
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from neatpack.pipeline.families.base import Family, ProcessorKey
-from neatpack.pipeline.families.registry import family_for
-from neatpack.pipeline.measure.length import shrunk, truncated
-from neatpack.pipeline.measure.store import read_measured
-from neatpack.pipeline.plan.assign import Plan, PlanLine
-from neatpack.pipeline.records import Document, Measured, MediaError, Pack, Sample
-from neatpack.pipeline.render.pack import build_pack
-from neatpack.pipeline.render.sample import render_sample
-from neatpack.pipeline.runtime.journal import CRASHED, Journal, journal
-from neatpack.pipeline.runtime.storage import Sink, read_json, write_whole
-from neatpack.pipeline.runtime.tables import open_arrow
-from neatpack.pipeline.shard.codec import write_end, write_pack
-from neatpack.pipeline.shard.note import LostRow, PackLine, ShardNote
+from ..families.base import Family, ProcessorKey
+from ..families.registry import family_for
+from ..measure.length import shrunk, truncated
+from ..measure.store import read_measured
+from ..plan.assign import Plan, PlanLine
+from ..records import Document, Measured, MediaError, Pack, Sample
+from ..render.pack import build_pack
+from ..render.sample import render_sample
+from ..runtime.journal import CRASHED, Journal, journal
+from ..runtime.storage import Hashed, read_json, write_whole
+from ..runtime.tables import open_arrow
+from .codec import write_end, write_pack
+from .note import LostRow, PackLine, ShardNote
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
     lost: list[LostRow] = []
     with journal(job.done.with_suffix(".journal")) as watch, write_whole(job.tar) as file:
         renderer = Renderer(job=job, family=family, plan=plan, parts=parts, watch=watch)
-        hashed = _Hashed(file)
+        hashed = Hashed(file)
         for number in range(job.first, job.last):
             pack, failed = renderer.pack(number)
             lost += failed
@@ -164,18 +163,3 @@ class Renderer:
             assert smaller is not None, "the plan shrinks only what it can"
             measured = smaller
         return measured
-
-
-class _Hashed:
-    """A file that is hashed and counted while it is written."""
-
-    def __init__(self, file: Sink) -> None:
-        self._file, self._sha256, self.size = file, hashlib.sha256(), 0
-
-    def write(self, block: bytes | memoryview, /) -> None:
-        self._file.write(block)
-        self._sha256.update(block)
-        self.size += len(block)
-
-    def digest(self) -> str:
-        return self._sha256.hexdigest()

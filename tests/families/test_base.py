@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from neatpack.pipeline.families.base import Family, identity_of, join_rows
-from neatpack.pipeline.families.registry import FAMILIES, REFUSED, ProcessorKey, load_family
+from neatpack.pipeline.families.base import Family, ProcessorKey, identity_of, join_rows
+from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
 from neatpack.pipeline.layout import MediaArray
 
 

@@ -19,7 +19,8 @@ from neatpack import (
 from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.tokenized import tokenized_example
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.registry import FAMILIES, REFUSED, ProcessorKey, load_family
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger

@@ -19,7 +19,8 @@ from transformers import (
 
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure, truncated
@@ -184,7 +185,7 @@ def test_tiles_in_a_batch_axis_train_as_alone(tmp_path):
     """SmolVLM and Idefics3: their processor gives [1, tiles, …], their model wants it, and packs store the tiles."""
     family = load(default.make_tiles(tmp_path / "p"))
     torch.manual_seed(0)
-    config = Idefics3Config(
+    config = Idefics3Config(  # type: ignore[call-arg]
         text_config={"model_type": "llama", "vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48,
                      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
         vision_config={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -228,7 +229,7 @@ def test_a_template_that_refuses_a_row_does_not_stop_the_job(tmp_path):
     guard = "{% if messages|length > 2 %}{{ raise_exception('one question only') }}{% endif %}"
     (folder / "chat_template.jinja").write_text(guard + default.TEMPLATE)
     family = load(folder)
-    good, skip = measure([from_conversation({"conversation": turns}) for turns in (asked(), asked() + asked())], family)
+    good, skip = measure([from_conversation({"conversation": turns}) for turns in (asked(), asked() + asked())], family)  # type: ignore[misc]
     assert good.tokens
     assert skip == Skip(reason="bad_row", detail="the processor refuses it: one question only")
     with pytest.raises(UserError, match="does not render a plain conversation: one question only"):

@@ -15,7 +15,8 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.loaders.pixels import Stored, restored
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure
@@ -188,7 +189,7 @@ def test_frames(processor, tmp_path):
 
 def test_shrinking(processor, tmp_path):
     family = load_family(ProcessorKey(processor=str(processor), max_pixels=280 * 48 * 48))
-    assert family.image.budget == 280
+    assert family.image.max_soft_tokens == 280
     picture(tmp_path / "a.png", 300, 500)
     image = {"type": "image", "image": str(tmp_path / "a.png")}
     video = {"type": "video", "video": clip(tmp_path / "a.mp4", frames=20).path}

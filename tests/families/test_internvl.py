@@ -11,7 +11,8 @@ from transformers import InternVLConfig, InternVLForConditionalGeneration
 from neatpack import PackedShards
 from neatpack.loaders.pixels import Stored, restored
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.measure.length import measure, shrunk, truncated
 from neatpack.pipeline.render.sample import render_whole

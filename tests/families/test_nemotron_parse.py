@@ -6,8 +6,9 @@ from processors import nemotron_parse
 
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.nemotron_parse import NemotronParse
-from neatpack.pipeline.families.registry import ProcessorKey, chosen_family, processor_files
+from neatpack.pipeline.families.registry import chosen_family, processor_files
 from neatpack.pipeline.run import run_pack, run_plan
 
 

@@ -15,7 +15,8 @@ from neatpack.loaders.media import concatenated_media
 from neatpack.loaders.online.phi4 import input_mode, remote_code_batch
 from neatpack.loaders.pixels import Stored, restore_pixels, restored
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure, shrunk

@@ -27,8 +27,9 @@ from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_fe
 
 from neatpack import PackedShards
 from neatpack.loaders.pixels import Stored, restored
+from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.qwen3_omni import audio_tokens
-from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.media.audio import decode_audio
@@ -55,7 +56,7 @@ def film(path, seconds=3.0, rate=5):
         samples = (np.sin(np.arange(int(seconds * 16_000)) / 20) * 0.4).astype(np.float32)[None]
         for start in range(0, samples.shape[1], 1024):
             frame = av.AudioFrame.from_ndarray(samples[:, start : start + 1024], format="fltp", layout="mono")
-            frame.sample_rate, frame.pts = 16_000, start
+            frame.sample_rate, frame.pts = 16_000, start  # type: ignore[attr-defined]
             container.mux(audio.encode(frame))
         container.mux(audio.encode())
     return path

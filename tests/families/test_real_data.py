@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from helpers import SHARED, assert_verified, tiny_config
 
-from neatpack.pipeline.families.registry import FAMILIES, REFUSED, ProcessorKey, load_family
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger
 

@@ -9,7 +9,8 @@ from transformers import AutoTokenizer
 
 from neatpack import PackedShards
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import verify_ledger, verify_shard

@@ -6,7 +6,8 @@ from processors import default, gemma4, kimi_vl, phi4_mm
 from transformers import AutoTokenizer
 
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.registry import ProcessorKey, load_family
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.families.sentinel import derived_markers
 from neatpack.pipeline.labels import TurnMarkers
 
@@ -53,7 +54,7 @@ def test_gemmas_declared_header_has_the_empty_thought_too(tmp_path):
 
 def test_a_plain_template(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(str(default.make(tmp_path / "p")))
-    bot, end = tokenizer.convert_tokens_to_ids(["<|bot|>", "<|eot|>"])
+    bot, end = tokenizer.convert_tokens_to_ids(["<|bot|>", "<|eot|>"])  # type: ignore[misc]
     assert derived_markers(tokenizer) == TurnMarkers(header=(bot,), end=end, tail=1)
 
 

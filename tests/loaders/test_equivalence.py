@@ -50,7 +50,7 @@ def documents_of(pack):
         inside = slice(start, start + length)
         document = {key: pack[key][inside].long()[None] for key in ("input_ids", "labels", "mm_token_type_ids")}
         num_tokens, grids = int(document["mm_token_type_ids"].sum()), []
-        while sum(int(grid.prod()) // 4 for grid in grids) < num_tokens:
+        while sum(int(grid.prod()) // 4 for grid in grids) < num_tokens:  # type: ignore[misc]
             grids.append(pack["image_grid_thw"][image])
             image += 1
         if grids:

@@ -242,7 +242,7 @@ def test_eager_attention_adds_its_mask(out, kind):
     keys = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids", "pixel_values", "image_grid_thw")
 
     def logits(batch, implementation):
-        model.set_attn_implementation(implementation)
+        model.set_attn_implementation(implementation)  # type: ignore[operator]
         with torch.no_grad():
             return model(**{key: batch[key] for key in keys if key in batch}).logits
 

@@ -116,8 +116,8 @@ class FirstStage(Stage):
     def forward(self, input_ids, attention_mask, position_ids):
         hidden = self.embed(input_ids)
         if self._vlm_pixel_values_chunks is not None:
-            number, self._vlm_chunk_idx = self._vlm_chunk_idx, self._vlm_chunk_idx + 1
-            pixels, grid = self._vlm_pixel_values_chunks[number], self._vlm_image_grid_hws_chunks[number]
+            number, self._vlm_chunk_idx = self._vlm_chunk_idx, self._vlm_chunk_idx + 1  # type: ignore[has-type]
+            pixels, grid = self._vlm_pixel_values_chunks[number], self._vlm_image_grid_hws_chunks[number]  # type: ignore[index]
             if len(grid):
                 features = self.visual(pixels, grid_thw=grid).pooler_output
                 places = (input_ids == self.image_token)[..., None].expand_as(hidden)

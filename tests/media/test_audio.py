@@ -8,7 +8,8 @@ from helpers import DEMO_PROCESSOR, SHARED, TinyData, clip, tiny_config, tone
 from processors import qwen3_omni
 
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.registry import ProcessorKey, family_for, load_family
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import family_for, load_family
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.measure.media import measure_medium

@@ -5,7 +5,8 @@ import pytest
 from helpers import DEMO_PROCESSOR, SHARED, clip, picture, tiny_config
 from hypothesis import given, strategies as st
 
-from neatpack.pipeline.families.registry import ProcessorKey, family_for
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.measure.length import shrunk, with_lengths
 from neatpack.pipeline.measure.media import measure_medium
 from neatpack.pipeline.media.video import video_facts, wanted_frames

@@ -11,8 +11,9 @@ from PIL import Image, ImageOps
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from neatpack.loaders.pixels import looked_up
+from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.qwen2_vl import image_config
-from neatpack.pipeline.families.registry import ProcessorKey, load_family, processor_files
+from neatpack.pipeline.families.registry import load_family, processor_files
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.records import Example, Measured, MediaRef, Turn
 from neatpack.pipeline.render.sample import render_sample

@@ -9,17 +9,17 @@ from helpers import TinyData, mixed_rows, packs_of, tiny_config
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.records import Pack
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import Rules, check_pack
+from neatpack.pipeline.shard.verify import check_pack
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verify")
     run_pack(tiny_config(mixed_rows(TinyData(folder / "data")).write(), folder / "out"))
-    rules = Rules.of(Manifest.read(folder / "out"))
+    manifest = Manifest.read(folder / "out")
     packs = list(packs_of(folder / "out"))
     mixed = next(p for p in packs if len(p.documents) > 1 and not p.fake_image)
-    return rules, packs, mixed
+    return manifest, packs, mixed
 
 
 def broken(pack: Pack, **changes) -> Pack:
@@ -39,9 +39,9 @@ def put(where, value):
 
 
 def test_good_packs_have_no_problems(output):
-    rules, packs, _ = output
+    manifest, packs, _ = output
     assert len(packs) > 5
-    assert [problem for pack in packs for problem in check_pack(pack, rules)] == []
+    assert [problem for pack in packs for problem in check_pack(pack, manifest)] == []
 
 
 @pytest.mark.parametrize(
@@ -65,18 +65,19 @@ def test_good_packs_have_no_problems(output):
     ],
 )
 def test_a_broken_pack_is_found_out(output, changes, complaint):
-    rules, _, mixed = output
-    problems = check_pack(broken(mixed, **changes), rules)
+    manifest, _, mixed = output
+    problems = check_pack(broken(mixed, **changes), manifest)
     assert any(complaint in problem for problem in problems), problems
 
 
 def test_an_image_token_in_the_text_is_found_out(output):
-    rules, _, mixed = output
-    problems = check_pack(broken(mixed, input_ids=put(2, rules.placeholder_ids["image"])), rules)
+    manifest, _, mixed = output
+    problems = check_pack(broken(mixed, input_ids=put(2, manifest.family["placeholder_ids"]["image"])), manifest)
     assert any("media tokens" in problem for problem in problems)
 
 
 def test_a_pack_above_its_size_is_found_out(output):
-    rules, _, mixed = output
-    small = dataclasses.replace(rules, pack_size=10)
+    manifest, _, mixed = output
+    identity = dataclasses.replace(manifest.identity, config=manifest.identity.config | {"pack_size": 10})
+    small = dataclasses.replace(manifest, identity=identity)
     assert any("above pack_size 10" in problem for problem in check_pack(mixed, small))

@@ -59,7 +59,7 @@ def test_the_note_says_what_the_tar_holds(shard: Shard) -> None:
     content = (shard.job.out / "shards/pack-000003.tar").read_bytes()
     assert (note.shard, note.fingerprint, note.lost) == ("pack-000003.tar", "f1", ())
     assert (note.bytes, note.sha256) == (len(content), hashlib.sha256(content).hexdigest())
-    assert note.first_pack == 0
+    assert note.entry.first_pack == 0
     text, image = note.packs
     assert (text.pack, text.num_documents, text.num_images, text.fake_image) == (0, 3, 1, True)
     assert (image.pack, image.num_documents, image.num_images, image.fake_image) == (1, 1, 1, False)
@@ -91,7 +91,7 @@ def test_a_row_whose_picture_fails_is_lost_and_its_empty_pack_is_not_written(sha
 def test_nothing_could_be_written(shard: Shard) -> None:
     shard.picture.unlink()
     note = dataclasses.replace(shard, job=dataclasses.replace(shard.job, first=1)).write()
-    assert (note.packs, note.first_pack, note.bytes) == ((), -1, 1024)  # the end of a tar
+    assert (note.packs, note.entry.first_pack, note.bytes) == ((), -1, 1024)  # the end of a tar
     assert [lost.reason for lost in note.lost] == ["missing_media"]
 
 

@@ -5,13 +5,12 @@ Online, `make_cord_v2_dataset()` gives examples to train on; offline, `"source":
 
 from collections.abc import Callable
 
-from neatpack.pipeline.ingest.sources.cord_v2 import make_cord_v2_dataset
-from neatpack.pipeline.ingest.sources.cv17 import make_cv17_dataset
-from neatpack.pipeline.ingest.sources.examples import Examples
-from neatpack.pipeline.ingest.sources.load import load
-from neatpack.pipeline.ingest.sources.medpix import make_medpix_dataset
-from neatpack.pipeline.ingest.sources.rdr import make_rdr_dataset
-from neatpack.pipeline.ingest.sources.unimm_chat import make_unimm_chat_dataset
+from .cord_v2 import make_cord_v2_dataset as make_cord_v2_dataset
+from .cv17 import make_cv17_dataset as make_cv17_dataset
+from .examples import Examples as Examples
+from .medpix import make_medpix_dataset as make_medpix_dataset
+from .rdr import make_rdr_dataset as make_rdr_dataset
+from .unimm_chat import make_unimm_chat_dataset as make_unimm_chat_dataset
 
 SOURCES: dict[str, Callable[..., Examples]] = {
     "rdr": make_rdr_dataset,
@@ -20,14 +19,3 @@ SOURCES: dict[str, Callable[..., Examples]] = {
     "cv17": make_cv17_dataset,
     "unimm_chat": make_unimm_chat_dataset,
 }
-
-__all__ = [
-    "SOURCES",
-    "Examples",
-    "load",
-    "make_cord_v2_dataset",
-    "make_cv17_dataset",
-    "make_medpix_dataset",
-    "make_rdr_dataset",
-    "make_unimm_chat_dataset",
-]

@@ -4,15 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from neatpack.pipeline.ingest.sources.examples import (
-    BadRow,
-    Conversation,
-    Examples,
-    asked_and_answered,
-    medium_of,
-    text_of,
-)
-from neatpack.pipeline.ingest.sources.load import load
+from .examples import BadRow, Conversation, Examples, asked_and_answered, medium_of, text_of
+from .load import load
 
 PROMPT = "Describe this image."
 
@@ -20,7 +13,7 @@ PROMPT = "Describe this image."
 def make_cord_v2_dataset(
     path_or_dataset: Any = "naver-clova-ix/cord-v2", split: str = "train", **kwargs: Any
 ) -> Examples:
-    """Columns `image` and `ground_truth`. Other arguments are taken and ignored, as documented.
+    """Columns `image` and `ground_truth`. Other keyword arguments are ignored, as in every make_*_dataset.
 
     Where a row has several ground truths (`gt_parses`), row n takes number n modulo their count: the same in every
     epoch, on every rank and in the packed data, where a drawn one would differ.

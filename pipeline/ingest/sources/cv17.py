@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from neatpack.pipeline.ingest.sources.examples import Conversation, Examples, asked_and_answered, medium_of, text_of
-from neatpack.pipeline.ingest.sources.load import load
+from .examples import Conversation, Examples, asked_and_answered, medium_of, text_of
+from .load import load
 
 PROMPT = "Transcribe the Turkish audio clip."
 
@@ -12,7 +12,7 @@ PROMPT = "Transcribe the Turkish audio clip."
 def make_cv17_dataset(
     path_or_dataset: Any = "ysdede/commonvoice_17_tr_fixed", split: str = "train", **kwargs: Any
 ) -> Examples:
-    """Columns `audio` and `transcription`. Other arguments are taken and ignored, as documented.
+    """Columns `audio` and `transcription`. Other keyword arguments are ignored, as in every make_*_dataset.
 
     The sound stands beside the conversation, as `"audio": (samples, sampling_rate)`: float32, mono, at the sampling
     rate that the column declares, else the file's own. The user turn has an audio part without data, which takes it.

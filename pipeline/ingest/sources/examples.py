@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.ingest.media import json_name
-from neatpack.pipeline.ingest.sources.sound import decoded_sound
-from neatpack.pipeline.media.image import rgb_image
-from neatpack.pipeline.records import MediaError, MediaRef
+from ...config import UserError
+from ...media.image import rgb_image
+from ...records import MediaError, MediaRef
+from ..media import json_name
+from .sound import decoded_sound
 
 Conversation = dict[str, Any]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.runtime.storage import read_json
+from ...config import UserError
+from ...runtime.storage import read_json
 
 # What `datasets` calls the reader of a file; a folder it looks into by itself.
 _READERS = {

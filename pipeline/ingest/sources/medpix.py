@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from neatpack.pipeline.ingest.sources.examples import Conversation, Examples, asked_and_answered, medium_of, text_of
-from neatpack.pipeline.ingest.sources.load import load
+from .examples import Conversation, Examples, asked_and_answered, medium_of, text_of
+from .load import load
 
 
 def make_medpix_dataset(
     path_or_dataset: Any = "medpix-dataset/medpix-dataset", split: str = "train", **kwargs: Any
 ) -> Examples:
-    """Columns `image_id` (the picture itself), `question` and `answer`. Other arguments are taken and ignored.
+    """Columns `image_id` (the picture itself), `question` and `answer`. Other arguments are ignored.
 
     Lazy, as every source here: no picture is read before its example is asked for.
     """

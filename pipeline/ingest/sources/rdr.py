@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from neatpack.pipeline.ingest.sources.examples import Conversation, Examples, asked_and_answered, medium_of, text_of
-from neatpack.pipeline.ingest.sources.load import load
+from .examples import Conversation, Examples, asked_and_answered, medium_of, text_of
+from .load import load
 
 PROMPT = "Describe accurately the given image."
 
 
 def make_rdr_dataset(path_or_dataset: Any = "quintend/rdr-items", split: str = "train", **kwargs: Any) -> Examples:
-    """Columns `image` and `text`. Other arguments are taken and ignored, as documented."""
+    """Columns `image` and `text`. Other keyword arguments are ignored, as in every make_*_dataset."""
     return Examples("rdr", load(path_or_dataset, split), ("image", "text"), _example)
 
 

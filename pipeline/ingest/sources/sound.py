@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from neatpack.pipeline.media.audio import decode_audio, own_rate
-from neatpack.pipeline.records import MediaError, MediaRef
+from ...media.audio import decode_audio, own_rate
+from ...records import MediaError, MediaRef
 
 
 def decoded_sound(value: Any, sampling_rate: int | None = None) -> tuple[np.ndarray, int]:
@@ -19,7 +19,8 @@ def decoded_sound(value: Any, sampling_rate: int | None = None) -> tuple[np.ndar
         return _decoded(MediaRef(kind="audio", path="(sound in memory)", held=value), sampling_rate)
     if isinstance(value, str):
         return _decoded(MediaRef(kind="audio", path=value), sampling_rate)
-    return value  # decoded already: (samples, sampling rate)
+    samples, rate = value  # decoded already
+    return samples, rate
 
 
 def _decoded(ref: MediaRef, sampling_rate: int | None) -> tuple[np.ndarray, int]:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from neatpack.pipeline.ingest.sources.examples import BadRow, Conversation, Examples, medium_of, text_of
-from neatpack.pipeline.ingest.sources.load import load
+from .examples import BadRow, Conversation, Examples, medium_of, text_of
+from .load import load
 
 ROLES = {"human": "user", "gpt": "assistant"}
 _TAG = re.compile(r"<image\s*>", re.IGNORECASE)
@@ -20,8 +20,8 @@ def make_unimm_chat_dataset(
 ) -> Examples:
     """Columns `image` (a picture, or base64 text) and `conversation` (JSON text of from/value turns).
 
-    The picture goes where the <image> tag is, and before the first question where there is none. Other arguments are
-    taken and ignored, as documented.
+    The picture goes where the <image> tag is, and before the first question where there is none. Other keyword
+    arguments are ignored, as in every make_*_dataset.
     """
     return Examples("unimm_chat", load(path_or_dataset, split), ("image", "conversation"), _example)
 

@@ -14,6 +14,7 @@ from transformers import AutoProcessor, AutoTokenizer
 from neatpack.loaders.online import (
     COLLATE_FNS,
     PreTokenizedDatasetWrapper,
+    _extract_image_config,
     build_labels,
     build_labels_from_template,
     default_collate_fn,
@@ -31,7 +32,6 @@ from neatpack.loaders.online.collates import (
     _drop_overlong_samples,
     _ensure_rgb,
     _estimate_media_tokens,
-    _extract_image_config,
     _extract_media_from_conversations,
     _inject_thinking_prefix_tokens,
 )
@@ -270,9 +270,9 @@ def test_pictures_are_decoded_as_packing_decodes_them(tokenizer, tmp_path):
     seen: list[Image.Image] = []
 
     class Seeing(Page):
-        def __call__(self, images, **more):
+        def __call__(self, images, *arguments, **more):
             seen.extend(images)
-            return super().__call__(images, **more)
+            return super().__call__(images, *arguments, **more)
 
     turned = picture(tmp_path / "turned.jpg", 20, 30, exif=_turned())
     clear = picture(tmp_path / "clear.png", 20, 30, mode="RGBA")
@@ -409,7 +409,8 @@ def test_media_tokens_and_lengths(image):
         _drop_overlong_samples([seen], PROCESSOR, length - 1)
     broken = talk(saw("image", "absent.png"), "x")["conversation"]
     assert _drop_overlong_samples([broken], PROCESSOR, 1)[1] == [0], "its trouble is another one"
-    assert _extract_image_config(family_of(PROCESSOR))["merge_size"] == 2
+    config = _extract_image_config(family_of(PROCESSOR))
+    assert config is not None and config["merge_size"] == 2
 
 
 @pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"])

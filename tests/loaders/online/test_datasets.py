@@ -162,7 +162,7 @@ def test_broken_lines_of_other_ranks_are_not_parsed(tmp_path: Path) -> None:
 
 def test_only_the_ranks_own_lines_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = []
-    monkeypatch.setattr(datasets, "parse_row", lambda line, number: parsed.append(number) or parse_row(line, number))
+    monkeypatch.setattr(datasets, "parse_row", lambda line, number: parsed.append(number) or parse_row(line, number))  # type: ignore[func-returns-value]
     path = meta(tmp_path, a={"file_name": jsonl(tmp_path / "a.jsonl", *(row(str(i)) for i in range(7))).name})
     assert answers(make_meta_dataset(path, shard_data=True, rank=1, world_size=3)) == ["1", "4"]
     assert parsed == [2, 5]

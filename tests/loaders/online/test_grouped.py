@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, Subset
 
-from neatpack.loaders.online.grouped import LengthGroupedSampler, _smart_resize_image, _smart_resize_video
+from neatpack.loaders.online import LengthGroupedSampler, _smart_resize_image, _smart_resize_video
 from neatpack.loaders.online.processor_config import extract_image_config, extract_video_config
 
 IMAGE = {"factor": 28, "patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 1_003_520}
@@ -189,7 +189,7 @@ def test_wrappers_are_unwrapped() -> None:
     wrapped = Wrapper("inner_dataset", Wrapper("dataset", data))
     assert LengthGroupedSampler._get_raw_samples(wrapped) is data
     assert LengthGroupedSampler(wrapped).sorted_indices == [2, 1, 0]
-    assert LengthGroupedSampler(Wrapper("dataset", Subset(data, [2, 0]))).lengths == [3, 1]  # type: ignore[arg-type]
+    assert LengthGroupedSampler(Wrapper("dataset", Subset(data, [2, 0]))).lengths == [3, 1]
     with pytest.raises(ValueError, match="Wrapper has 1 items, the data set inside it 3"):
         LengthGroupedSampler(Wrapper("inner_dataset", data, size=1))
 

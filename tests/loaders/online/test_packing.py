@@ -274,10 +274,10 @@ def test_wrappers_draw_a_failing_batch_anew(wrapped):
 
     collate = dataset.robust_collate(picky)
     collate([dataset[0], dataset[1]])
-    assert collate.failures == {"ValueError": 1} and len(seen[1]) == 2
+    assert collate.failures == {"ValueError": 1} and len(seen[1]) == 2  # type: ignore[attr-defined]
     dataset.robust_collate(picky)([dataset[0], dataset[1]])
     assert seen[2:] == seen[:2], "by the seed of the data set"
-    assert collate.seed == 5
+    assert collate.seed == 5  # type: ignore[attr-defined]
 
 
 def test_what_does_not_fit_is_told(caplog):
