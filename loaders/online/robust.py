@@ -92,12 +92,17 @@ def _loaded(part: Any) -> Any:
     return part
 
 
-class make_robust_collate:
+def make_robust_collate(
+    dataset: Any, collate_fn: Callable[[list[Any]], Any], max_retries: int = 10, *, seed: int = 0
+) -> "RobustCollate":
     """`collate_fn`, and on failure the entire batch drawn anew from `dataset`, up to max_retries times."""
+    return RobustCollate(dataset, collate_fn, max_retries, seed)
 
-    def __init__(
-        self, dataset: Any, collate_fn: Callable[[list[Any]], Any], max_retries: int = 10, *, seed: int = 0
-    ) -> None:
+
+class RobustCollate:
+    """What make_robust_collate gives; a class and not a closure, so that spawned workers can have it."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], max_retries: int, seed: int) -> None:
         self.dataset, self.collate_fn, self.max_retries, self.seed = dataset, collate_fn, max_retries, seed
         self.failures: Counter[str] = Counter()
 

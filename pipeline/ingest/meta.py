@@ -21,6 +21,8 @@ MEDIA_COLUMNS: dict[str, MediaKind] = {"images": "image", "videos": "video", "au
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
+    """Under which keys of a row its turns and media are."""
+
     messages: str = "messages"
     images: str = "images"
     videos: str = "videos"
