@@ -63,7 +63,7 @@ def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = Fa
         raise UserError(f"--processor {key.processor}: has no chat template")
     built = family.load(files, key)
     if key.use_audio_in_video and not (built.video and built.video.sound):
-        raise UserError(f"--use-audio-in-video: {built.name} does not hear videos; leave it out")
+        raise UserError(f"--use-audio-in-video: {built.name} takes no sound from videos; leave it out")
     return built
 
 

@@ -99,7 +99,7 @@ def test_a_family_that_does_not_hear_says_so(tmp_path, demo_family):
 
 
 def test_a_family_that_does_not_hear_videos_says_so():
-    with pytest.raises(UserError, match="--use-audio-in-video: qwen2_vl does not hear videos"):
+    with pytest.raises(UserError, match="--use-audio-in-video: qwen2_vl takes no sound from videos"):
         load_family(ProcessorKey(processor=str(DEMO_PROCESSOR), use_audio_in_video=True))
 
 
