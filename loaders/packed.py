@@ -12,8 +12,9 @@ Models with sliding-window layers (Gemma) take two masks: give `sliding_window`,
 is {"full_attention": …, "sliding_attention": …}, as transformers' forward takes it. In Gemma 4 the tokens of a picture
 or of a frame see each other both ways where the model's config has use_bidirectional_attention="vision"
 (`bidirectional_vision`): in the sliding layers only, and no further back than the window. Both settings of a model are
-among the facts of the family that made the shards, `PackedShards(out).reader.manifest.family["facts"]`, if its config.json was there. The other
-kernels get the window from the model itself; they cannot look ahead in a picture, so bidirectional_vision is refused.
+among the facts of the family that made the shards, PackedShards(out).reader.manifest.family["facts"], if its
+config.json was there. The other kernels get the window from the model itself; they cannot look ahead in a picture, so
+bidirectional_vision is refused.
 
 Nothing is shifted here: that was done when the documents were rendered.
 """
