@@ -11,6 +11,7 @@ from ..pipeline.layout import Delivery, MediaArray
 from ..pipeline.records import TOKEN_TYPES
 from .pixels import STORED_KEY, with_first
 
+BATCH_KEY = "packs_in_batch"  # in a pack from a loader worker: how many packs its batch must have
 LAYOUT_KEY = "media_layout"  # in a sample: {name: MediaArray}, as its family declares
 # What a sample without a layout may have; rows end to end, as Qwen's processors give them.
 MEDIA_KEYS = (

@@ -1,6 +1,7 @@
 """Which pack comes when, and to whom: pure functions of (seed, epoch), position and world."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,15 +9,16 @@ from ..pipeline.plan.balance import nested_shuffle, nested_sizes, without_trend
 
 
 def epoch_order(
-    packs: np.ndarray, group_size: int, seed: int, epoch: int, loads: Sequence[np.ndarray] = ()
+    packs: np.ndarray, group_size: int, seed: int, epoch: int, loads: Sequence[np.ndarray] = (), *, source: int = 0
 ) -> np.ndarray:
     """The pack numbers of an epoch in order: whole groups of the plan shuffled, and blocks inside them, never across.
 
     `packs` are the numbers that exist, ascending. Groups that are not whole (the plan's last one; one that lost a pack
     to unreadable media) come last, so that steps before them stay aligned with groups. `loads` (visual tokens, say, of
-    each pack): shuffles in which they rise or fall over the epoch are drawn again, as the planner does.
+    each pack): shuffles in which they rise or fall over the epoch are drawn again, as the planner does. `source`: of
+    several outputs, each has a shuffle of its own.
     """
-    random = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
+    random = np.random.PCG64(np.random.SeedSequence([seed, epoch, source] if source else [seed, epoch]))
     numbers, counts = np.unique(packs // group_size, return_counts=True)
     whole = np.isin(packs // group_size, numbers[counts == group_size])
     sizes = nested_sizes(group_size)
@@ -32,6 +34,64 @@ def epoch_order(
         return np.concatenate(pieces)
 
     return packs[without_trend(shuffle, loads, sizes)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """An output as the order sees it."""
+
+    packs: np.ndarray  # the pack numbers that exist, ascending
+    group_size: int
+    loads: Sequence[np.ndarray]
+    per_epoch: int  # packs that it gives to an epoch
+    first: int = 0  # added to its pack numbers, so that those of several outputs differ
+
+
+def mixed_order(sources: Sequence[Source], seed: int, epoch: int, *, shuffle: bool = True) -> np.ndarray:
+    """The packs of an epoch over several outputs, in order.
+
+    Each output goes on through passes of its own, where it stopped in the epoch before: nothing of it comes again
+    before all of it has come. 5 packs, 3 per epoch: the first three of pass 0, its last two and the first of pass 1, …
+    Whole groups of the outputs take turns, evenly over the epoch, so that a step is as balanced as the group it comes
+    from; what is left of broken groups comes last.
+    """
+    packs, turns, rests = [], [], []
+    for number, source in enumerate(sources):
+        whole, rest = _pieces(source, number, seed, epoch, shuffle)
+        packs.append(whole)
+        turns.append((np.arange(len(whole)) // source.group_size + 0.5) * source.group_size / max(1, len(whole)))
+        rests.append(rest)
+    order = np.argsort(np.concatenate(turns), kind="stable")
+    return np.concatenate([np.concatenate(packs)[order], *rests])
+
+
+def _pieces(source: Source, number: int, seed: int, epoch: int, shuffle: bool) -> tuple[np.ndarray, np.ndarray]:
+    """What an output gives to an epoch: its whole groups end to end, and the rest."""
+    wholes, rests, num_packs = [np.empty(0, np.int64)], [np.empty(0, np.int64)], len(source.packs)
+    begin, end = epoch * source.per_epoch, (epoch + 1) * source.per_epoch
+    for turn in range(begin // num_packs, -(-end // num_packs)) if num_packs else ():
+        order = source.packs
+        if shuffle:
+            order = epoch_order(order, source.group_size, seed, turn, source.loads, source=number)
+        inside = order[max(0, begin - turn * num_packs) : end - turn * num_packs]
+        edges = np.flatnonzero(np.diff(inside // source.group_size, prepend=-1, append=-1))
+        lengths = np.diff(edges)
+        is_whole = np.repeat(lengths == source.group_size, lengths)
+        wholes.append(inside[is_whole] + source.first)
+        rests.append(inside[~is_whole] + source.first)
+    return np.concatenate(wholes), np.concatenate(rests)
+
+
+def shares(num_packs: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """Packs of each output in an epoch as long as all outputs together; the largest remainders are rounded up.
+
+    10 and 20 packs by weights 0.7 and 0.3: 21 and 9.
+    """
+    exact = np.array(weights, dtype=np.float64) / sum(weights) * sum(num_packs)
+    whole = np.floor(exact).astype(np.int64)
+    missing = sum(num_packs) - int(whole.sum())
+    whole[np.argsort(whole - exact, kind="stable")[:missing]] += 1
+    return [int(count) for count in whole]
 
 
 def rank_share(order: np.ndarray, position: int, rank: int, world_size: int, *, drop_last: bool) -> np.ndarray:

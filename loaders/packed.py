@@ -16,23 +16,24 @@ among the facts of the family that made the shards, PackedShards(out).reader.man
 config.json was there. The other kernels get the window from the model itself; they cannot look ahead in a picture, so
 bidirectional_vision is refused.
 
-Nothing is shifted here: that was done when the documents were rendered.
+Nothing is shifted here: that was done when the documents were rendered. `shift_labels` is `labels` once more: losses of
+transformers take it as it is, and would shift `labels`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
 from ..pipeline.records import IGNORE, IMAGE, VIDEO
-from .media import concatenated_media, media_counts
+from .media import BATCH_KEY, concatenated_media, media_counts
 
 NO_DOCUMENT = -1000  # fills up ragged rows of seq_lens, as THD batches of the online API have it
 
 
 def neat_packed_vlm_collater(
-    batch: Sequence[dict[str, Any]],
+    batch: Sequence[Mapping[str, Any]],
     padding_idx: int = 0,
     max_length: int | None = None,
     attn_implementation: str = "sdpa",
@@ -62,6 +63,7 @@ def neat_packed_vlm_collater(
         )
     if not batch:
         return {}
+    _check_packs(batch)
     longest = max(len(pack["input_ids"]) for pack in batch)
     length = max_length if max_length is not None else longest
     if longest > length:
@@ -74,9 +76,11 @@ def neat_packed_vlm_collater(
         return torch.stack(rows, dim=-2)  # [B, S], and [3, B, S] for three-axis positions
 
     documents = stacked("attention_mask", 0)
+    labels = stacked("labels", IGNORE)
     result: dict[str, Any] = {
         "input_ids": stacked("input_ids", padding_idx),
-        "labels": stacked("labels", IGNORE),
+        "labels": labels,
+        "shift_labels": labels,
         "position_ids": stacked("position_ids", 0),
     }
     if all("mm_token_type_ids" in pack for pack in batch):  # samples of a foreign dataset may come without
@@ -97,6 +101,20 @@ def neat_packed_vlm_collater(
     if documents.max() > 1:
         result["_packed_seq_ids"] = documents
     return result | concatenated_media(batch) | media_counts(batch)
+
+
+def _check_packs(batch: Sequence[Mapping[str, Any]]) -> None:
+    if lacking := [name for name in ("input_ids", "attention_mask", "seq_lens_padded") if name not in batch[0]]:
+        raise ValueError(
+            f"a pack without {', '.join(lacking)}, but with {', '.join(map(str, batch[0]))}: HF Trainer takes out what "
+            "the model's forward does not name; give it neatpack.loaders.hf.IndexedPacks(out)"
+        )
+    expected = {pack.get(BATCH_KEY, len(batch)) for pack in batch}
+    if expected != {len(batch)}:
+        raise ValueError(
+            f"a batch of {len(batch)} packs where PackedShards expected {max(expected)}: its batch_size is not the "
+            "DataLoader's, and the run could not be resumed exactly; use packs.loader(batch_size=…)"
+        )
 
 
 def block_causal_mask(documents: torch.Tensor) -> torch.Tensor:
@@ -144,7 +162,7 @@ def _vision_runs(documents: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
     return torch.where(visual, begins.cumsum(-1), 0)
 
 
-def _thd(batch: Sequence[dict[str, Any]], length: int) -> dict[str, Any]:
+def _thd(batch: Sequence[Mapping[str, Any]], length: int) -> dict[str, Any]:
     """Real and padded lengths; what fills a row up counts as padding of its last document."""
     real = [pack["seq_lens"].long() for pack in batch]
     padded = [pack["seq_lens_padded"].long().clone() for pack in batch]
@@ -164,7 +182,7 @@ def _thd(batch: Sequence[dict[str, Any]], length: int) -> dict[str, Any]:
     }
 
 
-def _transformers_varlen(batch: Sequence[dict[str, Any]], length: int) -> dict[str, Any]:
+def _transformers_varlen(batch: Sequence[Mapping[str, Any]], length: int) -> dict[str, Any]:
     """For the rows laid end to end, B * S tokens; what fills a row up is a document of its own."""
     lengths = []
     for pack in batch:

@@ -1,9 +1,8 @@
-"""PackedShards: the packs of an output as a torch dataset, balanced, shuffled and resumable at once."""
+"""PackedShards: the packs of one output or of several as a torch dataset, balanced, shuffled and resumable at once."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,16 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..pipeline.records import TOKEN_TYPES
-from .media import LAYOUT_KEY, document_numbers
-from .order import epoch_order, rank_share, share_length, worker_share
+from .batches import PackLoader
+from .media import BATCH_KEY, LAYOUT_KEY, document_numbers
+from .mix import Mix, Outputs
+from .model_inputs import PackCollater, collater_for
+from .order import rank_share, share_length, worker_share
 from .pixels import STORED_KEY, restored, stored_arrays
+from .position import Start
+from .ranks import Ranks, refuse_second_sharding
 from .reader import ShardReader
+from .stateful import global_state
 
 PIXELS = {"bf16": torch.bfloat16, "fp32": torch.float32, "uint8": None}
 
@@ -22,10 +27,12 @@ PIXELS = {"bf16": torch.bfloat16, "fp32": torch.float32, "uint8": None}
 class PackedShards(IterableDataset[dict[str, Any]]):
     """Every pack of an epoch once, over all ranks; rank r gets every world_size-th pack of the epoch's order.
 
-    out          a finished output: a directory, or a URI that pyarrow knows (s3://bucket/out)
-    rank, world_size  default: those of torch.distributed, or 0 of 1
+    out          a finished output: a directory, or a URI that pyarrow knows (s3://bucket/out). Several of them:
+                 [("coco", out1), ("text", out2)], each pack once an epoch; [("coco", out1, 0.7), ("text", out2, 0.3)],
+                 mixed by weight
+    rank, world_size  default: asked when an iteration begins, of torch.distributed, else of RANK and WORLD_SIZE
     seed         of the order; (seed, epoch) fix it entirely
-    batch_size   packs in a rank's batch: give the DataLoader's, so that several workers keep the rank's order
+    batch_size   packs in a rank's batch, for those who make a DataLoader of their own; `loader` knows it
     drop_last    packs that do not fill a last step over all ranks (fewer than world_size) are left out of the epoch;
                  False: that step is filled up with packs from the epoch's start, which so come twice
     shuffle      False: the plan's own order in every epoch
@@ -33,13 +40,13 @@ class PackedShards(IterableDataset[dict[str, Any]]):
     check        "none", "sizes" or "full" (sha256 of every shard) before the first read
     prefetch     packs read ahead, from remote shards only
 
-    Steps are balanced at every world size that divides the plan's group_size. Positions are counted in packs over all
-    ranks, so that a run may resume with another world size: see `state_dict`, `state_at` and `load_state_dict`.
+    Iterated again it gives the next epoch. Steps are balanced at every world size that divides the plan's group_size.
+    Positions are counted in packs over all ranks, so that a run may resume with another world size.
     """
 
     def __init__(
         self,
-        out: str | Path,
+        out: Outputs,
         *,
         rank: int | None = None,
         world_size: int | None = None,
@@ -53,122 +60,195 @@ class PackedShards(IterableDataset[dict[str, Any]]):
     ) -> None:
         if pixels not in PIXELS:
             raise ValueError(f"pixels is {pixels!r}; it must be one of {', '.join(PIXELS)}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
-        self.rank, self.world_size = rank_and_world(rank, world_size)
-        self.reader = ShardReader(out, check=check)
-        self.seed, self.batch_size, self.drop_last, self.shuffle = seed, batch_size, drop_last, shuffle
+        self._ranks = Ranks(rank, world_size)
+        self.mix = Mix(out, check=check)
+        self.seed, self.drop_last, self.shuffle = seed, drop_last, shuffle
+        self.batch_size = batch_size
         self.pixels, self.prefetch = pixels, prefetch
         self.layout = self.reader.layout  # what the media arrays are; `wrap_vlm_collate_for_pp` takes it
         self.stored = stored_arrays(self.layout, self.reader.pixel_tables())
-        # Epoch and position in shared memory: a worker that lives on (persistent_workers) sees a new epoch too.
-        self._start = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._start = Start()
+        self._loaded = False  # a state, and nothing was iterated since
+        self._skip = 0  # items that this loader worker gave out before the state that it loaded
         self._yielded = 0  # items given out in this process since `_start`
-        self._finished = False
+
+    @property
+    def reader(self) -> ShardReader:
+        """Of the first output; what a manifest says of the family holds for all of them."""
+        return self.mix.outputs[0].reader
+
+    @property
+    def batch_size(self) -> int:
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+        self._batch_size = batch_size
+
+    @property
+    def rank(self) -> int:
+        return self._ranks.now()[0]
+
+    @property
+    def world_size(self) -> int:
+        return self._ranks.now()[1]
+
+    # Batches
+
+    def loader(
+        self,
+        batch_size: int = 1,
+        num_workers: int = 0,
+        *,
+        model: torch.nn.Module | None = None,
+        collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
+        **options: Any,
+    ) -> PackLoader:
+        """Batches of this rank, for `model(**batch)`: a DataLoader that resumes, and goes on to the next epoch itself.
+
+        model       what the batches are for: attention and arguments are read from it; see `collater`
+        collate_fn  another collater, for other batches
+        options     of DataLoader: pin_memory, prefetch_factor, persistent_workers, …
+        """
+        if collate_fn is not None and model is not None:
+            raise ValueError("collate_fn and model are both given; a collate_fn of your own makes the batch by itself")
+        return PackLoader(self, batch_size, num_workers, collate_fn or self.collater(model), **options)
+
+    def collater(self, model: torch.nn.Module | None = None, **options: Any) -> PackCollater:
+        """What makes the arguments of `model(**batch)` of packs; options as of `PackCollater`."""
+        return collater_for(self.reader.manifest.family, model, **options)
 
     # The epoch
 
     @property
     def epoch(self) -> int:
-        return int(self._start[0])
+        return self._start.epoch
 
     @property
     def position(self) -> int:
         """Packs of the epoch, over all ranks, that were consumed before this iteration."""
-        return int(self._start[1])
+        return self._start.position
 
     def set_epoch(self, epoch: int) -> None:
         """Another epoch starts at its beginning; the same epoch goes on where it is (after `load_state_dict`)."""
-        if epoch != self.epoch:
-            self._begin(epoch, 0)
+        refuse_second_sharding(self)
+        if self._loaded and epoch < self.epoch:
+            raise ValueError(
+                f"set_epoch({epoch}) after a state of epoch {self.epoch} was loaded would train from there once more; "
+                "begin the loop at `packs.epoch`"
+            )
+        self._start.begin(epoch, self.position if epoch == self.epoch and not self._start.is_finished else 0)
+
+    def advance(self) -> None:
+        """The next epoch, at its beginning: what iterating again does by itself."""
+        self._start.restart(self.epoch + 1, 0)
+
+    def restart(self) -> None:
+        """This iteration from its beginning, whatever workers that were left behind have read of it."""
+        self._start.restart(self.epoch, self.position)
 
     def __len__(self) -> int:
         """Packs that this rank gets from `position` to the end of the epoch."""
-        return share_length(len(self.reader.packs), self.position, self.world_size, drop_last=self.drop_last)
+        self._check_world()
+        return share_length(self.mix.num_packs, self.position, self.world_size, drop_last=self.drop_last)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self._finished:  # a second pass without set_epoch: the same epoch again, from its start
-            self._begin(self.epoch, 0)
         worker, num_workers = _worker()
+        iteration = self._start.enter()
+        self._loaded, self._skip, self._yielded = False, 0, self._skip
+        self._check_world()
         share = self._share()
-        mine = share[worker_share(len(share), self.batch_size, worker, num_workers)]
-        for item in self._items(mine[self._yielded :].tolist()):
+        mine = worker_share(len(share), self.batch_size, worker, num_workers)[self._yielded :]
+        last = len(share) // self.batch_size * self.batch_size  # from here on a batch is not full
+        sizes = np.where(mine < last, self.batch_size, len(share) - last).tolist()
+        for size, item in zip(sizes, self._items(share[mine].tolist()), strict=True):
             self._yielded += 1
-            yield item
-        self._finished = True
+            yield item if get_worker_info() is None else item | {BATCH_KEY: size}
+        self._start.note(iteration, worker, num_workers)
 
     def _share(self) -> np.ndarray:
-        reader = self.reader
-        loads = (reader.visual_tokens, reader.tokens)
-        order = reader.packs
-        if self.shuffle:
-            order = epoch_order(order, reader.group_size, self.seed, self.epoch, loads)
+        order = self.mix.order(self.seed, self.epoch, shuffle=self.shuffle)
         return rank_share(order, self.position, self.rank, self.world_size, drop_last=self.drop_last)
+
+    def _check_world(self) -> None:
+        world_size, num_packs = self.world_size, self.mix.num_packs
+        if self.drop_last and num_packs < world_size:
+            raise ValueError(
+                f"{num_packs} packs on {world_size} ranks: not one step. Train on fewer ranks, pack into smaller packs "
+                "(--pack-size), or let packs come twice (drop_last=False)"
+            )
 
     # Resuming
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Where this iteration is. Without loader workers that is a global position, good for any world size.
 
-        In a loader worker (torchdata's StatefulDataLoader asks there) it is that worker's part of it, which resumes in
-        the same arrangement of ranks and workers only. With a plain DataLoader and workers, only the consumer knows
-        how far it has come: `state_at(batches trained)`.
+        In a loader worker (torchdata's StatefulDataLoader asks there) it is that worker's part of it. With a plain
+        DataLoader and workers, only the consumer knows how far it has come: `loader` counts, or `state_at`.
         """
-        _, num_workers = _worker()
-        if get_worker_info() is None:
-            return self._state(self.position + self._yielded * self.world_size)
-        return self._state(self.position) | {"yielded": self._yielded} | self._arrangement(num_workers)
+        worker = get_worker_info()
+        if worker is None:
+            return self._state(self._yielded)
+        here = {"world_size": self.world_size, "batch_size": self.batch_size, "num_workers": worker.num_workers}
+        return {"seed": self.seed, "epoch": self.epoch, "position": self.position, **self.mix.describe(),
+                "yielded": self._yielded, **here}  # fmt: skip
 
-    def state_at(self, num_batches: int) -> dict[str, int]:
+    def state_at(self, num_batches: int) -> dict[str, Any]:
         """The global state after the consumer has trained `num_batches` batches of this iteration."""
-        items = min(num_batches * self.batch_size, len(self))
-        return self._state(self.position + items * self.world_size)
+        return self._state(min(num_batches * self.batch_size, len(self)))
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from a state; a global one may come from another world size, batch size or number of workers."""
-        ours = self._state(0)
-        for key in ("seed", "num_packs"):
-            if state[key] != ours[key]:
-                raise ValueError(f"the state is of {key} {state[key]}, this dataset has {ours[key]}: the orders differ")
-        if "yielded" in state:
-            _, num_workers = _worker()
-            here = self._arrangement(num_workers)
-            there = {key: state[key] for key in here}
-            if get_worker_info() is None or there != here:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, with any world size, batch size and number of workers.
+
+        States of torchdata's StatefulDataLoader are taken, too: the loader itself goes on with as many workers as it
+        had only, a dataset that is given its state with any.
+        """
+        if get_worker_info() is None:
+            state = global_state(state)
+        ours = {"seed": self.seed, **self.mix.describe()}
+        for key, value in ours.items():
+            if state.get(key) != value:
+                raise ValueError(f"the state is of {key} {state.get(key)}, this dataset has {value}: the orders differ")
+        if get_worker_info() is not None and (there := state.get("num_workers")) is not None:
+            here = self.state_dict()
+            if differing := [key for key in ("world_size", "batch_size", "num_workers") if state[key] != here[key]]:
                 raise ValueError(
-                    f"the state of a loader worker resumes in the same arrangement only: it is of {there}, this is "
-                    f"{here}; save `state_at(batches trained)` to resume in another"
+                    f"the state of a StatefulDataLoader with {there} workers resumes in the same arrangement only, and "
+                    f"{', '.join(f'{key} is {here[key]}, was {state[key]}' for key in differing)}; give it to the "
+                    "dataset before the loader is made: packs.load_state_dict(state)"
                 )
-            # The worker's own copy: the consumer's dataset, which shares `_start`, must not move with it.
-            self._start = self._start.clone()
-        self._begin(state["epoch"], state["position"])
-        self._yielded = state.get("yielded", 0)
+        self._start.begin(state["epoch"], state["position"])
+        self._loaded, self._skip, self._yielded = True, state.get("yielded", 0), 0
 
-    def _begin(self, epoch: int, position: int) -> None:
-        self._start[0], self._start[1] = epoch, position
-        self._yielded, self._finished = 0, False
-
-    def _state(self, position: int) -> dict[str, int]:
-        return {"seed": self.seed, "epoch": self.epoch, "position": position, "num_packs": len(self.reader.packs)}
-
-    def _arrangement(self, num_workers: int) -> dict[str, int]:
-        return {"world_size": self.world_size, "batch_size": self.batch_size, "num_workers": num_workers}
+    def _state(self, num_items: int) -> dict[str, Any]:
+        """After `num_items` of this rank's items; at the end of an epoch, the beginning of the next."""
+        epoch, position = self.epoch, self.position + num_items * self.world_size
+        if not share_length(self.mix.num_packs, position, self.world_size, drop_last=self.drop_last):
+            epoch, position = epoch + 1, 0
+        return {"seed": self.seed, "epoch": epoch, "position": position, **self.mix.describe()}
 
     # Packs
 
-    def pack(self, number: int) -> dict[str, Any]:
-        """Pack `number` of the output, at random access."""
-        return self._item(number, self.reader.content(number))
+    def pack(self, number: int, output: str = "") -> dict[str, Any]:
+        """Pack `number` of the output, at random access; of several outputs, that of the one with this name."""
+        return self._item(self.mix.number(output, number))
 
-    def _items(self, numbers: list[int]) -> Iterator[dict[str, Any]]:
-        if self.reader.is_local or not self.prefetch:
-            yield from map(self.pack, numbers)
+    def item(self, pack: int) -> dict[str, Any]:
+        """A pack by its number in the order."""
+        return self._item(pack)
+
+    def _items(self, packs: list[int]) -> Iterator[dict[str, Any]]:
+        if all(output.reader.is_local for output in self.mix.outputs) or not self.prefetch:
+            yield from map(self._item, packs)
             return
         ahead: deque[tuple[int, Future[memoryview]]] = deque()
         pool = ThreadPoolExecutor(self.prefetch)
         try:
-            for number in numbers:
-                ahead.append((number, pool.submit(self.reader.content, number)))
+            for pack in packs:
+                output, number = self.mix.find(pack)
+                ahead.append((pack, pool.submit(output.reader.content, number)))
                 if len(ahead) > self.prefetch:
                     first, content = ahead.popleft()
                     yield self._item(first, content.result())
@@ -177,17 +257,19 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _item(self, number: int, content: memoryview) -> dict[str, Any]:
+    def _item(self, pack: int, content: memoryview | None = None) -> dict[str, Any]:
         """Pixels as stored are a view of the shard until the collater copies them into the batch.
 
         The other arrays are small and copied, as the integers that torch wants: code that masks labels in place must
         not find them masked in the next epoch.
         """
-        arrays, header = self.reader.arrays(number, content)
+        output, number = self.mix.find(pack)
+        arrays, header = output.reader.arrays(number, output.reader.content(number) if content is None else content)
         pixels = {name: torch.from_numpy(arrays.pop(name)) for name in self.stored}
         tensors = {name: torch.tensor(array, dtype=_dtype(array)) for name, array in arrays.items()}
         item: dict[str, Any] = {
             "pack": number,
+            **({"output": output.name} if len(self.mix.outputs) > 1 else {}),
             **tensors,
             "attention_mask": document_numbers(tensors["seq_lens_padded"]),
             **{f"n_{kind}s": header[f"num_{kind}s"] for kind in TOKEN_TYPES},
@@ -201,15 +283,6 @@ class PackedShards(IterableDataset[dict[str, Any]]):
 
 def _dtype(array: np.ndarray) -> torch.dtype:
     return torch.float32 if array.dtype.kind == "f" else torch.long
-
-
-def rank_and_world(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    if rank is None and world_size is None:
-        running = torch.distributed.is_available() and torch.distributed.is_initialized()
-        return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if running else (0, 1)
-    if rank is None or world_size is None or not 0 <= rank < world_size:
-        raise ValueError(f"rank={rank}, world_size={world_size}: give both, with 0 <= rank < world_size, or neither")
-    return rank, world_size
 
 
 def _worker() -> tuple[int, int]:

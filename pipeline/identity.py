@@ -51,7 +51,7 @@ class Identity:
 
     def differences(self, new: "Identity") -> list[str]:
         """What differs in `new`, in words: "config.pack_size: 8192 -> 4096"."""
-        return _differences(self.to_json(), new.to_json())
+        return differences(self.to_json(), new.to_json())
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -73,10 +73,11 @@ def fields_from_json(kind: "type[DataclassInstance]", found: Any, name: str = ""
     return {name: found[name] for name in names}
 
 
-def _differences(old: Any, new: Any, where: str = "") -> list[str]:
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """What differs in two JSON values, in words."""
     if isinstance(old, dict) and isinstance(new, dict):
         lines = []
         for key in [*old, *(key for key in new if key not in old)]:
-            lines += _differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+            lines += differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
         return lines
     return [] if old == new else [f"{where}: {old} -> {new}"]

@@ -22,7 +22,7 @@ from ...pipeline.ingest.sharegpt import convert, parse_row
 from ...pipeline.ingest.sources import Examples
 from ...pipeline.ingest.sources.examples import BadRow
 from ...pipeline.records import Skip
-from ..stream import rank_and_world
+from ..ranks import Ranks
 from .estimate import IMAGE_CFG, VIDEO_CFG, content_parts, estimate_media_tokens, estimate_text_tokens
 
 logger = logging.getLogger(__name__)
@@ -269,10 +269,10 @@ def _share(shard_data: bool, rank: int | None, world_size: int | None) -> tuple[
     """(rank, world_size) of the rows to take: (0, 1) takes them all."""
     if not shard_data:
         return 0, 1
-    rank_here, world_here = rank_and_world(None, None)
+    rank_here, world_here = Ranks().now()
     if rank is None and world_size is None and world_here == 1:
         logger.warning("shard_data, but torch.distributed is not running on several ranks: every row is loaded here")
-    return rank_and_world(rank_here if rank is None else rank, world_here if world_size is None else world_size)
+    return Ranks(rank_here if rank is None else rank, world_here if world_size is None else world_size).now()
 
 
 def _selection(names: Sequence[str] | None) -> tuple[str, ...]:

@@ -1,0 +1,74 @@
+"""For HF Trainer and accelerate, which share out indices among processes themselves: packs by index."""
+
+import logging
+from collections import UserDict
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from .mix import Outputs
+from .model_inputs import PackCollater
+from .stream import PackedShards
+
+_log = logging.getLogger(__name__)
+
+
+class Pack(UserDict[str, Any]):
+    """A pack. Not a dict: of dicts, HF Trainer takes out what the model's forward does not name."""
+
+
+class IndexedPacks(Dataset[Pack]):
+    """Item i is the i-th pack of the epoch's order, over all ranks.
+
+        Trainer(model, args, train_dataset=IndexedPacks(out), data_collator=IndexedPacks(out).collater(model))
+
+    args.train_sampling_strategy="sequential" keeps the packs in the order that balances every step over the ranks, and
+    shuffles it by (seed, epoch). By default Trainer draws packs at random: each once, but of any size in a step.
+    accelerate.prepare(DataLoader(packs, …)) keeps the order, and tells the epoch by itself.
+    """
+
+    def __init__(
+        self, out: Outputs, *, seed: int = 0, shuffle: bool = True, pixels: str = "bf16", check: str = "sizes"
+    ) -> None:
+        self.packs = PackedShards(out, rank=0, world_size=1, seed=seed, shuffle=shuffle, pixels=pixels, check=check)
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._order: tuple[int, np.ndarray] = -1, np.empty(0, np.int64)
+        self._seen: list[int] = []  # first and last index of this epoch in this process
+        self._has_warned = False
+
+    @property
+    def epoch(self) -> int:
+        return int(self._epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch[0] = epoch
+
+    def collater(self, model: torch.nn.Module | None = None, **options: Any) -> PackCollater:
+        """As `PackedShards.collater`."""
+        return self.packs.collater(model, **options)
+
+    def __len__(self) -> int:
+        return self.packs.mix.num_packs
+
+    def __getitem__(self, index: int) -> Pack:
+        if not 0 <= index < len(self):
+            raise IndexError(f"index {index}, but an epoch has {len(self)} packs")
+        if self._order[0] != self.epoch:
+            order = self.packs.mix.order(self.packs.seed, self.epoch, shuffle=self.packs.shuffle)
+            self._order, self._seen = (self.epoch, order), []
+        self._warn_of_random_order(index)
+        return Pack(self.packs.item(int(self._order[1][index])))
+
+    def _warn_of_random_order(self, index: int) -> None:
+        """Once. In order, indices rise until an epoch is read again from where it began."""
+        first, last = self._seen or (index, -1)
+        self._seen = [first, index]
+        if index < last and index != first and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "packs are drawn in random order: each comes once, but those of a step are of any size. For balanced "
+                'steps, set train_sampling_strategy="sequential" (TrainingArguments) or shuffle=False (DataLoader); '
+                "the order is shuffled by (seed, epoch) all the same"
+            )

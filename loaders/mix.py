@@ -1,0 +1,94 @@
+"""Several outputs read as one: which packs an epoch has, and where each lies."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..pipeline.identity import differences
+from ..pipeline.manifest import Manifest, OutputError
+from .order import Source, mixed_order, shares
+from .reader import ShardReader
+
+Outputs = str | Path | Sequence[tuple[str, str | Path] | tuple[str, str | Path, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    name: str
+    reader: ShardReader
+
+
+class Mix:
+    """One output, or several: [("coco", out1, 0.7), ("text", out2, 0.3)].
+
+    A pack is known by one number: its own in its output, plus where the numbers of that output begin.
+    Without weights an epoch has every pack of every output once. With weights it is as long, an output's share of its
+    packs is its weight, and each output goes through passes of its own: see `mixed_order`.
+    """
+
+    def __init__(self, out: Outputs, *, check: str = "sizes") -> None:
+        listed = [("", out)] if isinstance(out, str | Path) else [tuple(entry) for entry in out]
+        weights = [entry[2] for entry in listed if len(entry) == 3]
+        if not listed or any(len(entry) not in (2, 3) for entry in listed) or len(weights) not in (0, len(listed)):
+            raise ValueError(f"outputs are {out!r}; expected [(name, out), …] or, all of them with a weight, "
+                             "[(name, out, weight), …]")  # fmt: skip
+        names = [str(entry[0]) for entry in listed]
+        if len(set(names)) < len(names):
+            raise ValueError(f"outputs are named {', '.join(names)}; give each another name")
+        if any(not weight > 0 for weight in weights):
+            raise ValueError(f"weights are {weights}; each must be above 0, so leave out what is not wanted")
+        readers = [ShardReader(entry[1], check=check) for entry in listed]
+        for name, reader in zip(names[1:], readers[1:], strict=True):
+            _check_agreement(names[0], readers[0].manifest, name, reader.manifest)
+        self.outputs = [Output(name, reader) for name, reader in zip(names, readers, strict=True)]
+        sizes = [len(reader.packs) for reader in readers]
+        per_epoch = shares(sizes, weights) if weights else sizes
+        ends = np.cumsum([int(reader.packs[-1]) + 1 if len(reader.packs) else 0 for reader in readers])
+        self._firsts = np.concatenate([[0], ends[:-1]])
+        self._sources = [
+            Source(packs=reader.packs, group_size=reader.group_size, loads=(reader.visual_tokens, reader.tokens),
+                   per_epoch=count, first=int(first))
+            for reader, count, first in zip(readers, per_epoch, self._firsts, strict=True)
+        ]  # fmt: skip
+        self.num_packs = sum(per_epoch)
+
+    def describe(self) -> dict[str, Any]:
+        """What the order depends on besides seed and epoch: packs, and of several outputs what each gives."""
+        if len(self.outputs) == 1:
+            return {"num_packs": self.num_packs}
+        mix = [
+            [output.name, len(source.packs), source.per_epoch]
+            for output, source in zip(self.outputs, self._sources, strict=True)
+        ]
+        return {"num_packs": self.num_packs, "mix": mix}
+
+    def order(self, seed: int, epoch: int, *, shuffle: bool) -> np.ndarray:
+        return mixed_order(self._sources, seed, epoch, shuffle=shuffle)
+
+    def find(self, pack: int) -> tuple[Output, int]:
+        """The output of a pack, and its number there."""
+        index = int(np.searchsorted(self._firsts, pack, side="right")) - 1
+        return self.outputs[index], pack - int(self._firsts[index])
+
+    def number(self, output: str, pack: int) -> int:
+        """What `find` finds."""
+        names = [known.name for known in self.outputs]
+        if output not in names:
+            raise ValueError(f"output {output!r} is unknown; there are {', '.join(map(repr, names))}")
+        return pack + int(self._firsts[names.index(output)])
+
+
+def _check_agreement(name: str, manifest: Manifest, other_name: str, other: Manifest) -> None:
+    """Packs of another model family, or of another processor, are not for the same model."""
+    ours, theirs = ({"family": m.family, "processor": m.identity.processor, "pixels": asdict(m.pixels)}
+                    for m in (manifest, other))  # fmt: skip
+    if ours != theirs:
+        # The processor's fingerprint says that it differs; how it was set says why.
+        told = differences(ours | {"config": manifest.identity.config}, theirs | {"config": other.identity.config})
+        raise OutputError(
+            f"outputs {name!r} and {other_name!r} are not for one model: {'; '.join(told)}; pack them with one "
+            "processor and the same settings of it"
+        )

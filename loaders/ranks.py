@@ -1,0 +1,66 @@
+"""Which rank this process reads for, asked when an iteration begins: a dataset may be older than its process group."""
+
+import os
+import sys
+
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+
+class Ranks:
+    """Rank and world size: as given, or when asked those of torch.distributed, of RANK and WORLD_SIZE, or 0 of 1."""
+
+    def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
+        if (rank is None) != (world_size is None) or (rank is not None and not 0 <= rank < (world_size or 0)):
+            raise ValueError(
+                f"rank={rank}, world_size={world_size}: give both, with 0 <= rank < world_size, or neither"
+            )
+        self._given = None if rank is None or world_size is None else (rank, world_size)
+        self._parents: tuple[int, int] | None = None
+
+    def now(self) -> tuple[int, int]:
+        if self._given:
+            return self._given
+        if self._parents and get_worker_info() is not None:
+            return self._parents
+        environment = _environment()
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            group = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            if environment and environment != group:
+                raise ValueError(
+                    f"torch.distributed says rank {group[0]} of {group[1]}, RANK and WORLD_SIZE say {environment[0]} "
+                    f"of {environment[1]}; give PackedShards the rank and world_size that it reads for"
+                )
+            return group
+        return environment or (0, 1)
+
+    def __getstate__(self) -> dict[str, tuple[int, int] | None]:
+        """A loader worker that is spawned has no process group: it gets the rank of the process that spawns it.
+
+        A trainer that is spawned has a rank of its own, and asks for it.
+        """
+        return {"_given": self._given, "_parents": self.now()}
+
+
+def _environment() -> tuple[int, int] | None:
+    found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    return (int(found[0]), int(found[1])) if all(map(str.isdigit, found)) else None
+
+
+def refuse_second_sharding(dataset: Dataset[object]) -> None:
+    """Where accelerate shares out what this rank reads among the ranks once more, most packs would be lost.
+
+    HF Trainer and `accelerator.prepare` do that to every iterable dataset: they dispatch what process 0 reads, cut
+    along axis 0, or let every process read all and keep its part. Both tell the dataset the epoch first.
+    """
+    if "accelerate" not in sys.modules:
+        return
+    from accelerate.state import GradientState, PartialState
+
+    if PartialState._shared_state and PartialState().num_processes > 1:
+        loaders = [loader for loader in GradientState().dataloader_references if loader is not None]
+        if any(dataset in (loader.dataset, getattr(loader.dataset, "dataset", None)) for loader in loaders):
+            raise ValueError(
+                "accelerate would share out the packs of this rank among all ranks once more. Give HF Trainer or "
+                "accelerator.prepare the map-style dataset: neatpack.loaders.hf.IndexedPacks(out)"
+            )
