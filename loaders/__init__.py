@@ -6,6 +6,8 @@ OUT ──reader.py (mapped or ranged reads)──▶ stream.py (PackedShards: b
 online/ packs on the fly, on top of the functions that the offline job packs with; only it needs transformers.
 """
 
+from .loss import num_items_in_batch as num_items_in_batch, steps as steps
+from .model_inputs import PackCollater as PackCollater
 from .packed import neat_packed_vlm_collater as neat_packed_vlm_collater
 from .pixels import restore_pixels as restore_pixels
 from .pp_media import (

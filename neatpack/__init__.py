@@ -20,13 +20,16 @@ from neatpack.pipeline import __version__ as __version__  # noqa: E402 (found by
 if TYPE_CHECKING:
     from neatpack.loaders import (
         VLM_PP_MEDIA_KEY as VLM_PP_MEDIA_KEY,
+        PackCollater as PackCollater,
         PackedShards as PackedShards,
         chunk_step3_media as chunk_step3_media,
         chunk_vlm_media as chunk_vlm_media,
         neat_packed_vlm_collater as neat_packed_vlm_collater,
+        num_items_in_batch as num_items_in_batch,
         prepare_vlm_media_for_pp as prepare_vlm_media_for_pp,
         restore_pixels as restore_pixels,
         stage_vlm_media_for_pp as stage_vlm_media_for_pp,
+        steps as steps,
         wrap_vlm_collate_for_pp as wrap_vlm_collate_for_pp,
     )
     from neatpack.loaders.online import (
@@ -62,9 +65,9 @@ if TYPE_CHECKING:
 
 # The same names by their home, for when the program runs and nothing of it is imported yet.
 _HOMES = {
-    "neatpack.loaders": ("VLM_PP_MEDIA_KEY", "PackedShards", "chunk_step3_media", "chunk_vlm_media",
-                         "neat_packed_vlm_collater", "prepare_vlm_media_for_pp", "restore_pixels",
-                         "stage_vlm_media_for_pp", "wrap_vlm_collate_for_pp"),
+    "neatpack.loaders": ("VLM_PP_MEDIA_KEY", "PackCollater", "PackedShards", "chunk_step3_media", "chunk_vlm_media",
+                         "neat_packed_vlm_collater", "num_items_in_batch", "prepare_vlm_media_for_pp",
+                         "restore_pixels", "stage_vlm_media_for_pp", "steps", "wrap_vlm_collate_for_pp"),
     "neatpack.loaders.online": ("COLLATE_FNS", "MEDIA_KEYS", "LengthGroupedSampler", "PackedDatasetWrapper",
                                 "PreTokenizedDatasetWrapper", "RobustDatasetWrapper", "build_labels",
                                 "build_labels_from_template", "default_collate_fn", "gemma4_prefix_collate_fn",

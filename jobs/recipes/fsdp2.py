@@ -1,0 +1,48 @@
+"""FSDP2 (fully_shard), with torch.distributed.checkpoint: a run may resume with another number of ranks.
+
+torchrun --standalone --nproc-per-node 2 jobs/recipes/fsdp2.py OUT --checkpoint folder
+"""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from common import LEARNING_RATE, arguments, report, tiny_model
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from neatpack import PackedShards, num_items_in_batch
+
+args = arguments(__doc__)
+dist.init_process_group("gloo")
+model = tiny_model(args.model)
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+for layer in model.model.language_model.layers:
+    fully_shard(layer, mesh=mesh)
+fully_shard(model, mesh=mesh)
+optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+loader = PackedShards(args.out, pixels="fp32").loader(batch_size=1, num_workers=1, model=model)
+step, checkpoints = 0, sorted(Path(args.checkpoint).glob("step-*/.metadata"))  # .metadata is written last
+if checkpoints:
+    weights, moments = get_state_dict(model, optimizer)
+    saved = {"model": weights, "optimizer": moments, "data": loader.state_dict(), "step": 0}
+    dcp.load(saved, checkpoint_id=checkpoints[-1].parent)
+    set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+    loader.load_state_dict(saved["data"])
+    step = saved["step"]
+
+while loader.epoch < args.epochs:
+    for batch in loader:
+        loss = model(**batch, num_items_in_batch=num_items_in_batch([batch])).loss
+        (loss * dist.get_world_size()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        dist.all_reduce(loss.detach_())
+        weights, moments = get_state_dict(model, optimizer)
+        dcp.save({"model": weights, "optimizer": moments, "data": loader.state_dict(), "step": step},
+                 checkpoint_id=f"{args.checkpoint}/step-{step:06d}")  # fmt: skip
+        report(step, loss.item())
+dist.destroy_process_group()

@@ -1,0 +1,35 @@
+"""HF Trainer, as it is.
+
+torchrun --standalone --nproc-per-node 2 jobs/recipes/hf_trainer.py OUT --checkpoint folder
+"""
+
+import os
+
+from common import LEARNING_RATE, arguments, noting, report, tiny_model
+from transformers import AutoModelForImageTextToText, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
+
+from neatpack.loaders.hf import IndexedPacks
+
+
+class Report(TrainerCallback):
+    def on_log(self, args, state, control, logs, **_):
+        self.loss = logs.get("loss")
+
+    def on_save(self, args, state, control, **_):
+        report(state.global_step, self.loss)
+
+
+args = arguments(__doc__)
+training = TrainingArguments(
+    args.checkpoint, num_train_epochs=args.epochs, per_device_train_batch_size=1, dataloader_num_workers=1,
+    train_sampling_strategy="sequential",  # the order that balances the ranks, shuffled by (seed, epoch)
+    learning_rate=LEARNING_RATE, weight_decay=0.01, max_grad_norm=0.0, lr_scheduler_type="constant",
+    logging_steps=1, save_steps=1, report_to=[], disable_tqdm=True, use_cpu=True,
+)  # fmt: skip
+packs = IndexedPacks(args.out, pixels="fp32")
+last = get_last_checkpoint(args.checkpoint) if os.path.isdir(args.checkpoint) else None
+# The weights, too: Trainer saves those of Qwen2.5-VL under other names than it reads them by, and only warns.
+model = noting(AutoModelForImageTextToText.from_pretrained(last)) if last else tiny_model(args.model)
+trainer = Trainer(model, training, train_dataset=packs, data_collator=packs.collater(model), callbacks=[Report()])
+trainer.train(resume_from_checkpoint=last)

@@ -1,0 +1,112 @@
+"""jobs/recipes/: every trainer trains every pack once, by the loss of the documents alone, and resumes as if never killed."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from helpers import DEMO_PROCESSOR, ROOT, TinyData, documents_of, mixed_rows, tiny_config
+
+from neatpack import PackedShards
+from neatpack.pipeline.run import run_pack
+
+sys.path.insert(0, str(ROOT / "jobs" / "recipes"))
+from common import tiny_model
+
+RECIPES = ["ddp", "fsdp2", "hf_trainer", "accelerate_loop", "lightning_fit", "torchtitan_loop"]
+KILLED_AT = 5  # in the second epoch
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recipes")
+    data = mixed_rows(TinyData(folder / "data"), num_text=16, num_images=8)
+    run_pack(tiny_config(data.write(), folder / "out", pack_size=310, group_size=2))
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def packs(out):
+    """Packs by the digest of what the model is given."""
+    found = {digest(pack["input_ids"]): pack for pack in PackedShards(out, pixels="fp32", shuffle=False)}
+    assert len(found) == 8, "four steps of two ranks"
+    return found
+
+
+def digest(ids):
+    return hashlib.sha256(ids.numpy().tobytes()).hexdigest()
+
+
+def run(recipe, out, folder, *, processes=2, kill_at=0):
+    """What the recipe prints, and what its model was given: a list of steps, each a list of digests."""
+    seen = folder / f"seen-{kill_at}"
+    seen.unlink(missing_ok=True)
+    launcher = [] if recipe == "lightning_fit" else [
+        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)
+    ]  # fmt: skip
+    command = [sys.executable, *launcher, str(ROOT / "jobs" / "recipes" / f"{recipe}.py"), str(out),
+               "--checkpoint", str(folder / "checkpoint")]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NEATPACK_SEEN": str(seen), "NEATPACK_KILL_AT": str(kill_at)}
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
+    assert (done.returncode != 0) == bool(kill_at) and lines, done.stderr[-3000:]
+    given = [json.loads(line) for line in seen.read_text().splitlines()]
+    ranks = [[line["packs"] for line in given if line["rank"] == rank] for rank in range(processes)]
+    steps = [sum(step, []) for step in zip(*ranks, strict=False)]
+    return {line["step"]: line["loss"] for line in lines}, steps
+
+
+@pytest.fixture(scope="module")
+def whole(out, tmp_path_factory):
+    """A run that nobody killed: all recipes train the same model on the same steps, so its losses are theirs."""
+    losses, steps = run("ddp", out, tmp_path_factory.mktemp("whole"))
+    assert sorted(losses) == list(range(1, 9)) and len(steps) == 8
+    return losses, steps
+
+
+@torch.no_grad()
+def loss_of_documents(out, packs):
+    """The mean over target tokens, each document alone through the unpacked HF path.
+
+    Full ids and labels that are not shifted, no positions, no mask: the model makes them and shifts by itself.
+    """
+    model = tiny_model(str(DEMO_PROCESSOR)).eval()
+    total = targets = 0.0
+    for pack in packs:
+        for document in documents_of(out, pack):
+            labels = torch.cat([torch.tensor([-100]), document["labels"]])[None]
+            last = document["labels"][-1:].clamp(min=0)  # where it is not trained on, any token will do
+            inputs = {"input_ids": torch.cat([document["input_ids"], last])[None], "labels": labels}
+            inputs["mm_token_type_ids"] = torch.cat([document["mm_token_type_ids"], torch.tensor([0])])[None]
+            media = {key: document[key] for key in ("pixel_values", "image_grid_thw") if len(document[key])}
+            number = int((labels != -100).sum())
+            if number:
+                total += float(model(**inputs, **media).loss) * number
+                targets += number
+    return total / targets
+
+
+def test_the_first_step_is_that_of_the_documents_alone(out, packs, whole):
+    losses, steps = whole
+    assert losses[1] == pytest.approx(loss_of_documents(out, [packs[name] for name in steps[0]]), rel=1e-5)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipe(recipe, out, packs, whole, tmp_path):
+    expected, steps = whole
+    before, seen = run(recipe, out, tmp_path, kill_at=KILLED_AT)
+    # on one rank with two micro-steps: what comes out is the same
+    after, rest = run(recipe, out, tmp_path, processes=1 if recipe == "torchtitan_loop" else 2)
+    first = loss_of_documents(out, [packs[name] for name in seen[0]])
+    assert before[1] == pytest.approx(first, rel=1e-5)
+    losses = before | after
+    assert sorted(before) == [1, 2, 3, 4, 5] and sorted(after) == [6, 7, 8]
+    assert [losses[step] for step in sorted(losses)] == pytest.approx(list(expected.values()), rel=1e-5)
+    trained = sum(seen, []) + sum(rest, [])
+    assert Counter(trained) == {name: 2 for name in packs}, "every pack once an epoch"
+    assert Counter(trained[:8]) == {name: 1 for name in packs}
+    assert trained[:8] != trained[8:], "another order in the second epoch"
