@@ -15,7 +15,7 @@ class PackLoader(DataLoader[Any]):
     """A DataLoader over `PackedShards` that counts what it gives out: made by `PackedShards.loader`.
 
     for batch in loader: one epoch, or what is left of it; the next time, the next epoch. `epoch` is that of the next
-    batch. `state_dict()` is the position after the batches given out so far, one for all ranks, whatever the workers
+    batch, `len(loader)` the number of batches of a whole epoch. `state_dict()` is the position after the batches given out so far, one for all ranks, whatever the workers
     have read ahead; `load_state_dict` goes on there, with any number of ranks, workers and packs in a batch.
     """
 
@@ -48,8 +48,8 @@ class PackLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         packs = self.dataset
-        if self._given and self._given == len(self):  # the consumer stopped at the last batch, and not after it
-            packs.advance()
+        if self._given and self._given * packs.batch_size >= packs.num_left:
+            packs.advance()  # the consumer, which counts, stopped at the last batch and not after it
         packs.restart()
         self._given = 0
         for batch in super().__iter__():

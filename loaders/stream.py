@@ -150,6 +150,12 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self._start.restart(self.epoch, self.position)
 
     def __len__(self) -> int:
+        """Packs that this rank gets in a whole epoch: trainers that resume count on from where they were."""
+        self._check_world()
+        return share_length(self.mix.num_packs, 0, self.world_size, drop_last=self.drop_last)
+
+    @property
+    def num_left(self) -> int:
         """Packs that this rank gets from `position` to the end of the epoch."""
         self._check_world()
         return share_length(self.mix.num_packs, self.position, self.world_size, drop_last=self.drop_last)
@@ -197,7 +203,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
 
     def state_at(self, num_batches: int) -> dict[str, Any]:
         """The global state after the consumer has trained `num_batches` batches of this iteration."""
-        return self._state(min(num_batches * self.batch_size, len(self)))
+        return self._state(min(num_batches * self.batch_size, self.num_left))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, with any world size, batch size and number of workers.

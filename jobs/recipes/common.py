@@ -58,6 +58,8 @@ def report(step: int, loss: float) -> None:
     if rank() == 0:
         print(json.dumps({"step": step, "loss": loss}), flush=True)
     if step == int(os.environ.get("NEATPACK_KILL_AT", "0")):
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()  # every rank has saved: some trainers write a checkpoint in several files
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -31,5 +31,8 @@ packs = IndexedPacks(args.out, pixels="fp32")
 last = get_last_checkpoint(args.checkpoint) if os.path.isdir(args.checkpoint) else None
 # The weights, too: Trainer saves those of Qwen2.5-VL under other names than it reads them by, and only warns.
 model = noting(AutoModelForImageTextToText.from_pretrained(last)) if last else tiny_model(args.model)
+model.accepts_loss_kwargs = (
+    True  # one mean over the tokens of all ranks; Qwen2.5-VL says False, and gets a mean of means
+)
 trainer = Trainer(model, training, train_dataset=packs, data_collator=packs.collater(model), callbacks=[Report()])
 trainer.train(resume_from_checkpoint=last)

@@ -1,4 +1,4 @@
-"""jobs/recipes/: every trainer trains every pack once, by the loss of the documents alone, and resumes as if never killed."""
+"""jobs/recipes/: every trainer trains every pack once, by the loss of the documents alone, and survives a kill."""
 
 import hashlib
 import json

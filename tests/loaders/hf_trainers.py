@@ -1,0 +1,67 @@
+"""Run by tests/loaders/test_hf.py in two processes: what accelerate and HF Trainer make of our datasets, as JSON."""
+
+import contextlib
+import json
+import sys
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from torch.utils.data import DataLoader
+from transformers import AutoConfig, AutoModelForImageTextToText, Trainer, TrainingArguments
+
+from neatpack import PackedShards
+from neatpack.loaders.hf import IndexedPacks
+
+out, processor, folder = sys.argv[1:]
+torch.set_num_threads(1)
+result: dict[str, object] = {}
+
+
+def refusal(iterate) -> str:
+    try:
+        iterate()
+    except ValueError as error:
+        return str(error)
+    return "not refused"
+
+
+config = AutoConfig.from_pretrained(processor)
+model = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa").float()
+seen: list[float] = []
+model.register_forward_pre_hook(lambda _, __, inputs: seen.append(int(inputs["input_ids"].sum())), with_kwargs=True)
+
+
+def trainer(dataset, collater) -> Trainer:
+    settings = TrainingArguments(
+        folder, num_train_epochs=1, per_device_train_batch_size=1, use_cpu=True, save_strategy="no", report_to=[],
+        disable_tqdm=True,
+    )  # fmt: skip
+    return Trainer(model, settings, train_dataset=dataset, data_collator=collater)
+
+
+# Trainer with its defaults
+packs = IndexedPacks(out, pixels="fp32")
+with contextlib.redirect_stdout(sys.stderr):
+    trained = trainer(packs, packs.collater(model))
+    trained.train()
+result["defaults"] = {"seen": list(seen), "steps": trained.state.global_step, "length": len(packs)}
+
+# An iterable dataset, which accelerate shards once more
+stream = PackedShards(out, pixels="fp32")
+result["trainer"] = refusal(trainer(stream, stream.collater(model)).train)
+for dispatch in (True, False):
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
+    loader = accelerator.prepare(PackedShards(out, pixels="fp32").loader())
+    result[f"dispatch {dispatch}"] = refusal(lambda loader=loader: list(loader))
+
+# A loader that is not prepared is nobody's but ours
+result["ours"] = [int(batch["input_ids"].sum()) for batch in PackedShards(out).loader()]
+# In the planned order, the epochs one after the other
+accelerator = Accelerator(cpu=True)
+packs = IndexedPacks(out)
+loader = accelerator.prepare(DataLoader(packs, batch_size=1, collate_fn=packs.collater()))
+result["prepared"] = [[int(batch["input_ids"].sum()) for batch in loader] for _ in range(2)]
+
+print(json.dumps(result), flush=True)
+torch.distributed.destroy_process_group()
