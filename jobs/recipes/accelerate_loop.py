@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from common import LEARNING_RATE, arguments, report, tiny_model
+from common import ADAMW, arguments, report, tiny_model
 from torch.utils.data import DataLoader
 
 from neatpack import num_items_in_batch
@@ -18,7 +18,7 @@ accelerator = Accelerator(cpu=True)
 model = tiny_model(args.model)
 packs = IndexedPacks(args.out, pixels="fp32")
 loader = DataLoader(packs, batch_size=1, num_workers=1, collate_fn=packs.collater(model))
-optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 step = 0
 if checkpoints := sorted(Path(args.checkpoint).glob("step-*")):

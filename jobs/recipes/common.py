@@ -19,7 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForImageTextToText  # noqa: E402
 
-LEARNING_RATE = 3e-3
+ADAMW = {"lr": 3e-3, "weight_decay": 0.0}
 
 
 def arguments(description: str | None) -> argparse.Namespace:

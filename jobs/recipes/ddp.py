@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from common import LEARNING_RATE, arguments, report, save, tiny_model
+from common import ADAMW, arguments, report, save, tiny_model
 from torch.nn.parallel import DistributedDataParallel
 
 from neatpack import PackedShards, num_items_in_batch
@@ -15,7 +15,7 @@ from neatpack import PackedShards, num_items_in_batch
 args = arguments(__doc__)
 dist.init_process_group("gloo")
 model = DistributedDataParallel(tiny_model(args.model))
-optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
 loader = PackedShards(args.out, pixels="fp32").loader(batch_size=1, num_workers=1, model=model.module)
 step = 0
 if Path(args.checkpoint).exists():

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from common import LEARNING_RATE, arguments, report, tiny_model
+from common import ADAMW, arguments, report, tiny_model
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -22,7 +22,7 @@ mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 for layer in model.model.language_model.layers:
     fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)
-optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
 loader = PackedShards(args.out, pixels="fp32").loader(batch_size=1, num_workers=1, model=model)
 step, checkpoints = 0, sorted(Path(args.checkpoint).glob("step-*/.metadata"))  # .metadata is written last
 if checkpoints:

@@ -5,7 +5,7 @@ torchrun --standalone --nproc-per-node 2 jobs/recipes/hf_trainer.py OUT --checkp
 
 import os
 
-from common import LEARNING_RATE, arguments, noting, report, tiny_model
+from common import ADAMW, arguments, noting, report, tiny_model
 from transformers import AutoModelForImageTextToText, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -24,7 +24,7 @@ args = arguments(__doc__)
 training = TrainingArguments(
     args.checkpoint, num_train_epochs=args.epochs, per_device_train_batch_size=1, dataloader_num_workers=1,
     train_sampling_strategy="sequential",  # the order that balances the ranks, shuffled by (seed, epoch)
-    learning_rate=LEARNING_RATE, weight_decay=0.01, max_grad_norm=0.0, lr_scheduler_type="constant",
+    learning_rate=ADAMW["lr"], max_grad_norm=0.0, lr_scheduler_type="constant",
     logging_steps=1, save_steps=1, report_to=[], disable_tqdm=True, use_cpu=True,
 )  # fmt: skip
 packs = IndexedPacks(args.out, pixels="fp32")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from common import LEARNING_RATE, arguments, report, tiny_model
+from common import ADAMW, arguments, report, tiny_model
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from neatpack import PackedShards, num_items_in_batch
@@ -24,7 +24,7 @@ class Tiny(L.LightningModule):
         return loss * self.trainer.world_size
 
     def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=LEARNING_RATE)
+        return torch.optim.AdamW(self.parameters(), **ADAMW)
 
 
 class Save(ModelCheckpoint):

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from common import LEARNING_RATE, arguments, report, tiny_model
+from common import ADAMW, arguments, report, tiny_model
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -23,7 +23,7 @@ args = arguments(__doc__)
 dist.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
 model = fully_shard(tiny_model(args.model), mesh=mesh["dp"])
-optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
 packs = PackedShards(args.out, rank=mesh["dp"].get_local_rank(), world_size=mesh["dp"].size(), pixels="fp32")
 loader = packs.loader(batch_size=1, num_workers=1, model=model)
 
