@@ -31,14 +31,14 @@ def held_out(dataset: Dataset, part: Part, share: float) -> NDArray[np.bool_]:
 def row_hash(line: bytes, dataset: Dataset, embedded: Path | None = None) -> int:
     """64 bits of what a row says. `embedded`: the file where our rewriting of the data set has its media."""
 
-    def by_bytes(value: dict[str, Any]) -> Any:
-        """A place in that file depends on the rows before: its bytes stand for it."""
-        if value.keys() != {"path", "offset", "length"} or value["path"] != str(embedded):
-            return value
-        return sha256_of(Path(value["path"]), value["offset"], value["offset"] + value["length"])
+    def plain(value: dict[str, Any]) -> Any:
+        """Null is absent, as Arrow has it. A place in that file depends on the rows before: its bytes stand for it."""
+        if embedded and value.keys() == {"path", "offset", "length"} and value["path"] == str(embedded):
+            return sha256_of(embedded, value["offset"], value["offset"] + value["length"])
+        return {key: item for key, item in value.items() if item is not None}
 
     try:
-        said = _said(json.loads(line, object_hook=by_bytes if embedded else None), dataset)
+        said = _said(json.loads(line, object_hook=plain), dataset)
         content = json.dumps(said, sort_keys=True).encode()
     except (ValueError, RecursionError):  # as in `parse_row`: a bad row is a row, too
         content = line.strip()

@@ -74,13 +74,14 @@ def claim(outputs: Mapping[Path, Identity], *, overwrite: bool) -> dict[Path, Ma
             for name in OURS:
                 _remove(out / name)
     done = {out: manifest for out, identity in outputs.items() if (manifest := _finished(out, identity)) is not None}
-    for out, identity in outputs.items():
-        if out in done:
-            logger.info("%s is finished and made from the same inputs", out)
-            continue
-        for left_over in out.rglob(".*.part"):  # of a run that was killed
+    for out in done:
+        logger.info("%s is finished and made from the same inputs", out)
+    if len(done) < len(outputs):
+        for left_over in [path for out in outputs for path in out.rglob(".*.part")]:  # of a run that was killed
             left_over.unlink(missing_ok=True)
-        write_json(out / BEGUN, {"identity": identity.to_json()})
+    for out, identity in outputs.items():
+        if out not in done:
+            write_json(out / BEGUN, {"identity": identity.to_json()})
     return done
 
 
