@@ -208,6 +208,12 @@ def test_same_bytes_whenever_it_is_killed(
     assert not list(tmp_path.rglob("*.part")), "left-overs of killed runs"
 
 
+def test_same_bytes_on_ray(data: Path, outputs: tuple[Path, Path], tmp_path: Path) -> None:
+    run_pack(tiny_config(data, tmp_path / "out", holdout=SHARE, engine="ray", num_workers=2))
+    assert files_of(tmp_path / "out") == files_of(outputs[0])
+    assert files_of(beside(tmp_path / "out")) == files_of(outputs[1])
+
+
 def test_a_lost_shard_of_the_holdout_is_made_again(data: Path, outputs: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     run_pack(tiny_config(data, out, holdout=SHARE))
