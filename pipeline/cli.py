@@ -1,6 +1,7 @@
-"""neatpack pack | plan | verify."""
+"""neatpack pack | plan | split | verify."""
 
 import argparse
+import dataclasses
 import os
 import sys
 import tempfile
@@ -76,6 +77,17 @@ def _parser() -> argparse.ArgumentParser:
         help="write the rows with their exact lengths (_text_tokens, _media_tokens, mm_inputs_meta) and a meta.json to "
         "DIR, for packing online",
     )
+    split = _command(
+        commands,
+        "split",
+        _split,
+        help="split data sets into rows for training and for validation, without packing",
+        description="Write the rows of a meta JSON's data sets, as they are, to OUT/train and OUT/holdout, each with a "
+        "meta.json: the rows that `pack --holdout` holds out, and the others. Media stay where they are.",
+        epilog="Example: neatpack split --meta meta.json --holdout 0.01 --out halves",
+    )
+    keys = ("meta", "out", "datasets", "holdout", "engine", "num_workers")
+    add_flags(split, omit=tuple(f.name for f in dataclasses.fields(PackConfig) if f.name not in keys))
     verify = _command(
         commands,
         "verify",
@@ -105,9 +117,11 @@ def _pack(args: argparse.Namespace) -> int:
     from .shard.report import describe_output
 
     packed = run_pack(config)
-    if packed.already_done:
+    if packed.already_done and (packed.holdout is None or packed.holdout.already_done):
         print(f"{config.out} is finished and made from the same inputs: nothing to do")
-    print(describe_output(Path(config.out), packed.manifest, reused_shards=packed.reused_shards))
+    for output, of in ((Path(config.out), packed), (Path(config.for_holdout().out), packed.holdout)):
+        if of is not None:
+            print(describe_output(output, of.manifest, reused_shards=of.reused_shards))
     return DONE
 
 
@@ -126,12 +140,28 @@ def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: boo
     from .run import run_plan, write_plan_lengths
     from .shard.report import describe_plan
 
+    if args.write_lengths and config.holdout:
+        raise UserError(
+            "--write-lengths writes all rows, also those that --holdout keeps from training; use `neatpack split`, and "
+            "plan each half without --holdout"
+        )
     planned = run_plan(config)
     print(describe_plan(planned))
     if args.write_lengths:
         folder = Path(absolute("--write-lengths", args.write_lengths))
         counts = write_plan_lengths(planned, folder, keeps_work=keeps_work)
         print(f"{sum(counts.values()):,} rows with lengths in {folder}/meta.json")
+
+
+def _split(args: argparse.Namespace) -> int:
+    config = load_config(args, optional=("processor",))
+    if not config.holdout:
+        raise UserError("missing --holdout: give the share of the rows to hold out, above 0 and below 1")
+    from .run import run_split
+
+    for name, num_rows in run_split(config).items():
+        print(f"{num_rows:,} rows in {Path(config.out) / name}/meta.json")
+    return DONE
 
 
 def _verify(args: argparse.Namespace) -> int:

@@ -29,6 +29,11 @@ class PackConfig:
     processor: str = _key("", "processor: a local directory or a hub id", required=True)
     out: str = _key("", "output directory", required=True)
     datasets: tuple[str, ...] = _key((), "only these data sets of the meta JSON (comma-separated)")
+    holdout: float = _key(
+        0.0,
+        "hold this share of the rows out for validation, chosen by their content; `pack` packs them into OUT-holdout",
+        shapes="plan",
+    )
     family: str = _key("", "model family; default: from the processor's class name", shapes="measure")
     trust_remote_code: bool = _key(
         False,
@@ -89,6 +94,8 @@ class PackConfig:
             raise UserError(f"pack_size is {self.pack_size}; it must be at least 16")
         if not 0 < self.packing_ratio <= 1:
             raise UserError(f"packing_ratio is {self.packing_ratio}; it must be above 0 and at most 1")
+        if not 0 <= self.holdout < 1:
+            raise UserError(f"holdout is {self.holdout}; it must be at least 0 and below 1")
         for key in ("min_pixels", "max_pixels", "max_visual_tokens", "max_packs", "num_workers", "seed", *VIDEO_KEYS):
             if getattr(self, key) < 0:
                 raise UserError(f"{key} is {getattr(self, key)}; it must not be negative")
@@ -119,6 +126,11 @@ class PackConfig:
     @property
     def work_dir(self) -> Path:
         return Path(self.work) if self.work else Path(self.out) / "work"
+
+    def for_holdout(self) -> "PackConfig":
+        """The config of the output of the rows that are held out: beside OUT, with one work folder for both."""
+        beside = f"{os.path.abspath(self.out)}-holdout" if self.out else ""
+        return dataclasses.replace(self, out=beside, work=str(self.work_dir))
 
     def shaping(self, *stages: str) -> dict[str, Any]:
         """The keys that shape the results of these stages."""

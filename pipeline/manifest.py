@@ -45,7 +45,7 @@ class Counts:
     """What an output holds, in figures. samples = packed + all of skipped."""
 
     rows: int  # of the input
-    samples: int  # rows times their repetitions; a row that is sampled out counts once
+    samples: int  # rows times their repetitions; a row that is sampled out, or of the other split, counts once
     packed: int
     skipped: dict[str, int]  # by reason
     fitted: dict[str, int]  # packed ones that were "truncated" or "shrunk" to fit

@@ -37,3 +37,4 @@ class Planned:
     parts: Sequence[MeasuredPart]
     plan: Plan
     plan_file: Path
+    holdout: "Planned | None" = None  # the same for the rows that --holdout keeps, where there is one

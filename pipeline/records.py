@@ -15,6 +15,8 @@ TOKEN_TYPES: dict[MediaKind, int] = {"image": IMAGE, "video": VIDEO, "audio": AU
 # Why an input row is not in a pack. A closed list: the ledger holds no other reason.
 REASONS = {
     "sampled_out": "left out by the data set's sample_ratio",
+    "held_out": "kept for the holdout output (see --holdout)",
+    "not_held_out": "belongs to the training output; this is the holdout output (see --holdout)",
     "bad_row": "not a usable conversation: broken JSON, not an object, unknown role, empty, wrong types",
     "bad_placeholders": "the number of <image>/<video>/<audio> tags differs from the number of media",
     "no_target": "no assistant turn, so there is nothing to learn from",

@@ -1,19 +1,25 @@
 """The driver of a job: meta JSON -> packed shards, stage by stage."""
 
+import contextlib
 import dataclasses
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from .config import PackConfig, UserError, fingerprint
-from .families.base import ProcessorKey
+from .families.base import Family, ProcessorKey
 from .families.registry import family_for
 from .identity import Identity, own_code, versions
-from .ingest.corpus import Corpus
+from .ingest.corpus import Corpus, Split
+from .ingest.holdout import held_out
 from .ingest.imported import lines_of
-from .ingest.lines import Lines, RangeCount, Source, part_ranges, scan, source_of
-from .ingest.meta import read_meta
+from .ingest.lines import Lines, RangeCount, Source, media_beside, part_ranges, scan, source_of
+from .ingest.meta import Dataset, read_meta
+from .ingest.written import SplitRows, write_split
 from .manifest import Manifest
 from .measure.hints import write_lengths
 from .measure.part import PartJob, measure_part
@@ -23,7 +29,7 @@ from .planned import Inputs, Planned
 from .runtime.engine import Engine, engine
 from .runtime.storage import write_json
 from .runtime.tables import open_arrow, write_arrow
-from .shard.commit import claim, commit, refuse_strangers
+from .shard.commit import claim, commit, refuse_old_holdout, refuse_strangers
 from .shard.writer import ShardJob, finished, shard_task
 
 SCAN_RANGES = 64  # byte ranges in a scanning task: 256 MiB, a fraction of a second
@@ -38,63 +44,113 @@ class Packed:
     manifest: Manifest
     reused_shards: int = 0
     already_done: bool = False
+    holdout: "Packed | None" = None  # the same of OUT-holdout, where rows are held out
 
 
 def run_pack(config: PackConfig) -> Packed:
-    refuse_strangers(Path(config.out))
+    out, beside = Path(config.out), Path(config.for_holdout().out)
+    refuse_strangers(out)
+    if config.holdout:
+        refuse_strangers(beside)
+    else:
+        refuse_old_holdout(out, beside)
     with engine(config.engine, config.num_workers) as running:
-        inputs = _inputs(config, running)
-        done = claim(inputs.out, inputs.identity, overwrite=config.overwrite)
-        if done is not None:
-            return Packed(manifest=done, already_done=True)
-        planned = _plan(inputs, running)
-        jobs = _shard_jobs(planned)
-        notes = {job: note for job in jobs if (note := finished(job)) is not None}
-        todo = [job for job in jobs if job not in notes]
-        logger.info("shards: %d, of which %d were finished by an earlier run", len(jobs), len(notes))
-        written = running.run(shard_task, [(job,) for job in todo], title="render", unit="shard")
-        notes |= dict(zip(todo, written, strict=True))
-        manifest = commit(planned, [notes[job] for job in jobs])
+        outputs = _inputs(config, running)
+        done = claim({inputs.out: inputs.identity for inputs in outputs}, overwrite=config.overwrite)
+        todo = _plan([inputs for inputs in outputs if inputs.out not in done], running)
+        packed = {place: Packed(manifest=manifest, already_done=True) for place, manifest in done.items()}
+        packed |= {planned.inputs.out: _render(planned, running) for planned in todo}
+    return dataclasses.replace(packed[out], holdout=packed.get(beside))
+
+
+def run_plan(config: PackConfig) -> Planned:
+    """Measure and plan only."""
+    with engine(config.engine, config.num_workers) as running:
+        planned, *holdout = _plan(_inputs(config, running), running)
+    return dataclasses.replace(planned, holdout=holdout[0] if holdout else None)
+
+
+def run_split(config: PackConfig) -> dict[str, int]:
+    """The rows of the data sets, as they are, in OUT/train and OUT/holdout: those that `run_pack` holds out are there.
+
+    The number of rows in each.
+    """
+    out = Path(config.out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"--out {out}: is there and is no empty directory; remove it, or give another")
+    with engine(config.engine, config.num_workers) as running:
+        data = _read(read_meta(Path(config.meta), config.datasets), config, out / "media", running)
+    counts = write_split(out, data)
+    for rewriting in list((out / "media").glob("*/rows.jsonl")):  # its rows are split; media beside it are needed
+        rewriting.unlink()
+        with contextlib.suppress(OSError):  # there are some
+            os.removedirs(rewriting.parent)
+    return counts
+
+
+def _render(planned: Planned, running: Engine) -> Packed:
+    """Decode, pack and write."""
+    jobs = _shard_jobs(planned)
+    notes = {job: note for job in jobs if (note := finished(job)) is not None}
+    todo = [job for job in jobs if job not in notes]
+    logger.info("shards: %d, of which %d were finished by an earlier run", len(jobs), len(notes))
+    written = running.run(shard_task, [(job,) for job in todo], title="render", unit="shard")
+    notes |= dict(zip(todo, written, strict=True))
+    manifest = commit(planned, [notes[job] for job in jobs])
     counts = manifest.counts
     logger.info("%d samples in %d packs, %d tokens", counts.packed, counts.packs, counts.tokens)
     _log_skips("in all", counts.skipped)
     return Packed(manifest=manifest, reused_shards=len(jobs) - len(todo))
 
 
-def run_plan(config: PackConfig) -> Planned:
-    """Measure and plan only."""
-    with engine(config.engine, config.num_workers) as running:
-        return _plan(_inputs(config, running), running)
-
-
 def write_plan_lengths(planned: Planned, folder: Path, *, keeps_work: bool) -> dict[str, int]:
     """The rows of all data sets with their exact lengths; see pipeline/measure/hints.py."""
     for corpus in planned.inputs.corpora:
-        if not keeps_work and Path(corpus.source.file).with_name("media.bin").exists():
+        if not keeps_work and media_beside(corpus.source.file).exists():
             raise UserError(
                 f"--write-lengths: the media of {corpus.name} lie in the work folder; give --work, so that it stays"
             )
     return write_lengths(folder, planned.inputs.corpora, planned.parts)
 
 
-def _inputs(config: PackConfig, running: Engine) -> Inputs:
-    """Read what there is, and say in one record what the output depends on."""
+def _inputs(config: PackConfig, running: Engine) -> list[Inputs]:
+    """Read what there is, and say in one record per output what it depends on: OUT, and OUT-holdout if there is one."""
     datasets = read_meta(Path(config.meta), config.datasets)
     family = family_for(_processor_key(config))
-    imported = config.work_dir / "imported"
-    lines = running.run(lines_of, [(dataset, imported) for dataset in datasets], title="open", unit="file")
-    sources = _scan(lines, running)
-    corpora = [Corpus.of(dataset, source) for dataset, source in zip(datasets, sources, strict=True)]
+    data = _read(datasets, config, config.work_dir / "imported", running)
+    outputs: dict[Split, PackConfig] = {"train": config}
+    if config.holdout:
+        outputs["holdout"] = config.for_holdout()
+    return [_output(split, own, family, data) for split, own in outputs.items()]
+
+
+def _output(split: Split, config: PackConfig, family: Family, data: Sequence[SplitRows]) -> Inputs:
+    """What one output starts from."""
+    corpora = [Corpus.of(dataset, source, split, is_held) for dataset, source, is_held in data]
     for corpus in corpora:
-        logger.info("%s: %d rows, %d sampled out", corpus.name, corpus.num_rows, corpus.num_sampled_out)
+        counts = ", ".join(f"{len(rows)} {reason.replace('_', ' ')}" for reason, rows in corpus.left_out().items())
+        logger.info("%s: %d rows, %s", corpus.name, corpus.num_rows, counts)
     identity = Identity(
         inputs={corpus.name: corpus.described() for corpus in corpora},
         processor=family.fingerprint,
-        config=config.shaping("measure", "plan", "render"),
+        config=config.shaping("measure", "plan", "render") | {"split": split},
         versions=versions(),
         code=own_code(family.revision),
     )
     return Inputs(config=config, family=family, corpora=corpora, identity=identity)
+
+
+def _read(datasets: Sequence[Dataset], config: PackConfig, imported: Path, running: Engine) -> list[SplitRows]:
+    """Each data set with its numbered rows, and which of them are held out."""
+    lines = running.run(lines_of, [(dataset, imported) for dataset in datasets], title="open", unit="file")
+    sources = _scan(lines, running)
+    held = [np.zeros(source.num_rows, dtype=np.bool_) for source in sources]
+    if config.holdout:
+        parts = [(index, part) for index, source in enumerate(sources) for part in source.parts]
+        items = [(datasets[index], part, config.holdout) for index, part in parts]
+        for (index, part), found in zip(parts, running.run(held_out, items, title="hold out"), strict=True):
+            held[index][part.first_row : part.first_row + part.num_rows] = found
+    return list(zip(datasets, sources, held, strict=True))
 
 
 def _scan(files: Sequence[Lines], running: Engine) -> list[Source]:
@@ -108,9 +164,14 @@ def _scan(files: Sequence[Lines], running: Engine) -> list[Source]:
     return [source_of(*arguments) for arguments in zip(files, ranges, counts, strict=True)]
 
 
-def _plan(inputs: Inputs, running: Engine) -> Planned:
+def _plan(outputs: Sequence[Inputs], running: Engine) -> list[Planned]:
+    """The rows of all outputs of a run are measured at once."""
+    parts = _measure(outputs[0], running) if outputs else []
+    return [_planned(inputs, parts) for inputs in outputs]
+
+
+def _planned(inputs: Inputs, parts: Sequence[MeasuredPart]) -> Planned:
     config = inputs.config
-    parts = _measure(inputs, running)
     plan_file = config.work_dir / "plans" / f"{inputs.identity.fingerprint}.arrow"
     if plan_file.exists() and not config.overwrite:
         plan = Plan(open_arrow(plan_file))
@@ -151,7 +212,10 @@ def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
 
 
 def _store_name(inputs: Inputs, corpus: Corpus) -> str:
-    """The folder of a corpus in the token store: the fingerprint of all that its measured rows are made of."""
+    """The folder of a corpus in the token store: the fingerprint of all that its measured rows are made of.
+
+    --holdout says which rows are measured, unless all are.
+    """
     return fingerprint(
         corpus.dataset.described(),
         corpus.dataset.media_dir,
@@ -159,6 +223,7 @@ def _store_name(inputs: Inputs, corpus: Corpus) -> str:
         corpus.source.file,
         inputs.identity.processor,
         inputs.config.shaping("measure"),
+        0 if corpus.is_measured.all() else inputs.config.holdout,
         inputs.identity.versions,
         inputs.identity.code,
     )

@@ -93,7 +93,15 @@ def mixed_rows(data: TinyData, num_text: int = 30, num_images: int = 12) -> Tiny
 def corpus_of(name: str, copies: list[int]) -> Corpus:
     """A corpus of as many rows as there are numbers of copies; nobody reads its file."""
     source = Source(file="absent.jsonl", digest="d1", parts=())
-    return Corpus(dataset=Dataset(name=name, file="absent.jsonl"), source=source, copies=np.array(copies, np.int32))
+    taken = np.array(copies, np.int32)
+    return Corpus(
+        dataset=Dataset(name=name, file="absent.jsonl"),
+        source=source,
+        split="train",
+        is_held=np.zeros(len(copies), np.bool_),
+        copies=taken,
+        is_measured=taken > 0,
+    )
 
 
 def plan_of(*lines: dict[str, Any]) -> Plan:

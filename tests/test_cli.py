@@ -207,7 +207,7 @@ def test_verbose_says_what_is_done(run: Run, meta: Path, tmp_path: Path) -> None
     said = [line[11:] for line in lines]
     for words in (
         "open: 1 file",
-        "tiny: 19 rows, 0 sampled out",
+        "tiny: 19 rows, 0 sampled out, 0 held out",
         "parts: 1, of which 0 are in the token store already",
         "plan: 16 samples in 2 packs",
         "skipped by the plan: 2 bad_row, 1 missing_media",
@@ -244,6 +244,7 @@ WRONG_INPUTS: dict[str, tuple[dict[str, Any], str]] = {
     "no processor": ({"processor": "/absent/processor"}, "--processor /absent/processor: "),
     "no family": ({"family": "gpt"}, "--family gpt: unknown; known: qwen2_vl, qwen3_vl"),
     "a tiny pack": ({"pack-size": 4}, "pack_size is 4; it must be at least 16"),
+    "all is held out": ({"holdout": 1}, "holdout is 1.0; it must be at least 0 and below 1"),
     "not a number": ({"pack-size": "8k"}, "pack_size: '8k' is not a whole number"),
     "an overlong row": ({"pack-size": 32, "overlong": "error"}, "tiny row "),
     "no config file": ({"config": "/absent.yaml"}, "--config /absent.yaml: no such file"),
@@ -421,8 +422,8 @@ def program(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd="/", timeout=60)
 
 
-HELP = [["--help"], ["pack", "--help"], ["plan", "--help"], ["verify", "--help"]]
-WRONG = [["pack", "--pack-size", "8k"], ["plan", "--meta", "m.json"]]
+HELP = [["--help"], ["pack", "--help"], ["plan", "--help"], ["split", "--help"], ["verify", "--help"]]
+WRONG = [["pack", "--pack-size", "8k"], ["plan", "--meta", "m.json"], ["split", "--meta", "m.json", "--out", "o"]]
 
 
 @pytest.mark.parametrize("arguments", [*HELP, *WRONG], ids=" ".join)
@@ -462,6 +463,9 @@ def test_help_names_every_key_and_its_default(run: Run) -> None:
     assert "--fake-image, --no-fake-image" in words
     assert "(default: true)" in words
     assert "--overwrite" not in run("plan", "--help")[1]
+    code, printed, _ = run("split", "--help")
+    assert code == 0 and "--holdout HOLDOUT" in printed
+    assert "--processor" not in printed and "--pack-size" not in printed
 
 
 def test_version(run: Run) -> None:

@@ -68,6 +68,7 @@ def test_a_flag_switches_off_what_yaml_switched_on(yaml: Any) -> None:
 def test_every_key_is_a_flag_and_of_its_type() -> None:
     flags = {
         "--datasets": ("a, b,", ("a", "b")),
+        "--holdout": ("0.01", 0.01),
         "--family": ("qwen3_vl", "qwen3_vl"),
         "--placeholders": ("lenient", "lenient"),
         "--min-pixels": ("1", 1),
@@ -296,6 +297,16 @@ def test_fill() -> None:
     assert PackConfig(pack_size=1000, packing_ratio=0.9, align=8).fill == 896
 
 
+def test_what_is_held_out_goes_beside_with_the_same_work_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = PackConfig(out="/data/packed", holdout=0.01, pack_size=100)
+    beside = PackConfig(out="/data/packed-holdout", work="/data/packed/work", holdout=0.01, pack_size=100)
+    assert config.for_holdout() == beside
+    assert PackConfig(out="/data/packed/", work="/w").for_holdout().out == "/data/packed-holdout"
+    monkeypatch.chdir("/usr")
+    assert PackConfig(out=".", work="/w").for_holdout().out == "/usr-holdout"
+    assert PackConfig(work="/w").for_holdout() == PackConfig(work="/w")  # a plan needs no output
+
+
 def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     config = PackConfig(pack_size=100, datasets=("a",))
     assert config.shaping("measure") == {
@@ -312,6 +323,7 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     }
     assert config.shaping("render") == {"resize": "torch", "shard_mb": 256}
     assert config.shaping("plan") == {
+        "holdout": 0.0,
         "pack_size": 100,
         "packing_ratio": 1.0,
         "max_visual_tokens": 0,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..config import fingerprint
 from ..runtime.storage import Hashed, Sink, write_whole
-from .lines import Lines, MediaFile, as_lines, dumped, with_bytes_moved
+from .lines import Lines, MediaFile, as_lines, dumped, media_beside, with_bytes_moved
 from .meta import Dataset
 from .sources import Examples
 
@@ -29,7 +29,7 @@ def _imported(dataset: Dataset, imported: Path) -> Lines:
     target = imported / digest / "rows.jsonl"
     if not target.exists():
         logger.info("%s: imported, once, into %s", dataset.name, target.parent)
-        media_path = target.with_name("media.bin")
+        media_path = media_beside(str(target))
         with write_whole(target) as out, write_whole(media_path) as beside:  # media first there, rows last
             _write(examples, out, beside, str(media_path))
     return Lines(file=str(target), rewritten_from=digest)

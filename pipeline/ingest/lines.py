@@ -149,6 +149,11 @@ def _rewrite(file: Path, imported: Path, write: Callable[[Path, BinaryIO], None]
     return Lines(file=str(target), rewritten_from=digest)
 
 
+def media_beside(rows_file: str) -> Path:
+    """Where a rewriting has the bytes of embedded media."""
+    return Path(rows_file).with_name("media.bin")
+
+
 def dumped(row: Any) -> bytes:
     """A row as a line; what JSON has no form for (a date in parquet) becomes text."""
     return json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass") + b"\n"
@@ -206,7 +211,7 @@ def _unpacked_lines(file: Path, out: BinaryIO) -> None:
 
 def _parquet_rows(file: Path, out: BinaryIO) -> None:
     """Rows as JSON; bytes of embedded media go to `media.bin` beside, and the row points there."""
-    media_path = Path(out.name).with_name("media.bin")
+    media_path = media_beside(out.name)
     with write_whole(media_path) as media:
         try:
             for batch in pq.ParquetFile(file).iter_batches(batch_size=256):

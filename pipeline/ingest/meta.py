@@ -51,6 +51,12 @@ class Dataset:
     path_or_dataset: str = ""  # "": the source's own
     split: str = "train"
 
+    @property
+    def row_columns(self) -> Columns:
+        """Under which keys the rows are that are read: of a named source, those of our own import."""
+        imported = Columns(messages="conversation", images="image", videos="video", audios="audio")
+        return imported if self.source else self.columns
+
     def examples(self) -> Examples:
         """Of a named source."""
         where = {"path_or_dataset": self.path_or_dataset} if self.path_or_dataset else {}

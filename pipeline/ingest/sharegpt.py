@@ -37,7 +37,7 @@ def convert(row: dict[str, Any], dataset: Dataset, *, lenient: bool = False) -> 
     if dataset.source:  # a row of our own import, see pipeline/ingest/imported.py
         problem = row.get("problem")
         return Skip(reason="bad_row", detail=problem) if problem else from_conversation(row, dataset.media_dir)
-    spoken = _turns(row, dataset)
+    spoken = turns_of(row, dataset)
     if isinstance(spoken, Skip):
         return spoken
     turns = [(role, content) for role, content in spoken if isinstance(content, str)]
@@ -107,7 +107,7 @@ def _in_parts(turns: list[tuple[Role, Any]], row: dict[str, Any], dataset: Datas
     return example
 
 
-def _turns(row: dict[str, Any], dataset: Dataset) -> list[tuple[Role, Any]] | Skip:
+def turns_of(row: dict[str, Any], dataset: Dataset) -> list[tuple[Role, Any]] | Skip:
     """Roles in our words, and content: a text, or a list."""
     tags, column = dataset.tags, dataset.columns.messages
     if column == "messages" and column not in row and "conversation" in row:

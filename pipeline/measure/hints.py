@@ -4,7 +4,6 @@ Every row of a data file, as it was, with `_text_tokens`, `_media_tokens` and `m
 measured: together the tokens that the online path renders, before the shift, to the token.
 """
 
-import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,32 +13,23 @@ import pyarrow.compute as pc
 
 from ..ingest.corpus import Corpus
 from ..ingest.lines import rows
+from ..ingest.written import write_data
 from ..records import Measured
-from ..runtime.storage import write_json, write_whole
 from ..runtime.tables import open_arrow
 from .store import MeasuredPart, read_measured
 
 
 def write_lengths(folder: Path, corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> dict[str, int]:
     """One JSONL per data set and a meta.json that names them; the number of rows with lengths, by data set."""
-    meta, counts = {}, {}
-    for number, corpus in enumerate(corpora):
-        dataset = corpus.dataset
-        name = f"{number:03d}.jsonl"  # names of data sets may hold anything, slashes too
-        counts[dataset.name] = 0
-        with write_whole(folder / name) as file:
-            for part in (part for part in parts if part.corpus == number):
-                for row in _with_lengths(part):
-                    counts[dataset.name] += b'"_text_tokens"' in row
-                    file.write(row + b"\n")
-        meta[dataset.name] = {
-            "file_name": name,
-            "columns": dataclasses.asdict(dataset.columns),
-            "tags": dataclasses.asdict(dataset.tags),
-            "media_dir": dataset.media_dir,
-            "sample_ratio": dataset.sample_ratio,
-        }
-    write_json(folder / "meta.json", meta)
+    counts = {corpus.name: 0 for corpus in corpora}
+
+    def counted(number: int, name: str) -> Iterator[bytes]:
+        for part in (part for part in parts if part.corpus == number):
+            for row in _with_lengths(part):
+                counts[name] += b'"_text_tokens"' in row
+                yield row
+
+    write_data(folder, ((corpus.dataset, counted(number, corpus.name)) for number, corpus in enumerate(corpora)))
     return counts
 
 

@@ -30,7 +30,7 @@ class PartJob:
 
     dataset: Dataset
     part: Part
-    is_taken: NDArray[np.bool_]  # by row of the part: rows that are sampled out are not even parsed
+    is_taken: NDArray[np.bool_]  # by row of the part: rows that no output takes are not even parsed
     lenient: bool  # about placeholders
     processor: ProcessorKey
     path: Path

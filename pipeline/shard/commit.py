@@ -5,7 +5,7 @@ The manifest is written last, after index, stats, ledger and pixel tables: its e
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -49,34 +49,63 @@ def refuse_strangers(out: Path) -> None:
         raise UserError(f"--out {out} holds other files ({', '.join(sorted(strangers)[:3])}); give an empty directory")
 
 
-def claim(out: Path, identity: Identity, *, overwrite: bool) -> Manifest | None:
-    """Make OUT ours for this identity. The manifest, if it is finished already.
+def refuse_old_holdout(out: Path, beside: Path) -> None:
+    """A run without --holdout packs all rows into OUT, also those that an earlier run kept for validation."""
+    try:
+        _, identities = _records(beside)
+    except (OutputError, ValueError, KeyError):
+        return  # it is of no use for validation, either
+    if any(identity.config.get("split") == "holdout" for identity in identities):
+        raise UserError(
+            f"{beside} has rows that an earlier run held out, and without --holdout {out} would have them, too; "
+            f"give --holdout or another --out, or remove {beside}"
+        )
 
-    Refuses an output, finished or begun, of another identity, naming the difference, unless `overwrite`.
+
+def claim(outputs: Mapping[Path, Identity], *, overwrite: bool) -> dict[Path, Manifest]:
+    """Make the outputs of a run ours for these identities. The manifests of those that are finished already.
+
+    Refuses an output, finished or begun, of another identity, naming the difference, unless `overwrite`; then none of
+    them is touched.
     """
     if overwrite:
-        logger.info("overwrite: %s starts anew", out)
-        for name in OURS:
-            _remove(out / name)
+        for out in outputs:
+            logger.info("overwrite: %s starts anew", out)
+            for name in OURS:
+                _remove(out / name)
+    done = {out: manifest for out, identity in outputs.items() if (manifest := _finished(out, identity)) is not None}
+    for out in done:
+        logger.info("%s is finished and made from the same inputs", out)
+    if len(done) < len(outputs):
+        for left_over in [path for out in outputs for path in out.rglob(".*.part")]:  # of a run that was killed
+            left_over.unlink(missing_ok=True)
+    for out, identity in outputs.items():
+        if out not in done:
+            write_json(out / BEGUN, {"identity": identity.to_json()})
+    return done
+
+
+def _finished(out: Path, identity: Identity) -> Manifest | None:
+    """The manifest, if OUT is finished. Refuses what is of another identity."""
     try:
-        manifest = Manifest.read(out) if (out / MANIFEST).exists() else None
-        begun = Identity.from_json(read_json(out / BEGUN)["identity"]) if (out / BEGUN).exists() else None
+        manifest, identities = _records(out)
     except (OutputError, ValueError, KeyError) as error:
         raise UserError(f"{out}: of another version, or damaged: {error}; or give --overwrite to start anew") from None
-    for theirs in (manifest.identity if manifest else None, begun):
-        if theirs is not None and theirs != identity:
+    for theirs in identities:
+        if theirs != identity:
             raise UserError(
                 f"{out} was made from something else:\n  "
                 + "\n  ".join(theirs.differences(identity))
                 + "\ngive --overwrite to start anew, or another --out"
             )
-    if manifest is not None:
-        logger.info("%s is finished and made from the same inputs", out)
-        return manifest
-    for left_over in out.rglob(".*.part"):  # of a run that was killed
-        left_over.unlink(missing_ok=True)
-    write_json(out / BEGUN, {"identity": identity.to_json()})
-    return None
+    return manifest
+
+
+def _records(out: Path) -> tuple[Manifest | None, list[Identity]]:
+    """The manifest, if there is one, and what OUT is made from, as that and the record of the begun run say."""
+    manifest = Manifest.read(out) if (out / MANIFEST).exists() else None
+    begun = [Identity.from_json(read_json(out / BEGUN)["identity"])] if (out / BEGUN).exists() else []
+    return manifest, [manifest.identity, *begun] if manifest else begun
 
 
 def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:

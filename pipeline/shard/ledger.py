@@ -1,6 +1,6 @@
 """The ledger: one line per input row and repetition, packed (where) or skipped (why). It must add up."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +57,7 @@ def make_ledger(plan: Plan, corpora: Sequence[Corpus], lost: Sequence[LostRow]) 
     for index, corpus in enumerate(corpora):
         mine = np.flatnonzero(dataset == index)
         lines = _table(corpus.name, {key: values[mine] for key, values in columns.items()})
-        both = pa.concat_tables([lines, _sampled_out(corpus)])
+        both = pa.concat_tables([lines, *_left_out(corpus)])
         tables.append(both.sort_by([("row", "ascending"), ("repeat", "ascending")]))
     return tables
 
@@ -85,11 +85,12 @@ def _positions(pack: np.ndarray) -> np.ndarray:
     return positions
 
 
-def _sampled_out(corpus: Corpus) -> pa.Table:
-    rows = np.flatnonzero(corpus.copies == 0)
-    fixed = {"repeat": 0, "status": "skipped", "reason": "sampled_out", "detail": "", "pack": -1, "position": -1,
-             "tokens": 0, "visual_tokens": 0}  # fmt: skip
-    return _table(corpus.name, {"row": rows} | {key: np.full(len(rows), value) for key, value in fixed.items()})
+def _left_out(corpus: Corpus) -> Iterator[pa.Table]:
+    """Lines of rows that the plan never saw: one each, whatever the repetitions."""
+    for reason, rows in corpus.left_out().items():
+        fixed = {"repeat": 0, "status": "skipped", "reason": reason, "detail": "", "pack": -1, "position": -1,
+                 "tokens": 0, "visual_tokens": 0}  # fmt: skip
+        yield _table(corpus.name, {"row": rows} | {key: np.full(len(rows), value) for key, value in fixed.items()})
 
 
 def _table(name: str, columns: dict[str, np.ndarray]) -> pa.Table:

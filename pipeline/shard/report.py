@@ -1,5 +1,6 @@
 """What came out, or would: a summary that a person reads in ten seconds."""
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -35,11 +36,16 @@ def describe_output(out: Path, manifest: Manifest, *, reused_shards: int = 0) ->
 
 
 def describe_plan(planned: Planned) -> str:
+    """Of both outputs, where there are two."""
+    both = [("plan", planned), *([("plan of the holdout", planned.holdout)] if planned.holdout else [])]
+    return "\n".join(_describe_plan(title, each) for title, each in both)
+
+
+def _describe_plan(title: str, planned: Planned) -> str:
     plan, inputs = planned.plan, planned.inputs
-    counts = plan.skip_counts()
-    sampled_out = sum(corpus.num_sampled_out for corpus in inputs.corpora)
-    if sampled_out:
-        counts["sampled_out"] = sampled_out
+    counts = Counter(plan.skip_counts())
+    for corpus in inputs.corpora:
+        counts += Counter({reason: len(rows) for reason, rows in corpus.left_out().items()})
     size = int(pack_bytes(plan).sum())
     lines = [
         ("rows", f"{inputs.identity.num_rows:,} read, {len(plan.packed):,} samples to pack"),
@@ -49,7 +55,7 @@ def describe_plan(planned: Planned) -> str:
     for word, column in (("truncated", "limit"), ("shrunk", "shrink")):
         if count := int((plan.packed[column].to_numpy() > 0).sum()):
             lines.append((word, f"{count:,} samples, to fit a pack"))
-    return "\n".join(["plan", *_table(lines), *_skips(counts, len(plan.table) + sampled_out)])
+    return "\n".join([title, *_table(lines), *_skips(counts, len(plan.packed) + counts.total())])
 
 
 def _load_lines(tokens: np.ndarray, visual: np.ndarray, pack_size: int) -> list[tuple[str, str]]:

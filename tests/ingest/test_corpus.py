@@ -2,24 +2,48 @@
 
 from pathlib import Path
 
-from neatpack.pipeline.ingest.corpus import Corpus
+import numpy as np
+
+from neatpack.pipeline.ingest.corpus import Corpus, Split
 from neatpack.pipeline.ingest.lines import Lines, Part, part_ranges, scan, source_of
 from neatpack.pipeline.ingest.meta import Dataset
 
 
-def corpus(file: Path, ratio: float) -> Corpus:
+def corpus(file: Path, ratio: float, split: Split = "train", held: tuple[int, ...] = ()) -> Corpus:
     lines = Lines(file=str(file))
     ranges = part_ranges(lines)
     dataset = Dataset(name="tiny", file=str(file), sample_ratio=ratio)
-    return Corpus.of(dataset, source_of(lines, ranges, scan(lines, ranges)))
+    source = source_of(lines, ranges, scan(lines, ranges))
+    return Corpus.of(dataset, source, split, np.isin(np.arange(source.num_rows), held))
+
+
+def left_out(of: Corpus) -> dict[str, list[int]]:
+    return {reason: rows.tolist() for reason, rows in of.left_out().items()}
 
 
 def test_copies_follow_the_sample_ratio(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("{}\n{}\n\n{}\n{}\n")
     half = corpus(tmp_path / "rows.jsonl", 0.5)
-    assert (half.name, half.num_rows, half.copies.tolist(), half.num_sampled_out) == ("tiny", 4, [1, 0, 0, 1], 2)
+    assert (half.name, half.num_rows, half.copies.tolist()) == ("tiny", 4, [1, 0, 0, 1])
+    assert left_out(half) == {"sampled_out": [1, 2], "held_out": []}
     more = corpus(tmp_path / "rows.jsonl", 1.5)
-    assert (more.copies.tolist(), more.num_sampled_out) == ([2, 1, 1, 2], 0)
+    assert more.copies.tolist() == [2, 1, 1, 2]
+    assert left_out(more) == {"sampled_out": [], "held_out": []}
+
+
+def test_rows_that_are_held_out_come_once_and_the_others_as_if_they_were_all(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("{}\n" * 6)
+    train, holdout = (corpus(file, 1.5, split, (0, 3)) for split in ("train", "holdout"))
+    assert train.copies.tolist() == [0, 2, 1, 0, 1, 2]  # of four rows [2, 1, 1, 2]
+    assert holdout.copies.tolist() == [1, 0, 0, 1, 0, 0]
+    assert left_out(train) == {"sampled_out": [], "held_out": [0, 3]}
+    assert left_out(holdout) == {"sampled_out": [], "not_held_out": [1, 2, 4, 5]}
+    train, holdout = (corpus(file, 0.5, split, (0, 3)) for split in ("train", "holdout"))
+    assert left_out(train) == {"sampled_out": [2, 4], "held_out": [0, 3]}
+    for each in (train, holdout):
+        assert each.is_measured.tolist() == [True, True, False, True, False, True], "by either"
+    assert left_out(corpus(file, 0.0, "holdout", (0, 3))) == {"sampled_out": [0, 3], "not_held_out": [1, 2, 4, 5]}
 
 
 def test_rows_of_a_part(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""Which rows are held out for validation: a matter of what a row says, and of nothing else.
+
+A row is held out if the hash of its turns and media is below the share that is asked for. So the choice stays whatever
+rows are added, removed or moved around it, and whatever else its JSON holds (ids, lengths). A copy of a row, in another
+data set or with other tags too, goes where the row goes. A larger share holds the same rows out, and more.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..records import Skip
+from ..runtime.storage import sha256_of
+from .conversation import entries_of
+from .lines import Part, media_beside, rows
+from .meta import MEDIA_COLUMNS, Dataset
+from .sharegpt import turns_of
+
+
+def held_out(dataset: Dataset, part: Part, share: float) -> NDArray[np.bool_]:
+    """The task: which rows of a part are held out."""
+    embedded = media_beside(part.file) if part.file != dataset.file else None  # what was rewritten may have some
+    below = (row_hash(line, dataset, embedded) < share * 2**64 for _, _, line in rows(part))
+    return np.fromiter(below, dtype=np.bool_, count=part.num_rows)
+
+
+def row_hash(line: bytes, dataset: Dataset, embedded: Path | None = None) -> int:
+    """64 bits of what a row says. `embedded`: the file where our rewriting of the data set has its media."""
+
+    def plain(value: dict[str, Any]) -> Any:
+        """Null is absent, as Arrow has it. A place in that file depends on the rows before: its bytes stand for it."""
+        if embedded and value.keys() == {"path", "offset", "length"} and value["path"] == str(embedded):
+            return sha256_of(embedded, value["offset"], value["offset"] + value["length"])
+        return {key: item for key, item in value.items() if item is not None}
+
+    try:
+        said = _said(json.loads(line, object_hook=plain), dataset)
+        content = json.dumps(said, sort_keys=True).encode()
+    except (ValueError, RecursionError):  # as in `parse_row`: a bad row is a row, too
+        content = line.strip()
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
+
+
+def _said(row: Any, dataset: Dataset) -> Any:
+    """Turns and media in our words; a row that is no conversation as it is."""
+    turns = turns_of(row, dataset) if isinstance(row, dict) else None
+    if turns is None or isinstance(turns, Skip):
+        return row
+    return [turns, *(entries_of(row, getattr(dataset.row_columns, column)) for column in MEDIA_COLUMNS)]

@@ -1,0 +1,53 @@
+"""Data sets written to disk again: their rows as JSONL, and a meta JSON for `--meta`."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..runtime.storage import write_json, write_whole
+from .lines import Source, rows
+from .meta import Dataset
+
+SplitRows = tuple[Dataset, Source, NDArray[np.bool_]]  # a data set, its rows, and which of them are held out
+
+
+def write_data(folder: Path, data: Iterable[tuple[Dataset, Iterable[bytes]]]) -> None:
+    """`data`: each data set with its rows, which have no line breaks. Their media stay where they are."""
+    meta = {}
+    for number, (dataset, texts) in enumerate(data):
+        name = f"{number:03d}.jsonl"  # names of data sets may hold anything, slashes too
+        with write_whole(folder / name) as file:
+            for text in texts:
+                file.write(text + b"\n")
+        meta[dataset.name] = {
+            "file_name": name,
+            "columns": dataclasses.asdict(dataset.row_columns),
+            "tags": dataclasses.asdict(dataset.tags),
+            "media_dir": dataset.media_dir,
+            "sample_ratio": dataset.sample_ratio,
+        }
+    write_json(folder / "meta.json", meta)
+
+
+def write_split(out: Path, data: Sequence[SplitRows]) -> dict[str, int]:
+    """OUT/train and OUT/holdout: each row, as it is, in one of them; the number of rows in each.
+
+    What is held out comes once, as in an output (see `Corpus.of`), so that its sample_ratio is 1.
+    """
+
+    def chosen(source: Source, wanted: NDArray[np.bool_]) -> Iterable[bytes]:
+        return (text.strip() for part in source.parts for row, _, text in rows(part) if wanted[row])
+
+    write_data(out / "train", ((dataset, chosen(source, ~is_held)) for dataset, source, is_held in data))
+    write_data(
+        out / "holdout",
+        (
+            (dataclasses.replace(dataset, sample_ratio=float(dataset.sample_ratio > 0)), chosen(source, is_held))
+            for dataset, source, is_held in data
+        ),
+    )
+    num_held = sum(int(np.count_nonzero(is_held)) for *_, is_held in data)
+    return {"train": sum(len(is_held) for *_, is_held in data) - num_held, "holdout": num_held}
