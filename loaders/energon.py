@@ -45,4 +45,6 @@ def _described(out: Any) -> tuple[dict[str, MediaArray], dict[str, Stored]]:
     """Layout and pixel tables of an output. `out` is Energon's path, which may be of an object store."""
     manifest = Manifest.parse((out / MANIFEST).read_bytes(), str(out))
     layout, tables = layout_of(manifest.family), manifest.pixels.tables
-    return layout, stored_arrays(layout, {kind: np.load(io.BytesIO((out / name).read_bytes())) for kind, name in tables.items()})
+    return layout, stored_arrays(
+        layout, {kind: np.load(io.BytesIO((out / name).read_bytes())) for kind, name in tables.items()}
+    )
