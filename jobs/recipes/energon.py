@@ -50,14 +50,14 @@ def main() -> None:
         task_encoder=Packs(),
     )  # fmt: skip
     loader = get_savable_loader(packs)
-    step = 0
+    done = 0
     if args.checkpoint and Path(args.checkpoint).exists():
         saved = torch.load(args.checkpoint, weights_only=False)  # Energon's state is an object of its own
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         loader.restore_state_rank(saved["loader"])
-        step = saved["step"]
-    for step, batch in zip(range(step + 1, args.steps + 1), loader, strict=False):
+        done = saved["step"]
+    for step, batch in zip(range(done + 1, args.steps + 1), loader, strict=False):
         labels = batch.pop("labels")  # shifted already, so they are the shift_labels, too
         inputs = {key: value for key, value in batch.items() if not key.startswith(("_", "n_"))}
         loss = model(**inputs, labels=labels, shift_labels=labels).loss

@@ -14,9 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-# Without this folder, in which this file has the name of the package.
-sys.path = [str(HERE.parents[1]), *(path for path in sys.path if Path(path).resolve() != HERE)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.sort(key=lambda path: Path(path).resolve() == Path(__file__).resolve().parent)  # last: this has NeMo's name
 
 import torch
 import torch.distributed as dist

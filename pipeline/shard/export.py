@@ -1,4 +1,4 @@
-"""A finished output made readable for other loaders, in place: a few small files beside the shards, which stay as they are.
+"""A finished output made readable for other loaders: a few small files beside the shards, which stay as they are.
 
 Energon (Megatron-Energon 7) wants what its `energon prepare` writes; the index has all of it, so neither is Energon
 needed nor is a tar read:

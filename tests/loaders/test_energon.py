@@ -153,3 +153,16 @@ def test_energon_prepare_writes_the_same(out, tmp_path):
     assert read(ours, ".info.json")["shard_counts"] == read(theirs, ".info.json")["shard_counts"]
     trained = [WebdatasetMeta.from_config(EPath(folder), split_part="train").split_part_files for folder in (out, copy)]
     assert trained[0] == trained[1] == [name.removesuffix(".idx") for name in places]
+
+
+def test_energon_prepare_adds_the_index_for_joins(out, tmp_path):
+    from click.testing import CliRunner
+    from megatron.energon.tools.prepare import command
+
+    copy = tmp_path / "copy"
+    shutil.copytree(out, copy)
+    done = CliRunner().invoke(command, [str(copy), "--tar-index-only", "--num-workers=1"])
+    assert done.exit_code == 0, done.output
+    before, after = files_of(out), files_of(copy)
+    assert set(after) - set(before) == {".nv-meta/index.sqlite", ".nv-meta/index.uuid"}
+    assert {name: after[name] for name in before} == before
