@@ -47,16 +47,16 @@ def main() -> None:
     for step in range(1, args.steps + 1):
         if not (batches := list(islice(loader, args.micro_batches))):
             break
-        loss, num_label_tokens = train_step(ddp, optimizer, batches)
+        metrics = train_step(ddp, optimizer, batches)
         if dist.get_rank() == 0:
-            print(json.dumps({"step": step, "loss": loss, "num_label_tokens": num_label_tokens}), flush=True)
+            print(json.dumps({"step": step, **metrics}), flush=True)
     dist.destroy_process_group()
 
 
 def train_step(
     ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, batches: list[dict[str, Any]]
-) -> tuple[float, int]:
-    """One update; its loss, and how many label tokens that is the mean of."""
+) -> dict[str, float]:
+    """One update: its loss, how many label tokens that is the mean of, and the norm of the gradients."""
     count = torch.tensor(sum(int((batch["labels"] != -100).sum()) for batch in batches))
     dist.all_reduce(count)
     total = torch.zeros(())
@@ -68,9 +68,10 @@ def train_step(
             (loss * dist.get_world_size()).backward()  # DDP averages over ranks: undo that
         total += loss.detach()
     dist.all_reduce(total)
+    norm = torch.nn.utils.clip_grad_norm_(ddp.parameters(), max_norm=1.0)
     optimizer.step()
     optimizer.zero_grad()
-    return float(total), int(count)
+    return {"loss": float(total), "num_label_tokens": int(count), "grad_norm": float(norm)}
 
 
 if __name__ == "__main__":

@@ -137,19 +137,20 @@ def test_its_own_train_step_takes_our_batches_and_gives_what_our_recipe_gives(it
         model_parts=[model], loss_fn=MaskedCrossEntropy(), cfg={}, timestamp=time.perf_counter(),
         **dict.fromkeys(["device_mesh", "moe_mesh", "pp", "distributed_config", "lr_scheduler"]), pp_enabled=False,
     )  # fmt: skip
-    theirs = recipe._run_train_optim_step(batches()).metrics
+    theirs = recipe._run_train_optim_step(batches(), max_grad_norm=1.0).metrics
 
     ddp = DistributedDataParallel(tiny_model(), find_unused_parameters=True)
-    loss, count = train_step(ddp, torch.optim.AdamW(ddp.parameters(), lr=3e-3), batches())
-    assert count == theirs["num_label_tokens"] == sum(int((item["labels"] != -100).sum()) for item in items[:3])
-    assert loss == pytest.approx(theirs["loss"], rel=1e-6)
+    ours = train_step(ddp, torch.optim.AdamW(ddp.parameters(), lr=3e-3), batches())
+    assert ours["num_label_tokens"] == sum(int((item["labels"] != -100).sum()) for item in items[:3])
+    # Its norm is summed in float64; torch's, in float32, is off by 1e-5.
+    assert ours == pytest.approx({key: float(theirs[key]) for key in ours}, rel=1e-4)
     trained = dict(model.named_parameters())
-    assert all(torch.equal(weight, trained[name]) for name, weight in ddp.module.named_parameters())
+    assert all(torch.allclose(weight, trained[name], atol=1e-6) for name, weight in ddp.module.named_parameters())
     assert any(not torch.equal(weight, trained[name]) for name, weight in tiny_model().named_parameters())
 
 
 def test_the_recipe_over_two_ranks_is_as_one(out):
-    """One step of two ranks with one pack each: the loss of both packs as if they were one batch."""
+    """Steps of two ranks with one pack each are those of one rank with two: loss and gradients."""
     script = str(ROOT / "jobs" / "recipes" / "nemo_automodel.py")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     printed = {}
@@ -162,5 +163,5 @@ def test_the_recipe_over_two_ranks_is_as_one(out):
         assert done.returncode == 0, done.stderr[-3000:]
         printed[ranks] = [json.loads(line) for line in done.stdout.splitlines()]
     assert [line["step"] for line in printed[1]] == [1, 2, 3]
-    assert [line["num_label_tokens"] for line in printed[2]] == [line["num_label_tokens"] for line in printed[1]]
-    assert [line["loss"] for line in printed[2]] == pytest.approx([line["loss"] for line in printed[1]], rel=1e-4)
+    for two, one in zip(printed[2], printed[1], strict=True):
+        assert two == pytest.approx(one, rel=1e-3)
