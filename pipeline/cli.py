@@ -1,4 +1,4 @@
-"""neatpack pack | plan | split | verify."""
+"""neatpack pack | plan | split | verify | export."""
 
 import argparse
 import dataclasses
@@ -98,6 +98,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("out", metavar="OUT", help="a finished output")
     verify.add_argument("--engine", choices=("inline", "ray"), default="inline", help="ray: shards in parallel")
+    export = _command(
+        commands,
+        "export",
+        _export,
+        help="make a finished output readable for another loader",
+        description="Write beside the shards of a finished output what another loader wants to find there; the shards "
+        "stay as they are. energon: Megatron-Energon 7, without running `energon prepare`; its TaskEncoder cooks the "
+        "packs by neatpack.loaders.energon.cook_pack.",
+    )
+    export.add_argument("loader", metavar="LOADER", choices=("energon",), help="energon")
+    export.add_argument("out", metavar="OUT", help="a finished output")
     return parser
 
 
@@ -186,6 +197,19 @@ def _verify(args: argparse.Namespace) -> int:
         f"{out}: verified. {counts.rows:,} input rows accounted for, {counts.packed:,} samples and "
         f"{counts.tokens:,} tokens in {counts.packs:,} packs, {len(manifest.shards)} shards"
     )
+    return DONE
+
+
+def _export(args: argparse.Namespace) -> int:
+    from .shard.export import export_energon
+
+    out = Path(absolute("OUT", args.out))
+    try:
+        manifest = Manifest.read(out)
+        num_shards = export_energon(out, manifest)
+    except OutputError as error:
+        raise UserError(str(error)) from None
+    print(f"{out}: {manifest.counts.packs:,} packs in {num_shards} shards, readable by Megatron-Energon")
     return DONE
 
 

@@ -146,7 +146,7 @@ def commands(page: Path) -> list[str]:
         line = line.strip().removeprefix("$ ")
         if "python pipeline/pack.py" in line:
             line = "neatpack pack" + line.split("python pipeline/pack.py", 1)[1]
-        if re.match(r"neatpack (pack|plan|split|verify)\b", line):
+        if re.match(r"neatpack (pack|plan|split|verify|export)\b", line):
             found.append(line)
     return found
 

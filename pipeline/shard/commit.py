@@ -33,6 +33,7 @@ OURS = (
     "stats",
     "ledger",
     "shards",
+    ".nv-meta",  # of `neatpack export energon`
     "work/done",
     BEGUN,
 )

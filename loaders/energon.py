@@ -1,0 +1,50 @@
+"""Packs through Megatron-Energon: a cooker for outputs that `neatpack export energon` has prepared.
+
+Energon shards, shuffles, blends and resumes; `cook_pack` makes of its raw sample what `neat_packed_vlm_collater` takes:
+
+    class Packs(DefaultTaskEncoder):
+        cookers = [Cooker(cook_pack)]
+
+        @stateless
+        def batch(self, samples):
+            return neat_packed_vlm_collater(samples)
+
+Energon is not imported here: nothing of it is needed.
+"""
+
+import io
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ..pipeline.layout import MediaArray, layout_of
+from ..pipeline.manifest import FILE as MANIFEST, Manifest
+from .item import pack_item
+from .pixels import Stored, stored_arrays
+from .stream import PIXELS
+
+
+def cook_pack(sample: dict[str, Any], *, pixels: str = "bf16") -> dict[str, Any]:
+    """A crude sample of Energon, decoded as it decodes by default, -> the item that `PackedShards` gives.
+
+    Energon's own keys (`__key__`, `__restore_key__`, …) stay. pixels: as in `PackedShards`; for others than bf16
+    `Cooker(stateless(partial(cook_pack, pixels="uint8")))`.
+    """
+    layout, stored = _described(sample["__sources__"][0].dataset_path)
+    arrays = {name.removesuffix(".npy"): array for name, array in sample.items() if name.endswith(".npy")}
+    own = {key: value for key, value in sample.items() if key.startswith("__")}
+    return own | pack_item(arrays, sample["json"], layout, stored, PIXELS[pixels])
+
+
+cook_pack.__stateless__ = True  # type: ignore[attr-defined]  # as Energon's @stateless marks it: resumed exactly
+
+
+@lru_cache(maxsize=64)
+def _described(out: Any) -> tuple[dict[str, MediaArray], dict[str, Stored]]:
+    """Layout and pixel tables of an output. `out` is Energon's path, which may be of an object store."""
+    manifest = Manifest.parse((out / MANIFEST).read_bytes(), str(out))
+    layout, tables = layout_of(manifest.family), manifest.pixels.tables
+    return layout, stored_arrays(
+        layout, {kind: np.load(io.BytesIO((out / name).read_bytes())) for kind, name in tables.items()}
+    )

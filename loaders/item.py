@@ -1,0 +1,43 @@
+"""A pack as the collaters take it, from its arrays, whoever has read them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..pipeline.layout import MediaArray
+from ..pipeline.records import TOKEN_TYPES
+from .media import LAYOUT_KEY, document_numbers
+from .pixels import STORED_KEY, Stored, restored
+
+
+def pack_item(
+    arrays: Mapping[str, np.ndarray],
+    header: Mapping[str, Any],
+    layout: Mapping[str, MediaArray],
+    stored: Mapping[str, Stored],
+    dtype: torch.dtype | None,
+) -> dict[str, Any]:
+    """Arrays and JSON of a pack -> its item; pixels restored as `dtype`, or left as they are stored (None).
+
+    Pixels as stored are a view of what was read until the collater copies them into the batch. The other arrays are
+    small and copied, as the integers that torch wants: code that masks labels in place must not find them masked in
+    the next epoch.
+    """
+    tensors = {name: torch.tensor(array, dtype=_dtype(array)) for name, array in arrays.items() if name not in stored}
+    pixels = {name: torch.from_numpy(arrays[name]) for name in stored}
+    item: dict[str, Any] = {
+        "pack": header["pack"],
+        **tensors,
+        "attention_mask": document_numbers(tensors["seq_lens_padded"]),
+        **{f"n_{kind}s": header[f"num_{kind}s"] for kind in TOKEN_TYPES},
+        LAYOUT_KEY: layout,
+    }
+    if dtype is None:
+        return item | pixels | {STORED_KEY: stored}
+    return item | {name: restored(rows, stored[name], dtype) for name, rows in pixels.items()}
+
+
+def _dtype(array: np.ndarray) -> torch.dtype:
+    return torch.float32 if array.dtype.kind == "f" else torch.long

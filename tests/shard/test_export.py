@@ -1,0 +1,100 @@
+"""`neatpack export energon`: what is written, that nothing else is touched, and what is refused."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from helpers import TinyData, assert_verified, files_of, mixed_rows, tiny_config
+
+from neatpack.pipeline.cli import main
+from neatpack.pipeline.run import run_pack
+
+
+@pytest.fixture
+def config(tmp_path):
+    data = mixed_rows(TinyData(tmp_path / "data"), num_text=40, num_images=36)
+    return tiny_config(data.write(), tmp_path / "out")
+
+
+@pytest.fixture
+def out(config, tmp_path):
+    run_pack(config)
+    return tmp_path / "out"
+
+
+def test_the_index_becomes_energons_files_and_the_output_stays_as_it_was(out, capsys):
+    before = files_of(out)
+    assert main(["export", "energon", str(out)]) == 0
+    index = pq.read_table(out / "index.parquet").to_pylist()
+    shards = sorted({line["shard"] for line in index})
+    assert len(shards) > 1
+    assert capsys.readouterr().out == (
+        f"{out}: {len(index)} packs in {len(shards)} shards, readable by Megatron-Energon\n"
+    )
+    after = files_of(out)
+    assert {name: after[name] for name in before} == before
+    new = [".nv-meta/.info.json", ".nv-meta/dataset.yaml", ".nv-meta/split.yaml"]
+    assert sorted(set(after) - set(before)) == [*new, *(f"shards/{shard}.idx" for shard in shards)]
+    for shard in shards:
+        lines = [line for line in index if line["shard"] == shard]
+        ends = [line["offset"] + line["bytes"] for line in lines]
+        assert np.frombuffer(after[f"shards/{shard}.idx"], "<u8").tolist() == [0, *ends]
+        assert json.loads(after[".nv-meta/.info.json"])["shard_counts"][f"shards/{shard}"] == len(lines)
+    assert_verified(out)
+    assert main(["verify", str(out)]) == 0
+
+
+def test_again_gives_the_same_bytes(out):
+    assert main(["export", "energon", str(out)]) == 0
+    before = files_of(out)
+    assert main(["export", "energon", str(out)]) == 0
+    assert files_of(out) == before
+
+
+def test_a_shard_that_lost_all_its_packs_is_not_named(out, monkeypatch):
+    """Of such a shard, whose rows all failed on decode, the manifest has an entry and the index no line."""
+    monkeypatch.setattr("neatpack.pipeline.shard.export.sha256_of", lambda path: read_manifest(out)["files"][path.name])
+    index = pq.read_table(out / "index.parquet")
+    last = index["shard"].to_pylist()[-1]
+    pq.write_table(index.filter([shard != last for shard in index["shard"].to_pylist()]), out / "index.parquet")
+    assert main(["export", "energon", str(out)]) == 0
+    splits = json.loads((out / ".nv-meta" / "split.yaml").read_text())
+    assert splits["split_parts"]["train"] and f"shards/{last}" not in splits["split_parts"]["train"]
+    assert not (out / "shards" / f"{last}.idx").exists()
+
+
+def read_manifest(out):
+    return json.loads((out / "manifest.json").read_text())
+
+
+def test_an_unfinished_output_is_refused(out, capsys):
+    (out / "manifest.json").unlink()
+    before = files_of(out)
+    assert main(["export", "energon", str(out)]) == 2
+    assert capsys.readouterr().err == (
+        f"neatpack: {out}/manifest.json: missing, so packing has not finished; run pack again\n"
+    )
+    assert files_of(out) == before
+
+
+def test_a_damaged_index_is_refused(out, capsys):
+    (out / "index.parquet").write_bytes(b"PAR1")
+    assert main(["export", "energon", str(out)]) == 2
+    assert "index.parquet: sha256 differs from the manifest's; run `neatpack verify`" in capsys.readouterr().err
+    assert not (out / ".nv-meta").exists()
+
+
+def test_unknown_loaders_are_refused_and_help_names_the_known(capsys):
+    for arguments, code in ((["export", "mosaic", "out"], 2), (["export", "--help"], 0)):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == code
+    printed = capsys.readouterr()
+    assert "invalid choice: 'mosaic' (choose from" in printed.err and "Megatron-Energon" in printed.out
+
+
+def test_overwriting_the_output_takes_the_export_along(out, config):
+    assert main(["export", "energon", str(out)]) == 0
+    run_pack(tiny_config(config.meta, out, pack_size=384, overwrite=True))
+    assert not [name for name in files_of(out) if name.startswith(".nv-meta") or name.endswith(".idx")]
