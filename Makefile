@@ -49,11 +49,12 @@ clean:
 	rm -rf .venv demo-out
 
 # torch is installed first and by its pin: an open range would pull gigabytes of CUDA packages.
-.venv/ready: pyproject.toml constraints.txt
+.venv/ready: pyproject.toml constraints.txt jobs/recipes/requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	# Beside the environment, not in it: next to a CPU-only torch it breaks the import of transformers' image code. One test
 	# compares with it in a process of its own, and skips where it is not to be had.
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/torchvision torchvision==0.28.0
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/recipes -r jobs/recipes/requirements.txt
 	touch $@

@@ -15,8 +15,9 @@ class PackLoader(DataLoader[Any]):
     """A DataLoader over `PackedShards` that counts what it gives out: made by `PackedShards.loader`.
 
     for batch in loader: one epoch, or what is left of it; the next time, the next epoch. `epoch` is that of the next
-    batch, `len(loader)` the number of batches of a whole epoch. `state_dict()` is the position after the batches given out so far, one for all ranks, whatever the workers
-    have read ahead; `load_state_dict` goes on there, with any number of ranks, workers and packs in a batch.
+    batch, `len(loader)` the number of batches of a whole epoch. `state_dict()` is the position after the batches given
+    out so far, one for all ranks, whatever the workers have read ahead; `load_state_dict` goes on there, with any
+    number of ranks, workers and packs in a batch.
     """
 
     dataset: "PackedShards"

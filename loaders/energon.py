@@ -20,9 +20,8 @@ import numpy as np
 
 from ..pipeline.layout import MediaArray, layout_of
 from ..pipeline.manifest import FILE as MANIFEST, Manifest
-from .item import pack_item
+from .item import PIXELS, pack_item
 from .pixels import Stored, stored_arrays
-from .stream import PIXELS
 
 
 def cook_pack(sample: dict[str, Any], *, pixels: str = "bf16") -> dict[str, Any]:

@@ -11,6 +11,8 @@ from ..pipeline.records import TOKEN_TYPES
 from .media import LAYOUT_KEY, document_numbers
 from .pixels import STORED_KEY, Stored, restored
 
+PIXELS = {"bf16": torch.bfloat16, "fp32": torch.float32, "uint8": None}  # as what pixels come; None: as stored
+
 
 def pack_item(
     arrays: Mapping[str, np.ndarray],

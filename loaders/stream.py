@@ -9,19 +9,17 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..pipeline.records import TOKEN_TYPES
 from .batches import PackLoader
-from .media import BATCH_KEY, LAYOUT_KEY, document_numbers
+from .item import PIXELS, pack_item
+from .media import BATCH_KEY
 from .mix import Mix, Outputs
 from .model_inputs import PackCollater, collater_for
 from .order import rank_share, share_length, worker_share
-from .pixels import STORED_KEY, restored, stored_arrays
+from .pixels import stored_arrays
 from .position import Start
 from .ranks import Ranks, refuse_second_sharding
 from .reader import ShardReader
 from .stateful import global_state
-
-PIXELS = {"bf16": torch.bfloat16, "fp32": torch.float32, "uint8": None}
 
 
 class PackedShards(IterableDataset[dict[str, Any]]):
@@ -264,31 +262,10 @@ class PackedShards(IterableDataset[dict[str, Any]]):
             pool.shutdown(cancel_futures=True)
 
     def _item(self, pack: int, content: memoryview | None = None) -> dict[str, Any]:
-        """Pixels as stored are a view of the shard until the collater copies them into the batch.
-
-        The other arrays are small and copied, as the integers that torch wants: code that masks labels in place must
-        not find them masked in the next epoch.
-        """
         output, number = self.mix.find(pack)
         arrays, header = output.reader.arrays(number, output.reader.content(number) if content is None else content)
-        pixels = {name: torch.from_numpy(arrays.pop(name)) for name in self.stored}
-        tensors = {name: torch.tensor(array, dtype=_dtype(array)) for name, array in arrays.items()}
-        item: dict[str, Any] = {
-            "pack": number,
-            **({"output": output.name} if len(self.mix.outputs) > 1 else {}),
-            **tensors,
-            "attention_mask": document_numbers(tensors["seq_lens_padded"]),
-            **{f"n_{kind}s": header[f"num_{kind}s"] for kind in TOKEN_TYPES},
-            LAYOUT_KEY: self.layout,
-        }
-        dtype = PIXELS[self.pixels]
-        if dtype is None:
-            return item | pixels | {STORED_KEY: self.stored}
-        return item | {name: restored(rows, self.stored[name], dtype) for name, rows in pixels.items()}
-
-
-def _dtype(array: np.ndarray) -> torch.dtype:
-    return torch.float32 if array.dtype.kind == "f" else torch.long
+        item = pack_item(arrays, header, self.layout, self.stored, PIXELS[self.pixels])
+        return item | {"output": output.name} if len(self.mix.outputs) > 1 else item
 
 
 def _worker() -> tuple[int, int]:

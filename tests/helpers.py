@@ -34,6 +34,7 @@ from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_PROCESSOR = ROOT / "jobs" / "demo" / "processor"
 SHARED = (ROOT.parent / "shared").resolve()
+RECIPE_PACKAGES = ROOT / ".venv" / "recipes"  # Energon, NeMo Automodel: what they pin must not move the environment
 REAL_PROCESSORS = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl")
 
 

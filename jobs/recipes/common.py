@@ -27,6 +27,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     parser.add_argument("out", help="a finished output of neatpack")
     parser.add_argument("--model", default=str(ROOT / "jobs" / "demo" / "processor"), help="where its config.json is")
     parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=8, help="for trainers that know no epochs")
     parser.add_argument("--checkpoint", required=True, help="saved after every step, and resumed from")
     torch.set_num_threads(1)
     return parser.parse_args()

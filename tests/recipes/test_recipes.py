@@ -9,15 +9,17 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers import DEMO_PROCESSOR, ROOT, TinyData, documents_of, mixed_rows, tiny_config
+from helpers import DEMO_PROCESSOR, RECIPE_PACKAGES, ROOT, TinyData, documents_of, mixed_rows, tiny_config
 
 from neatpack import PackedShards
+from neatpack.pipeline.cli import main
 from neatpack.pipeline.run import run_pack
 
 sys.path.insert(0, str(ROOT / "jobs" / "recipes"))
 from common import tiny_model
 
-RECIPES = ["ddp", "fsdp2", "hf_trainer", "accelerate_loop", "lightning_fit", "torchtitan_loop"]
+RECIPES = ["ddp", "fsdp2", "hf_trainer", "accelerate_loop", "lightning_fit", "torchtitan_loop", "nemo_loop"]
+NEEDS = {"nemo_loop": "nemo_automodel", "energon_loop": "megatron"}
 KILLED_AT = 5  # in the second epoch
 
 
@@ -51,6 +53,10 @@ def run(recipe, out, folder, *, processes=2, kill_at=0):
     command = [sys.executable, *launcher, str(ROOT / "jobs" / "recipes" / f"{recipe}.py"), str(out),
                "--checkpoint", str(folder / "checkpoint")]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "NEATPACK_SEEN": str(seen), "NEATPACK_KILL_AT": str(kill_at)}
+    if package := NEEDS.get(recipe):
+        if not (RECIPE_PACKAGES / package).is_dir():
+            pytest.skip(f"{package} is not in .venv/recipes, where the Makefile installs it")
+        environment["PYTHONPATH"] = os.pathsep.join([str(RECIPE_PACKAGES), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
     assert (done.returncode != 0) == bool(kill_at) and lines, done.stderr[-3000:]
@@ -110,3 +116,17 @@ def test_recipe(recipe, out, packs, whole, tmp_path):
     assert Counter(trained) == {name: 2 for name in packs}, "every pack once an epoch"
     assert Counter(trained[:8]) == {name: 1 for name in packs}
     assert trained[:8] != trained[8:], "another order in the second epoch"
+
+
+def test_energon(out, packs, tmp_path_factory):
+    """Its order is its own, so its losses are compared with its own."""
+    assert main(["export", "energon", str(out)]) == 0
+    expected, steps = run("energon_loop", out, tmp_path_factory.mktemp("energon"))
+    assert expected[1] == pytest.approx(loss_of_documents(out, [packs[name] for name in steps[0]]), rel=1e-5)
+    assert Counter(sum(steps[:4], [])) == {name: 1 for name in packs}, "every pack once an epoch"
+    assert Counter(sum(steps, [])) == {name: 2 for name in packs}
+    folder = tmp_path_factory.mktemp("killed")
+    before, seen = run("energon_loop", out, folder, kill_at=KILLED_AT)
+    after, rest = run("energon_loop", out, folder)
+    assert seen + rest == steps
+    assert before | after == pytest.approx(expected, rel=1e-6)
