@@ -1,8 +1,6 @@
 """PackedShards: the packs of an output as a torch dataset, balanced, shuffled and resumable at once."""
 
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
     pixels       "bf16" or "fp32": restored; "uint8": as stored, for `restore_pixels(batch, device)` on the GPU
     check        "none", "sizes" or "full" (sha256 of every shard) before the first read
     prefetch     packs read ahead, from remote shards only
+    cache, cache_gb  a folder on this node's disk, and its size in GB: remote shards are downloaded whole, once per node
 
     Steps are balanced at every world size that divides the plan's group_size. Positions are counted in packs over all
     ranks, so that a run may resume with another world size: see `state_dict`, `state_at` and `load_state_dict`.
@@ -50,13 +49,15 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         pixels: str = "bf16",
         check: str = "sizes",
         prefetch: int = 4,
+        cache: str | Path | None = None,
+        cache_gb: float | None = None,
     ) -> None:
         if pixels not in PIXELS:
             raise ValueError(f"pixels is {pixels!r}; it must be one of {', '.join(PIXELS)}")
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
         self.rank, self.world_size = rank_and_world(rank, world_size)
-        self.reader = ShardReader(out, check=check)
+        self.reader = ShardReader(out, check=check, cache=cache, cache_gb=cache_gb)
         self.seed, self.batch_size, self.drop_last, self.shuffle = seed, batch_size, drop_last, shuffle
         self.pixels, self.prefetch = pixels, prefetch
         self.layout = self.reader.layout  # what the media arrays are; `wrap_vlm_collate_for_pp` takes it
@@ -161,21 +162,8 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         return self._item(number, self.reader.content(number))
 
     def _items(self, numbers: list[int]) -> Iterator[dict[str, Any]]:
-        if self.reader.is_local or not self.prefetch:
-            yield from map(self.pack, numbers)
-            return
-        ahead: deque[tuple[int, Future[memoryview]]] = deque()
-        pool = ThreadPoolExecutor(self.prefetch)
-        try:
-            for number in numbers:
-                ahead.append((number, pool.submit(self.reader.content, number)))
-                if len(ahead) > self.prefetch:
-                    first, content = ahead.popleft()
-                    yield self._item(first, content.result())
-            for first, content in ahead:
-                yield self._item(first, content.result())
-        finally:
-            pool.shutdown(cancel_futures=True)
+        for number, content in self.reader.contents(numbers, self.prefetch):
+            yield self._item(number, content)
 
     def _item(self, number: int, content: memoryview) -> dict[str, Any]:
         """Pixels as stored are a view of the shard until the collater copies them into the batch.
