@@ -126,12 +126,13 @@ def _fill(file: BinaryIO, shard: ShardEntry, out: str, chunks: Iterable[bytes]) 
     for chunk in chunks:
         digest.update(chunk)
         file.write(chunk)
-    file.flush()
     if digest.hexdigest() != shard.sha256:
         raise OutputError(
             f"{out}/shards/{shard.name}: {file.tell()} bytes came, with the sha256 {digest.hexdigest()}; the manifest "
             f"says {shard.bytes} and {shard.sha256}; run `neatpack verify`, and pack again what is broken"
         )
+    file.flush()
+    os.fdatasync(file.fileno())  # or a node that loses power may come up with zeros under the final name
 
 
 def _in_download(part: Path) -> int:

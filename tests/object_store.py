@@ -1,11 +1,23 @@
-"""A folder as an S3 bucket on loopback: what pyarrow asks for when it reads, counted, and held up on request."""
+"""A folder as an S3 bucket on loopback: what pyarrow asks for when it reads, counted, and held up on request.
 
+And what processes of a test do with it. Spawned ones import this module, which is light, and not the test's.
+"""
+
+import logging
+import multiprocessing
+import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+
+from neatpack import PackedShards
+
+# Forked, a process would inherit locks of the S3 client and of the store from threads that it does not inherit.
+SPAWN = multiprocessing.get_context("spawn")
 
 
 class Store(ThreadingHTTPServer):
@@ -89,3 +101,29 @@ def serving(folder: Path) -> Iterator[Store]:
             store.go_on.set()
             store.shutdown()
             thread.join()
+
+
+# Processes
+
+
+def sums_of(packs: PackedShards) -> dict[int, int]:
+    return {item["pack"]: int(item["input_ids"].sum()) for item in packs}
+
+
+def read_first(packs: PackedShards) -> None:
+    packs.pack(0)
+
+
+def read_all(packs: PackedShards, barrier: Any, results: Any) -> None:
+    barrier.wait()
+    results.put(sums_of(packs))
+
+
+def read_with_limit(packs: PackedShards, limit: int, results: Any) -> None:
+    """No file may become larger than `limit`: the kernel refuses room for a shard, as a full disk does."""
+    messages = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("neatpack").addHandler(handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    results.put((sums_of(packs), messages))

@@ -1,16 +1,13 @@
 """The cache of remote shards: real processes, pyarrow's S3 client, and a store that counts what it is asked for."""
 
-import logging
-import multiprocessing
 import os
-import resource
 import shutil
 import signal
 
 import pytest
 import torch
 from helpers import TinyData, mixed_rows, tiny_config
-from object_store import serving
+from object_store import SPAWN, read_all, read_first, read_with_limit, serving, sums_of
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards
@@ -18,9 +15,6 @@ from neatpack.loaders.cache import ShardCache
 from neatpack.loaders.reader import ShardReader
 from neatpack.pipeline.manifest import OutputError
 from neatpack.pipeline.run import run_pack
-
-# Forked, a process would inherit the S3 client's locks from a thread of this one that happens to hold them.
-SPAWN = multiprocessing.get_context("spawn")
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +92,8 @@ def test_shards_are_read_ahead(bucket, store, tmp_path):
     assert kept(tmp_path) == names(shards_of(bucket))
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_loader_workers_share_it(bucket, store, tmp_path, context):
-    packs = cached(store, tmp_path)
-    loader = DataLoader(packs, batch_size=None, num_workers=2, multiprocessing_context=context)
+def test_loader_workers_share_it(bucket, store, tmp_path):
+    loader = DataLoader(cached(store, tmp_path), batch_size=None, num_workers=2)
     assert_same(loader, PackedShards(bucket / "out"))
     assert store.num("GET", ".tar") == 3
 
@@ -121,46 +113,36 @@ def test_ranged_reads_open_a_shard_once(bucket, store):
 # Processes
 
 
-def read_all(uri, folder, barrier, sums):
-    packs = PackedShards(uri, cache=folder, cache_gb=1, check="none")
-    barrier.wait()
-    sums.put({item["pack"]: int(item["input_ids"].sum()) for item in packs})
-
-
 def test_processes_at_once_download_each_shard_once(bucket, store, tmp_path):
-    barrier, sums = SPAWN.Barrier(4), SPAWN.Queue()
-    processes = [SPAWN.Process(target=read_all, args=(store.uri("out"), tmp_path, barrier, sums)) for _ in range(4)]
+    barrier, results = SPAWN.Barrier(4), SPAWN.Queue()
+    packs = cached(store, tmp_path)
+    processes = [SPAWN.Process(target=read_all, args=(packs, barrier, results)) for _ in range(4)]
     for process in processes:
         process.start()
-    results = [sums.get() for _ in processes]
+    sums = [results.get() for _ in processes]
     for process in processes:
         process.join()
-    expected = {item["pack"]: int(item["input_ids"].sum()) for item in PackedShards(bucket / "out")}
-    assert all(result == expected for result in results)
+    assert sums == [sums_of(PackedShards(bucket / "out"))] * 4
     assert store.num("GET", ".tar") == 3
     assert kept(tmp_path) == names(shards_of(bucket)), "and nothing else is left"
-
-
-def read_first(uri, folder):
-    PackedShards(uri, cache=folder, cache_gb=1, check="none").pack(0)
 
 
 def test_a_killed_downloader_blocks_and_poisons_nobody(bucket, store, tmp_path):
     """One is killed in the middle of a shard, while another waits for it: that one starts anew and gets it right."""
     shard = shards_of(bucket)[0]
     store.hold(f"out/shards/{shard.name}")
-    victim = SPAWN.Process(target=read_first, args=(store.uri("out"), tmp_path))
+    packs = cached(store, tmp_path)
+    victim = SPAWN.Process(target=read_first, args=(packs,))
     victim.start()
     assert store.reached.wait(120)
     assert kept(tmp_path) == {f"{shard.sha256}.part"}
-    barrier, sums = SPAWN.Barrier(2), SPAWN.Queue()
-    waiting = SPAWN.Process(target=read_all, args=(store.uri("out"), tmp_path, barrier, sums))
+    barrier, results = SPAWN.Barrier(2), SPAWN.Queue()
+    waiting = SPAWN.Process(target=read_all, args=(packs, barrier, results))
     waiting.start()
     barrier.wait()
     os.kill(victim.pid, signal.SIGKILL)
     victim.join()
-    expected = {item["pack"]: int(item["input_ids"].sum()) for item in PackedShards(bucket / "out")}
-    assert sums.get() == expected
+    assert results.get() == sums_of(PackedShards(bucket / "out"))
     waiting.join()
     assert kept(tmp_path) == names(shards_of(bucket))
     assert (tmp_path / f"{shard.sha256}.tar").read_bytes() == (bucket / "out/shards" / shard.name).read_bytes()
@@ -271,7 +253,7 @@ def test_a_shard_of_another_size_is_refused_before_it_is_downloaded(damaged, tmp
     assert damaged.num("GET", ".tar") == 0 and kept(tmp_path / "cache") == set()
 
 
-def test_a_store_that_fails_is_not_the_caches_fault(damaged, tmp_path, caplog):
+def test_a_store_that_fails_is_not_the_caches_fault(damaged, tmp_path):
     packs = cached(damaged, tmp_path / "cache")
     (tmp_path / "out" / "shards" / shards_of(tmp_path)[0].name).unlink()
     with pytest.raises(FileNotFoundError):
@@ -279,24 +261,14 @@ def test_a_store_that_fails_is_not_the_caches_fault(damaged, tmp_path, caplog):
     assert kept(tmp_path / "cache") == set()
 
 
-def read_with_limit(uri, folder, limit, results):
-    """No file may become larger than `limit`: the kernel refuses room for the shard, as a full disk does."""
-    records = []
-    logging.getLogger("neatpack").addHandler(handler := logging.Handler())
-    handler.emit = lambda record: records.append(record.getMessage())
-    packs = PackedShards(uri, cache=folder, cache_gb=1, check="none")
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    results.put(({item["pack"]: int(item["input_ids"].sum()) for item in packs}, records))
-
-
 def test_without_room_packs_are_read_by_range_with_one_warning(bucket, store, tmp_path):
     results = SPAWN.Queue()
-    process = SPAWN.Process(target=read_with_limit, args=(store.uri("out"), tmp_path, 900_000, results))
+    process = SPAWN.Process(target=read_with_limit, args=(cached(store, tmp_path), 900_000, results))
     process.start()
-    sums, records = results.get()
+    sums, messages = results.get()
     process.join()
-    assert sums == {item["pack"]: int(item["input_ids"].sum()) for item in PackedShards(bucket / "out")}
-    assert len(records) == 1 and "File too large; reading by range" in records[0]
+    assert sums == sums_of(PackedShards(bucket / "out"))
+    assert len(messages) == 1 and "File too large; reading by range" in messages[0]
     assert kept(tmp_path) == names(shard for shard in shards_of(bucket) if shard.bytes <= 900_000)
 
 
