@@ -106,6 +106,12 @@ def serving(folder: Path) -> Iterator[Store]:
 # Processes
 
 
+def started(target: Any, *arguments: Any) -> Any:
+    process = SPAWN.Process(target=target, args=arguments, daemon=True)
+    process.start()
+    return process
+
+
 def sums_of(packs: PackedShards) -> dict[int, int]:
     return {item["pack"]: int(item["input_ids"].sum()) for item in packs}
 

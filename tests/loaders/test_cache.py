@@ -3,11 +3,15 @@
 import os
 import shutil
 import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import TinyData, mixed_rows, tiny_config
-from object_store import SPAWN, read_all, read_first, read_with_limit, serving, sums_of
+from object_store import SPAWN, read_all, read_first, read_with_limit, serving, started, sums_of
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards
@@ -15,6 +19,8 @@ from neatpack.loaders.cache import ShardCache
 from neatpack.loaders.reader import ShardReader
 from neatpack.pipeline.manifest import OutputError
 from neatpack.pipeline.run import run_pack
+
+PATIENCE = 300  # seconds until a process that says nothing is taken for stuck
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +61,7 @@ def assert_same(items, others):
         assert all(torch.equal(ours[key], theirs[key]) for key in ours if isinstance(ours[key], torch.Tensor))
 
 
-def content_of(shard, path):
+def content_of(path):
     """What ShardCache asks for the bytes of a shard, without a store: two chunks."""
     content = path.read_bytes()
     return lambda: iter([content[:1000], content[1000:]])
@@ -116,10 +122,8 @@ def test_ranged_reads_open_a_shard_once(bucket, store):
 def test_processes_at_once_download_each_shard_once(bucket, store, tmp_path):
     barrier, results = SPAWN.Barrier(4), SPAWN.Queue()
     packs = cached(store, tmp_path)
-    processes = [SPAWN.Process(target=read_all, args=(packs, barrier, results)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    sums = [results.get() for _ in processes]
+    processes = [started(read_all, packs, barrier, results) for _ in range(4)]
+    sums = [results.get(timeout=PATIENCE) for _ in processes]
     for process in processes:
         process.join()
     assert sums == [sums_of(PackedShards(bucket / "out"))] * 4
@@ -132,27 +136,53 @@ def test_a_killed_downloader_blocks_and_poisons_nobody(bucket, store, tmp_path):
     shard = shards_of(bucket)[0]
     store.hold(f"out/shards/{shard.name}")
     packs = cached(store, tmp_path)
-    victim = SPAWN.Process(target=read_first, args=(packs,))
-    victim.start()
-    assert store.reached.wait(120)
+    victim = started(read_first, packs)
+    assert store.reached.wait(PATIENCE)
     assert kept(tmp_path) == {f"{shard.sha256}.part"}
     barrier, results = SPAWN.Barrier(2), SPAWN.Queue()
-    waiting = SPAWN.Process(target=read_all, args=(packs, barrier, results))
-    waiting.start()
-    barrier.wait()
+    waiting = started(read_all, packs, barrier, results)
+    barrier.wait(PATIENCE)
     os.kill(victim.pid, signal.SIGKILL)
     victim.join()
-    assert results.get() == sums_of(PackedShards(bucket / "out"))
+    assert results.get(timeout=PATIENCE) == sums_of(PackedShards(bucket / "out"))
     waiting.join()
     assert kept(tmp_path) == names(shards_of(bucket))
     assert (tmp_path / f"{shard.sha256}.tar").read_bytes() == (bucket / "out/shards" / shard.name).read_bytes()
+
+
+def wait_for_a_waiter(path):
+    """Until somebody waits for the lock of a file: `-> FLOCK … major:minor:inode` in the kernel's table."""
+    inode = f":{path.stat().st_ino} "
+    while not any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()):
+        time.sleep(0.01)
+
+
+def test_who_waits_for_a_download_that_fails_starts_anew(bucket, tmp_path):
+    shard = shards_of(bucket)[0]
+    cache = ShardCache(tmp_path, shard.bytes)
+    begun = threading.Event()
+
+    def broken():
+        yield bytes(1000)
+        begun.set()
+        wait_for_a_waiter(tmp_path / f"{shard.sha256}.part")
+        raise OSError("the store is gone")
+
+    with ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(cache.mapped, shard, "out", broken)
+        begun.wait(PATIENCE)
+        mapped = cache.mapped(shard, "out", content_of(bucket / "out/shards" / shard.name))
+        with pytest.raises(OSError, match="the store is gone"):
+            failing.result()
+    assert mapped[:] == (bucket / "out/shards" / shard.name).read_bytes()
+    assert kept(tmp_path) == names([shard])
 
 
 def test_a_part_that_was_left_makes_room(bucket, tmp_path):
     shard, other = shards_of(bucket)[:2]
     cache = ShardCache(tmp_path, shard.bytes)
     (tmp_path / f"{other.sha256}.part").write_bytes(bytes(other.bytes))  # as a killed process leaves it
-    cache.mapped(shard, "out", content_of(shard, bucket / "out/shards" / shard.name))
+    cache.mapped(shard, "out", content_of(bucket / "out/shards" / shard.name))
     assert kept(tmp_path) == names([shard])
 
 
@@ -164,7 +194,7 @@ def test_the_least_recently_used_go_first(bucket, tmp_path):
     cache = ShardCache(tmp_path, sum(shard.bytes for shard in shards) - 1)  # two of the three
 
     def read(shard):
-        return cache.mapped(shard, "out", content_of(shard, bucket / "out/shards" / shard.name))
+        return cache.mapped(shard, "out", content_of(bucket / "out/shards" / shard.name))
 
     map_of_first = read(first)
     read(second)
@@ -197,7 +227,7 @@ def test_shards_in_download_are_not_evicted(bucket, tmp_path):
     def chunks():
         yield content[:1000]
         with pytest.raises(OSError, match=f"downloading {shard.bytes} bytes, and {other.bytes} more do not fit"):
-            cache.mapped(other, "out", content_of(other, bucket / "out/shards" / other.name))
+            cache.mapped(other, "out", content_of(bucket / "out/shards" / other.name))
         yield content[1000:]
 
     assert cache.mapped(shard, "out", chunks)[:] == content
@@ -263,9 +293,8 @@ def test_a_store_that_fails_is_not_the_caches_fault(damaged, tmp_path):
 
 def test_without_room_packs_are_read_by_range_with_one_warning(bucket, store, tmp_path):
     results = SPAWN.Queue()
-    process = SPAWN.Process(target=read_with_limit, args=(cached(store, tmp_path), 900_000, results))
-    process.start()
-    sums, messages = results.get()
+    process = started(read_with_limit, cached(store, tmp_path), 900_000, results)
+    sums, messages = results.get(timeout=PATIENCE)
     process.join()
     assert sums == sums_of(PackedShards(bucket / "out"))
     assert len(messages) == 1 and "File too large; reading by range" in messages[0]
