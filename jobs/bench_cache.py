@@ -43,8 +43,10 @@ def bench(out: str, folder: Path, repeats: int) -> None:
             shard.unlink()
         read(cached)
 
-    ways = {"by range": lambda: read(ranged), "cache, cold": cold, "cache, warm": lambda: read(cached)}
-    for name, seconds in in_turns(ways, repeats).items():
+    times = in_turns(
+        {"by range": lambda: read(ranged), "cache, cold": cold, "cache, warm": lambda: read(cached)}, repeats
+    )
+    for name, seconds in times.items():
         print(f"  {name:12}{1000 * seconds / num_packs:8.2f}{size / seconds / 1e6:8.0f} MB/s")
 
 
