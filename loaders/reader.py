@@ -102,7 +102,8 @@ class ShardReader:
             maps = in_advance(self._map, [name for name, _ in runs], SHARDS_AHEAD)
             for (_, run), mapped in zip(runs, maps, strict=True):
                 content = partial(self._content, mapped=mapped)
-                yield from zip(run, map(content, run) if mapped else in_advance(content, run, prefetch), strict=True)
+                read = in_advance(content, run, prefetch) if mapped is None else map(content, run)
+                yield from zip(run, read, strict=True)
 
     def _content(self, pack: int, mapped: mmap.mmap | None) -> memoryview:
         row = self._row(pack)
@@ -215,9 +216,8 @@ def in_advance(function: Callable[[Argument], Result], arguments: Iterable[Argum
         pool.shutdown(cancel_futures=True)
 
 
-_mapped = lru_cache(maxsize=4096)(
-    map_shard
-)  # of local shards; a map of one in the cache would keep its room on the disk
+# Of local shards only: the map of an evicted shard of the cache would keep its room on the disk.
+_mapped = lru_cache(maxsize=4096)(map_shard)
 
 
 @lru_cache(maxsize=256)
