@@ -57,7 +57,7 @@ class ShardCache:
         """None: another process did it while we waited, or gave it up."""
         part = path.with_suffix(".part")
         with _locked(part) as file:
-            if not part.exists() or not os.path.samestat(part.stat(), os.fstat(file.fileno())):
+            if not _is_named(file, part):
                 return None  # what we waited for is in place now, or removed
             try:
                 if not path.exists():  # it may be there since we looked, and the part be a new one of ours
@@ -119,6 +119,13 @@ def _locked(path: Path, how: int = fcntl.LOCK_EX) -> Iterator[BinaryIO]:
         finally:
             # Closing is not enough: a process that was forked meanwhile has a copy of the descriptor.
             fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _is_named(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _fill(file: BinaryIO, shard: ShardEntry, out: str, chunks: Iterable[bytes]) -> None:
