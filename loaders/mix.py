@@ -29,7 +29,9 @@ class Mix:
     packs is its weight, and each output goes through passes of its own: see `mixed_order`.
     """
 
-    def __init__(self, out: Outputs, *, check: str = "sizes") -> None:
+    def __init__(
+        self, out: Outputs, *, check: str = "sizes", cache: str | Path | None = None, cache_gb: float | None = None
+    ) -> None:
         listed = [("", out)] if isinstance(out, str | Path) else [tuple(entry) for entry in out]
         weights = [entry[2] for entry in listed if len(entry) == 3]
         if not listed or any(len(entry) not in (2, 3) for entry in listed) or len(weights) not in (0, len(listed)):
@@ -40,7 +42,7 @@ class Mix:
             raise ValueError(f"outputs are named {', '.join(names)}; give each another name")
         if any(not weight > 0 for weight in weights):
             raise ValueError(f"weights are {weights}; each must be above 0, so leave out what is not wanted")
-        readers = [ShardReader(entry[1], check=check) for entry in listed]
+        readers = [ShardReader(entry[1], check=check, cache=cache, cache_gb=cache_gb) for entry in listed]
         for name, reader in zip(names[1:], readers[1:], strict=True):
             _check_agreement(names[0], readers[0].manifest, name, reader.manifest)
         self.outputs = [Output(name, reader) for name, reader in zip(names, readers, strict=True)]
@@ -68,10 +70,10 @@ class Mix:
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> np.ndarray:
         return mixed_order(self._sources, seed, epoch, shuffle=shuffle)
 
-    def find(self, pack: int) -> tuple[Output, int]:
-        """The output of a pack, and its number there."""
-        index = int(np.searchsorted(self._firsts, pack, side="right")) - 1
-        return self.outputs[index], pack - int(self._firsts[index])
+    def find(self, packs: Sequence[int]) -> tuple[list[Output], list[int]]:
+        """The output of each pack, and its number there."""
+        places = np.searchsorted(self._firsts, packs, side="right") - 1
+        return [self.outputs[place] for place in places], (np.asarray(packs) - self._firsts[places]).tolist()
 
     def number(self, output: str, pack: int) -> int:
         """What `find` finds."""

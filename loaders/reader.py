@@ -1,32 +1,51 @@
-"""Packs of a finished output by number: local shards are mapped, remote ones read by range."""
+"""Packs of a finished output by number: local shards are mapped, remote ones read by range or through a cache."""
 
 import hashlib
 import io
 import json
+import logging
 import mmap
 import os
-from functools import lru_cache
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache, partial
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow.parquet as pq
-from pyarrow import fs
+from pyarrow import NativeFile, fs
 
 from ..pipeline.layout import MediaArray, layout_of
-from ..pipeline.manifest import FILE as MANIFEST, Manifest, OutputError, missing_manifest
+from ..pipeline.manifest import FILE as MANIFEST, Manifest, OutputError, ShardEntry, missing_manifest
 from ..pipeline.shard.codec import read_array
+from .cache import ShardCache, map_shard
+
+logger = logging.getLogger(__name__)
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+SHARDS_AHEAD = 2  # whole shards that a reader with a cache downloads ahead of need
+CHUNK = 16 << 20  # a shard is downloaded by ranges of this size,
+CHUNKS_AT_ONCE = 4  # several at once: a single connection to an object store does not fill the network
 
 
 class ShardReader:
     """Reads OUT, a local directory or a URI (s3://bucket/out). Cheap to pickle: files are opened where they are used.
 
     check: "none"; "sizes" compares the size of every shard with the manifest; "full" its sha256.
+    cache, cache_gb: a folder on this node's disk for whole shards of a remote output, and its size in GB (10^9 bytes).
     """
 
-    def __init__(self, out: str | Path, *, check: str = "sizes") -> None:
+    def __init__(
+        self, out: str | Path, *, check: str = "sizes", cache: str | Path | None = None, cache_gb: float | None = None
+    ) -> None:
         if check not in ("none", "sizes", "full"):
             raise ValueError(f"check is {check!r}; it must be none, sizes or full")
+        if (cache is None) != (cache_gb is None):
+            raise ValueError(f"cache={cache!r}, cache_gb={cache_gb!r}: give both, or neither")
         self.out = str(out)
         self.is_local = "://" not in self.out
         self.manifest = self._read_manifest()
@@ -39,12 +58,17 @@ class ShardReader:
             index[name].to_numpy().astype(np.int64) for name in ("visual_tokens", "tokens")
         )
         self._shard = index["shard"].to_pylist()
+        self._entries = {shard.name: shard for shard in self.manifest.shards}
         self._offset, self._bytes = index["offset"].to_numpy(), index["bytes"].to_numpy()
         # Every pack has the same members in the same order, so their places are two matrices.
         self.members: list[str] = [place["name"] for place in index["members"][0].as_py()] if len(index) else []
         places = index["members"].combine_chunks().flatten()
         shape = (len(index), len(self.members))
         self._starts, self._sizes = (places.field(name).to_numpy().reshape(shape) for name in ("offset", "size"))
+        self.cache: ShardCache | None = None
+        self._warned: set[int | None] = set()
+        if cache is not None and cache_gb is not None and not self.is_local:
+            self.cache = self._open_cache(cache, cache_gb)
         if check != "none":
             self._check_shards(full=check == "full")
 
@@ -64,15 +88,61 @@ class ShardReader:
 
     def content(self, pack: int) -> memoryview:
         """The bytes of a pack: a view of the mapped shard, or one ranged read."""
+        return self._content(pack, self._map(self._shard[self._row(pack)]))
+
+    def contents(self, packs: list[int], prefetch: int) -> Iterator[tuple[int, memoryview]]:
+        """Packs with their bytes, in this order. Remote ones are read ahead: `prefetch` packs, or whole shards."""
+        if self.is_local or not prefetch:
+            yield from ((pack, self.content(pack)) for pack in packs)
+        elif self.cache is None:
+            yield from zip(packs, in_advance(self.content, packs, prefetch), strict=True)
+        else:
+            # Mapped as soon as it is there, a shard stays until its packs are read, even if it is evicted meanwhile.
+            runs = [(name, list(run)) for name, run in groupby(packs, lambda pack: self._shard[self._row(pack)])]
+            maps = in_advance(self._map, [name for name, _ in runs], SHARDS_AHEAD)
+            for (_, run), mapped in zip(runs, maps, strict=True):
+                content = partial(self._content, mapped=mapped)
+                read = in_advance(content, run, prefetch) if mapped is None else map(content, run)
+                yield from zip(run, read, strict=True)
+
+    def _content(self, pack: int, mapped: mmap.mmap | None) -> memoryview:
         row = self._row(pack)
         start, size = int(self._offset[row]), int(self._bytes[row])
-        name = f"shards/{self._shard[row]}"
+        if mapped is not None:
+            return memoryview(mapped)[start : start + size]
+        file = _opened(self.out, os.getpid(), f"shards/{self._shard[row]}")
+        # pyarrow's buffer is read-only, and torch wants to be able to write
+        return memoryview(bytearray(file.read_at(size, start)))
+
+    def _map(self, name: str) -> mmap.mmap | None:
+        """A shard in memory; None: it is remote, and there is no cache, or the cache cannot take it."""
         if self.is_local:
-            return memoryview(_mapped(f"{self.out}/{name}"))[start : start + size]
-        filesystem, path = _filesystem(self.out, os.getpid())
-        with filesystem.open_input_file(f"{path}/{name}") as file:
-            # pyarrow's buffer is read-only, and torch wants to be able to write
-            return memoryview(bytearray(file.read_at(size, start)))
+            return _mapped(f"{self.out}/shards/{name}")
+        if self.cache is None:
+            return None
+        try:
+            return self.cache.mapped(self._entries[name], self.out, partial(self._download, self._entries[name]))
+        except OSError as error:  # a full disk must not end a training; what else is wrong, the ranged read will say
+            if error.errno not in self._warned:
+                self._warned.add(error.errno)
+                where = self.cache.folder
+                logger.warning("%s: %s; reading by range what the cache cannot take (warned of once)", where, error)
+            return None
+
+    def _download(self, shard: ShardEntry) -> Iterator[bytes]:
+        file = _opened(self.out, os.getpid(), f"shards/{shard.name}")
+        if file.size() != shard.bytes:
+            raise self._wrong_size(shard, file.size())
+        return in_advance(lambda start: file.read_at(CHUNK, start), range(0, shard.bytes, CHUNK), CHUNKS_AT_ONCE)
+
+    def _open_cache(self, folder: str | Path, gb: float) -> ShardCache:
+        largest = max(self.manifest.shards, key=lambda shard: shard.bytes, default=None)
+        if largest is not None and largest.bytes > gb * 1e9:
+            raise ValueError(
+                f"cache_gb={gb}: the largest shard of {self.out}, {largest.name}, has {largest.bytes / 1e9:.3f} GB; "
+                "give room for several shards per loader worker, or no cache"
+            )
+        return ShardCache(folder, int(gb * 1e9))
 
     def members_of(self, pack: int, content: memoryview) -> dict[str, memoryview]:
         """The members of a pack, as views of its bytes."""
@@ -113,10 +183,14 @@ class ShardReader:
             name = f"shards/{shard.name}"
             size = self._file_size(name)
             if size != shard.bytes:
-                found = "is missing" if size is None else f"has {size} bytes, the manifest {shard.bytes}"
-                raise OutputError(f"{self.out}/{name} {found}; run `neatpack verify`, and pack again what is broken")
+                raise self._wrong_size(shard, size)
             if full and hashlib.sha256(self._read_file(name)).hexdigest() != shard.sha256:
                 raise OutputError(f"{self.out}/{name}: sha256 differs from the manifest's; pack again")
+
+    def _wrong_size(self, shard: ShardEntry, size: int | None) -> OutputError:
+        found = "is missing" if size is None else f"has {size} bytes, the manifest {shard.bytes}"
+        remedy = "run `neatpack verify`, and pack again what is broken"
+        return OutputError(f"{self.out}/shards/{shard.name} {found}; {remedy}")
 
     def _file_size(self, name: str) -> int | None:
         if self.is_local:
@@ -127,11 +201,30 @@ class ShardReader:
         return info.size if info.is_file else None
 
 
-@lru_cache(maxsize=4096)
-def _mapped(path: str) -> mmap.mmap:
-    """A shard in memory, shared with every process that reads it. Copy-on-write: nobody can damage the file."""
-    with open(path, "rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+def in_advance(function: Callable[[Argument], Result], arguments: Iterable[Argument], depth: int) -> Iterator[Result]:
+    """The results in order, computed by threads, up to `depth` of them before they are asked for."""
+    results: deque[Future[Result]] = deque()
+    pool = ThreadPoolExecutor(depth)
+    try:
+        for argument in arguments:
+            results.append(pool.submit(function, argument))
+            if len(results) > depth:
+                yield results.popleft().result()
+        while results:
+            yield results.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+# Of local shards only: the map of an evicted shard of the cache would keep its room on the disk.
+_mapped = lru_cache(maxsize=4096)(map_shard)
+
+
+@lru_cache(maxsize=256)
+def _opened(uri: str, process: int, name: str) -> NativeFile:
+    """A remote file, kept open: opening costs a request, by which pyarrow asks the store for the size."""
+    filesystem, path = _filesystem(uri, process)
+    return filesystem.open_input_file(f"{path}/{name}")
 
 
 @lru_cache(maxsize=8)

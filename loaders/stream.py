@@ -1,8 +1,7 @@
 """PackedShards: the packs of one output or of several as a torch dataset, balanced, shuffled and resumable at once."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from .batches import PackLoader
 from .item import PIXELS, pack_item
 from .media import BATCH_KEY
-from .mix import Mix, Outputs
+from .mix import Mix, Output, Outputs
 from .model_inputs import PackCollater, collater_for
 from .order import rank_share, share_length, worker_share
 from .pixels import stored_arrays
@@ -37,6 +36,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
     pixels       "bf16" or "fp32": restored; "uint8": as stored, for `restore_pixels(batch, device)` on the GPU
     check        "none", "sizes" or "full" (sha256 of every shard) before the first read
     prefetch     packs read ahead, from remote shards only
+    cache, cache_gb  a folder on this node's disk, and its size in GB: remote shards are downloaded whole, once per node
 
     Iterated again it gives the next epoch. Steps are balanced at every world size that divides the plan's group_size.
     Positions are counted in packs over all ranks, so that a run may resume with another world size.
@@ -55,11 +55,13 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         pixels: str = "bf16",
         check: str = "sizes",
         prefetch: int = 4,
+        cache: str | Path | None = None,
+        cache_gb: float | None = None,
     ) -> None:
         if pixels not in PIXELS:
             raise ValueError(f"pixels is {pixels!r}; it must be one of {', '.join(PIXELS)}")
         self._ranks = Ranks(rank, world_size)
-        self.mix = Mix(out, check=check)
+        self.mix = Mix(out, check=check, cache=cache, cache_gb=cache_gb)
         self.seed, self.drop_last, self.shuffle = seed, drop_last, shuffle
         self.batch_size = batch_size
         self.pixels, self.prefetch = pixels, prefetch
@@ -237,33 +239,26 @@ class PackedShards(IterableDataset[dict[str, Any]]):
 
     def pack(self, number: int, output: str = "") -> dict[str, Any]:
         """Pack `number` of the output, at random access; of several outputs, that of the one with this name."""
-        return self._item(self.mix.number(output, number))
+        return self.item(self.mix.number(output, number))
 
     def item(self, pack: int) -> dict[str, Any]:
         """A pack by its number in the order."""
-        return self._item(pack)
+        (output,), (number,) = self.mix.find([pack])
+        return self._item(output, number, output.reader.content(number))
 
     def _items(self, packs: list[int]) -> Iterator[dict[str, Any]]:
-        if all(output.reader.is_local for output in self.mix.outputs) or not self.prefetch:
-            yield from map(self._item, packs)
-            return
-        ahead: deque[tuple[int, Future[memoryview]]] = deque()
-        pool = ThreadPoolExecutor(self.prefetch)
-        try:
-            for pack in packs:
-                output, number = self.mix.find(pack)
-                ahead.append((pack, pool.submit(output.reader.content, number)))
-                if len(ahead) > self.prefetch:
-                    first, content = ahead.popleft()
-                    yield self._item(first, content.result())
-            for first, content in ahead:
-                yield self._item(first, content.result())
-        finally:
-            pool.shutdown(cancel_futures=True)
+        outputs, numbers = self.mix.find(packs)
+        contents = {
+            output.name: output.reader.contents(
+                [number for of, number in zip(outputs, numbers, strict=True) if of is output], self.prefetch
+            )
+            for output in self.mix.outputs
+        }
+        for output in outputs:
+            yield self._item(output, *next(contents[output.name]))
 
-    def _item(self, pack: int, content: memoryview | None = None) -> dict[str, Any]:
-        output, number = self.mix.find(pack)
-        arrays, header = output.reader.arrays(number, output.reader.content(number) if content is None else content)
+    def _item(self, output: Output, number: int, content: memoryview) -> dict[str, Any]:
+        arrays, header = output.reader.arrays(number, content)
         item = pack_item(arrays, header, self.layout, self.stored, PIXELS[self.pixels])
         return item | {"output": output.name} if len(self.mix.outputs) > 1 else item
 

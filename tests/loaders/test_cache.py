@@ -1,0 +1,318 @@
+"""The cache of remote shards: real processes, pyarrow's S3 client, and a store that counts what it is asked for."""
+
+import os
+import shutil
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import TinyData, mixed_rows, tiny_config
+from object_store import SPAWN, read_all, read_first, read_with_limit, serving, started, sums_of
+from torch.utils.data import DataLoader
+
+from neatpack import PackedShards
+from neatpack.loaders.cache import ShardCache
+from neatpack.loaders.reader import ShardReader
+from neatpack.pipeline.manifest import OutputError
+from neatpack.pipeline.run import run_pack
+
+PATIENCE = 300  # seconds until a process that says nothing is taken for stuck
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bucket")
+    data = TinyData(folder / "data")
+    for _ in range(6):
+        mixed_rows(data, num_text=14, num_images=10)
+    run_pack(tiny_config(data.write(), folder / "out", pack_size=280))
+    return folder
+
+
+@pytest.fixture
+def store(bucket):
+    with serving(bucket) as store:
+        yield store
+
+
+def cached(store, folder, *, out="out", gb=1.0, **options):
+    return PackedShards(store.uri(out), cache=folder, cache_gb=gb, check="none", **options)
+
+
+def shards_of(bucket):
+    return ShardReader(bucket / "out", check="none").manifest.shards
+
+
+def kept(folder):
+    return {path.name for path in folder.iterdir()} - {".lock"}
+
+
+def names(shards):
+    return {f"{shard.sha256}.tar" for shard in shards}
+
+
+def assert_same(items, others):
+    for ours, theirs in zip(items, others, strict=True):
+        assert ours.keys() == theirs.keys() and ours["pack"] == theirs["pack"]
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours if isinstance(ours[key], torch.Tensor))
+
+
+def content_of(path):
+    """What ShardCache asks for the bytes of a shard, without a store: two chunks."""
+    content = path.read_bytes()
+    return lambda: iter([content[:1000], content[1000:]])
+
+
+# Items
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_items_are_those_of_the_local_output(bucket, store, tmp_path, prefetch):
+    local = list(PackedShards(bucket / "out"))
+    packs = cached(store, tmp_path, prefetch=prefetch)
+    assert_same(packs, local)
+    shards = shards_of(bucket)
+    assert len(shards) == 3 and kept(tmp_path) == names(shards)
+    assert [store.num("GET", shard.name) for shard in shards] == [1, 1, 1], "each whole, by one request"
+    assert_same(packs, local)
+    assert_same([packs.pack(3)], [PackedShards(bucket / "out").pack(3)])
+    assert store.num("GET", ".tar") == 3, "warm: nothing is read from the store"
+
+
+def test_large_shards_come_by_ranges_in_order(bucket, store, tmp_path, monkeypatch):
+    monkeypatch.setattr("neatpack.loaders.reader.CHUNK", 100_000)
+    assert_same(cached(store, tmp_path), PackedShards(bucket / "out"))
+    assert store.num("GET", ".tar") == sum(-(-shard.bytes // 100_000) for shard in shards_of(bucket))
+
+
+def test_shards_are_read_ahead(bucket, store, tmp_path):
+    """The plan's order is shard after shard: with the first pack, the next two shards are asked for, and come."""
+    packs = cached(store, tmp_path, shuffle=False)
+    items = iter(packs)
+    next(items)
+    items.close()  # waits for what is under way
+    assert kept(tmp_path) == names(shards_of(bucket))
+
+
+def test_loader_workers_share_it(bucket, store, tmp_path):
+    loader = DataLoader(cached(store, tmp_path), batch_size=None, num_workers=2)
+    assert_same(loader, PackedShards(bucket / "out"))
+    assert store.num("GET", ".tar") == 3
+
+
+def test_local_outputs_need_none(bucket, tmp_path):
+    assert_same(PackedShards(bucket / "out", cache=tmp_path / "no", cache_gb=1), PackedShards(bucket / "out"))
+    assert not (tmp_path / "no").exists()
+
+
+def test_ranged_reads_open_a_shard_once(bucket, store):
+    packs = PackedShards(store.uri("out"), check="none", prefetch=1)
+    assert_same(packs, PackedShards(bucket / "out"))
+    assert store.num("GET", ".tar") == len(packs.reader.packs) > 30
+    assert store.num("HEAD", ".tar") == 3
+
+
+# Processes
+
+
+def test_processes_at_once_download_each_shard_once(bucket, store, tmp_path):
+    barrier, results = SPAWN.Barrier(4), SPAWN.Queue()
+    packs = cached(store, tmp_path)
+    processes = [started(read_all, packs, barrier, results) for _ in range(4)]
+    sums = [results.get(timeout=PATIENCE) for _ in processes]
+    for process in processes:
+        process.join()
+    assert sums == [sums_of(PackedShards(bucket / "out"))] * 4
+    assert store.num("GET", ".tar") == 3
+    assert kept(tmp_path) == names(shards_of(bucket)), "and nothing else is left"
+
+
+def test_a_killed_downloader_blocks_and_poisons_nobody(bucket, store, tmp_path):
+    """One is killed in the middle of a shard, while another waits for it: that one starts anew and gets it right."""
+    shard = shards_of(bucket)[0]
+    store.hold(f"out/shards/{shard.name}")
+    packs = cached(store, tmp_path)
+    victim = started(read_first, packs)
+    assert store.reached.wait(PATIENCE)
+    assert kept(tmp_path) == {f"{shard.sha256}.part"}
+    barrier, results = SPAWN.Barrier(2), SPAWN.Queue()
+    waiting = started(read_all, packs, barrier, results)
+    barrier.wait(PATIENCE)
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join()
+    assert results.get(timeout=PATIENCE) == sums_of(PackedShards(bucket / "out"))
+    waiting.join()
+    assert kept(tmp_path) == names(shards_of(bucket))
+    assert (tmp_path / f"{shard.sha256}.tar").read_bytes() == (bucket / "out/shards" / shard.name).read_bytes()
+
+
+def wait_for_a_waiter(path):
+    """Until somebody waits for the lock of a file: `-> FLOCK … major:minor:inode` in the kernel's table."""
+    inode = f":{path.stat().st_ino} "
+    while not any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()):
+        time.sleep(0.01)
+
+
+def test_who_waits_for_a_download_that_fails_starts_anew(bucket, tmp_path):
+    shard = shards_of(bucket)[0]
+    cache = ShardCache(tmp_path, shard.bytes)
+    begun = threading.Event()
+
+    def broken():
+        yield bytes(1000)
+        begun.set()
+        wait_for_a_waiter(tmp_path / f"{shard.sha256}.part")
+        raise OSError("the store is gone")
+
+    with ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(cache.mapped, shard, "out", broken)
+        begun.wait(PATIENCE)
+        mapped = cache.mapped(shard, "out", content_of(bucket / "out/shards" / shard.name))
+        with pytest.raises(OSError, match="the store is gone"):
+            failing.result()
+    assert mapped[:] == (bucket / "out/shards" / shard.name).read_bytes()
+    assert kept(tmp_path) == names([shard])
+
+
+def test_a_part_that_was_left_makes_room(bucket, tmp_path):
+    shard, other = shards_of(bucket)[:2]
+    cache = ShardCache(tmp_path, shard.bytes)
+    (tmp_path / f"{other.sha256}.part").write_bytes(bytes(other.bytes))  # as a killed process leaves it
+    cache.mapped(shard, "out", content_of(bucket / "out/shards" / shard.name))
+    assert kept(tmp_path) == names([shard])
+
+
+# Eviction
+
+
+def test_the_least_recently_used_go_first(bucket, tmp_path):
+    first, second, third = shards = shards_of(bucket)
+    cache = ShardCache(tmp_path, sum(shard.bytes for shard in shards) - 1)  # two of the three
+
+    def read(shard):
+        return cache.mapped(shard, "out", content_of(bucket / "out/shards" / shard.name))
+
+    map_of_first = read(first)
+    read(second)
+    os.utime(tmp_path / f"{second.sha256}.tar", (1, 1))  # used long ago
+    read(third)
+    assert kept(tmp_path) == names([first, third])
+    assert read(first)[:] == map_of_first[:]
+    os.utime(tmp_path / f"{first.sha256}.tar", (2, 2))
+    os.utime(tmp_path / f"{third.sha256}.tar", (1, 1))
+    read(third)  # which is a use
+    read(second)
+    assert kept(tmp_path) == names([second, third])
+    assert map_of_first[:] == (bucket / "out/shards" / first.name).read_bytes(), "evicted, and still readable"
+
+
+def test_a_small_cache_keeps_its_bound_and_the_items(bucket, store, tmp_path):
+    largest = max(shard.bytes for shard in shards_of(bucket))
+    packs = cached(store, tmp_path, gb=largest / 1e9)
+    for item, local in zip(packs, PackedShards(bucket / "out"), strict=True):
+        assert_same([item], [local])
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= largest
+
+
+def test_shards_in_download_are_not_evicted(bucket, tmp_path):
+    """While one is downloaded, another that does not fit beside it is refused; the reader then reads by range."""
+    shard, other = shards_of(bucket)[:2]
+    cache = ShardCache(tmp_path, max(shard.bytes, other.bytes))
+    content = (bucket / "out/shards" / shard.name).read_bytes()
+
+    def chunks():
+        yield content[:1000]
+        with pytest.raises(OSError, match=f"downloading {shard.bytes} bytes, and {other.bytes} more do not fit"):
+            cache.mapped(other, "out", content_of(bucket / "out/shards" / other.name))
+        yield content[1000:]
+
+    assert cache.mapped(shard, "out", chunks)[:] == content
+    assert kept(tmp_path) == names([shard])
+
+
+# Several outputs
+
+
+def test_outputs_share_a_folder(bucket, store, tmp_path):
+    """Shards of the same name and other content do not meet; a copy of an output costs nothing."""
+    run_pack(tiny_config(bucket / "data" / "meta.json", bucket / "other", pack_size=300))
+    shutil.copytree(bucket / "out", bucket / "copy", dirs_exist_ok=True)
+    for out in ("out", "other", "copy", "other", "out"):
+        assert_same(cached(store, tmp_path, out=out), PackedShards(bucket / out))
+    shards = {out: ShardReader(bucket / out).manifest.shards for out in ("out", "other")}
+    assert {shard.name for shard in shards["out"]} & {shard.name for shard in shards["other"]}
+    assert kept(tmp_path) == names(shards["out"] + shards["other"])
+    assert {key.split("/")[0] for method, key in store.requests if method == "GET" and key.endswith(".tar")} == {
+        "out", "other",
+    }  # fmt: skip
+
+
+# What goes wrong
+
+
+@pytest.fixture
+def damaged(bucket, tmp_path):
+    shutil.copytree(bucket / "out", tmp_path / "out", ignore=shutil.ignore_patterns("work"))
+    with serving(tmp_path) as store:
+        yield store
+
+
+def test_a_damaged_download_is_refused_and_not_kept(damaged, tmp_path):
+    shard = tmp_path / "out" / "shards" / shards_of(tmp_path)[0].name
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    packs = cached(damaged, tmp_path / "cache")
+    with pytest.raises(OutputError, match=rf"{shard.name}: {len(content)} bytes came, with the sha256 .* the manifest"):
+        packs.pack(0)
+    assert kept(tmp_path / "cache") == set()
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)  # mended
+    assert_same([packs.pack(0)], [PackedShards(tmp_path / "out").pack(0)])
+
+
+def test_a_shard_of_another_size_is_refused_before_it_is_downloaded(damaged, tmp_path):
+    shard = tmp_path / "out" / "shards" / shards_of(tmp_path)[0].name
+    shard.write_bytes(shard.read_bytes()[:-512])
+    with pytest.raises(OutputError, match=f"{shard.name} has .* bytes, the manifest"):
+        cached(damaged, tmp_path / "cache").pack(0)
+    assert damaged.num("GET", ".tar") == 0 and kept(tmp_path / "cache") == set()
+
+
+def test_a_store_that_fails_is_not_the_caches_fault(damaged, tmp_path):
+    packs = cached(damaged, tmp_path / "cache")
+    (tmp_path / "out" / "shards" / shards_of(tmp_path)[0].name).unlink()
+    with pytest.raises(FileNotFoundError):
+        packs.pack(0)
+    assert kept(tmp_path / "cache") == set()
+
+
+def test_without_room_packs_are_read_by_range_with_one_warning(bucket, store, tmp_path):
+    results = SPAWN.Queue()
+    process = started(read_with_limit, cached(store, tmp_path), 900_000, results)
+    sums, messages = results.get(timeout=PATIENCE)
+    process.join()
+    assert sums == sums_of(PackedShards(bucket / "out"))
+    assert len(messages) == 1 and "File too large; reading by range" in messages[0]
+    assert kept(tmp_path) == names(shard for shard in shards_of(bucket) if shard.bytes <= 900_000)
+
+
+def test_a_folder_that_is_taken_away_is_survived(bucket, store, tmp_path, caplog):
+    packs = cached(store, tmp_path / "cache")
+    shutil.rmtree(tmp_path / "cache")
+    assert_same(packs, PackedShards(bucket / "out"))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_what_is_refused_at_once(store, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file.*give a folder that this process may write to"):
+        cached(store, tmp_path / "file")
+    with pytest.raises(ValueError, match="cache_gb=0.0001: the largest shard of .* has 0.001 GB"):
+        cached(store, tmp_path / "cache", gb=0.0001)
+    with pytest.raises(ValueError, match="cache_gb=None: give both, or neither"):
+        PackedShards(store.uri("out"), cache=tmp_path)
