@@ -32,17 +32,9 @@ class Mix:
     def __init__(
         self, out: Outputs, *, check: str = "sizes", cache: str | Path | None = None, cache_gb: float | None = None
     ) -> None:
-        listed = [("", out)] if isinstance(out, str | Path) else [tuple(entry) for entry in out]
-        weights = [entry[2] for entry in listed if len(entry) == 3]
-        if not listed or any(len(entry) not in (2, 3) for entry in listed) or len(weights) not in (0, len(listed)):
-            raise ValueError(f"outputs are {out!r}; expected [(name, out), …] or, all of them with a weight, "
-                             "[(name, out, weight), …]")  # fmt: skip
-        names = [str(entry[0]) for entry in listed]
-        if len(set(names)) < len(names):
-            raise ValueError(f"outputs are named {', '.join(names)}; give each another name")
-        if any(not weight > 0 for weight in weights):
-            raise ValueError(f"weights are {weights}; each must be above 0, so leave out what is not wanted")
-        readers = [ShardReader(entry[1], check=check, cache=cache, cache_gb=cache_gb) for entry in listed]
+        listed = _listed(out)
+        names, weights = [name for name, _, _ in listed], [weight for *_, weight in listed if weight is not None]
+        readers = [ShardReader(where, check=check, cache=cache, cache_gb=cache_gb) for _, where, _ in listed]
         for name, reader in zip(names[1:], readers[1:], strict=True):
             _check_agreement(names[0], readers[0].manifest, name, reader.manifest)
         self.outputs = [Output(name, reader) for name, reader in zip(names, readers, strict=True)]
@@ -81,6 +73,24 @@ class Mix:
         if output not in names:
             raise ValueError(f"output {output!r} is unknown; there are {', '.join(map(repr, names))}")
         return pack + int(self._firsts[names.index(output)])
+
+
+def _listed(out: Outputs) -> list[tuple[str, str | Path, float | None]]:
+    """Name, place and weight of every output; either all have a weight, or none."""
+    if isinstance(out, str | Path):
+        return [("", out, None)]
+    if not out or {len(entry) for entry in out} not in ({2}, {3}):
+        raise ValueError(
+            f"outputs are {out!r}; expected [(name, out), …] or, all of them with a weight, [(name, out, weight), …]"
+        )
+    listed = [(entry[0], entry[1], entry[2] if len(entry) == 3 else None) for entry in out]
+    if len({name for name, *_ in listed}) < len(listed):
+        raise ValueError(f"outputs are named {', '.join(name for name, *_ in listed)}; give each another name")
+    if any(weight is not None and not weight > 0 for *_, weight in listed):
+        raise ValueError(
+            f"weights are {[weight for *_, weight in listed]}; each must be above 0, so leave out what is not wanted"
+        )
+    return listed
 
 
 def _check_agreement(name: str, manifest: Manifest, other_name: str, other: Manifest) -> None:

@@ -28,7 +28,7 @@ packs = PackedShards(args.out, rank=mesh["dp"].get_local_rank(), world_size=mesh
 loader = packs.loader(batch_size=1, num_workers=1, model=model)
 
 
-def state(step: int) -> dict[str, object]:
+def state(step):
     weights, moments = get_state_dict(model, optimizer)
     return {"model": weights, "optimizer": moments, "dataloader": loader, "step": step}  # the loader is Stateful
 
