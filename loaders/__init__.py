@@ -1,7 +1,8 @@
 """Packed shards into a training loop. Thin: what can be done offline is done offline.
 
-OUT ──reader.py (mapped or ranged reads)──▶ stream.py (PackedShards: balanced, shuffled, resumable, by order.py)
-    ──packed.py (neat_packed_vlm_collater: indexed, 4D or THD)──▶ model, or pp_media.py (pipeline parallel)
+OUT ──reader.py (mapped, cached or ranged reads)──▶ stream.py (PackedShards: balanced, shuffled, mixed, by order.py)
+    ──model_inputs.py (PackCollater, on packed.py)──▶ batches.py (PackLoader: epochs, resume)──▶ model(**batch)
+    or pp_media.py (pipeline parallel); hf.py and energon.py for trainers that share out packs themselves
 
 online/ packs on the fly, on top of the functions that the offline job packs with; only it needs transformers.
 """

@@ -1,14 +1,25 @@
 """PackLoader: the batches of a rank, epoch after epoch, from any position."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
-if TYPE_CHECKING:
-    from .stream import PackedShards
-
 _OURS = ("batch_sampler", "drop_last", "sampler", "shuffle")  # settled by the packs' order
+
+
+class Packs(Protocol):
+    """What the loader asks of `PackedShards`."""
+
+    batch_size: int
+
+    @property
+    def num_left(self) -> int: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def advance(self) -> None: ...
+    def restart(self) -> None: ...
+    def state_at(self, num_batches: int) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class PackLoader(DataLoader[Any]):
@@ -20,11 +31,9 @@ class PackLoader(DataLoader[Any]):
     number of ranks, workers and packs in a batch.
     """
 
-    dataset: "PackedShards"
-
     def __init__(
         self,
-        packs: "PackedShards",
+        packs: Packs,
         batch_size: int,
         num_workers: int,
         collate_fn: Callable[[list[dict[str, Any]]], Any],
@@ -35,8 +44,15 @@ class PackLoader(DataLoader[Any]):
                 f"{', '.join(ours)}: the order is that of PackedShards; see its shuffle, seed and drop_last"
             )
         packs.batch_size = batch_size
+        self.packs = packs
         self._given = 0  # batches of this iteration
-        super().__init__(packs, batch_size=batch_size, num_workers=num_workers, collate_fn=collate_fn, **options)
+        super().__init__(
+            packs,  # type: ignore[arg-type]  # a Dataset, too
+            batch_size=batch_size,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            **options,
+        )
 
     @property
     def epoch(self) -> int:
@@ -44,24 +60,23 @@ class PackLoader(DataLoader[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """For loops that count epochs themselves; an epoch that was resumed goes on."""
-        self.dataset.set_epoch(epoch)
+        self.packs.set_epoch(epoch)
         self._given = 0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        packs = self.dataset
-        if self._given and self._given * packs.batch_size >= packs.num_left:
-            packs.advance()  # the consumer, which counts, stopped at the last batch and not after it
-        packs.restart()
+        if self._given and self._given * self.packs.batch_size >= self.packs.num_left:
+            self.packs.advance()  # the consumer, which counts, stopped at the last batch and not after it
+        self.packs.restart()
         self._given = 0
         for batch in super().__iter__():
             self._given += 1
             yield batch
-        packs.advance()
+        self.packs.advance()
         self._given = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return self.dataset.state_at(self._given)
+        return self.packs.state_at(self._given)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.dataset.load_state_dict(state)
+        self.packs.load_state_dict(state)
         self._given = 0

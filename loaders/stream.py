@@ -1,5 +1,6 @@
 """PackedShards: the packs of one output or of several as a torch dataset, balanced, shuffled and resumable at once."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from .position import Start
 from .ranks import Ranks, refuse_second_sharding
 from .reader import ShardReader
 from .stateful import global_state
+
+logger = logging.getLogger(__name__)
 
 
 class PackedShards(IterableDataset[dict[str, Any]]):
@@ -165,6 +168,8 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         iteration = self._start.enter()
         self._loaded, self._skip, self._yielded = False, 0, self._skip
         self._check_world()
+        if worker == 0:
+            self._tell_what_is_left_out()
         share = self._share()
         mine = worker_share(len(share), self.batch_size, worker, num_workers)[self._yielded :]
         last = len(share) // self.batch_size * self.batch_size  # from here on a batch is not full
@@ -185,6 +190,16 @@ class PackedShards(IterableDataset[dict[str, Any]]):
                 f"{num_packs} packs on {world_size} ranks: not one step. Train on fewer ranks, pack into smaller packs "
                 "(--pack-size), or let packs come twice (drop_last=False)"
             )
+
+    def _tell_what_is_left_out(self) -> None:
+        rank, world_size = self._ranks.now()
+        left_out = (self.mix.num_packs - self.position) % world_size
+        if rank == 0 and left_out and self.drop_last:
+            logger.warning(
+                "epoch %d: %d of %d packs do not fill a step of %d ranks and are left out; drop_last=False trains them, "
+                "and %d from the epoch's start once more", self.epoch, left_out, self.mix.num_packs, world_size,
+                world_size - left_out,
+            )  # fmt: skip
 
     # Resuming
 

@@ -173,6 +173,18 @@ def test_the_commands_are_found():
     assert len(commands(ROOT / "README.md")) >= 5
 
 
+def test_the_recipes_are_listed_with_their_length():
+    """Lines of code: without docstring, comments and empty lines."""
+    told = dict(re.findall(r"\| `(jobs/recipes/\w+\.py)` \| (\d+) \|", text_of("README.md")))
+    files = [path for path in (ROOT / "jobs" / "recipes").glob("*.py") if path.stem != "common"]
+    assert set(told) == {str(path.relative_to(ROOT)) for path in files}
+    for path in files:
+        docstring = ast.parse(path.read_text()).body[0]
+        lines = path.read_text().splitlines()[docstring.end_lineno :]
+        number = sum(bool(line.strip()) and not line.strip().startswith("#") for line in lines)
+        assert number == int(told[str(path.relative_to(ROOT))]) <= 40, (path.name, number)
+
+
 def test_the_families_are_the_registrys():
     table = text_of("README.md").split("\n## Model families\n")[1].split("\n## ")[0]
     rows = {name: row for row in table.splitlines() for name in re.findall(r"^\| `(\w+)` \|", row)}
@@ -188,7 +200,8 @@ def test_the_reasons_are_the_records():
 def test_our_own_api_is_as_documented():
     section = text_of("docs/API.md").split("\n## The packed path\n")[1].split("\n**")[0]
     listed = dict(re.findall(r"^- `(\w+)(?:\((.*)\))?`:", section, re.MULTILINE))
-    assert set(listed) == {"PackedShards", "restore_pixels", "PackConfig", "run_pack", "run_plan", "UserError"}
+    assert set(listed) == {"PackedShards", "PackCollater", "num_items_in_batch", "steps", "restore_pixels", "PackConfig",
+                           "run_pack", "run_plan", "UserError"}  # fmt: skip
     for name, parameters in listed.items():
         if not parameters or "…" in parameters:
             continue
@@ -230,7 +243,15 @@ def mixed(tmp_path_factory) -> Path:
     return data.write()
 
 
-TEXT_KEYS = {"input_ids", "labels", "position_ids", "attention_mask", "_packed_seq_ids", "mm_token_type_ids"}
+TEXT_KEYS = {
+    "input_ids",
+    "labels",
+    "shift_labels",
+    "position_ids",
+    "attention_mask",
+    "_packed_seq_ids",
+    "mm_token_type_ids",
+}
 
 
 # Patches that are repeated; a mask and the other axis order; a first row and another fill; groups.

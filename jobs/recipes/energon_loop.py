@@ -1,11 +1,11 @@
 """Megatron-Energon shards, shuffles and keeps its place; neatpack cooks its samples and makes batches of them.
 
 neatpack export energon OUT
-torchrun --standalone --nproc-per-node 2 jobs/recipes/energon_loop.py OUT --checkpoint folder
+torchrun --standalone --nproc-per-node 2 jobs/recipes/energon_loop.py OUT --checkpoint ckpt
 """
 
+import os
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -28,12 +28,13 @@ dist.init_process_group("gloo")
 model = DistributedDataParallel(tiny_model(args.model))
 optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
 # A pack that cannot be read ends the run; Energon's default logs it and goes on without it.
-workers = WorkerConfig(dist.get_rank(), dist.get_world_size(), num_workers=1, global_error_handler=reraise_exception)
-packs = get_train_dataset(args.out, worker_config=workers, batch_size=1, shuffle_buffer_size=None,
-                          max_samples_per_sequence=None, task_encoder=Packs())  # fmt: skip
-loader = get_savable_loader(packs)
-step, mine = 0, Path(args.checkpoint, f"{dist.get_rank()}.pt")
-if mine.exists():
+workers = WorkerConfig(
+    rank=dist.get_rank(), world_size=dist.get_world_size(), num_workers=1, global_error_handler=reraise_exception
+)
+loader = get_savable_loader(get_train_dataset(args.out, worker_config=workers, task_encoder=Packs(), batch_size=1,
+                                              shuffle_buffer_size=None, max_samples_per_sequence=None))  # fmt: skip
+step, mine = 0, f"{args.checkpoint}.{dist.get_rank()}"
+if os.path.exists(mine):
     saved = torch.load(mine, weights_only=False)  # Energon's state is an object of its own
     model.module.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
@@ -47,7 +48,6 @@ for batch in loader:  # without end; an epoch is as many packs as there are
     optimizer.zero_grad()
     step += 1
     dist.all_reduce(loss.detach_())
-    mine.parent.mkdir(exist_ok=True)
     torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
                 "data": loader.save_state_rank(), "step": step}, mine)  # fmt: skip
     report(step, loss.item())

@@ -4,11 +4,10 @@ import json
 import sys
 
 import torch
-from torch.utils.data import DataLoader
 
 import loaders
 import pipeline
-from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack import PackedShards
 
 
 class Model(torch.nn.Module):
@@ -28,13 +27,11 @@ class Model(torch.nn.Module):
 
 def main(packed: str) -> None:
     torch.manual_seed(0)
-    packs = PackedShards(packed, seed=0)
-    loader = DataLoader(packs, batch_size=loaders.BATCH_SIZE, num_workers=2, collate_fn=neat_packed_vlm_collater)
+    loader = PackedShards(packed, seed=0).loader(batch_size=loaders.BATCH_SIZE, num_workers=2)
     model = Model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     losses = []
-    for epoch in range(4):
-        packs.set_epoch(epoch)
+    while loader.epoch < 4:
         for batch in loader:
             loss = model(batch)
             optimizer.zero_grad()
