@@ -41,16 +41,13 @@ if os.path.exists(mine):
     loader.restore_state_rank(saved["data"])
     step = saved["step"]
 
-for batch in loader:  # without end; an epoch is as many packs as there are
+for step, batch in zip(range(step + 1, args.steps + 1), loader, strict=False):  # it has no end
     loss = model(**batch, num_items_in_batch=num_items_in_batch([batch])).loss
     (loss * dist.get_world_size()).backward()
     optimizer.step()
     optimizer.zero_grad()
-    step += 1
     dist.all_reduce(loss.detach_())
     torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(),
                 "data": loader.save_state_rank(), "step": step}, mine)  # fmt: skip
     report(step, loss.item())
-    if step == args.steps:
-        break
 dist.destroy_process_group()
