@@ -196,7 +196,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         left_out = (self.mix.num_packs - self.position) % world_size
         if rank == 0 and left_out and self.drop_last:
             logger.warning(
-                "epoch %d: %d of %d packs do not fill a step of %d ranks and are left out; drop_last=False trains them, "
+                "epoch %d: %d of %d packs fill no step of %d ranks and are left out; drop_last=False trains those, "
                 "and %d from the epoch's start once more", self.epoch, left_out, self.mix.num_packs, world_size,
                 world_size - left_out,
             )  # fmt: skip

@@ -33,15 +33,15 @@ workers = WorkerConfig(
 )
 loader = get_savable_loader(get_train_dataset(args.out, worker_config=workers, task_encoder=Packs(), batch_size=1,
                                               shuffle_buffer_size=None, max_samples_per_sequence=None))  # fmt: skip
-step, mine = 0, f"{args.checkpoint}.{dist.get_rank()}"
+done, mine = 0, f"{args.checkpoint}.{dist.get_rank()}"
 if os.path.exists(mine):
     saved = torch.load(mine, weights_only=False)  # Energon's state is an object of its own
     model.module.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     loader.restore_state_rank(saved["data"])
-    step = saved["step"]
+    done = saved["step"]
 
-for step, batch in zip(range(step + 1, args.steps + 1), loader, strict=False):  # it has no end
+for step, batch in zip(range(done + 1, args.steps + 1), loader, strict=False):  # it has no end
     loss = model(**batch, num_items_in_batch=num_items_in_batch([batch])).loss
     (loss * dist.get_world_size()).backward()
     optimizer.step()
