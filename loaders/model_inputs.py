@@ -27,21 +27,21 @@ WAYS = {"mask": ("attention_mask",), "positions": ("use_cache",), "varlen": VARL
 class PackCollater:
     """Packs into a batch that is splatted into a model of transformers: `loss = model(**batch).loss`.
 
-    `labels` are shifted already, and `shift_labels` is the same tensor: with it the losses of transformers do not shift
-    once more. Everything else in the batch is an argument of the model.
+    `shift_labels` are the labels as they are on disk, shifted already; with them the losses of transformers do not
+    shift `labels`, which is the same tensor. Everything else in the batch is an argument of the model.
 
     attn_implementation  as the model's: sdpa, eager, flex_attention, or a flash attention (flash_attention_2, …)
     isolate              what keeps documents apart:
-        mask             a block-causal mask made here, for sdpa and eager: every version of transformers takes it, but it
-                         is S * S bytes a pack, 268 MB at 16,384 tokens (as floats, for eager, four times that)
+        mask             a block-causal mask made here, for sdpa and eager: any version of transformers takes it, but
+                         it is S * S bytes a pack, 268 MB at 16,384 tokens (as floats, for eager, four times that)
         positions        transformers makes the mask itself, on the GPU, from positions that begin anew in every
                          document: sdpa, eager and flex_attention
         varlen           cu_seq_lens_q/k and max_length_q/k, for flash attention. Without them transformers would keep
                          documents apart in batches of one pack only
                          Default: varlen for flash attention, positions for flex_attention, else mask
     takes                names of the model's arguments, where it does not take any others
-    unshifted_labels     for a model that shifts labels in any case: its rows are longer by one, and labels are moved
-                         back by one, so that the shift of the model makes them what they are on disk
+    unshifted_labels     for a model that shifts `labels` all the same: they are moved back by one, so that its shift
+                         makes of them what is on disk. Rows are longer by one, for the last label of a full pack
     the rest             as of `neat_packed_vlm_collater`
     """
 
@@ -63,8 +63,8 @@ class PackCollater:
             )
         if self.way == "varlen" and self.bidirectional_vision:
             raise ValueError(
-                f"{self.attn_implementation} cannot look ahead in a picture, and the model does (bidirectional_vision): "
-                "load it with attn_implementation='sdpa'"
+                f"{self.attn_implementation} cannot look ahead in a picture, but the model does "
+                "(bidirectional_vision); load it with attn_implementation='sdpa'"
             )
 
     @property
@@ -91,7 +91,6 @@ class PackCollater:
             batch["use_cache"] = False  # with a cache transformers takes positions for those of a continued text
         if self.unshifted_labels:
             batch["labels"] = pad(batch["labels"][:, :-1], (1, 0), value=IGNORE)
-            del batch["shift_labels"]
         return self._for_the_model(batch)
 
     def _for_the_model(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +120,8 @@ def collater_for(family: Mapping[str, Any], model: torch.nn.Module | None = None
 
     With sdpa and eager, documents are kept apart by positions if the model is seen to do so, else by a mask: positions
     are a few bytes per token on the way to the GPU, and a model that would let documents see each other is told by
-    asking it, whatever the version of transformers is.
+    asking it, whatever the version of transformers is. In the same way, a model that does not hand shift_labels to its
+    loss (Qwen3-VL of transformers 5.5 and before) gets unshifted_labels.
     """
     facts = family["facts"]
     chosen: dict[str, Any] = {"padding_idx": family["padding_id"]}
@@ -130,7 +130,9 @@ def collater_for(family: Mapping[str, Any], model: torch.nn.Module | None = None
     if model is None:
         return PackCollater(**(chosen | options))
     inner: Any = unwrapped(model)
-    chosen |= {"takes": _arguments(inner)} | _attention_of(inner) | options
+    takes = _arguments(inner)
+    chosen |= {"takes": takes, "unshifted_labels": takes is None and not passes_shift_labels(inner)}
+    chosen |= _attention_of(inner) | options
     asked = PackCollater(**chosen)
     if "positions" in _possible_ways(asked.attn_implementation) and options.get("isolate") != "mask":
         if isolates_by_positions(inner, family["position_axes"]):
@@ -201,29 +203,49 @@ def _check_arguments(collater: PackCollater, media: Mapping[str, Any], model: st
         )
 
 
-class _Looked(Exception):
-    """Carries the mask that a layer is given."""
+# What a model does with its arguments is asked of copies that share all with it but some of their modules: stand-ins
+# that tell what they are given. So nothing is computed, and the versions of transformers need not be known.
 
 
-class _Look(torch.nn.Module):
+class _Given(Exception):
+    """Carries what a stand-in was given."""
+
+
+class _MaskTeller(torch.nn.Module):
+    """In place of the layers."""
+
     def forward(self, *_: Any, attention_mask: torch.Tensor | None = None, **__: Any) -> None:
-        raise _Looked(attention_mask)
+        raise _Given(attention_mask)
+
+
+class _Nothing(torch.nn.Module):
+    """In place of all that comes before a loss: a body is called by names, a head with the tensor that it gave."""
+
+    def forward(self, *tensors: torch.Tensor, **_: Any) -> Any:
+        return tensors[0] if tensors else _NoOutputs()
+
+
+class _NoOutputs:
+    def __getattr__(self, name: str) -> Any:
+        return torch.zeros(1, 2, 2) if name == "last_hidden_state" else None
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.zeros(1, 2, 2)
 
 
 @torch.no_grad()
 def isolates_by_positions(model: Any, position_axes: int) -> bool:
     """Whether a model keeps documents apart by their positions: its text model is asked for the mask of two documents.
 
-    What answers is a copy that shares all with the model but its layers, so that nothing is computed. The mask is that
-    of sdpa: what it says is the same for all kinds.
+    The mask is that of sdpa; what it says is the same for all kinds. A model that cannot be asked does not.
     """
     inside = torch.tensor([[0, 1, 0, 1]])
     try:
         text = model.get_decoder()
         probe = copy.copy(text)
-        look = _Look()
-        look.attention_type = getattr(text.layers[0], "attention_type", None)
-        probe._modules = {**text._modules, "layers": torch.nn.ModuleList([look])}
+        teller = _MaskTeller()
+        teller.attention_type = getattr(text.layers[0], "attention_type", None)
+        probe._modules = {**text._modules, "layers": torch.nn.ModuleList([teller])}
         probe.config = copy.copy(text.config)
         probe.config._attn_implementation = "sdpa"
         probe.hidden_size_per_layer_input = 0  # Gemma's, which would be computed from embeddings
@@ -231,11 +253,30 @@ def isolates_by_positions(model: Any, position_axes: int) -> bool:
         positions = inside.expand(4, 1, 4) if position_axes == 3 else inside
         embedded = torch.zeros(1, 4, text.config.hidden_size, device=device)
         probe.forward(inputs_embeds=embedded, position_ids=positions.to(device), use_cache=False)
-    except _Looked as looked:
-        mask = looked.args[0]
-        same = inside[0, :, None] - inside[0, None, :] == torch.arange(4)[:, None] - torch.arange(4)[None, :]
-        expected = same & torch.ones(4, 4, dtype=torch.bool).tril()
-        return mask is not None and mask.shape[-2:] == (4, 4) and torch.equal(mask[0, 0].cpu().bool(), expected)
+    except _Given as given:
+        mask = given.args[0]
+        expected = torch.block_diag(*[torch.ones(2, 2).tril()] * 2).bool()
+        return mask is not None and mask.shape[-2:] == (4, 4) and torch.equal(mask[0, 0].cpu(), expected)
     except Exception as error:  # of any kind, as models are
         _log.debug("%s cannot be asked whether it keeps documents apart by positions: %r", type(model).__name__, error)
+    return False
+
+
+@torch.no_grad()
+def passes_shift_labels(model: Any) -> bool:
+    """Whether a model hands shift_labels on to its loss. A model that cannot be asked does not."""
+
+    def loss(*_: Any, shift_labels: torch.Tensor | None = None, **__: Any) -> None:
+        raise _Given(shift_labels)
+
+    labels = torch.zeros(1, 2, dtype=torch.long)
+    try:
+        probe = copy.copy(model)
+        probe._modules = {name: _Nothing() for name in model._modules}
+        probe.loss_function = loss
+        probe.forward(input_ids=labels, labels=labels, shift_labels=labels)
+    except _Given as given:
+        return given.args[0] is labels
+    except Exception as error:
+        _log.debug("%s cannot be asked whether it takes shift_labels: %r", type(model).__name__, error)
     return False

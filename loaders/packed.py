@@ -131,7 +131,7 @@ def block_causal_mask(documents: torch.Tensor) -> torch.Tensor:
 
 
 def positions_inside(documents: torch.Tensor) -> torch.Tensor:
-    """Where in its document each token is: [1, 1, 2, 0] -> [0, 1, 0, 0]; padding counts as a document."""
+    """Where in its document each token is: [1, 1, 2, 0, 0] -> [0, 1, 0, 0, 1]; padding counts as a document."""
     here = torch.arange(documents.shape[-1], device=documents.device).expand(documents.shape)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]

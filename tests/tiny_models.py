@@ -6,33 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import transformers  # its names one by one: older versions, which tests/loaders/other_transformers.py tries, lack some
 from helpers import DEMO_PROCESSOR
 from processors import gemma4, internvl, llava_onevision
-from transformers import (
-    Gemma4Config,
-    Gemma4ForConditionalGeneration,
-    Idefics3Config,
-    Idefics3ForConditionalGeneration,
-    InternVLConfig,
-    InternVLForConditionalGeneration,
-    Kimi_K25Config,
-    Kimi_K25ForConditionalGeneration,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaOnevisionConfig,
-    LlavaOnevisionForConditionalGeneration,
-    Phi4MultimodalConfig,
-    Phi4MultimodalForCausalLM,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeForConditionalGeneration,
-)
-from transformers.models.qwen2_5_vl import Qwen2_5_VLConfig
-from transformers.models.qwen2_vl import Qwen2VLConfig
-from transformers.models.qwen3_omni_moe import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
-from transformers.models.qwen3_vl import Qwen3VLConfig
-from transformers.models.qwen3_vl_moe import Qwen3VLMoeConfig
 
 from neatpack.pipeline.families.base import Family
 
@@ -44,6 +20,7 @@ TEXT = {
 }  # fmt: skip
 VISION = {"depth": 2, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
 ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+ROPE_KEY = "rope_scaling" if transformers.__version__.startswith("4.") else "rope_parameters"
 
 
 def tiny_model(kind: str) -> Any:
@@ -51,38 +28,38 @@ def tiny_model(kind: str) -> Any:
     torch.manual_seed(0)
     if kind == "qwen2_vl":
         vision = {**VISION, "embed_dim": 32, "hidden_size": 64, "in_channels": 3, "mlp_ratio": 2}
-        config = Qwen2VLConfig(text_config={**TEXT, "rope_parameters": ROPE}, vision_config=vision, **IDS)
-        model = Qwen2VLForConditionalGeneration
+        config = transformers.Qwen2VLConfig(text_config={**TEXT, ROPE_KEY: ROPE}, vision_config=vision, **IDS)
+        model = transformers.Qwen2VLForConditionalGeneration
     elif kind == "qwen2_5_vl":
         vision = {**VISION, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48, "window_size": 56,
                   "fullatt_block_indexes": [1], "in_channels": 3,
                   "tokens_per_second": DEMO["vision_config"]["tokens_per_second"]}  # fmt: skip
-        config = Qwen2_5_VLConfig(text_config={**TEXT, "rope_parameters": ROPE}, vision_config=vision, **IDS)
-        model = Qwen2_5_VLForConditionalGeneration
+        config = transformers.Qwen2_5_VLConfig(text_config={**TEXT, ROPE_KEY: ROPE}, vision_config=vision, **IDS)
+        model = transformers.Qwen2_5_VLForConditionalGeneration
     elif kind == "qwen3_omni":
         vision = {**VISION, "patch_size": 16, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48,
                   "in_channels": 3, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}  # fmt: skip
         audio = {"encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "d_model": 32,
                  "output_dim": 64, "downsample_hidden_size": 8}  # fmt: skip
         rope = {**ROPE, "mrope_interleaved": True}
-        text = {**TEXT, "vocab_size": 2056, "head_dim": 16, "rope_parameters": rope, "num_experts": 4,
+        text = {**TEXT, "vocab_size": 2056, "head_dim": 16, ROPE_KEY: rope, "num_experts": 4,
                 "num_experts_per_tok": 2, "moe_intermediate_size": 32}  # fmt: skip
         text.pop("tie_word_embeddings")
-        config = Qwen3OmniMoeThinkerConfig(
+        config = transformers.Qwen3OmniMoeThinkerConfig(
             text_config=text, vision_config=vision, audio_config=audio, position_id_per_seconds=13,
             audio_token_id=2050, audio_start_token_id=2048, **IDS,
         )  # fmt: skip
-        model = Qwen3OmniMoeThinkerForConditionalGeneration
+        model = transformers.Qwen3OmniMoeThinkerForConditionalGeneration
     else:
         vision = {**VISION, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48, "in_channels": 3,
                   "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}  # fmt: skip
         rope = {**ROPE, "mrope_interleaved": True}
-        text = {**TEXT, "head_dim": 16, "rope_parameters": rope}
+        text = {**TEXT, "head_dim": 16, ROPE_KEY: rope}
         if kind == "qwen3_vl_moe":
             text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-            config, model = Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
+            config, model = transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration
         else:
-            config, model = Qwen3VLConfig, Qwen3VLForConditionalGeneration
+            config, model = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
         config = config(text_config=text, vision_config=vision, **IDS)
     return with_large_weights(model._from_config(config, attn_implementation="sdpa"))
 
@@ -116,8 +93,8 @@ def tiny_gemma4(family: Family, bidirectional: str | None = None) -> Any:
     audio = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "output_proj_dims": 32,
              "subsampling_conv_channels": [128, 4]}  # fmt: skip
     ids = {f"{kind}_token_id": number for kind, number in family.chat.placeholder_ids.items()}
-    config = Gemma4Config(text_config=text, vision_config=vision, audio_config=audio, **ids)
-    made = Gemma4ForConditionalGeneration(config)
+    config = transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=audio, **ids)
+    made = transformers.Gemma4ForConditionalGeneration(config)
     assert made.model.language_model.config._attn_implementation == "sdpa"
     model = with_large_weights(made, std=0.03).double()
     model.register_forward_pre_hook(_with_features, with_kwargs=True)
@@ -154,11 +131,13 @@ def tiny_kimi_k25(family: Family) -> Any:
              "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
              "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
              "max_position_embeddings": 2048}  # fmt: skip
-    config = Kimi_K25Config(
+    config = transformers.Kimi_K25Config(
         text_config=words, vision_config=vision, projection_hidden_size=32, tie_word_embeddings=False,
         image_token_id=family.chat.placeholder_ids["image"], video_token_id=family.chat.placeholder_ids["video"],
     )  # fmt: skip
-    model = with_large_weights(Kimi_K25ForConditionalGeneration._from_config(config, attn_implementation="sdpa"))
+    model = with_large_weights(
+        transformers.Kimi_K25ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    )
     model.model.get_video_features = partial(video_features, model.model)
     return model
 
@@ -181,12 +160,14 @@ def tiny_llava_onevision(family: Family) -> Any:
               "vision_use_head": False}  # fmt: skip
     words = {"model_type": "qwen2", "vocab_size": 2064, "hidden_size": 64, "intermediate_size": 96,
              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
-    config = LlavaOnevisionConfig(
+    config = transformers.LlavaOnevisionConfig(
         text_config=words, vision_config=vision, image_token_index=family.chat.placeholder_ids["image"],
         video_token_index=family.chat.placeholder_ids["video"], image_grid_pinpoints=llava_onevision.PINPOINTS,
         vision_aspect_ratio="anyres_max_4",
     )  # fmt: skip
-    return with_large_weights(LlavaOnevisionForConditionalGeneration._from_config(config, attn_implementation="sdpa"))
+    return with_large_weights(
+        transformers.LlavaOnevisionForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    )
 
 
 def tiny_internvl(family: Family) -> Any:
@@ -195,16 +176,18 @@ def tiny_internvl(family: Family) -> Any:
               "image_size": [internvl.SIDE] * 2, "patch_size": [14, 14]}  # fmt: skip
     words = {"model_type": "qwen2", "vocab_size": 2064, "hidden_size": 64, "intermediate_size": 96,
              "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
-    config = InternVLConfig(
+    config = transformers.InternVLConfig(
         text_config=words, vision_config=vision, image_token_id=family.chat.placeholder_ids["image"]
     )
-    model = with_large_weights(InternVLForConditionalGeneration._from_config(config, attn_implementation="sdpa"))
+    model = with_large_weights(
+        transformers.InternVLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    )
     return model.double()
 
 
 def tiny_phi4_mm(family: Family) -> Any:
     torch.manual_seed(0)
-    config = Phi4MultimodalConfig(
+    config = transformers.Phi4MultimodalConfig(
         vocab_size=2112, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, bos_token_id=1, eos_token_id=2, pad_token_id=family.chat.padding_id, sliding_window=None,
         max_position_embeddings=4096, original_max_position_embeddings=4096,
@@ -215,29 +198,33 @@ def tiny_phi4_mm(family: Family) -> Any:
                       "ext_pw_out_channel": 32, "nemo_conv_channels": 32, "depthwise_separable_out_channel": 32,
                       "audio_token_id": family.chat.placeholder_ids["audio"]},
     )  # fmt: skip
-    return with_large_weights(Phi4MultimodalForCausalLM._from_config(config, attn_implementation="sdpa"))
+    return with_large_weights(transformers.Phi4MultimodalForCausalLM._from_config(config, attn_implementation="sdpa"))
 
 
 def tiny_llava(family: Family) -> Any:
     torch.manual_seed(0)
-    config = LlavaConfig(
+    config = transformers.LlavaConfig(
         text_config={"model_type": "llama", "vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48,
                      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
         vision_config={"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 24,
                        "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 32, "patch_size": 8},
         image_token_index=family.chat.placeholder_ids["image"],
     )  # fmt: skip
-    return with_large_weights(LlavaForConditionalGeneration._from_config(config, attn_implementation="sdpa"))
+    return with_large_weights(
+        transformers.LlavaForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    )
 
 
 def tiny_idefics3(family: Family) -> Any:
     torch.manual_seed(0)
-    config = Idefics3Config(  # type: ignore[call-arg]
+    config = transformers.Idefics3Config(  # type: ignore[call-arg]
         text_config={"model_type": "llama", "vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48,
                      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
         vision_config={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
                        "image_size": 32, "patch_size": 8},
         image_token_id=family.chat.placeholder_ids["image"], scale_factor=2, pad_token_id=0,
     )  # fmt: skip
-    model = with_large_weights(Idefics3ForConditionalGeneration._from_config(config, attn_implementation="sdpa"))
+    model = with_large_weights(
+        transformers.Idefics3ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    )
     return model.double()
