@@ -353,6 +353,7 @@ def test_models_that_do_not_keep_documents_apart_by_positions(qwen_packs, monkey
     def deaf(self, position_ids, **given):
         return forward(self, position_ids=position_ids[-3:], **given)
 
+    assert not isolates_by_positions(copy.deepcopy(model).to("meta"), 3), "its mask cannot be looked at"
     monkeypatch.setattr(type(text), "forward", deaf)
     assert not isolates_by_positions(model, 3)
     assert qwen_packs.collater(model).way == "mask"
