@@ -130,6 +130,14 @@ def block_causal_mask(documents: torch.Tensor) -> torch.Tensor:
     return (same & real & causal) | torch.eye(length, dtype=torch.bool, device=documents.device)
 
 
+def positions_inside(documents: torch.Tensor) -> torch.Tensor:
+    """Where in its document each token is: [1, 1, 2, 0, 0] -> [0, 1, 0, 0, 1]; padding counts as a document."""
+    here = torch.arange(documents.shape[-1], device=documents.device).expand(documents.shape)
+    begins = torch.ones_like(documents, dtype=torch.bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return here - torch.where(begins, here, 0).cummax(-1).values
+
+
 def additive(mask: torch.Tensor) -> torch.Tensor:
     """0 where a token is seen, and where it is not the lowest number that bf16 has, too."""
     lowest = torch.finfo(torch.bfloat16).min

@@ -1,18 +1,16 @@
-"""Tiny, randomly initialised models of the three families, for the demo processor's vocabulary and patches."""
+"""Tiny, randomly initialised models of transformers, for each family and the vocabulary of its tests' processor."""
 
 import json
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import torch
+import transformers  # its names one by one: older versions, which tests/loaders/other_transformers.py tries, lack some
 from helpers import DEMO_PROCESSOR
-from transformers import (
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLForConditionalGeneration,
-    Qwen3VLForConditionalGeneration,
-)
-from transformers.models.qwen2_5_vl import Qwen2_5_VLConfig
-from transformers.models.qwen2_vl import Qwen2VLConfig
-from transformers.models.qwen3_omni_moe import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
-from transformers.models.qwen3_vl import Qwen3VLConfig
+from processors import gemma4, internvl, llava_onevision
+
+from neatpack.pipeline.families.base import Family
 
 DEMO = json.loads((DEMO_PROCESSOR / "config.json").read_text())
 IDS = {key: DEMO[key] for key in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")}
@@ -22,45 +20,51 @@ TEXT = {
 }  # fmt: skip
 VISION = {"depth": 2, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
 ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+ROPE_KEY = "rope_scaling" if transformers.__version__.startswith("4.") else "rope_parameters"
 
 
-def tiny_model(kind: str) -> torch.nn.Module:
+def tiny_model(kind: str) -> Any:
+    """Of the Qwens, for the demo's processor, and for Qwen3-Omni's of the tests."""
     torch.manual_seed(0)
     if kind == "qwen2_vl":
         vision = {**VISION, "embed_dim": 32, "hidden_size": 64, "in_channels": 3, "mlp_ratio": 2}
-        config = Qwen2VLConfig(text_config={**TEXT, "rope_parameters": ROPE}, vision_config=vision, **IDS)
-        model = Qwen2VLForConditionalGeneration
+        config = transformers.Qwen2VLConfig(text_config={**TEXT, ROPE_KEY: ROPE}, vision_config=vision, **IDS)
+        model = transformers.Qwen2VLForConditionalGeneration
     elif kind == "qwen2_5_vl":
         vision = {**VISION, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48, "window_size": 56,
-                  "fullatt_block_indexes": [1], "in_channels": 3}  # fmt: skip
-        config = Qwen2_5_VLConfig(text_config={**TEXT, "rope_parameters": ROPE}, vision_config=vision, **IDS)
-        model = Qwen2_5_VLForConditionalGeneration
+                  "fullatt_block_indexes": [1], "in_channels": 3,
+                  "tokens_per_second": DEMO["vision_config"]["tokens_per_second"]}  # fmt: skip
+        config = transformers.Qwen2_5_VLConfig(text_config={**TEXT, ROPE_KEY: ROPE}, vision_config=vision, **IDS)
+        model = transformers.Qwen2_5_VLForConditionalGeneration
     elif kind == "qwen3_omni":
         vision = {**VISION, "patch_size": 16, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48,
                   "in_channels": 3, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}  # fmt: skip
         audio = {"encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "d_model": 32,
                  "output_dim": 64, "downsample_hidden_size": 8}  # fmt: skip
         rope = {**ROPE, "mrope_interleaved": True}
-        text = {**TEXT, "vocab_size": 2056, "head_dim": 16, "rope_parameters": rope, "num_experts": 4,
+        text = {**TEXT, "vocab_size": 2056, "head_dim": 16, ROPE_KEY: rope, "num_experts": 4,
                 "num_experts_per_tok": 2, "moe_intermediate_size": 32}  # fmt: skip
         text.pop("tie_word_embeddings")
-        config = Qwen3OmniMoeThinkerConfig(
+        config = transformers.Qwen3OmniMoeThinkerConfig(
             text_config=text, vision_config=vision, audio_config=audio, position_id_per_seconds=13,
             audio_token_id=2050, audio_start_token_id=2048, **IDS,
         )  # fmt: skip
-        model = Qwen3OmniMoeThinkerForConditionalGeneration
+        model = transformers.Qwen3OmniMoeThinkerForConditionalGeneration
     else:
         vision = {**VISION, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48, "in_channels": 3,
                   "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}  # fmt: skip
         rope = {**ROPE, "mrope_interleaved": True}
-        config = Qwen3VLConfig(
-            text_config={**TEXT, "head_dim": 16, "rope_parameters": rope}, vision_config=vision, **IDS
-        )
-        model = Qwen3VLForConditionalGeneration
+        text = {**TEXT, "head_dim": 16, ROPE_KEY: rope}
+        if kind == "qwen3_vl_moe":
+            text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+            config, model = transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration
+        else:
+            config, model = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
+        config = config(text_config=text, vision_config=vision, **IDS)
     return with_large_weights(model._from_config(config, attn_implementation="sdpa"))
 
 
-def with_large_weights(model: torch.nn.Module, std: float = 0.1) -> torch.nn.Module:
+def with_large_weights(model: Any, std: float = 0.1) -> Any:
     """With the usual tiny initial weights all attention is alike, and a wrong mask would hardly show."""
     model = model.float().eval()
     with torch.no_grad():
@@ -68,3 +72,159 @@ def with_large_weights(model: torch.nn.Module, std: float = 0.1) -> torch.nn.Mod
             if parameter.ndim > 1:
                 parameter.normal_(std=std)
     return model
+
+
+def tiny_gemma4(family: Family, bidirectional: str | None = None) -> Any:
+    """Sliding and full layers, per-layer inputs, shared keys.
+
+    Gemma norms everything, so that small weights hide no wrong mask (it makes differences of about 1). In float64: the
+    rounding of float32 differs from machine to machine, by 3e-6 to 1.2e-5 of these logits.
+    """
+    torch.manual_seed(0)
+    text = {
+        "vocab_size": 2112, "vocab_size_per_layer_input": 2112, "hidden_size": 32, "hidden_size_per_layer_input": 4,
+        "intermediate_size": 48, "num_hidden_layers": 5, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 16, "global_head_dim": 32, "sliding_window": gemma4.SLIDING_WINDOW, "num_kv_shared_layers": 2,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full")],
+        "use_bidirectional_attention": bidirectional, "pad_token_id": family.chat.padding_id,
+    }  # fmt: skip
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 256}  # fmt: skip
+    audio = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "output_proj_dims": 32,
+             "subsampling_conv_channels": [128, 4]}  # fmt: skip
+    ids = {f"{kind}_token_id": number for kind, number in family.chat.placeholder_ids.items()}
+    config = transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=audio, **ids)
+    made = transformers.Gemma4ForConditionalGeneration(config)
+    assert made.model.language_model.config._attn_implementation == "sdpa"
+    model = with_large_weights(made, std=0.03).double()
+    model.register_forward_pre_hook(_with_features, with_kwargs=True)
+    tower = model.model.audio_tower.float()  # it casts to float32 within
+    tower.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
+
+    def back(_, args, output):
+        output.last_hidden_state = output.last_hidden_state.double()
+        return output
+
+    tower.register_forward_hook(back)
+    return model
+
+
+def _with_features(model, args, kwargs):
+    """transformers 5.22 forgets num_frames_per_video on its way to the vision tower: features are made beforehand."""
+    given = {key: kwargs.pop(key, None) for key in ("pixel_values", "image_position_ids", "pixel_values_videos",
+                                                    "video_position_ids", "num_frames_per_video")}  # fmt: skip
+    features = {}
+    if given["pixel_values"] is not None:
+        features["image"] = model.model.get_image_features(given["pixel_values"], given["image_position_ids"])
+    if given["pixel_values_videos"] is not None:
+        names = ("pixel_values_videos", "video_position_ids", "num_frames_per_video")
+        features["video"] = model.model.get_video_features(*(given[name] for name in names))
+    return args, {**kwargs, "mm_encoder_outputs": features}
+
+
+def tiny_kimi_k25(family: Family) -> Any:
+    torch.manual_seed(0)
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "pos_emb_height": 8, "pos_emb_width": 8}  # fmt: skip
+    words = {"model_type": "deepseek_v3", "vocab_size": 2064, "hidden_size": 64, "intermediate_size": 96,
+             "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
+             "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+             "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
+             "max_position_embeddings": 2048}  # fmt: skip
+    config = transformers.Kimi_K25Config(
+        text_config=words, vision_config=vision, projection_hidden_size=32, tie_word_embeddings=False,
+        image_token_id=family.chat.placeholder_ids["image"], video_token_id=family.chat.placeholder_ids["video"],
+    )  # fmt: skip
+    model = with_large_weights(
+        transformers.Kimi_K25ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    )
+    model.model.get_video_features = partial(video_features, model.model)
+    return model
+
+
+def video_features(model, pixel_values_videos, video_grid_thw, **_):
+    """Chunk by chunk. transformers 5.22.2 fails on any chunk of several frames: it cuts the pooled features by grids
+    that count them, and cannot pool chunks of 4 and of 2 frames at once."""
+    pixels = pixel_values_videos.split(video_grid_thw.prod(1).tolist())
+    pooled = [
+        model.vision_tower(chunk, grid_thw=grid[None]).pooler_output
+        for chunk, grid in zip(pixels, video_grid_thw, strict=True)
+    ]
+    return SimpleNamespace(pooler_output=[model.mm_projector(chunk).squeeze(1) for chunk in pooled])
+
+
+def tiny_llava_onevision(family: Family) -> Any:
+    torch.manual_seed(0)
+    vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+              "num_attention_heads": 2, "image_size": llava_onevision.SIDE, "patch_size": 14,
+              "vision_use_head": False}  # fmt: skip
+    words = {"model_type": "qwen2", "vocab_size": 2064, "hidden_size": 64, "intermediate_size": 96,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+    config = transformers.LlavaOnevisionConfig(
+        text_config=words, vision_config=vision, image_token_index=family.chat.placeholder_ids["image"],
+        video_token_index=family.chat.placeholder_ids["video"], image_grid_pinpoints=llava_onevision.PINPOINTS,
+        vision_aspect_ratio="anyres_max_4",
+    )  # fmt: skip
+    return with_large_weights(
+        transformers.LlavaOnevisionForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    )
+
+
+def tiny_internvl(family: Family) -> Any:
+    torch.manual_seed(0)
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "image_size": [internvl.SIDE] * 2, "patch_size": [14, 14]}  # fmt: skip
+    words = {"model_type": "qwen2", "vocab_size": 2064, "hidden_size": 64, "intermediate_size": 96,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+    config = transformers.InternVLConfig(
+        text_config=words, vision_config=vision, image_token_id=family.chat.placeholder_ids["image"]
+    )
+    model = with_large_weights(
+        transformers.InternVLForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    )
+    return model.double()
+
+
+def tiny_phi4_mm(family: Family) -> Any:
+    torch.manual_seed(0)
+    config = transformers.Phi4MultimodalConfig(
+        vocab_size=2112, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, bos_token_id=1, eos_token_id=2, pad_token_id=family.chat.padding_id, sliding_window=None,
+        max_position_embeddings=4096, original_max_position_embeddings=4096,
+        vision_config={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+                       "image_size": 64, "crop_size": 64, "patch_size": 2, "feature_layer": -2,
+                       "image_token_id": family.chat.placeholder_ids["image"]},
+        audio_config={"hidden_size": 32, "intermediate_size": 48, "num_blocks": 2, "num_attention_heads": 2,
+                      "ext_pw_out_channel": 32, "nemo_conv_channels": 32, "depthwise_separable_out_channel": 32,
+                      "audio_token_id": family.chat.placeholder_ids["audio"]},
+    )  # fmt: skip
+    return with_large_weights(transformers.Phi4MultimodalForCausalLM._from_config(config, attn_implementation="sdpa"))
+
+
+def tiny_llava(family: Family) -> Any:
+    torch.manual_seed(0)
+    config = transformers.LlavaConfig(
+        text_config={"model_type": "llama", "vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48,
+                     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+        vision_config={"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 24,
+                       "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 32, "patch_size": 8},
+        image_token_index=family.chat.placeholder_ids["image"],
+    )  # fmt: skip
+    return with_large_weights(
+        transformers.LlavaForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    )
+
+
+def tiny_idefics3(family: Family) -> Any:
+    torch.manual_seed(0)
+    config = transformers.Idefics3Config(  # type: ignore[call-arg]
+        text_config={"model_type": "llama", "vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48,
+                     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
+        vision_config={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+                       "image_size": 32, "patch_size": 8},
+        image_token_id=family.chat.placeholder_ids["image"], scale_factor=2, pad_token_id=0,
+    )  # fmt: skip
+    model = with_large_weights(
+        transformers.Idefics3ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    )
+    return model.double()

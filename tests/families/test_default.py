@@ -9,13 +9,8 @@ from helpers import TinyData, differences, documents_of, picture, tiny_config
 from PIL import Image
 from processors import default
 from processors.common import write_processor
-from transformers import (
-    AutoProcessor,
-    Idefics3Config,
-    Idefics3ForConditionalGeneration,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-)
+from tiny_models import tiny_idefics3, tiny_llava
+from transformers import AutoProcessor
 
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.pipeline.config import UserError
@@ -152,18 +147,7 @@ def test_packs_and_batches(processor, tmp_path):
 
 @torch.no_grad()
 def test_packed_equals_alone(llava, tmp_path):
-    torch.manual_seed(0)
-    config = LlavaConfig(
-        text_config={"model_type": "llama", "vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48,
-                     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
-        vision_config={"model_type": "clip_vision_model", "hidden_size": 16, "intermediate_size": 24,
-                       "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 32, "patch_size": 8},
-        image_token_index=llava.chat.placeholder_ids["image"],
-    )  # fmt: skip
-    model = LlavaForConditionalGeneration._from_config(config, attn_implementation="sdpa").float().eval()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.normal_(std=0.1)
+    model = tiny_llava(llava)
 
     def logits_of(batch):
         keys = ("input_ids", "attention_mask", "position_ids", "pixel_values")
@@ -184,15 +168,7 @@ def test_packed_equals_alone(llava, tmp_path):
 def test_tiles_in_a_batch_axis_train_as_alone(tmp_path):
     """SmolVLM and Idefics3: their processor gives [1, tiles, …], their model wants it, and packs store the tiles."""
     family = load(default.make_tiles(tmp_path / "p"))
-    torch.manual_seed(0)
-    config = Idefics3Config(  # type: ignore[call-arg]
-        text_config={"model_type": "llama", "vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48,
-                     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
-        vision_config={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
-                       "image_size": 32, "patch_size": 8},
-        image_token_id=family.chat.placeholder_ids["image"], scale_factor=2, pad_token_id=0,
-    )  # fmt: skip
-    model = Idefics3ForConditionalGeneration._from_config(config, attn_implementation="sdpa").double().eval()
+    model = tiny_idefics3(family)
 
     def logits_of(batch):
         keys = ("input_ids", "attention_mask", "position_ids", "pixel_values", "pixel_attention_mask")

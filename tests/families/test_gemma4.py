@@ -8,7 +8,7 @@ import torch
 from helpers import TinyData, asked, clip, documents_of, picture, run_hf, tiny_config, tone
 from hypothesis import given, settings, strategies as st
 from processors import gemma4
-from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+from tiny_models import tiny_gemma4
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
@@ -263,57 +263,14 @@ def out(request, processor, tmp_path_factory):
     return made
 
 
-def tiny_gemma(family, bidirectional):
-    """Sliding and full layers, per-layer inputs, shared keys.
-
-    Gemma norms everything, so that small weights hide no wrong mask (it makes differences of about 1). In float64: the
-    rounding of float32 differs from machine to machine, by 3e-6 to 1.2e-5 of these logits.
-    """
-    torch.manual_seed(0)
-    text = {
-        "vocab_size": 2112, "vocab_size_per_layer_input": 2112, "hidden_size": 32, "hidden_size_per_layer_input": 4,
-        "intermediate_size": 48, "num_hidden_layers": 5, "num_attention_heads": 2, "num_key_value_heads": 1,
-        "head_dim": 16, "global_head_dim": 32, "sliding_window": gemma4.SLIDING_WINDOW, "num_kv_shared_layers": 2,
-        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full")],
-        "use_bidirectional_attention": bidirectional, "pad_token_id": family.chat.padding_id,
-    }  # fmt: skip
-    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-              "num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 256}  # fmt: skip
-    audio = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "output_proj_dims": 32,
-             "subsampling_conv_channels": [128, 4]}  # fmt: skip
-    ids = {f"{kind}_token_id": number for kind, number in family.chat.placeholder_ids.items()}
-    config = Gemma4Config(text_config=text, vision_config=vision, audio_config=audio, **ids)
-    model = Gemma4ForConditionalGeneration(config).double().eval()
-    assert model.model.language_model.config._attn_implementation == "sdpa"
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.03)
-    tower = model.model.audio_tower.float()  # it casts to float32 within
-    tower.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
-
-    def back(_, args, output):
-        output.last_hidden_state = output.last_hidden_state.double()
-        return output
-
-    tower.register_forward_hook(back)
-    return model
-
-
 def logits_of(model, batch):
-    """transformers 5.22 forgets num_frames_per_video on its way to the vision tower: features are made by hand."""
-    keys = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids", "input_features", "input_features_mask")
+    keys = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids", "input_features", "input_features_mask",
+            "pixel_values", "image_position_ids", "pixel_values_videos", "video_position_ids",
+            "num_frames_per_video")  # fmt: skip
     batch = {key: value.double() if torch.is_tensor(value) and value.is_floating_point() else value
              for key, value in batch.items()}  # fmt: skip
     inputs = {key: batch[key] for key in keys if key in batch}
-    features = {}
-    if "pixel_values" in batch:
-        features["image"] = model.model.get_image_features(batch["pixel_values"], batch["image_position_ids"])
-    if "pixel_values_videos" in batch:
-        features["video"] = model.model.get_video_features(
-            batch["pixel_values_videos"], batch["video_position_ids"], batch["num_frames_per_video"]
-        )
-    logits = model(**inputs, mm_encoder_outputs=features).logits
+    logits = model(**inputs).logits
     assert torch.isfinite(logits).all()
     return logits
 
@@ -335,7 +292,7 @@ def differences(model, out, pack, batch):
 @pytest.mark.parametrize("bidirectional", [None, "vision"])
 @torch.no_grad()
 def test_packed_equals_alone(out, family, bidirectional):
-    model = tiny_gemma(family, bidirectional)
+    model = tiny_gemma4(family, bidirectional)
     masks = {"sliding_window": gemma4.SLIDING_WINDOW, "bidirectional_vision": bidirectional == "vision"}
     packs = list(PackedShards(out, pixels="fp32"))
     counts = {kind: sum(pack[f"n_{kind}s"] for pack in packs) for kind in ("image", "video", "audio")}
@@ -354,7 +311,7 @@ def test_packed_equals_alone(out, family, bidirectional):
 @pytest.mark.parametrize("bidirectional", [None, "vision"])
 @torch.no_grad()
 def test_the_comparison_sees_what_is_broken(out, family, bidirectional):
-    model = tiny_gemma(family, bidirectional)
+    model = tiny_gemma4(family, bidirectional)
     right = {"sliding_window": gemma4.SLIDING_WINDOW, "bidirectional_vision": bidirectional == "vision"}
     pack = max(PackedShards(out, pixels="fp32"), key=lambda pack: pack["n_images"])
     good = neat_packed_vlm_collater([pack], **right)

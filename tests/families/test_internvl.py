@@ -5,8 +5,7 @@ import pytest
 import torch
 from helpers import SHARED, TinyData, assert_verified, differences, picture, run_hf, tiny_config
 from processors import internvl
-from tiny_models import with_large_weights
-from transformers import InternVLConfig, InternVLForConditionalGeneration
+from tiny_models import tiny_internvl
 
 from neatpack import PackedShards
 from neatpack.loaders.pixels import Stored, restored
@@ -95,14 +94,7 @@ def test_packed_equals_alone(tiny, tmp_path):
     out = tmp_path / "out"
     run_pack(tiny_config(data.write(), out, processor=tiny.source, pack_size=400))
     assert assert_verified(out).counts.skipped == {}
-    torch.manual_seed(0)
-    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-              "image_size": [internvl.SIDE] * 2, "patch_size": [14, 14]}  # fmt: skip
-    words = {"model_type": "qwen2", "vocab_size": 2064, "hidden_size": 64, "intermediate_size": 96,
-             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
-    config = InternVLConfig(text_config=words, vision_config=vision, image_token_id=tiny.chat.placeholder_ids["image"])
-    model = with_large_weights(InternVLForConditionalGeneration._from_config(config, attn_implementation="sdpa"))
-    model = model.double()
+    model = tiny_internvl(tiny)
 
     def logits_of(batch):
         keys = ("input_ids", "attention_mask", "position_ids", "pixel_values")

@@ -2,16 +2,13 @@
 
 import json
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from helpers import TinyData, assert_verified, clip, differences, picture, run_hf, tiny_config
 from processors import kimi_k25
-from tiny_models import with_large_weights
-from transformers import Kimi_K25Config, Kimi_K25ForConditionalGeneration
+from tiny_models import tiny_kimi_k25
 
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.loaders.pixels import Stored, restored
@@ -198,35 +195,6 @@ def test_the_output_is_right(out):
     assert assert_verified(out).counts.skipped == {}
 
 
-def tiny_model(family):
-    torch.manual_seed(0)
-    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-              "pos_emb_height": 8, "pos_emb_width": 8}  # fmt: skip
-    words = {"model_type": "deepseek_v3", "vocab_size": 2064, "hidden_size": 64, "intermediate_size": 96,
-             "moe_intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
-             "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
-             "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
-             "max_position_embeddings": 2048}  # fmt: skip
-    config = Kimi_K25Config(
-        text_config=words, vision_config=vision, projection_hidden_size=32, tie_word_embeddings=False,
-        image_token_id=family.chat.placeholder_ids["image"], video_token_id=family.chat.placeholder_ids["video"],
-    )  # fmt: skip
-    model = with_large_weights(Kimi_K25ForConditionalGeneration._from_config(config, attn_implementation="sdpa"))
-    model.model.get_video_features = partial(video_features, model.model)
-    return model
-
-
-def video_features(model, pixel_values_videos, video_grid_thw, **_):
-    """Chunk by chunk. transformers 5.22.2 fails on any chunk of several frames: it cuts the pooled features by grids
-    that count them, and cannot pool chunks of 4 and of 2 frames at once."""
-    pixels = pixel_values_videos.split(video_grid_thw.prod(1).tolist())
-    pooled = [
-        model.vision_tower(chunk, grid_thw=grid[None]).pooler_output
-        for chunk, grid in zip(pixels, video_grid_thw, strict=True)
-    ]
-    return SimpleNamespace(pooler_output=[model.mm_projector(chunk).squeeze(1) for chunk in pooled])
-
-
 # Everything that a batch has beside what torch calls labels: the model takes what it knows.
 NOT_THE_MODELS = ("labels", "_packed_seq_ids", "stored_pixels")
 
@@ -236,7 +204,7 @@ def inputs(batch):
 
 
 def test_packed_equals_alone(out, family):
-    model = tiny_model(family)
+    model = tiny_kimi_k25(family)
     packs = list(PackedShards(out, pixels="fp32"))
     assert any(pack["n_images"] > 1 and pack["n_videos"] > 1 for pack in packs)
     for pack in packs:

@@ -9,8 +9,7 @@ import torch
 from helpers import SHARED, TinyData, assert_verified, clip, differences, picture, run_hf, tiny_config
 from PIL import Image
 from processors import llava_onevision
-from tiny_models import with_large_weights
-from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration
+from tiny_models import tiny_llava_onevision
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
 from neatpack import PackedShards, neat_packed_vlm_collater, restore_pixels
@@ -204,20 +203,6 @@ def test_the_output_is_right(out):
     assert assert_verified(out).counts.skipped == {}
 
 
-def tiny_model(family):
-    torch.manual_seed(0)
-    vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-              "num_attention_heads": 2, "image_size": SIDE, "patch_size": 14, "vision_use_head": False}  # fmt: skip
-    words = {"model_type": "qwen2", "vocab_size": 2064, "hidden_size": 64, "intermediate_size": 96,
-             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
-    config = LlavaOnevisionConfig(
-        text_config=words, vision_config=vision, image_token_index=family.chat.placeholder_ids["image"],
-        video_token_index=family.chat.placeholder_ids["video"], image_grid_pinpoints=llava_onevision.PINPOINTS,
-        vision_aspect_ratio="anyres_max_4",
-    )  # fmt: skip
-    return with_large_weights(LlavaOnevisionForConditionalGeneration._from_config(config, attn_implementation="sdpa"))
-
-
 def inputs(batch):
     """All that a batch has beside its labels: the model passes over what it does not know."""
     return {key: value for key, value in batch.items() if key not in ("labels", "_packed_seq_ids")}
@@ -225,7 +210,7 @@ def inputs(batch):
 
 @torch.no_grad()
 def test_packed_equals_alone(out, tiny):
-    model = tiny_model(tiny)
+    model = tiny_llava_onevision(tiny)
     packs = list(PackedShards(out, pixels="fp32"))
     assert any(len(pack["batch_num_images"]) > 1 for pack in packs), "pictures of several documents"
     assert any(pack["n_videos"] > 1 and pack["n_images"] for pack in packs), "pictures and videos"

@@ -8,7 +8,8 @@ import torch
 from helpers import TinyData, asked, documents_of, picture, run_hf, tiny_config, tone
 from hypothesis import given, settings, strategies as st
 from processors import phi4_mm
-from transformers import Phi4MultimodalConfig, Phi4MultimodalFeatureExtractor, Phi4MultimodalForCausalLM
+from tiny_models import tiny_phi4_mm
+from transformers import Phi4MultimodalFeatureExtractor
 
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.loaders.media import concatenated_media
@@ -245,27 +246,6 @@ def test_pixels_restored_late_are_the_same(pictures):
     assert len(set(batch["image_crops"].prod(1).tolist())) > 2
 
 
-def tiny_phi(family):
-    torch.manual_seed(0)
-    config = Phi4MultimodalConfig(
-        vocab_size=2112, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, bos_token_id=1, eos_token_id=2, pad_token_id=family.chat.padding_id, sliding_window=None,
-        max_position_embeddings=4096, original_max_position_embeddings=4096,
-        vision_config={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
-                       "image_size": 64, "crop_size": 64, "patch_size": 2, "feature_layer": -2,
-                       "image_token_id": family.chat.placeholder_ids["image"]},
-        audio_config={"hidden_size": 32, "intermediate_size": 48, "num_blocks": 2, "num_attention_heads": 2,
-                      "ext_pw_out_channel": 32, "nemo_conv_channels": 32, "depthwise_separable_out_channel": 32,
-                      "audio_token_id": family.chat.placeholder_ids["audio"]},
-    )  # fmt: skip
-    model = Phi4MultimodalForCausalLM._from_config(config, attn_implementation="sdpa").float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(std=0.1)
-    return model
-
-
 MODEL_KEYS = (
     "input_ids", "attention_mask", "position_ids", "image_pixel_values", "image_sizes", "image_attention_mask",
     "audio_input_features", "audio_embed_sizes", "audio_attention_mask",
@@ -282,7 +262,7 @@ def logits_of(model, batch):
 @torch.no_grad()
 def test_packed_equals_alone(kind, family, request):
     out, manifest = request.getfixturevalue(kind)
-    model = tiny_phi(family)
+    model = tiny_phi4_mm(family)
     documents = 0
     for pack in PackedShards(out, pixels="fp32"):
         batch = neat_packed_vlm_collater([pack])

@@ -10,7 +10,7 @@ import shutil
 import pytest
 import torch
 from helpers import DEMO_PROCESSOR, TinyData, clip, mixed_rows, picture, tiny_config
-from tiny_models import DEMO, tiny_model
+from tiny_models import tiny_model
 
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.pipeline.run import run_pack
@@ -165,8 +165,6 @@ def test_logits_with_videos(kind, tmp_path):
     run_pack(tiny_config(tmp_path / "meta.json", out, **chosen))
     (pack,) = PackedShards(out, pixels="fp32")
     model = tiny_model(kind)
-    if kind == "qwen2_5_vl":
-        model.config.vision_config.tokens_per_second = DEMO["vision_config"]["tokens_per_second"]
     keys = (*MODEL_KEYS, "pixel_values_videos", "video_grid_thw")
     batch = neat_packed_vlm_collater([pack])
     logits = model(**{key: batch[key] for key in keys if key in batch}).logits

@@ -4,10 +4,9 @@ import pytest
 import torch
 from helpers import TinyData, mixed_rows, tiny_config
 from tiny_models import tiny_model
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from neatpack import PackedShards, neat_packed_vlm_collater, pad_collate_fn, restore_pixels
-from neatpack.loaders.packed import NO_DOCUMENT, block_causal_mask, sliding_mask
+from neatpack.loaders.packed import NO_DOCUMENT, block_causal_mask, positions_inside, sliding_mask
 from neatpack.loaders.pixels import _looked_up_singly, looked_up
 from neatpack.pipeline.run import run_pack
 
@@ -36,7 +35,7 @@ TWO = [pack([1, 2, 3], [2, 1], images=2), pack([4, 5], [2])]
 def test_sdpa():
     batch = neat_packed_vlm_collater(TWO, padding_idx=9)
     assert batch["input_ids"].tolist() == [[1, 2, 3], [4, 5, 9]]
-    assert batch["labels"].tolist() == [[101, 102, 103], [104, 105, -100]]
+    assert batch["labels"].tolist() == batch["shift_labels"].tolist() == [[101, 102, 103], [104, 105, -100]]
     assert batch["position_ids"].shape == (3, 2, 3)
     assert batch["position_ids"][1].tolist() == [[1, 2, 3], [4, 5, 0]]
     assert batch["attention_mask"].shape == (2, 1, 3, 3)
@@ -111,6 +110,11 @@ def test_documents_do_not_see_each_other():
             assert mask[query, key] == (same or query == key)
 
 
+def test_positions_inside_documents():
+    documents = torch.tensor([[1, 1, 2, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]])
+    assert positions_inside(documents).tolist() == [[0, 1, 0, 1, 2, 0, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7]]
+
+
 def rows_of(mask):
     return ["".join(str(int(seen)) for seen in row) for row in mask[0, 0]]
 
@@ -170,41 +174,6 @@ def out(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packed")
     run_pack(tiny_config(mixed_rows(TinyData(folder / "data"), num_text=12, num_images=6).write(), folder / "out"))
     return folder / "out"
-
-
-def reference_varlen(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
-    """A varlen kernel in plain torch, told of documents by cu_seq_lens_q only, as flash attention is."""
-    batch, heads, length, width = query.shape
-    groups = heads // key.shape[1]
-    flat = [x.repeat_interleave(heads // x.shape[1], 1).transpose(1, 2).reshape(batch * length, heads, width)
-            for x in (query, key, value)]  # fmt: skip
-    assert groups >= 1 and attention_mask is None
-    out = torch.zeros_like(flat[0])
-    bounds = kwargs["cu_seq_lens_q"].tolist()
-    for first, last in zip(bounds, bounds[1:], strict=False):
-        q, k, v = (x[first:last].transpose(0, 1) for x in flat)
-        out[first:last] = torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scaling
-        ).transpose(0, 1)
-    return out.reshape(batch, length, heads, width), None
-
-
-@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-@torch.no_grad()
-def test_varlen_kwargs_reach_the_attention_of_the_real_models(kind, out):
-    """The kwargs go through transformers' forward down to the kernel, which sees just the documents."""
-    packs = list(PackedShards(out, pixels="fp32"))[:2]
-    model = tiny_model(kind)
-    keys = ("input_ids", "position_ids", "mm_token_type_ids", "pixel_values", "image_grid_thw", "attention_mask")
-    batch = neat_packed_vlm_collater(packs)
-    expected = model(**{key: batch[key] for key in keys}).logits
-    ALL_ATTENTION_FUNCTIONS.register("reference_varlen", reference_varlen)
-    model.model.language_model.config._attn_implementation = "reference_varlen"
-    varlen = neat_packed_vlm_collater(packs, attn_implementation="flash_attention_2", varlen_kwargs=True)
-    extra = {key: varlen[key] for key in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")}
-    logits = model(**{key: varlen[key] for key in keys if key in varlen}, **extra).logits
-    real = batch["labels"] != -100
-    assert (logits[real] - expected[real]).abs().max() < 1e-5
 
 
 def test_pixels_left_as_bytes_are_restored_later(out):

@@ -1,0 +1,424 @@
+"""`model(**batch).loss` of packs, with models of transformers as they are, is the loss of their documents alone.
+
+The documents alone are what transformers trains on without packing: whole ids, labels that the model shifts, positions
+and masks that it makes itself.
+"""
+
+import copy
+import inspect
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import TinyData, clip, documents_of, picture, tiny_config, tone
+from processors import default, llava_onevision
+from tiny_models import (
+    tiny_gemma4,
+    tiny_idefics3,
+    tiny_internvl,
+    tiny_kimi_k25,
+    tiny_llava,
+    tiny_llava_onevision,
+    tiny_model,
+    tiny_phi4_mm,
+)
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from neatpack import PackedShards, restore_pixels
+from neatpack.loaders.model_inputs import PackCollater, isolates_by_positions
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import load_family
+from neatpack.pipeline.run import run_pack
+
+
+def qwen2_vl_processor(folder: Path) -> Path:
+    """The demo's, of Qwen2-VL: temporal patches of videos are one step apart, whatever the seconds."""
+    import_module("processors.qwen2_vl").make(folder)
+    config = folder / "preprocessor_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"processor_class": "Qwen2VLProcessor"}))
+    return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    family: str
+    model: Any  # of a loaded family
+    processor: Any = None  # makes its directory; default: that of the family's tests
+    kinds: str = "image"  # of media in its packs
+    chosen: tuple[tuple[str, Any], ...] = ()  # of the packing config
+
+
+def qwen(kind: str) -> Any:
+    return lambda _: tiny_model(kind)
+
+
+SMALL = (("video_min_pixels", 1024), ("video_max_pixels", 65536), ("max_pixels", 16384))
+CASES = {
+    "qwen2_vl": Case(family="qwen2_vl", model=qwen("qwen2_vl"), processor=qwen2_vl_processor, kinds="image video"),
+    "qwen2_5_vl": Case(family="qwen2_vl", model=qwen("qwen2_5_vl"), kinds="image video"),
+    "qwen3_vl": Case(family="qwen3_vl", model=qwen("qwen3_vl"), kinds="image video"),
+    "qwen3_vl_moe": Case(family="qwen3_vl", model=qwen("qwen3_vl_moe"), kinds="image video"),
+    "qwen3_omni": Case(family="qwen3_omni", model=qwen("qwen3_omni"), kinds="image video audio", chosen=SMALL),
+    "gemma4": Case(family="gemma4", model=tiny_gemma4, kinds="image video audio", chosen=(("video_max_frames", 2),)),
+    "gemma4_both_ways": Case(
+        family="gemma4", model=partial(tiny_gemma4, bidirectional="vision"), kinds="image video audio",
+        chosen=(("video_max_frames", 2),),
+    ),
+    "kimi_k25": Case(family="kimi_k25", model=tiny_kimi_k25, kinds="image video"),
+    "llava_onevision": Case(
+        family="llava_onevision", model=tiny_llava_onevision, kinds="image video",
+        processor=partial(llava_onevision.make, video={"num_frames": 4, "do_sample_frames": True}),
+    ),
+    "internvl": Case(family="internvl", model=tiny_internvl),
+    "phi4_mm": Case(family="phi4_mm", model=tiny_phi4_mm),
+    "phi4_mm_sounds": Case(family="phi4_mm", model=tiny_phi4_mm, kinds="audio", chosen=(("fake_image", False),)),
+    "llava": Case(family="default", model=tiny_llava),
+    "idefics3": Case(family="default", model=tiny_idefics3, processor=default.make_tiles),
+}  # fmt: skip
+
+
+def rows(data: TinyData, kinds: str) -> Path:
+    """Text, and of each kind of medium one and two in a row, with answers of several lengths."""
+    for number, size in enumerate([(60, 90), (120, 48), (33, 200)]):
+        picture(data.folder / f"{number}.png", *size, seed=number)
+        clip(data.folder / f"{number}.mp4", frames=4 + number, height=60, width=60)
+        tone(data.folder / f"{number}.wav", 0.7, hertz=300 + 200 * number)
+    endings = {"image": "png", "video": "mp4", "audio": "wav"}
+    for kind in kinds.split():
+        files = {f"{kind}s": [f"{number}.{endings[kind]}" for number in range(3)]}
+        data.row([("user", f"<{kind}>What?"), ("assistant", "One.")], **{f"{kind}s": files[f"{kind}s"][:1]})
+        data.row([("user", f"<{kind}>and <{kind}>?"), ("assistant", "Both of these."), ("user", f"And <{kind}>?"),
+                  ("assistant", "No.")], **files)  # fmt: skip
+    if kinds == "image video":
+        data.row([("user", "<video>or<image>?"), ("assistant", "A film.")], videos=["1.mp4"], images=["1.png"])
+    for number in (1, 8, 40):
+        data.text(f"Count to {number}.", " ".join(map(str, range(1, number + 2))))
+    return data.write()
+
+
+@dataclass(frozen=True)
+class Made:
+    out: Path
+    model: Any
+    packs: list[dict[str, Any]]
+    documents: list[dict[str, Any]]
+
+    @property
+    def looks_both_ways(self) -> bool:
+        return getattr(self.model.get_decoder().config, "use_bidirectional_attention", None) == "vision"
+
+    def loss(self, batch: dict[str, Any]) -> torch.Tensor:
+        """Pixels and sounds as the model's numbers: some of the models are in float64."""
+        numbers = {name: value.to(self.model.dtype) if torch.is_tensor(value) and value.is_floating_point() else value
+                   for name, value in batch.items()}  # fmt: skip
+        return self.model(**numbers).loss
+
+    def unpacked(self, document: dict[str, Any]) -> dict[str, Any]:
+        """A document before the shift: the last label is its last token."""
+        batch = PackCollater()([document])
+        labels = batch["labels"]
+        last = labels[:, -1:].clamp(min=0)  # of -100, any token
+        ours = ("position_ids", "shift_labels")
+        return {name: value for name, value in batch.items() if name not in ours} | {
+            "input_ids": torch.cat([batch["input_ids"], last], dim=1),
+            "labels": torch.cat([torch.full_like(last, -100), labels], dim=1),
+            "mm_token_type_ids": torch.nn.functional.pad(batch["mm_token_type_ids"], (0, 1)),
+            "attention_mask": torch.ones(1, labels.shape[1] + 1, dtype=torch.long),
+        }
+
+    @cached_property
+    @torch.no_grad()
+    def alone(self) -> tuple[float, int]:
+        """The mean over the target tokens of all documents, each of which runs by itself; and how many these are."""
+        counts = [int((document["labels"] != -100).sum()) for document in self.documents]
+        losses = [float(self.loss(self.unpacked(document))) for document in self.documents]
+        return sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts), sum(counts)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def made(request, tmp_path_factory) -> Made:
+    case, folder = CASES[request.param], tmp_path_factory.mktemp(request.param)
+    make = case.processor or import_module(f"processors.{case.family}").make
+    processor = str(make(folder / "processor"))
+    family = "default" if case.family == "default" else ""
+    chosen = {"pack_size": 4096, "processor": processor, "family": family, **dict(case.chosen)}
+    meta = rows(TinyData(folder / "data"), case.kinds)
+    run_pack(tiny_config(meta, folder / "out", **chosen))
+    (pack,) = PackedShards(folder / "out", pixels="fp32")
+    assert all(pack[f"n_{kind}s"] >= 4 for kind in case.kinds.split())
+    assert len(pack["seq_lens"]) == 3 + 2 * len(case.kinds.split()) + (case.kinds == "image video")
+    documents = list(documents_of(folder / "out", pack))
+    model = case.model(load_family(ProcessorKey(processor=processor, family=family)))
+    # The first document once more, as a row that is filled up to the length of the other.
+    return Made(folder / "out", model, [pack, documents[0]], [*documents, documents[0]])
+
+
+def reference_varlen(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """A varlen kernel in plain torch, told of documents by cu_seq_lens_q and of windows, as flash attention is."""
+    batch, heads, length, _ = query.shape
+    q, k, v = (x.repeat_interleave(heads // x.shape[1], 1).transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    assert attention_mask is None
+    bounds = kwargs["cu_seq_lens_q"].tolist()
+    assert torch.equal(kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]) and bounds[-1] == batch * length
+    found = []
+    for first, last in zip(bounds, bounds[1:], strict=False):
+        assert last - first <= kwargs["max_length_q"] == kwargs["max_length_k"]
+        seen = torch.ones(last - first, last - first, dtype=torch.bool).tril()
+        if kwargs.get("sliding_window"):
+            seen = seen.triu(1 - kwargs["sliding_window"])
+        one = (x[first:last].transpose(0, 1) for x in (q, k, v))
+        found.append(torch.nn.functional.scaled_dot_product_attention(*one, attn_mask=seen, scale=scaling))
+    return torch.cat(found, dim=1).transpose(0, 1).unflatten(0, (batch, length)), None
+
+
+ALL_ATTENTION_FUNCTIONS.register("flash_reference", reference_varlen)
+
+
+@contextmanager
+def attention(model: Any, name: str) -> Iterator[None]:
+    """The text model with other attention. flex_attention is not compiled: that needs a C++ compiler."""
+    text = model.get_decoder().config
+    configs = [text, *(getattr(text, name) for name in text.sub_configs)]  # Phi's has those of pictures and sounds
+    before = [config._attn_implementation for config in configs]
+    for config, kind in zip(configs, [name, *before[1:]], strict=True):
+        config._attn_implementation = kind
+    with torch.compiler.set_stance("force_eager"):
+        yield
+    for config, kind in zip(configs, before, strict=True):
+        config._attn_implementation = kind
+
+
+PATHS = [("sdpa", "mask"), ("sdpa", "positions"), ("eager", "mask"), ("eager", "positions"),
+         ("flex_attention", "positions"), ("flash_reference", "varlen")]  # fmt: skip
+
+
+def without(batch: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in batch.items() if key != name}
+
+
+@torch.no_grad()
+def test_the_loss_of_packs_is_that_of_documents_alone(made):
+    alone, count = made.alone
+    expected, packs = pytest.approx(alone, rel=1e-5), PackedShards(made.out)
+    collater = packs.collater(made.model)
+    assert (collater.way, collater.unshifted_labels) == ("positions", False), "what this transformers allows"
+    batch = collater(made.packs)
+    assert int((batch["labels"] != -100).sum()) == count
+    assert float(made.loss(batch)) == expected
+    unshifted = replace(collater, unshifted_labels=True)(made.packs)
+    assert float(made.loss(unshifted)) == float(made.loss(without(unshifted, "shift_labels"))) == expected
+    shifted_twice = without(batch, "shift_labels")
+    running_on = batch["position_ids"].clone()
+    running_on.view(-1, *running_on.shape[-2:])[0] = torch.arange(running_on.shape[-1])
+    for wrong in (shifted_twice, {**batch, "position_ids": running_on}):
+        assert float(made.loss(wrong)) != pytest.approx(alone, rel=3e-5)
+
+
+@pytest.mark.parametrize(("name", "way"), PATHS)
+@torch.no_grad()
+def test_every_kind_of_attention_keeps_documents_apart(made, name, way):
+    expected = pytest.approx(made.alone[0], rel=1e-5)
+    with attention(made.model, name):
+        if way == "varlen" and made.looks_both_ways:
+            with pytest.raises(ValueError, match="flash_reference cannot look ahead in a picture"):
+                PackedShards(made.out).collater(made.model)
+            return
+        collater = PackedShards(made.out).collater(made.model, isolate=way)
+        assert float(made.loss(collater(made.packs))) == expected
+
+
+# The model that a collater is made for
+
+
+@pytest.fixture(scope="module")
+def qwen_packs(tmp_path_factory) -> PackedShards:
+    folder = tmp_path_factory.mktemp("wrapped")
+    data = TinyData(folder / "data").image(60, 90).text("Who?", "Me.").image(40, 40).text("And?", "You, too.")
+    run_pack(tiny_config(data.write(), folder / "out"))
+    return PackedShards(folder / "out", pixels="fp32")
+
+
+class Strict(torch.nn.Module):
+    """A model whose forward names what it takes."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.inside, self.config = model, model.config
+
+    def get_decoder(self) -> Any:
+        return self.inside.get_decoder()
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None, labels=None, shift_labels=None,
+                use_cache=None, mm_token_type_ids=None, pixel_values=None, image_grid_thw=None,
+                pixel_values_videos=None):  # fmt: skip
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        return self.inside(**given)
+
+
+class Adapted(torch.nn.Module):
+    """As PEFT wraps a model."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.base_model = model
+
+    def get_base_model(self) -> Any:
+        return self.base_model
+
+    def forward(self, *args, **kwargs):
+        return self.base_model(*args, **kwargs)
+
+
+@pytest.fixture
+def alone_in_the_world(tmp_path):
+    torch.distributed.init_process_group("gloo", store=torch.distributed.FileStore(str(tmp_path / "s"), 1), rank=0,
+                                         world_size=1)  # fmt: skip
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@torch.no_grad()
+def test_wrapped_models(qwen_packs, alone_in_the_world):
+    model = tiny_model("qwen2_5_vl")
+    expected = qwen_packs.collater(model)
+    assert expected.takes is None
+    batch = expected(list(qwen_packs))
+    loss = model(**batch).loss
+    compiled = torch.compile(model, backend="eager")
+    wrapped = [DistributedDataParallel(model), Adapted(model), DistributedDataParallel(Adapted(model)), compiled,
+               torch.compile(DistributedDataParallel(model), backend="eager"), FullyShardedDataParallel(
+                   copy.deepcopy(model), device_id=torch.device("cpu"), use_orig_params=True)]  # fmt: skip
+    for number, wrapper in enumerate(wrapped):
+        assert qwen_packs.collater(wrapper) == expected, number
+        with torch.compiler.set_stance("force_eager"):
+            assert torch.allclose(wrapper(**batch).loss, loss), number
+
+
+@pytest.mark.parametrize("options", [{}, {"isolate": "mask"}, {"unshifted_labels": True}])
+@torch.no_grad()
+def test_a_model_that_takes_no_other_arguments_gets_none(qwen_packs, options):
+    model, packs = tiny_model("qwen2_5_vl"), list(qwen_packs)
+    loss = model(**qwen_packs.collater(model)(packs)).loss
+    batch = qwen_packs.collater(Strict(model), **options)(packs)
+    assert batch.keys() <= set(inspect.signature(Strict.forward).parameters)
+    assert torch.allclose(Strict(model)(**batch).loss, loss, rtol=1e-5)
+
+
+def lacking(*names: str) -> type[Strict]:
+    """Strict without some of its arguments."""
+    signature = inspect.signature(Strict.forward)
+    kept = [parameter for name, parameter in signature.parameters.items() if name not in names]
+
+    class Lacking(Strict):
+        def forward(self, **kwargs):
+            raise NotImplementedError
+
+    Lacking.forward.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    return Lacking
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "remedy"),
+    [
+        ("shift_labels", {}, r"if its loss shifts labels, collater\(model, unshifted_labels=True\)"),
+        ("position_ids", {}, "let that take"),
+        ("use_cache", {}, "isolate='mask' needs attention_mask only"),
+        ("attention_mask", {"isolate": "mask"}, "add them to its forward"),
+        ("pixel_values", {}, "without which packs are trained wrongly"),
+        ("cu_seq_lens_q", {"attn_implementation": "flash_attention_2"}, "cu_seq_lens_k, max_length_q, max_length_k"),
+    ],
+)
+def test_a_model_that_does_not_take_what_matters_is_refused(qwen_packs, name, options, remedy):
+    model = lacking(name)(tiny_model("qwen2_5_vl"))
+    with pytest.raises(ValueError, match=rf"the forward of Lacking does not take {name}.*{remedy}"):
+        qwen_packs.collater(model, **options)
+
+
+def test_models_that_do_not_keep_documents_apart_by_positions(qwen_packs, monkeypatch):
+    """They get a mask, unless nothing else would do."""
+    model = tiny_model("qwen2_5_vl")
+    text = model.get_decoder()
+    assert isolates_by_positions(model, 3)
+    forward = type(text).forward
+
+    def deaf(self, position_ids, **given):
+        return forward(self, position_ids=position_ids[-3:], **given)
+
+    assert not isolates_by_positions(copy.deepcopy(model).to("meta"), 3), "its mask cannot be looked at"
+    monkeypatch.setattr(type(text), "forward", deaf)
+    assert not isolates_by_positions(model, 3)
+    assert qwen_packs.collater(model).way == "mask"
+    for options in ({"isolate": "positions"}, {"attn_implementation": "flex_attention"}):
+        with pytest.raises(ValueError, match="does not keep documents apart by positions"):
+            qwen_packs.collater(model, **options)
+
+
+class Forgetful(torch.nn.Module):
+    """Mixed in: shift_labels do not reach the loss, as in Qwen3-VL of transformers 5.5 and before."""
+
+    def forward(self, shift_labels=None, **given):
+        return super().forward(**given)
+
+
+class Inline(torch.nn.Module):
+    """Mixed in: a loss of its own, as remote code has."""
+
+    def forward(self, labels=None, shift_labels=None, **given):
+        outputs = super().forward(**given)
+        outputs.loss = torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return outputs
+
+
+@pytest.mark.parametrize("kind", [Forgetful, Inline])
+@pytest.mark.parametrize("length", [None, 64])
+@torch.no_grad()
+def test_models_that_shift_labels_all_the_same(qwen_packs, kind, length):
+    model, (pack,) = tiny_model("qwen3_vl"), qwen_packs
+    pack = {**pack, "labels": pack["input_ids"].clone()}  # the last one, too
+    expected = model(**qwen_packs.collater(model)([pack])).loss
+    model.__class__ = type("Other", (kind, type(model)), {})
+    collater = qwen_packs.collater(model, max_length=length and len(pack["input_ids"]) + length)
+    assert collater.unshifted_labels
+    assert torch.allclose(model(**collater([pack])).loss, expected, rtol=1e-5)
+    assert not torch.allclose(model(**replace(collater, unshifted_labels=False)([pack])).loss, expected, rtol=1e-4)
+
+
+def test_ways_that_a_kernel_does_not_take():
+    assert PackCollater(attn_implementation="kernels-community/flash-attn3").way == "varlen"
+    for name, way, expected in (
+        ("sdpa", "varlen", "mask or positions"),
+        ("flex_attention", "mask", "positions"),
+        ("flash_attention_2", "positions", "varlen"),
+        ("sdpa", "cosine", "mask or positions"),
+    ):
+        with pytest.raises(ValueError, match=f"isolate is '{way}', but {name} keeps documents apart by {expected}$"):
+            PackCollater(attn_implementation=name, isolate=way)
+    with pytest.raises(ValueError, match="attn_implementation 'ring' is unknown"):
+        PackCollater(attn_implementation="ring")
+
+
+@torch.no_grad()
+def test_positions_need_a_model_without_a_cache(qwen_packs):
+    """Where it has one, as configs have by default, documents would see each other."""
+    model = tiny_model("qwen2_5_vl")
+    batch = qwen_packs.collater(model)(list(qwen_packs))
+    assert not torch.allclose(model(**{**batch, "use_cache": True}).loss, model(**batch).loss, rtol=1e-4)
+
+
+def test_pixels_left_as_bytes_can_be_restored(qwen_packs):
+    """Also for a model that takes no other arguments."""
+    model = Strict(tiny_model("qwen2_5_vl"))
+    late = PackedShards(qwen_packs.reader.out, pixels="uint8")
+    batch = restore_pixels(late.collater(model)(list(late)), dtype=torch.float32)
+    expected = qwen_packs.collater(model)(list(qwen_packs))
+    assert batch.keys() == expected.keys()
+    assert torch.equal(batch["pixel_values"], expected["pixel_values"])
