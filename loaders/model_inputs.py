@@ -1,8 +1,6 @@
 """PackCollater: packs -> exactly what `model(**batch)` takes, of models of transformers."""
 
-import copy
 import inspect
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +10,8 @@ from torch.nn.functional import pad
 
 from ..pipeline.records import IGNORE
 from .packed import neat_packed_vlm_collater, positions_inside
-from .pixels import STORED_KEY
-
-_log = logging.getLogger(__name__)
+from .pixels import with_stored_pixels
+from .probes import isolates_by_positions, passes_shift_labels, unwrapped
 
 # What the packed batch has for other readers than the model: pipeline stages, context parallelism.
 NOT_FOR_MODELS = ("_packed_seq_ids", "n_images_per_sample", "n_videos_per_sample", "n_audios_per_sample")
@@ -94,12 +91,11 @@ class PackCollater:
         return self._for_the_model(batch)
 
     def _for_the_model(self, batch: dict[str, Any]) -> dict[str, Any]:
-        kept = set(batch) - set(NOT_FOR_MODELS)
-        if self.takes is not None:
-            stored = batch.get(STORED_KEY, {}).values()  # bytes; `restore_pixels` needs more to make pixels of them
-            restoring = {STORED_KEY, *(name for how in stored for name in (how.counts, how.first))}
-            kept &= self.takes | restoring
-        return {name: value for name, value in batch.items() if name in kept}
+        return {
+            name: value
+            for name, value in with_stored_pixels(batch).items()
+            if name not in NOT_FOR_MODELS and (self.takes is None or name in self.takes)
+        }
 
 
 def _possible_ways(attn_implementation: str) -> tuple[str, ...]:
@@ -149,14 +145,6 @@ def collater_for(family: Mapping[str, Any], model: torch.nn.Module | None = None
     return collater
 
 
-def unwrapped(model: Any) -> Any:
-    """The model of transformers inside DistributedDataParallel, FSDP, torch.compile and PEFT."""
-    for name in ("module", "_orig_mod"):
-        if isinstance(inside := getattr(model, name, None), torch.nn.Module):
-            return unwrapped(inside)
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def _arguments(model: torch.nn.Module) -> frozenset[str] | None:
     """Names of what a model's forward takes; None: anything."""
     parameters = inspect.signature(model.forward).parameters.values()
@@ -197,84 +185,3 @@ def _check_arguments(collater: PackCollater, media: Mapping[str, Any], model: st
             f"the forward of {model} does not take {', '.join(missing)}, without which packs are trained wrongly; "
             + "; ".join(remedies)
         )
-
-
-# What a model does with its arguments is asked of copies that share all with it but some of their modules: stand-ins
-# that tell what they are given. So nothing is computed, and the versions of transformers need not be known.
-
-
-class _Given(Exception):
-    """Carries what a stand-in was given."""
-
-
-class _MaskTeller(torch.nn.Module):
-    """In place of the layers."""
-
-    def forward(self, *_: Any, attention_mask: torch.Tensor | None = None, **__: Any) -> None:
-        raise _Given(attention_mask)
-
-
-class _Nothing(torch.nn.Module):
-    """In place of all that comes before a loss: a body is called by names, a head with the tensor that it gave."""
-
-    def forward(self, *tensors: torch.Tensor, **_: Any) -> Any:
-        return tensors[0] if tensors else _NoOutputs()
-
-
-class _NoOutputs:
-    def __getattr__(self, name: str) -> Any:
-        return torch.zeros(1, 2, 2) if name == "last_hidden_state" else None
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.zeros(1, 2, 2)
-
-
-@torch.no_grad()
-def isolates_by_positions(model: Any, position_axes: int) -> bool:
-    """Whether a model keeps documents apart by their positions: its text model is asked for the mask of two documents.
-
-    The mask is that of sdpa; what it says is the same for all kinds. A model that cannot be asked does not.
-    """
-    inside = torch.tensor([[0, 1, 0, 1]])
-    try:
-        text = model.get_decoder()
-        probe = copy.copy(text)
-        teller: Any = _MaskTeller()
-        teller.attention_type = getattr(text.layers[0], "attention_type", None)
-        probe._modules = {**text._modules, "layers": torch.nn.ModuleList([teller])}
-        probe.config = copy.copy(text.config)
-        probe.config._attn_implementation = "sdpa"
-        probe.hidden_size_per_layer_input = 0  # Gemma's, which would be computed from embeddings
-        device = next(text.parameters()).device
-        positions = inside.expand(4, 1, 4) if position_axes == 3 else inside
-        embedded = torch.zeros(1, 4, text.config.hidden_size, device=device)
-        probe.forward(inputs_embeds=embedded, position_ids=positions.to(device), use_cache=False)
-    except _Given as given:
-        mask = given.args[0]
-        if mask is None or mask.is_meta or mask.shape[-2:] != (4, 4):
-            return False
-        expected = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]).bool()
-        return torch.equal(mask[0, 0].cpu(), expected)
-    except Exception as error:  # of any kind, as models are
-        _log.debug("%s cannot be asked whether it keeps documents apart by positions: %r", type(model).__name__, error)
-    return False
-
-
-@torch.no_grad()
-def passes_shift_labels(model: Any) -> bool:
-    """Whether a model hands shift_labels on to its loss. A model that cannot be asked does not."""
-
-    def loss(*_: Any, shift_labels: torch.Tensor | None = None, **__: Any) -> None:
-        raise _Given(shift_labels)
-
-    labels = torch.zeros(1, 2, dtype=torch.long)
-    try:
-        probe = copy.copy(model)
-        probe._modules = {name: _Nothing() for name in model._modules}
-        probe.loss_function = loss
-        probe.forward(input_ids=labels, labels=labels, shift_labels=labels)
-    except _Given as given:
-        return given.args[0] is labels
-    except Exception as error:
-        _log.debug("%s cannot be asked whether it takes shift_labels: %r", type(model).__name__, error)
-    return False

@@ -1,7 +1,7 @@
 """Stored bytes back to the `pixel_values` of the HF processor, bit for bit, by table look-up."""
 
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -38,6 +38,40 @@ def stored_arrays(layout: Mapping[str, MediaArray], tables: Mapping[str, np.ndar
     }
 
 
+@dataclass(frozen=True, slots=True)
+class StoredPixels:
+    """Bytes of a batch until `restore_pixels`. Not a tensor: many models would take bytes for pixels, and train on."""
+
+    rows: torch.Tensor
+    how: Stored
+    counts: torch.Tensor | None = None  # what tells the rows of each medium, where they are padded to the longest
+    first: "torch.Tensor | StoredPixels | None" = None  # goes before the rows of each medium
+
+    def pin_memory(self) -> "StoredPixels":
+        return replace(self, rows=self.rows.pin_memory())
+
+    def restored(self, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
+        pixels = restored(self.rows.to(device), self.how, dtype)
+        if self.counts is not None:  # what pads a medium is zero, and not what a byte of zero stands for
+            counts = self.counts.to(device).reshape(len(pixels), -1).prod(1)
+            pixels[torch.arange(pixels.shape[1], device=device)[None] >= counts[:, None]] = 0
+        if self.first is None:
+            return pixels
+        first = self.first.restored(device, dtype) if isinstance(self.first, StoredPixels) else self.first.to(device)
+        return with_first(first, pixels)
+
+
+def with_stored_pixels(batch: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Bytes of a batch, and what their restoring needs, in one value each. Changed in place and returned."""
+    stored: Mapping[str, Stored] = {key: how for key, how in batch.pop(STORED_KEY, {}).items() if key in batch}
+    for key, how in stored.items():
+        batch[key] = StoredPixels(batch[key], how, batch[how.counts] if how.counts else None)
+    for key, how in stored.items():
+        if how.first:
+            batch[key] = replace(batch[key], first=batch.pop(how.first))
+    return batch
+
+
 def restore_pixels(
     batch: MutableMapping[str, Any], device: torch.device | str = "cpu", dtype: torch.dtype = torch.bfloat16
 ) -> MutableMapping[str, Any]:
@@ -46,14 +80,9 @@ def restore_pixels(
     The batch must come from `PackedShards(pixels="uint8")`, which puts the tables in. Changed in place and returned.
     A batch without media is left as it is.
     """
-    for key, stored in (batch.pop(STORED_KEY, None) or {}).items():
-        if key in batch:
-            batch[key] = restored(batch[key].to(device), stored, dtype)
-            if stored.counts:  # what pads a medium is zero, and not what a byte of zero stands for
-                counts = batch[stored.counts].to(device).reshape(len(batch[key]), -1).prod(1)
-                batch[key][torch.arange(batch[key].shape[1], device=device)[None] >= counts[:, None]] = 0
-            if stored.first:
-                batch[key] = with_first(batch.pop(stored.first).to(device), batch[key])
+    for key, value in with_stored_pixels(batch).items():
+        if isinstance(value, StoredPixels):
+            batch[key] = value.restored(device, dtype)
     return batch
 
 

@@ -60,7 +60,7 @@ def tiny_model(kind: str) -> Any:
             config, model = transformers.Qwen3VLMoeConfig, transformers.Qwen3VLMoeForConditionalGeneration
         else:
             config, model = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
-        config = config(text_config=text, vision_config=vision, **IDS)
+        config = config(text_config=text, vision_config=vision, **IDS)  # type: ignore[operator]
     return with_large_weights(model._from_config(config, attn_implementation="sdpa"))
 
 

@@ -24,7 +24,7 @@ if not hasattr(transformers, "Gemma4Config"):  # packing imports what it has for
     sys.modules |= {sound.__name__: sound, "transformers.models.gemma4": ModuleType("transformers.models.gemma4")}
 
 from helpers import TinyData, documents_of, mixed_rows, tiny_config
-from test_model_loss import PATHS, Made, attention
+from test_model_loss import PATHS, Made, attention  # type: ignore[import-not-found]
 from tiny_models import tiny_model
 
 from neatpack import PackedShards
@@ -40,7 +40,7 @@ def pack(folder: Path) -> None:
         run_pack(tiny_config(meta, folder / family, family=family, pack_size=2048))
 
 
-class Positioned(Made):
+class Positioned(Made):  # type: ignore[misc]
     """Documents with the positions that they have on disk: 5.5.0 gives pictures of Qwen2.5-VL other ones by itself."""
 
     def unpacked(self, document: dict[str, Any]) -> dict[str, Any]:

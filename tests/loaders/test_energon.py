@@ -31,7 +31,7 @@ def out(tmp_path_factory):
     return folder / "out"
 
 
-class Packs(energon.DefaultTaskEncoder):
+class Packs(energon.DefaultTaskEncoder):  # type: ignore[name-defined,misc]
     """Batches are lists of packs as they were cooked."""
 
     def __init__(self, pixels="bf16"):
@@ -43,7 +43,7 @@ class Packs(energon.DefaultTaskEncoder):
         return list(samples)
 
 
-class Batches(energon.DefaultTaskEncoder):
+class Batches(energon.DefaultTaskEncoder):  # type: ignore[name-defined,misc]
     """As docs/API.md has it, and the numbers of the packs."""
 
     cookers = [energon.Cooker(cook_pack)]

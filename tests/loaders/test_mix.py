@@ -55,7 +55,7 @@ ONE = st.tuples(st.integers(1, 30), st.sampled_from([1, 2, 4]), st.integers(0, 4
 
 @given(st.lists(ONE, min_size=1, max_size=3), st.integers(0, 3))
 def test_nothing_comes_again_before_all_has_come(spec, seed):
-    sources = [source(*numbers, first=100 * index) for index, numbers in enumerate(spec)]
+    sources = [source(*numbers, first=100 * index) for index, numbers in enumerate(spec)]  # type: ignore[misc]
     epochs = [mixed_order(sources, seed, epoch) for epoch in range(4)]
     for index, (num_packs, _, per_epoch) in enumerate(spec):
         given_out = [order[order // 100 == index] for order in epochs]

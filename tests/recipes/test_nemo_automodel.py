@@ -13,7 +13,7 @@ from neatpack import PackedShards, neat_packed_vlm_collater, num_items_in_batch
 from neatpack.pipeline.run import run_pack
 
 sys.path += [str(ROOT / "jobs" / "recipes"), str(RECIPE_PACKAGES)]
-from common import tiny_model
+from common import tiny_model  # type: ignore[import-not-found]
 
 collates = pytest.importorskip(
     "nemo_automodel.components.datasets.vlm.collate_fns",

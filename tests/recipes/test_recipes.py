@@ -16,7 +16,7 @@ from neatpack.pipeline.cli import main
 from neatpack.pipeline.run import run_pack
 
 sys.path.insert(0, str(ROOT / "jobs" / "recipes"))
-from common import tiny_model
+from common import tiny_model  # type: ignore[import-not-found]
 
 RECIPES = ["ddp", "fsdp2", "hf_trainer", "accelerate_loop", "lightning_fit", "torchtitan_loop", "nemo_loop"]
 NEEDS = {"nemo_loop": "nemo_automodel", "energon_loop": "megatron"}
