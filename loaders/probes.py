@@ -48,6 +48,13 @@ class _NoOutputs:
         return torch.zeros(1, 2, 2)
 
 
+def _copied(module: Any) -> Any:
+    """A shallow copy; by `copy.copy`, modules of fully_shard would be made anew."""
+    copied = object.__new__(type(module))
+    copied.__dict__.update(module.__dict__)
+    return copied
+
+
 @torch.no_grad()
 def isolates_by_positions(model: Any, position_axes: int) -> bool:
     """Whether a model keeps documents apart by their positions: its text model is asked for the mask of two documents.
@@ -57,7 +64,7 @@ def isolates_by_positions(model: Any, position_axes: int) -> bool:
     inside = torch.tensor([[0, 1, 0, 1]])
     try:
         text = model.get_decoder()
-        probe = copy.copy(text)
+        probe = _copied(text)
         teller: Any = _MaskTeller()
         teller.attention_type = getattr(text.layers[0], "attention_type", None)
         probe._modules = {**text._modules, "layers": torch.nn.ModuleList([teller])}
@@ -88,7 +95,7 @@ def passes_shift_labels(model: Any) -> bool:
 
     labels = torch.zeros(1, 2, dtype=torch.long)
     try:
-        probe = copy.copy(model)
+        probe = _copied(model)
         probe._modules = {name: _Nothing() for name in model._modules}
         probe.loss_function = loss
         probe.forward(input_ids=labels, labels=labels, shift_labels=labels)

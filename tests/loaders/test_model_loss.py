@@ -29,7 +29,8 @@ from tiny_models import (
     tiny_model,
     tiny_phi4_mm,
 )
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -298,7 +299,8 @@ def test_wrapped_models(qwen_packs, alone_in_the_world):
     compiled = torch.compile(model, backend="eager")
     wrapped = [DistributedDataParallel(model), Adapted(model), DistributedDataParallel(Adapted(model)), compiled,
                torch.compile(DistributedDataParallel(model), backend="eager"), FullyShardedDataParallel(
-                   copy.deepcopy(model), device_id=torch.device("cpu"), use_orig_params=True)]  # fmt: skip
+                   copy.deepcopy(model), device_id=torch.device("cpu"), use_orig_params=True),
+               fully_shard(copy.deepcopy(model), mesh=init_device_mesh("cpu", (1,)))]  # fmt: skip
     for number, wrapper in enumerate(wrapped):
         assert qwen_packs.collater(wrapper) == expected, number
         with torch.compiler.set_stance("force_eager"):
