@@ -11,6 +11,7 @@ both), or slower than LitData.
 """
 
 import argparse
+import gc
 import hashlib
 import json
 import multiprocessing
@@ -158,10 +159,15 @@ def bench_workers(dataset: PackedShards, item: Item, lit_folder: Path, repeats: 
     loaders["the limit: the same pack, not read"] = not_read
 
     def passes(make: Callable[[], Iterable[Item]]) -> None:
+        before = set(multiprocessing.active_children())
         loader = make()
         for _ in range(epochs):
             for batch in loader:
                 batch["input_ids"][0, -1].item()
+        del loader
+        gc.collect()  # ends the workers; their time counts when they have ended
+        left = set(multiprocessing.active_children()) - before
+        assert not left, f"workers live on, whose time would be another's: {left}"
 
     print(f"\n  {NUM_WORKERS} workers, which collate")
     costs = report({name: partial(passes, make) for name, make in loaders.items()}, epochs * len(dataset), repeats)

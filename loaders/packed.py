@@ -28,6 +28,7 @@ import torch
 from torch.nn.functional import pad
 
 from ..pipeline.records import IGNORE, IMAGE, VIDEO
+from .handover import handed_over
 from .media import concatenated_media, media_counts
 
 NO_DOCUMENT = -1000  # fills up ragged rows of seq_lens, as THD batches of the online API have it
@@ -104,7 +105,7 @@ def neat_packed_vlm_collater(
             result["attention_mask"] = {"full_attention": result["attention_mask"], "sliding_attention": sliding}
     if documents.max() > 1:
         result["_packed_seq_ids"] = documents
-    return result | concatenated_media(batch) | media_counts(batch)
+    return handed_over(result | concatenated_media(batch) | media_counts(batch))
 
 
 def block_causal_mask(documents: torch.Tensor) -> torch.Tensor:
