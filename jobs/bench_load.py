@@ -21,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,7 @@ except ImportError as error:
 PROCESSOR = Path(__file__).parent / "demo" / "processor"
 WORDS = ("apple", "anchor", "basket", "bridge", "candle", "castle", "desert", "dragon", "engine", "feather", "forest")
 NUM_WORKERS = 2
+SPINNING = "spinning"
 Item = dict[str, Any]
 
 
@@ -136,7 +137,8 @@ def bench_one_process(out: Path, dataset: PackedShards, item: Item, times: int, 
 def bench_workers(dataset: PackedShards, item: Item, lit_folder: Path, repeats: int) -> list[str]:
     """Batches of one pack, collated in the workers; the same collater on all sides."""
     epochs = max(1, 64 // len(dataset))  # starting the workers is part of it, and must not be most of it
-    options: dict[str, Any] = {"batch_size": 1, "num_workers": NUM_WORKERS, "persistent_workers": True}
+    options: dict[str, Any] = {"batch_size": 1, "num_workers": NUM_WORKERS, "persistent_workers": True,
+                               "multiprocessing_context": "fork"}  # fmt: skip
 
     def ours() -> DataLoader[Any]:
         return DataLoader(dataset, collate_fn=collated, **options)
@@ -149,25 +151,25 @@ def bench_workers(dataset: PackedShards, item: Item, lit_folder: Path, repeats: 
         write_litdata(dataset, lit_folder)
         settings = {LAYOUT_KEY: dataset.layout, STORED_KEY: dataset.stored}
 
-        def theirs() -> Iterable[Item]:
+        def theirs() -> Any:
             streamed = litdata.StreamingDataset(str(lit_folder), shuffle=False)
             return litdata.StreamingDataLoader(streamed, collate_fn=partial(collated_arrays, settings), **options)
 
         loaders = {"LitData's loader of the same arrays": theirs} | loaders
         if digests(ours()) != digests(theirs()):
             raise SystemExit("the batches of both sides differ: the comparison would mean nothing")
+        end_workers()
     loaders["the limit: the same pack, not read"] = not_read
 
-    def passes(make: Callable[[], Iterable[Item]]) -> None:
-        before = set(multiprocessing.active_children())
+    def passes(make: Callable[[], Iterable[Item]]) -> float:
         loader = make()
         for _ in range(epochs):
             for batch in loader:
                 batch["input_ids"][0, -1].item()
+        done = time.perf_counter()
         del loader
-        gc.collect()  # ends the workers; their time counts when they have ended
-        left = set(multiprocessing.active_children()) - before
-        assert not left, f"workers live on, whose time would be another's: {left}"
+        end_workers()
+        return done
 
     print(f"\n  {NUM_WORKERS} workers, which collate")
     costs = report({name: partial(passes, make) for name, make in loaders.items()}, epochs * len(dataset), repeats)
@@ -209,7 +211,10 @@ def collated_arrays(settings: Item, samples: Sequence[Item]) -> Item:
 
 
 def write_litdata(dataset: PackedShards, folder: Path) -> None:
-    """As tensors, which LitData reads faster than numpy's arrays: it copies those twice."""
+    """As tensors, which LitData reads faster than numpy's arrays: it copies those twice.
+
+    `optimize` makes "spawn" the way to start processes, for good: workers would import all of this file, for seconds.
+    """
     numbers = dataset.reader.packs.tolist()
     litdata.optimize(partial(stored_pack, dataset.reader), numbers, str(folder), chunk_bytes="64MB", num_workers=1,
                      verbose=False)  # fmt: skip
@@ -239,14 +244,18 @@ def digests(loader: Iterable[Item]) -> list[str]:
 # Time
 
 
-def report(contenders: dict[str, Callable[[], object]], num_packs: int, repeats: int) -> list[Cost]:
-    """Medians, and how often the first of them would go into each."""
+def report(contenders: Mapping[str, Callable[[], object]], num_packs: int, repeats: int) -> list[Cost]:
+    """Medians, and how often each would go into the first of them.
+
+    A contender that cleans up after itself says when it was done: the clock stops there.
+    """
     costs: dict[str, list[Cost]] = {name: [] for name in contenders}
     for _ in range(repeats):
         for name, function in contenders.items():
             start, cpu = time.perf_counter(), cpu_seconds()
-            function()
-            costs[name].append(Cost(cpu_seconds() - cpu, time.perf_counter() - start))
+            done = function()
+            end = done if isinstance(done, float) else time.perf_counter()
+            costs[name].append(Cost(cpu_seconds() - cpu, end - start))
     medians = [Cost(*(statistics.median(values) for values in zip(*costs[name], strict=True))) for name in contenders]
     print(f"    {'microseconds per pack':40} {'CPU':>10} {'':9} {'clock':>10}")
     for name, cost in zip(contenders, medians, strict=True):
@@ -262,9 +271,16 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
+def end_workers() -> None:
+    """Those of loaders that nobody holds any more: their time counts when they have ended."""
+    gc.collect()
+    left = [process for process in multiprocessing.active_children() if process.name != SPINNING]
+    assert not left, f"workers live on, whose time would be another's: {left}"
+
+
 @contextmanager
 def competition(num_processes: int) -> Iterator[None]:
-    spinning = [multiprocessing.Process(target=spin, daemon=True) for _ in range(num_processes)]
+    spinning = [multiprocessing.Process(target=spin, name=SPINNING, daemon=True) for _ in range(num_processes)]
     for process in spinning:
         process.start()
     try:

@@ -25,7 +25,8 @@ def joined(arrays: list[torch.Tensor]) -> torch.Tensor:
     num_bytes = sum(array.nbytes for array in arrays)
     if get_worker_info() is None or num_bytes <= SMALL:
         return torch.cat(arrays)
-    shared = arrays[0].new_empty(0).set_(torch.UntypedStorage._new_shared(num_bytes))
+    storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
+    shared = arrays[0].new_empty(0).set_(storage)
     shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
     return torch.cat(arrays, out=shared.view(shape))
 
