@@ -7,6 +7,7 @@ array. Members start on 512-byte boundaries and .npy headers are padded to 64: a
 import dataclasses
 import io
 import json
+import math
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -71,18 +72,21 @@ _NPY_HEADER = re.compile(rb"\{'descr': '([<|][a-z]\d+)', 'fortran_order': False,
 def read_array(content: bytes | memoryview) -> np.ndarray:
     """The array of an .npy file, without copying it. numpy's own reader parses the header as Python, which is slow."""
     start = 10 + int.from_bytes(content[8:10], "little")
-    dtype, shape = _array_type(bytes(content[:start]))
-    return np.frombuffer(content, dtype=dtype, offset=start).reshape(shape)
+    dtype, shape, size = _array_type(bytes(content[:start]))
+    if start + size != len(content):
+        raise ValueError(f"an .npy file of {len(content)} bytes, whose header says {start} + {size}")
+    return np.ndarray(shape, dtype, content, start)  # half the time of frombuffer and reshape
 
 
 @lru_cache(maxsize=4096)  # the packs of an output have few headers: lengths differ by documents and media only
-def _array_type(head: bytes) -> tuple[np.dtype, tuple[int, ...]]:
+def _array_type(head: bytes) -> tuple[np.dtype, tuple[int, ...], int]:
     if head[:8] != b"\x93NUMPY\x01\x00":
         raise ValueError("not an .npy file of version 1.0")
     header = _NPY_HEADER.fullmatch(head, 10)
     if header is None:
         raise ValueError(f"an .npy header of another kind: {head[10:]!r}")
-    return np.dtype(header[1].decode()), tuple(int(side) for side in header[2].split(b",") if side.strip())
+    dtype, shape = np.dtype(header[1].decode()), tuple(int(side) for side in header[2].split(b",") if side.strip())
+    return dtype, shape, dtype.itemsize * math.prod(shape)
 
 
 def _members(pack: Pack) -> Iterator[tuple[str, bytes, bytes | memoryview]]:
