@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from ..pipeline.layout import Delivery, MediaArray
 from ..pipeline.records import TOKEN_TYPES
+from .handover import joined
 from .pixels import STORED_KEY, with_first
 
 BATCH_KEY = "packs_in_batch"  # in a pack from a loader worker: how many packs its batch must have
@@ -33,8 +34,8 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             counts = [sample[layout[name].counts] for sample in samples]
             result |= _padded(name, layout[name].deliver, arrays, counts)
         else:
-            joined = torch.cat(_of_one_shape(arrays))
-            result[name] = joined[None] if name in layout and layout[name].deliver.batch_axis else joined
+            rows = joined(_of_one_shape(arrays))
+            result[name] = rows[None] if name in layout and layout[name].deliver.batch_axis else rows
     stored = {key: value for key, value in samples[0].get(STORED_KEY, {}).items() if key in result}
     for name, array in layout.items():
         first = array.deliver.first

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import pad
 
 from ..pipeline.records import IGNORE
+from .handover import handed_over
 from .packed import neat_packed_vlm_collater, positions_inside
 from .pixels import with_stored_pixels
 from .probes import isolates_by_positions, passes_shift_labels, unwrapped
@@ -91,11 +92,13 @@ class PackCollater:
         return self._for_the_model(batch)
 
     def _for_the_model(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in with_stored_pixels(batch).items()
-            if name not in NOT_FOR_MODELS and (self.takes is None or name in self.takes)
-        }
+        return handed_over(
+            {
+                name: value
+                for name, value in with_stored_pixels(batch).items()
+                if name not in NOT_FOR_MODELS and (self.takes is None or name in self.takes)
+            }
+        )
 
 
 def _possible_ways(attn_implementation: str) -> tuple[str, ...]:

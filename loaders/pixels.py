@@ -23,6 +23,14 @@ class Stored:
     counts: str = ""  # of an array that is handed over as [media, longest, …]: what tells the rows of each medium
     first: str = ""  # the array whose rows go before these, each before a medium's
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By value: every batch of a loader's worker carries it, and torch would send the table by file descriptor."""
+        return _stored, (self.table.numpy(), self.repeat, self.counts, self.first)
+
+
+def _stored(table: np.ndarray, *rest: Any) -> Stored:
+    return Stored(torch.from_numpy(table), *rest)
+
 
 def stored_arrays(layout: Mapping[str, MediaArray], tables: Mapping[str, np.ndarray]) -> dict[str, Stored]:
     """How each array of bytes in a layout is restored."""

@@ -7,9 +7,11 @@ array. Members start on 512-byte boundaries and .npy headers are padded to 64: a
 import dataclasses
 import io
 import json
+import math
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -69,14 +71,22 @@ _NPY_HEADER = re.compile(rb"\{'descr': '([<|][a-z]\d+)', 'fortran_order': False,
 
 def read_array(content: bytes | memoryview) -> np.ndarray:
     """The array of an .npy file, without copying it. numpy's own reader parses the header as Python, which is slow."""
-    if content[:8] != b"\x93NUMPY\x01\x00":
-        raise ValueError("not an .npy file of version 1.0")
     start = 10 + int.from_bytes(content[8:10], "little")
-    header = _NPY_HEADER.fullmatch(content[10:start])
+    dtype, shape, size = _array_type(bytes(content[:start]))
+    if start + size != len(content):
+        raise ValueError(f"an .npy file of {len(content)} bytes, whose header says {start} + {size}")
+    return np.ndarray(shape, dtype, content, start)  # half the time of frombuffer and reshape
+
+
+@lru_cache(maxsize=4096)  # the packs of an output have few headers: lengths differ by documents and media only
+def _array_type(head: bytes) -> tuple[np.dtype, tuple[int, ...], int]:
+    if head[:8] != b"\x93NUMPY\x01\x00":
+        raise ValueError("not an .npy file of version 1.0")
+    header = _NPY_HEADER.fullmatch(head, 10)
     if header is None:
-        raise ValueError(f"an .npy header of another kind: {bytes(content[10:start])!r}")
-    shape = tuple(int(side) for side in header[2].split(b",") if side.strip())
-    return np.frombuffer(content, dtype=np.dtype(header[1].decode()), offset=start).reshape(shape)
+        raise ValueError(f"an .npy header of another kind: {head[10:]!r}")
+    dtype, shape = np.dtype(header[1].decode()), tuple(int(side) for side in header[2].split(b",") if side.strip())
+    return dtype, shape, dtype.itemsize * math.prod(shape)
 
 
 def _members(pack: Pack) -> Iterator[tuple[str, bytes, bytes | memoryview]]:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers import TinyData, mixed_rows, tiny_config
+from hypothesis import given, strategies as st
 from tiny_models import tiny_model
 
 from neatpack import PackedShards, neat_packed_vlm_collater, pad_collate_fn, restore_pixels
@@ -113,6 +114,25 @@ def test_documents_do_not_see_each_other():
 def test_positions_inside_documents():
     documents = torch.tensor([[1, 1, 2, 2, 2, 3, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]])
     assert positions_inside(documents).tolist() == [[0, 1, 0, 1, 2, 0, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7]]
+
+
+@given(st.lists(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=6), min_size=1, max_size=3))
+def test_the_mask_is_what_comparing_all_with_all_gives(batch):
+    """Runs of a document or of padding, each of some length, in rows that are filled up with padding."""
+    rows = [
+        [number * is_real for number, (is_real, length) in enumerate(runs, 1) for _ in range(length)] for runs in batch
+    ]
+    documents = torch.tensor([row + [0] * (max(map(len, rows)) - len(row)) for row in rows])
+    place = torch.arange(documents.shape[1])
+    same = (documents[:, :, None] == documents[:, None, :]) & (documents != 0)[:, :, None]
+    expected = (same & (place[:, None] >= place)) | (place[:, None] == place)
+    mask = block_causal_mask(documents)
+    assert mask.dtype == torch.bool and torch.equal(mask, expected[:, None])
+
+
+def test_a_document_in_two_pieces_is_refused():
+    with pytest.raises(ValueError, match=r"runs \[1, 2, 1\]; each document must lie in one piece"):
+        block_causal_mask(torch.tensor([[1, 2, 2, 0, 1]]))
 
 
 def rows_of(mask):

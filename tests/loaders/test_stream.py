@@ -220,6 +220,31 @@ def test_collated_batches_through_workers(out):
     assert tokens == sum(pq.read_table(out / "index.parquet")["target_tokens"].to_pylist())
 
 
+@pytest.mark.parametrize("pixels, small", [("bf16", 2**30), ("bf16", 4096), ("uint8", 4096)])
+def test_what_workers_hand_over_is_what_they_made(out, pixels, small, monkeypatch):
+    """Small tensors come by value and large ones in shared memory, of every type."""
+    monkeypatch.setattr("neatpack.loaders.handover.SMALL", small)
+
+    def batches(workers):
+        dataset = PackedShards(out, pixels=pixels, batch_size=2)
+        return list(DataLoader(dataset, batch_size=2, num_workers=workers, collate_fn=neat_packed_vlm_collater))
+
+    large = 0
+    for ours, theirs in zip(batches(2), batches(0), strict=True):
+        assert type(ours) is dict and list(ours) == list(theirs)
+        for name, value in theirs.items():
+            if isinstance(value, torch.Tensor):
+                assert ours[name].dtype == value.dtype and torch.equal(ours[name], value), name
+                assert ours[name].is_shared() == (value.nbytes > small), name
+                large += value.nbytes > small
+                ours[name][...] = 0  # nobody else's memory
+        for name, how in theirs.get("stored_pixels", {}).items():
+            got = ours["stored_pixels"][name]
+            assert torch.equal(got.table, how.table) and not got.table.is_shared()
+            assert (got.repeat, got.counts, got.first) == (how.repeat, how.counts, how.first)
+    assert (large > 0) == (small == 4096)
+
+
 # Resuming
 
 

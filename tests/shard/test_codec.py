@@ -4,11 +4,12 @@ import io
 import tarfile
 
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as npst
 
 from neatpack.pipeline.records import Document, Pack
-from neatpack.pipeline.shard.codec import member_names, read_pack, write_end, write_pack
+from neatpack.pipeline.shard.codec import member_names, read_array, read_pack, write_end, write_pack
 
 ARRAYS = {
     "input_ids": np.int32, "labels": np.int32, "position_ids": np.int32, "seq_lens": np.int32,
@@ -69,3 +70,18 @@ def test_round_trip(written):
             assert np.load(io.BytesIO(content[slice(named[f"{name}.npy"][0], None)])).tobytes() == array.tobytes()
             # zero-copy: data of every member starts on a 64-byte boundary
             assert (named[f"{name}.npy"][0]) % 512 == 0
+
+
+def test_what_is_not_an_array_is_refused():
+    file = io.BytesIO()
+    np.save(file, np.arange(3, dtype=np.int32))
+    content = file.getvalue()
+    assert read_array(content).tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="144 bytes, whose header says 128 \\+ 12"):
+        read_array(content + bytes(4))
+    with pytest.raises(ValueError, match="139 bytes, whose header says 128 \\+ 12"):
+        read_array(content[:-1])
+    with pytest.raises(ValueError, match="not an .npy file"):
+        read_array(b"PK" + content[2:])
+    with pytest.raises(ValueError, match="header of another kind"):
+        read_array(content.replace(b"False", b"True "))
