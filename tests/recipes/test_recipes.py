@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -43,23 +44,39 @@ def digest(ids):
     return hashlib.sha256(ids.numpy().tobytes()).hexdigest()
 
 
-def run(recipe, out, folder, *, processes=2, kill_at=0):
+@pytest.fixture(scope="module")
+def launcher():
+    """tests/recipes/launcher.py, running."""
+    command = [sys.executable, str(ROOT / "tests" / "recipes" / "launcher.py")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+def run(launcher, recipe, out, folder, *, processes=2, kill_at=0):
     """What the recipe prints, and what its model was given: a list of steps, each a list of digests."""
-    seen = folder / f"seen-{kill_at}"
-    seen.unlink(missing_ok=True)
-    launcher = [] if recipe == "lightning_fit" else [
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)
-    ]  # fmt: skip
-    command = [sys.executable, *launcher, str(ROOT / "jobs" / "recipes" / f"{recipe}.py"), str(out),
-               "--checkpoint", str(folder / "checkpoint")]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NEATPACK_SEEN": str(seen), "NEATPACK_KILL_AT": str(kill_at)}
+    seen, output = folder / f"seen-{kill_at}", folder / f"output-{kill_at}"
+    environment = {"NEATPACK_SEEN": str(seen), "NEATPACK_KILL_AT": str(kill_at)}
     if package := NEEDS.get(recipe):
         if not (RECIPE_PACKAGES / package).is_dir():
             pytest.skip(f"{package} is not in .venv/recipes, where the Makefile installs it")
-        environment["PYTHONPATH"] = os.pathsep.join([str(RECIPE_PACKAGES), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
-    assert (done.returncode != 0) == bool(kill_at) and lines, done.stderr[-3000:]
+        environment["PYTHONPATH"] = str(RECIPE_PACKAGES)
+    arguments = [str(out), "--checkpoint", str(folder / "checkpoint")]
+    wanted = {"script": str(ROOT / "jobs" / "recipes" / f"{recipe}.py"), "arguments": arguments,
+              "environment": environment, "processes": processes, "output": str(output)}  # fmt: skip
+    launcher.stdin.write(json.dumps(wanted) + "\n")
+    launcher.stdin.flush()
+    codes = json.loads(launcher.stdout.readline())
+    printed = [Path(f"{output}.{rank}").read_text() for rank in range(processes)]
+    assert any(codes) == bool(kill_at), f"exit codes {codes}\n{printed[0][-3000:]}"
+    return what_came_out(printed[0], seen, processes)
+
+
+def what_came_out(printed, seen, processes):
+    lines = [json.loads(line) for line in printed.splitlines() if line.startswith('{"step"')]
     given = [json.loads(line) for line in seen.read_text().splitlines()]
     ranks = [[line["packs"] for line in given if line["rank"] == rank] for rank in range(processes)]
     steps = [sum(step, []) for step in zip(*ranks, strict=False)]
@@ -68,8 +85,14 @@ def run(recipe, out, folder, *, processes=2, kill_at=0):
 
 @pytest.fixture(scope="module")
 def whole(out, tmp_path_factory):
-    """A run that nobody killed: all recipes train the same model on the same steps, so its losses are theirs."""
-    losses, steps = run("ddp", out, tmp_path_factory.mktemp("whole"))
+    """A run that nobody killed, by torchrun: all recipes train the same model on the same steps, so its losses are theirs."""
+    folder = tmp_path_factory.mktemp("whole")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+               str(ROOT / "jobs" / "recipes" / "ddp.py"), str(out), "--checkpoint", "checkpoint"]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NEATPACK_SEEN": str(folder / "seen")}
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses, steps = what_came_out(done.stdout, folder / "seen", 2)
     assert sorted(losses) == list(range(1, 9)) and len(steps) == 8
     return losses, steps
 
@@ -102,11 +125,11 @@ def test_the_first_step_is_that_of_the_documents_alone(out, packs, whole):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_recipe(recipe, out, packs, whole, tmp_path):
+def test_recipe(launcher, recipe, out, packs, whole, tmp_path):
     expected, steps = whole
-    before, seen = run(recipe, out, tmp_path, kill_at=KILLED_AT)
+    before, seen = run(launcher, recipe, out, tmp_path, kill_at=KILLED_AT)
     # on one rank with two micro-steps: what comes out is the same
-    after, rest = run(recipe, out, tmp_path, processes=1 if recipe == "torchtitan_loop" else 2)
+    after, rest = run(launcher, recipe, out, tmp_path, processes=1 if recipe == "torchtitan_loop" else 2)
     first = loss_of_documents(out, [packs[name] for name in seen[0]])
     assert before[1] == pytest.approx(first, rel=1e-5)
     losses = before | after
@@ -118,15 +141,15 @@ def test_recipe(recipe, out, packs, whole, tmp_path):
     assert trained[:8] != trained[8:], "another order in the second epoch"
 
 
-def test_energon(out, packs, tmp_path_factory):
+def test_energon(launcher, out, packs, tmp_path_factory):
     """Its order is its own, so its losses are compared with its own."""
     assert main(["export", "energon", str(out)]) == 0
-    expected, steps = run("energon_loop", out, tmp_path_factory.mktemp("energon"))
+    expected, steps = run(launcher, "energon_loop", out, tmp_path_factory.mktemp("energon"))
     assert expected[1] == pytest.approx(loss_of_documents(out, [packs[name] for name in steps[0]]), rel=1e-5)
     assert Counter(sum(steps[:4], [])) == {name: 1 for name in packs}, "every pack once an epoch"
     assert Counter(sum(steps, [])) == {name: 2 for name in packs}
     folder = tmp_path_factory.mktemp("killed")
-    before, seen = run("energon_loop", out, folder, kill_at=KILLED_AT)
-    after, rest = run("energon_loop", out, folder)
+    before, seen = run(launcher, "energon_loop", out, folder, kill_at=KILLED_AT)
+    after, rest = run(launcher, "energon_loop", out, folder)
     assert seen + rest == steps
     assert before | after == pytest.approx(expected, rel=1e-6)
