@@ -132,8 +132,8 @@ def block_causal_mask(documents: torch.Tensor) -> torch.Tensor:
     [1, 1, 2, 0] -> rows 1000, 1100, 0010, 0001. Padding sees itself: a row that sees nothing would become NaN in
     sdpa, and NaN times a weight of zero is NaN again.
 
-    In place, document by document, by numpy: comparing all tokens with all took 13 times as long for 1,024 tokens, 70
-    times for 8,192 and five times the memory, on all of torch's threads.
+    In place, document by document, by numpy: for 12 documents in 32,768 tokens 0.6 s and 1 GB, where comparing all
+    tokens with all took 21 s and 5 GB; for 8 in 1,024 tokens 0.13 ms and 1.7.
     """
     numbers = documents.cpu().numpy()
     batch, length = numbers.shape
