@@ -221,9 +221,9 @@ def write_litdata(dataset: PackedShards, folder: Path) -> None:
 
 
 def stored_pack(reader: ShardReader, number: int) -> Item:
-    arrays, header = reader.arrays(number, reader.content(number))
-    counts = {f"n_{kind}s": header[f"num_{kind}s"] for kind in TOKEN_TYPES}
-    return {name: torch.from_numpy(array) for name, array in arrays.items()} | counts
+    arrays, counts = reader.arrays(number, reader.content(number)), reader.counts(number)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return tensors | {f"n_{kind}s": counts[f"num_{kind}s"] for kind in TOKEN_TYPES}
 
 
 def tensors_of(batch: Item) -> list[str]:

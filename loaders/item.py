@@ -23,6 +23,7 @@ def pack_item(
 ) -> dict[str, Any]:
     """Arrays and JSON of a pack -> its item; pixels restored as `dtype`, or left as they are stored (None).
 
+    Of the JSON, `pack`, `num_images`, `num_videos` and `num_audios` will do.
     Pixels as stored are a view of what was read until the collater copies them into the batch. The other arrays are
     small and copied, as the integers that torch wants: code that masks labels in place must not find them masked in
     the next epoch. numpy copies them: torch.tensor takes three times as long.

@@ -20,6 +20,7 @@ from pyarrow import NativeFile, fs
 
 from ..pipeline.layout import MediaArray, layout_of
 from ..pipeline.manifest import FILE as MANIFEST, Manifest, OutputError, ShardEntry, missing_manifest
+from ..pipeline.records import TOKEN_TYPES
 from ..pipeline.shard.codec import read_array
 from .cache import ShardCache, map_shard
 
@@ -60,6 +61,7 @@ class ShardReader:
         self._shard = index["shard"].to_pylist()
         self._entries = {shard.name: shard for shard in self.manifest.shards}
         self._offset, self._bytes = index["offset"].to_numpy(), index["bytes"].to_numpy()
+        self._counts = {f"num_{kind}s": index[f"num_{kind}s"].to_numpy() for kind in TOKEN_TYPES}
         # Every pack has the same members in the same order, so their places are two matrices.
         self.members: list[str] = [place["name"] for place in index["members"][0].as_py()] if len(index) else []
         places = index["members"].combine_chunks().flatten()
@@ -151,11 +153,20 @@ class ShardReader:
         places = zip(self.members, starts, sizes, strict=True)
         return {name: content[start : start + size] for name, start, size in places}
 
-    def arrays(self, pack: int, content: memoryview) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """The arrays of a pack, as views of its bytes, and its JSON."""
+    def arrays(self, pack: int, content: memoryview) -> dict[str, np.ndarray]:
+        """The arrays of a pack, as views of its bytes."""
         members = self.members_of(pack, content)
-        header = json.loads(bytes(members.pop("json")))
-        return {name.removesuffix(".npy"): read_array(member) for name, member in members.items()}, header
+        return {name.removesuffix(".npy"): read_array(member) for name, member in members.items() if name != "json"}
+
+    def header(self, pack: int, content: memoryview) -> dict[str, Any]:
+        """The JSON of a pack."""
+        header: dict[str, Any] = json.loads(bytes(self.members_of(pack, content)["json"]))
+        return header
+
+    def counts(self, pack: int) -> dict[str, int]:
+        """num_images, num_videos and num_audios of a pack, from the index: parsing its JSON would take longer."""
+        row = self._row(pack)
+        return {name: int(counts[row]) for name, counts in self._counts.items()}
 
     def _row(self, pack: int) -> int:
         row = int(np.searchsorted(self.packs, pack))

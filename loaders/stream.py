@@ -273,8 +273,8 @@ class PackedShards(IterableDataset[dict[str, Any]]):
             yield self._item(output, *next(contents[output.name]))
 
     def _item(self, output: Output, number: int, content: memoryview) -> dict[str, Any]:
-        arrays, header = output.reader.arrays(number, content)
-        item = pack_item(arrays, header, self.layout, self.stored, PIXELS[self.pixels])
+        counts = {"pack": number, **output.reader.counts(number)}
+        item = pack_item(output.reader.arrays(number, content), counts, self.layout, self.stored, PIXELS[self.pixels])
         return item | {"output": output.name} if len(self.mix.outputs) > 1 else item
 
 

@@ -209,7 +209,7 @@ def tone(path: Path, seconds: float = 1.0, *, rate: int = 16_000, channels: int 
 def documents_of(out: Path, pack: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The documents of a pack of `PackedShards`, each as a pack of its own."""
     reader = ShardReader(out)
-    documents = reader.arrays(pack["pack"], reader.content(pack["pack"]))[1]["documents"]
+    documents = reader.header(pack["pack"], reader.content(pack["pack"]))["documents"]
     parts: Any = {kind: [document[f"num_{kind}s"] for document in documents] for kind in TOKEN_TYPES}
     start = 0
     for index, media in enumerate(split_media(pack, pack["media_layout"], parts)):

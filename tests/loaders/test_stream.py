@@ -3,13 +3,17 @@
 import multiprocessing
 import pickle
 import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import datasets
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import TinyData, mixed_rows, packs_of, tiny_config
+from helpers import ROOT, TinyData, mixed_rows, packs_of, tiny_config
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -246,6 +250,27 @@ def test_what_workers_hand_over_is_what_they_made(out, pixels, small, monkeypatc
             assert torch.equal(got.table, how.table) and not got.table.is_shared()
             assert (got.repeat, got.counts, got.first) == (how.repeat, how.counts, how.first)
     assert (large > 0) == (small == 4096)
+
+
+KILLED = """
+import multiprocessing, os, signal, sys
+from neatpack import PackedShards
+batches = iter(PackedShards(sys.argv[1]).loader(num_workers=2))
+next(batches)
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_end_with_the_process_that_they_read_for(out):
+    """Killed, it reads no more from the pipe that they write batches into."""
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(out)], cwd=ROOT, stdout=subprocess.PIPE) as process:
+        workers = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(workers) == 2
+    deadline = time.monotonic() + 120
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline, workers
+        time.sleep(0.1)
 
 
 # Resuming

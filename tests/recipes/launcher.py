@@ -1,7 +1,7 @@
 """Starts recipes as torchrun does, but from a process that has imported what they need: seconds less for each run.
 
 Reads a line of JSON per run from stdin ({"script", "arguments", "environment", "processes", "output"}), forks as many
-ranks with RANK, WORLD_SIZE and so on, and writes a line with their exit codes. When one rank dies, the others are ended.
+ranks with RANK, WORLD_SIZE and so on, and writes a line with their exit codes. When one dies, the others are ended.
 """
 
 import json

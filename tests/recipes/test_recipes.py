@@ -85,7 +85,7 @@ def what_came_out(printed, seen, processes):
 
 @pytest.fixture(scope="module")
 def whole(out, tmp_path_factory):
-    """A run that nobody killed, by torchrun: all recipes train the same model on the same steps, so its losses are theirs."""
+    """A run that nobody killed, by torchrun. All recipes train one model on the same steps: its losses are theirs."""
     folder = tmp_path_factory.mktemp("whole")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
                str(ROOT / "jobs" / "recipes" / "ddp.py"), str(out), "--checkpoint", "checkpoint"]  # fmt: skip
