@@ -141,6 +141,14 @@ def test_recipe(launcher, recipe, out, packs, whole, tmp_path):
     assert trained[:8] != trained[8:], "another order in the second epoch"
 
 
+def test_hf_trainer_in_one_process(launcher, out, packs, tmp_path):
+    losses, steps = run(launcher, "hf_trainer", out, tmp_path, processes=1)
+    assert losses[1] == pytest.approx(loss_of_documents(out, [packs[steps[0][0]]]), rel=1e-5)
+    assert sorted(losses) == list(range(1, 17))
+    for epoch in (steps[:8], steps[8:]):
+        assert Counter(sum(epoch, [])) == {name: 1 for name in packs}
+
+
 def test_energon(launcher, out, packs, tmp_path_factory):
     """Its order is its own, so its losses are compared with its own."""
     assert main(["export", "energon", str(out)]) == 0
