@@ -535,6 +535,17 @@ def test_a_spawned_loader_worker_reads_for_the_group_of_its_parent(out, tmp_path
         torch.distributed.destroy_process_group()
 
 
+def test_packs_that_fill_no_step_are_told_of(out, caplog):
+    total = len(stream(out))
+    world_size = next(number for number in range(2, 10) if total % number)
+    for rank in range(world_size):
+        list(stream(out, rank=rank, world_size=world_size))
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(f"epoch 0: {total % world_size} of {total} packs fill no step of {world_size} ranks")
+    list(stream(out, rank=0, world_size=world_size, drop_last=False))
+    assert len(caplog.records) == 1
+
+
 def test_more_ranks_than_packs(out):
     with pytest.raises(ValueError, match=r"packs on 1000 ranks: not one step. Train on fewer ranks"):
         len(stream(out, rank=0, world_size=1000))
