@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from jobs.bench_load import in_turns
+from jobs.bench_load import report
 from neatpack import PackedShards, neat_packed_vlm_collater
 
 
@@ -32,7 +32,7 @@ def bench(out: str, folder: Path, repeats: int) -> None:
     size = sum(shard.bytes for shard in shards)
     cached = PackedShards(out, pixels="uint8", cache=folder, cache_gb=size / 1e9 + 1)
     num_packs = len(cached)
-    print(f"{num_packs} packs of {size / num_packs / 1e6:.1f} MB in {len(shards)} shards; milliseconds per pack\n")
+    print(f"{num_packs} packs of {size / num_packs / 1e6:.1f} MB in {len(shards)} shards\n")
 
     def read(packs: PackedShards) -> None:
         for item in packs:
@@ -43,11 +43,8 @@ def bench(out: str, folder: Path, repeats: int) -> None:
             shard.unlink()
         read(cached)
 
-    times = in_turns(
-        {"by range": lambda: read(ranged), "cache, cold": cold, "cache, warm": lambda: read(cached)}, repeats
-    )
-    for name, seconds in times.items():
-        print(f"  {name:12}{1000 * seconds / num_packs:8.2f}{size / seconds / 1e6:8.0f} MB/s")
+    ways = {"by range": lambda: read(ranged), "cache, cold": cold, "cache, warm": lambda: read(cached)}
+    report(ways, num_packs, repeats)
 
 
 if __name__ == "__main__":
