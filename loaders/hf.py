@@ -2,6 +2,7 @@
 
 import logging
 from collections import UserDict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,18 @@ from .mix import Outputs
 from .model_inputs import PackCollater
 from .stream import PackedShards
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
-class Pack(UserDict[str, Any]):
+class Item(UserDict[str, Any]):
     """A pack. Not a dict: of dicts, HF Trainer takes out what the model's forward does not name."""
 
 
-class IndexedPacks(Dataset[Pack]):
-    """Item i is the i-th pack of the epoch's order, over all ranks.
+class IndexedPacks(Dataset[Item]):
+    """Item i is the i-th pack of the epoch's order, over all ranks. Options are those of `PackedShards`.
 
-        Trainer(model, args, train_dataset=IndexedPacks(out), data_collator=IndexedPacks(out).collater(model))
+        packs = IndexedPacks(out)
+        Trainer(model, args, train_dataset=packs, data_collator=packs.collater(model))
 
     args.train_sampling_strategy="sequential" keeps the packs in the order that balances every step over the ranks, and
     shuffles it by (seed, epoch). By default Trainer draws packs at random: each once, but of any size in a step.
@@ -30,20 +32,31 @@ class IndexedPacks(Dataset[Pack]):
     """
 
     def __init__(
-        self, out: Outputs, *, seed: int = 0, shuffle: bool = True, pixels: str = "bf16", check: str = "sizes"
+        self,
+        out: Outputs,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        pixels: str = "bf16",
+        check: str = "sizes",
+        cache: str | Path | None = None,
+        cache_gb: float | None = None,
     ) -> None:
-        self.packs = PackedShards(out, rank=0, world_size=1, seed=seed, shuffle=shuffle, pixels=pixels, check=check)
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self._order: tuple[int, np.ndarray] = -1, np.empty(0, np.int64)
+        self.packs = PackedShards(
+            out, rank=0, world_size=1, seed=seed, shuffle=shuffle, pixels=pixels, check=check, cache=cache,
+            cache_gb=cache_gb,
+        )  # fmt: skip
+        self._ordered = -1  # the epoch whose order this process has made
+        self._order = np.empty(0, np.int64)
         self._seen: list[int] = []  # first and last index of this epoch in this process
         self._has_warned = False
 
     @property
     def epoch(self) -> int:
-        return int(self._epoch)
+        return self.packs.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        self._epoch[0] = epoch
+        self.packs.set_epoch(epoch)
 
     def collater(self, model: torch.nn.Module | None = None, **options: Any) -> PackCollater:
         """As `PackedShards.collater`."""
@@ -52,14 +65,13 @@ class IndexedPacks(Dataset[Pack]):
     def __len__(self) -> int:
         return self.packs.mix.num_packs
 
-    def __getitem__(self, index: int) -> Pack:
+    def __getitem__(self, index: int) -> Item:
         if not 0 <= index < len(self):
             raise IndexError(f"index {index}, but an epoch has {len(self)} packs")
-        if self._order[0] != self.epoch:
-            order = self.packs.mix.order(self.packs.seed, self.epoch, shuffle=self.packs.shuffle)
-            self._order, self._seen = (self.epoch, order), []
+        if self._ordered != self.epoch:
+            self._ordered, self._order, self._seen = self.epoch, self.packs.order(), []
         self._warn_of_random_order(index)
-        return Pack(self.packs.item(int(self._order[1][index])))
+        return Item(self.packs.item(int(self._order[index])))
 
     def _warn_of_random_order(self, index: int) -> None:
         """Once. In order, indices rise until an epoch is read again from where it began."""
@@ -67,7 +79,7 @@ class IndexedPacks(Dataset[Pack]):
         self._seen = [first, index]
         if index < last and index != first and not self._has_warned:
             self._has_warned = True
-            _log.warning(
+            logger.warning(
                 "packs are drawn in random order: each comes once, but those of a step are of any size. For balanced "
                 'steps, set train_sampling_strategy="sequential" (TrainingArguments) or shuffle=False (DataLoader); '
                 "the order is shuffled by (seed, epoch) all the same"

@@ -68,7 +68,7 @@ class Mix:
         return [self.outputs[place] for place in places], (np.asarray(packs) - self._firsts[places]).tolist()
 
     def number(self, output: str, pack: int) -> int:
-        """What `find` finds."""
+        """By what number `find` finds a pack of an output."""
         names = [known.name for known in self.outputs]
         if output not in names:
             raise ValueError(f"output {output!r} is unknown; there are {', '.join(map(repr, names))}")

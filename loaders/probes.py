@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def unwrapped(model: Any) -> Any:
@@ -82,7 +82,9 @@ def isolates_by_positions(model: Any, position_axes: int) -> bool:
         expected = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]).bool()
         return torch.equal(mask[0, 0].cpu(), expected)
     except Exception as error:
-        _log.debug("%s cannot be asked whether it keeps documents apart by positions: %r", type(model).__name__, error)
+        logger.debug(
+            "%s cannot be asked whether it keeps documents apart by positions: %r", type(model).__name__, error
+        )
     return False
 
 
@@ -102,5 +104,5 @@ def passes_shift_labels(model: Any) -> bool:
     except _Given as given:
         return given.args[0] is labels
     except Exception as error:
-        _log.debug("%s cannot be asked whether it takes shift_labels: %r", type(model).__name__, error)
+        logger.debug("%s cannot be asked whether it takes shift_labels: %r", type(model).__name__, error)
     return False

@@ -170,7 +170,8 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self._check_world()
         if worker == 0:
             self._tell_what_is_left_out()
-        share = self._share()
+        rank, world_size = self._ranks.now()
+        share = rank_share(self.order(), self.position, rank, world_size, drop_last=self.drop_last)
         mine = worker_share(len(share), self.batch_size, worker, num_workers)[self._yielded :]
         last = len(share) // self.batch_size * self.batch_size  # from here on a batch is not full
         sizes = np.where(mine < last, self.batch_size, len(share) - last).tolist()
@@ -179,9 +180,9 @@ class PackedShards(IterableDataset[dict[str, Any]]):
             yield item if get_worker_info() is None else item | {BATCH_KEY: size}
         self._start.note(iteration, worker, num_workers)
 
-    def _share(self) -> np.ndarray:
-        order = self.mix.order(self.seed, self.epoch, shuffle=self.shuffle)
-        return rank_share(order, self.position, self.rank, self.world_size, drop_last=self.drop_last)
+    def order(self) -> np.ndarray:
+        """The packs of this epoch, over all ranks: numbers for `item`."""
+        return self.mix.order(self.seed, self.epoch, shuffle=self.shuffle)
 
     def _check_world(self) -> None:
         world_size, num_packs = self.world_size, self.mix.num_packs
@@ -257,7 +258,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         return self.item(self.mix.number(output, number))
 
     def item(self, pack: int) -> dict[str, Any]:
-        """A pack by its number in the order."""
+        """A pack by its number in `order`."""
         (output,), (number,) = self.mix.find([pack])
         return self._item(output, number, output.reader.content(number))
 
