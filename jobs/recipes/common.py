@@ -64,11 +64,21 @@ def report(step: int, loss: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def save(path: str, **values: Any) -> None:
-    """By rank 0. Whole or not at all: a kill while saving leaves the checkpoint before."""
+def save(path: str, step: int, **parts: Any) -> None:
+    """States by rank 0. Whole or not at all: a kill while saving leaves the checkpoint before."""
     if rank() == 0:
-        torch.save(values, f"{path}.part")
+        torch.save({"step": step} | {name: part.state_dict() for name, part in parts.items()}, f"{path}.part")
         os.replace(f"{path}.part", path)
+
+
+def resumed(path: str, **parts: Any) -> int:
+    """The step that was saved last, with its states loaded; 0 at the beginning."""
+    if not os.path.exists(path):
+        return 0
+    saved = torch.load(path)
+    for name, part in parts.items():
+        part.load_state_dict(saved[name])
+    return int(saved["step"])
 
 
 def rank() -> int:

@@ -3,11 +3,9 @@
 torchrun --standalone --nproc-per-node 2 jobs/recipes/ddp.py OUT --checkpoint ckpt.pt
 """
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
-from common import ADAMW, arguments, report, save, tiny_model
+from common import ADAMW, arguments, report, resumed, save, tiny_model
 from torch.nn.parallel import DistributedDataParallel
 
 from neatpack import PackedShards, num_items_in_batch
@@ -17,13 +15,8 @@ dist.init_process_group("gloo")
 model = DistributedDataParallel(tiny_model(args.model))
 optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
 loader = PackedShards(args.out, pixels="fp32").loader(batch_size=1, num_workers=1, model=model.module)
-step = 0
-if Path(args.checkpoint).exists():
-    saved = torch.load(args.checkpoint)
-    model.module.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    loader.load_state_dict(saved["data"])
-    step = saved["step"]
+parts = {"model": model.module, "optimizer": optimizer, "data": loader}
+step = resumed(args.checkpoint, **parts)
 
 while loader.epoch < args.epochs:
     for batch in loader:
@@ -33,7 +26,6 @@ while loader.epoch < args.epochs:
         optimizer.zero_grad()
         step += 1
         dist.all_reduce(loss.detach_())
-        save(args.checkpoint, model=model.module.state_dict(), optimizer=optimizer.state_dict(),
-             data=loader.state_dict(), step=step)  # fmt: skip
+        save(args.checkpoint, step, **parts)
         report(step, loss.item())
 dist.destroy_process_group()

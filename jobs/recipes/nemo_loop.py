@@ -6,11 +6,9 @@ As its VLM recipe does: labels, which are shifted already, are taken out before 
 the label tokens of all ranks and micro-batches of a step, divided by their number.
 """
 
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
-from common import ADAMW, arguments, report, save, tiny_model
+from common import ADAMW, arguments, report, resumed, save, tiny_model
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
 from nemo_automodel.components.loss.utils import calculate_loss
 from nemo_automodel.components.utils.model_utils import filter_forward_kwargs
@@ -23,13 +21,8 @@ dist.init_process_group("gloo")
 model = DistributedDataParallel(tiny_model(args.model))
 optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
 loader = PackedShards(args.out, pixels="fp32").loader(num_workers=1, collate_fn=neat_packed_vlm_collater)
-step = 0
-if Path(args.checkpoint).exists():
-    saved = torch.load(args.checkpoint)
-    model.module.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    loader.load_state_dict(saved["data"])
-    step = saved["step"]
+parts = {"model": model.module, "optimizer": optimizer, "data": loader}
+step = resumed(args.checkpoint, **parts)
 
 while loader.epoch < args.epochs:
     for batch in loader:
@@ -41,7 +34,6 @@ while loader.epoch < args.epochs:
         optimizer.zero_grad()
         step += 1
         dist.all_reduce(loss.detach_())
-        save(args.checkpoint, model=model.module.state_dict(), optimizer=optimizer.state_dict(),
-             data=loader.state_dict(), step=step)  # fmt: skip
+        save(args.checkpoint, step, **parts)
         report(step, loss.item())
 dist.destroy_process_group()
