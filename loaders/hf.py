@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, RandomSampler
 
 from .mix import Outputs
 from .model_inputs import PackCollater
+from .ranks import loaders_of_accelerate
 from .stream import PackedShards
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,13 @@ class IndexedPacks(Dataset[Item]):
         return self.packs.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        self.packs.set_epoch(epoch)
+        """A sampler that draws at random has epochs of its own, and the order here must stay: accelerate tells the
+        dataset the epoch in one process, but not when it resumes there, nor in several."""
+        self.packs.set_epoch(0 if self._is_drawn_at_random() else epoch)
+
+    def _is_drawn_at_random(self) -> bool:
+        samplers = [loader.batch_sampler for loader in loaders_of_accelerate() if loader.dataset is self]
+        return any(isinstance(_innermost(sampler), RandomSampler) for sampler in samplers)
 
     def collater(self, model: torch.nn.Module | None = None, **options: Any) -> PackCollater:
         """As `PackedShards.collater`."""
@@ -84,3 +91,10 @@ class IndexedPacks(Dataset[Item]):
                 'steps, set train_sampling_strategy="sequential" (TrainingArguments) or shuffle=False (DataLoader); '
                 "the order is shuffled by (seed, epoch) all the same"
             )
+
+
+def _innermost(sampler: Any) -> Any:
+    """The sampler of indices inside batch samplers, of which accelerate wraps one into another."""
+    while hasattr(sampler, "batch_sampler"):
+        sampler = sampler.batch_sampler
+    return getattr(sampler, "sampler", None)

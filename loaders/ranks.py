@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset, get_worker_info
@@ -47,20 +48,28 @@ def _environment() -> tuple[int, int] | None:
     return (int(found[0]), int(found[1])) if all(map(str.isdigit, found)) else None
 
 
+def loaders_of_accelerate() -> list[Any]:
+    """What accelerate is iterating in this process."""
+    if "accelerate" not in sys.modules:
+        return []
+    from accelerate.state import GradientState
+
+    return [loader for loader in GradientState().dataloader_references if loader is not None]
+
+
 def refuse_second_sharding(dataset: Dataset[object]) -> None:
     """Where accelerate shares out what this rank reads among the ranks once more, most packs would be lost.
 
     HF Trainer and `accelerator.prepare` do that to every iterable dataset: they dispatch what process 0 reads, cut
     along axis 0, or let every process read all and keep its part. Both tell the dataset the epoch first.
     """
-    if "accelerate" not in sys.modules:
+    loaders = loaders_of_accelerate()
+    if not any(dataset in (loader.dataset, getattr(loader.dataset, "dataset", None)) for loader in loaders):
         return
-    from accelerate.state import GradientState, PartialState
+    from accelerate.state import PartialState
 
-    if PartialState._shared_state and PartialState().num_processes > 1:
-        loaders = [loader for loader in GradientState().dataloader_references if loader is not None]
-        if any(dataset in (loader.dataset, getattr(loader.dataset, "dataset", None)) for loader in loaders):
-            raise ValueError(
-                "accelerate would share out the packs of this rank among all ranks once more. Give HF Trainer or "
-                "accelerator.prepare the map-style dataset: neatpack.loaders.hf.IndexedPacks(out)"
-            )
+    if PartialState().num_processes > 1:
+        raise ValueError(
+            "accelerate would share out the packs of this rank among all ranks once more. Give HF Trainer or "
+            "accelerator.prepare the map-style dataset: neatpack.loaders.hf.IndexedPacks(out)"
+        )

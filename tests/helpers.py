@@ -28,6 +28,7 @@ from neatpack.pipeline.layout import split_media
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.plan.assign import SCHEMA as PLAN_SCHEMA, Plan
 from neatpack.pipeline.records import TOKEN_TYPES, MediaRef, Pack
+from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.codec import read_pack
 from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
@@ -89,6 +90,27 @@ def mixed_rows(data: TinyData, num_text: int = 30, num_images: int = 12) -> Tiny
     for i in range(num_images):
         data.image(40 + 17 * i, 60 + 11 * (i % 5), answer="It is number " + str(i) * (i + 1))
     return data
+
+
+def packed_rows(folder: Path, num_text: int, num_images: int, *, times: int = 1, **config: Any) -> Path:
+    """An output of `mixed_rows`, made in a folder."""
+    data = TinyData(folder / "data")
+    for _ in range(times):
+        mixed_rows(data, num_text, num_images)
+    run_pack(tiny_config(data.write(), folder / "out", **config))
+    return folder / "out"
+
+
+def many_packs(folder: Path) -> Path:
+    """Between 30 and 40 small packs, in groups of 4."""
+    out = packed_rows(folder, 14, 10, times=6, pack_size=280, group_size=4)
+    assert len(list(packs_of(out))) > 30
+    return out
+
+
+def eight_packs(folder: Path) -> Path:
+    """Four steps of two ranks."""
+    return packed_rows(folder, 16, 8, pack_size=310, group_size=2)
 
 
 def corpus_of(name: str, copies: list[int]) -> Corpus:

@@ -136,8 +136,10 @@ def test_rows_that_are_held_out_are_measured_whatever_another_share_measured(tin
 
 def test_another_share_does_not_tokenize_again(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_pack(tiny_config(data, tmp_path / "a", work=str(tmp_path / "work")))
-    monkeypatch.setattr("neatpack.pipeline.measure.part.measure", lambda *_: pytest.fail("measured again"))
-    run_pack(tiny_config(data, tmp_path / "b", work=str(tmp_path / "work"), holdout=SHARE))
+    measured: list[object] = []
+    monkeypatch.setattr("neatpack.pipeline.measure.part.measure", lambda *what: measured.append(what))
+    packed = run_pack(tiny_config(data, tmp_path / "b", work=str(tmp_path / "work"), holdout=SHARE))
+    assert measured == [] and packed.manifest.counts.packed > 0
 
 
 @settings(max_examples=15)

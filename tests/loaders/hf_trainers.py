@@ -1,7 +1,8 @@
-"""Run by tests/loaders/test_hf.py in two processes: what accelerate and HF Trainer make of our datasets, as JSON."""
+"""Run by tests/loaders/test_hf.py in one process and in two: what HF Trainer and accelerate make of our datasets."""
 
 import contextlib
 import json
+import os
 import sys
 
 import torch
@@ -28,26 +29,31 @@ def refusal(iterate) -> str:
 
 config = AutoConfig.from_pretrained(processor)
 model = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa").float()
-seen: list[float] = []
+seen: list[int] = []
 model.register_forward_pre_hook(lambda _, __, inputs: seen.append(int(inputs["input_ids"].sum())), with_kwargs=True)
 
 
 def trainer(dataset, collater) -> Trainer:
     settings = TrainingArguments(
-        folder, num_train_epochs=1, per_device_train_batch_size=1, use_cpu=True, save_strategy="no", report_to=[],
-        disable_tqdm=True,
+        folder, num_train_epochs=2, per_device_train_batch_size=1, use_cpu=True, save_strategy="steps", report_to=[],
+        save_steps=len(packs) // world_size + 1, disable_tqdm=True,
     )  # fmt: skip
     return Trainer(model, settings, train_dataset=dataset, data_collator=collater)
 
 
-# Trainer with its defaults
+# Trainer with its defaults, and once more from its first checkpoint, in the second epoch
+world_size = int(os.environ["WORLD_SIZE"])
 packs = IndexedPacks(out, pixels="fp32")
 with contextlib.redirect_stdout(sys.stderr):
     trained = trainer(packs, packs.collater(model))
     trained.train()
-result["defaults"] = {"seen": list(seen), "steps": trained.state.global_step, "length": len(packs)}
+    whole, seen[:] = list(seen), []
+    resumed = trainer(IndexedPacks(out, pixels="fp32"), packs.collater(model))
+    resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-{len(packs) // world_size + 1}")
+steps = trained.state.global_step
+result["defaults"] = {"seen": whole, "resumed": list(seen), "steps": steps, "length": len(packs)}
 
-# An iterable dataset, which accelerate shards once more
+# An iterable dataset, which accelerate shards once more if there are several processes
 stream = PackedShards(out, pixels="fp32")
 result["trainer"] = refusal(trainer(stream, stream.collater(model)).train)
 for dispatch in (True, False):
@@ -64,4 +70,5 @@ loader = accelerator.prepare(DataLoader(packs, batch_size=1, collate_fn=packs.co
 result["prepared"] = [[int(batch["input_ids"].sum()) for batch in loader] for _ in range(2)]
 
 print(json.dumps(result), flush=True)
-torch.distributed.destroy_process_group()
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()

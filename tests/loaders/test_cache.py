@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import TinyData, mixed_rows, tiny_config
+from helpers import many_packs, tiny_config
 from object_store import SPAWN, read_all, read_first, read_with_limit, serving, started, sums_of
 from torch.utils.data import DataLoader
 
@@ -27,10 +27,7 @@ PATIENCE = 300  # seconds until a process that says nothing is taken for stuck
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bucket")
-    data = TinyData(folder / "data")
-    for _ in range(6):
-        mixed_rows(data, num_text=14, num_images=10)
-    run_pack(tiny_config(data.write(), folder / "out", pack_size=280))
+    many_packs(folder)
     return folder
 
 

@@ -7,20 +7,16 @@ import sys
 from collections import Counter
 
 import pytest
-from helpers import DEMO_PROCESSOR, ROOT, TinyData, mixed_rows, tiny_config
+from helpers import DEMO_PROCESSOR, ROOT, eight_packs
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.loaders.hf import IndexedPacks
-from neatpack.pipeline.run import run_pack
 
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hf")
-    data = mixed_rows(TinyData(folder / "data"), num_text=16, num_images=8)
-    run_pack(tiny_config(data.write(), folder / "out", pack_size=310, group_size=2))
-    return folder / "out"
+    return eight_packs(tmp_path_factory.mktemp("hf"))
 
 
 def numbers(items):
@@ -56,12 +52,12 @@ def test_a_pack_that_trainer_has_cut_down_is_explained(out):
     assert not isinstance(IndexedPacks(out)[0], dict)
 
 
-@pytest.fixture(scope="module")
-def ranks(out, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("two")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--redirects",
-               "1", "--log-dir", str(folder / "logs"), str(ROOT / "tests" / "loaders" / "hf_trainers.py"), str(out),
-               str(DEMO_PROCESSOR), str(folder)]  # fmt: skip
+def run(out, folder, processes):
+    """What tests/loaders/hf_trainers.py prints, by rank."""
+    script = ROOT / "tests" / "loaders" / "hf_trainers.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
+               "--redirects", "1", "--log-dir", str(folder / "logs"),
+               str(script), str(out), str(DEMO_PROCESSOR), str(folder)]  # fmt: skip
     search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search}
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
@@ -71,15 +67,36 @@ def ranks(out, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def ranks(out, tmp_path_factory):
+    """Of two processes."""
+    return run(out, tmp_path_factory.mktemp("two"), 2)
+
+
+@pytest.fixture(scope="module")
 def sums(out):
     return {int(pack["input_ids"].sum()) for pack in PackedShards(out)}
 
 
-def test_trainer_with_its_defaults_trains_every_pack_once(ranks, sums):
+def assert_each_once_and_resumed(ranks, sums):
+    """Two epochs, of which the second was resumed after its first step."""
+    trained, num_steps = [rank["defaults"] for rank in ranks], 8 // len(ranks)
+    assert [(rank["steps"], rank["length"]) for rank in trained] == [(2 * num_steps, 8)] * len(ranks)
+    for epoch in (slice(0, num_steps), slice(num_steps, None)):
+        assert Counter(pack for rank in trained for pack in rank["seen"][epoch]) == Counter(sums)
+    for rank in trained:
+        assert rank["resumed"] == rank["seen"][num_steps + 1 :]
+
+
+def test_trainer_with_its_defaults_trains_every_pack_once_and_resumes(ranks, sums):
     assert len(ranks) == 2 and len(sums) == 8
-    trained = [rank["defaults"] for rank in ranks]
-    assert Counter(trained[0]["seen"] + trained[1]["seen"]) == Counter(sums)
-    assert [(rank["steps"], rank["length"]) for rank in trained] == [(4, 8), (4, 8)]
+    assert_each_once_and_resumed(ranks, sums)
+
+
+def test_trainer_with_its_defaults_in_one_process(out, sums, tmp_path):
+    (alone,) = run(out, tmp_path, 1)
+    assert_each_once_and_resumed([alone], sums)
+    assert "give it neatpack.loaders.hf.IndexedPacks" in alone["trainer"], "of an item, only what forward names is left"
+    assert alone["dispatch True"] == alone["dispatch False"] == "not refused", "one process shards nothing"
 
 
 @pytest.mark.parametrize("how", ["trainer", "dispatch True", "dispatch False"])

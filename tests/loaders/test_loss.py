@@ -2,19 +2,15 @@
 
 import pytest
 import torch
-from helpers import TinyData, mixed_rows, tiny_config
+from helpers import packed_rows
 from tiny_models import tiny_model
 
 from neatpack import PackedShards, num_items_in_batch, steps
-from neatpack.pipeline.run import run_pack
 
 
 @pytest.fixture(scope="module")
 def packs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("loss")
-    data = mixed_rows(TinyData(folder / "data"), num_text=12, num_images=4)
-    run_pack(tiny_config(data.write(), folder / "out", pack_size=256))
-    return PackedShards(folder / "out", pixels="fp32")
+    return PackedShards(packed_rows(tmp_path_factory.mktemp("loss"), 12, 4, pack_size=256), pixels="fp32")
 
 
 def gradients(model, batches, items=None):

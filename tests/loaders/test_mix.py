@@ -4,7 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers import TinyData, mixed_rows, tiny_config
+from helpers import TinyData, mixed_rows, packed_rows, tiny_config
 from hypothesis import given, settings, strategies as st
 
 from neatpack import PackedShards
@@ -16,12 +16,10 @@ from neatpack.pipeline.run import run_pack
 @pytest.fixture(scope="module")
 def outs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mix")
-    made = {}
-    for name, num_text, num_images in (("pictures", 0, 12), ("text", 30, 0)):
-        data = mixed_rows(TinyData(folder / name), num_text=num_text, num_images=num_images)
-        run_pack(tiny_config(data.write(), folder / f"{name}-out", pack_size=200, group_size=2))
-        made[name] = folder / f"{name}-out"
-    return made
+    return {
+        "pictures": packed_rows(folder / "pictures", 0, 12, pack_size=200, group_size=2),
+        "text": packed_rows(folder / "text", 30, 0, pack_size=200, group_size=2),
+    }
 
 
 def keys(items):

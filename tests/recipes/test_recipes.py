@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import DEMO_PROCESSOR, RECIPE_PACKAGES, ROOT, TinyData, documents_of, mixed_rows, tiny_config
+from helpers import DEMO_PROCESSOR, RECIPE_PACKAGES, ROOT, documents_of, eight_packs
 
 from neatpack import PackedShards
 from neatpack.pipeline.cli import main
-from neatpack.pipeline.run import run_pack
 
 sys.path.insert(0, str(ROOT / "jobs" / "recipes"))
 from common import tiny_model  # type: ignore[import-not-found]
@@ -26,10 +25,7 @@ KILLED_AT = 5  # in the second epoch
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("recipes")
-    data = mixed_rows(TinyData(folder / "data"), num_text=16, num_images=8)
-    run_pack(tiny_config(data.write(), folder / "out", pack_size=310, group_size=2))
-    return folder / "out"
+    return eight_packs(tmp_path_factory.mktemp("recipes"))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,305 @@
+"""Epochs, positions and ranks: every pack of an epoch once, from wherever a run stopped, with whatever it goes on."""
+
+import multiprocessing
+
+import pytest
+import torch
+from helpers import many_packs
+from hypothesis import given, settings, strategies as st
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from neatpack import PackedShards, neat_packed_vlm_collater
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    return many_packs(tmp_path_factory.mktemp("resume"))
+
+
+def numbers(items):
+    return [item["pack"] for item in items]
+
+
+def stream(out, **options):
+    return PackedShards(out, pixels="uint8", check="none", **options)
+
+
+# Resuming
+
+
+@settings(max_examples=40)
+@given(
+    before=st.integers(1, 8),
+    after=st.integers(1, 8),
+    batch=st.integers(1, 3),
+    stop=st.integers(0, 40),
+    epoch=st.integers(0, 2),
+)
+def test_elastic_resume(out, before, after, batch, stop, epoch):
+    """Stop after any number of batches on some ranks, go on with others: together they see each pack once."""
+    datasets = [stream(out, rank=r, world_size=before, batch_size=batch) for r in range(before)]
+    seen = []
+    for dataset in datasets:
+        dataset.set_epoch(epoch)
+        loader = DataLoader(dataset, batch_size=batch, collate_fn=numbers)
+        seen += [pack for _, trained in zip(range(stop), loader, strict=False) for pack in trained]
+    states = [dataset.state_at(stop) for dataset in datasets]
+    assert all(state == states[0] for state in states), "one global position"
+    rest = []
+    for rank in range(after):
+        dataset = stream(out, rank=rank, world_size=after)
+        dataset.load_state_dict(states[0])
+        dataset.set_epoch(states[0]["epoch"])  # as training loops do; it must not rewind
+        if states[0]["epoch"] == epoch:  # else no step of it was left
+            rest += numbers(dataset)
+    packs = dataset.reader.packs.tolist()
+    assert not set(seen) & set(rest)
+    assert len(seen) + len(rest) == len(set(seen) | set(rest))
+    left_out = set(packs) - set(seen) - set(rest)
+    assert len(left_out) < max(before, after)
+
+
+@settings(max_examples=12)
+@given(workers=st.integers(0, 3), batch=st.integers(1, 2), stop=st.integers(0, 12), world=st.integers(1, 3))
+def test_exact_resume_through_stateful_dataloader(out, workers, batch, stop, world):
+    def loader():
+        dataset = stream(out, rank=world - 1, world_size=world, batch_size=batch)
+        return StatefulDataLoader(dataset, batch_size=batch, num_workers=workers, collate_fn=numbers)
+
+    whole = list(loader())
+    stop = min(stop, len(whole) - 1)
+    first = loader()
+    seen = [trained for _, trained in zip(range(stop), first, strict=False)]
+    state = first.state_dict()
+    second = loader()
+    second.load_state_dict(state)
+    assert seen + list(second) == whole
+
+
+@settings(max_examples=12)
+@given(workers=st.integers(0, 3), batch=st.integers(1, 2), stop=st.integers(0, 12))
+def test_exact_resume_through_a_plain_dataloader(out, workers, batch, stop):
+    def loader(state=None):
+        dataset = stream(out, batch_size=batch)
+        if state is not None:
+            dataset.load_state_dict(state)
+        return DataLoader(dataset, batch_size=batch, num_workers=workers, collate_fn=numbers)
+
+    whole = list(loader())
+    first = loader()
+    seen = [trained for _, trained in zip(range(stop), first, strict=False)]
+    assert seen + list(loader(first.dataset.state_at(len(seen)))) == whole
+
+
+def test_state_dict_in_process(out):
+    dataset = stream(out, rank=0, world_size=2)
+    whole = numbers(stream(out, rank=0, world_size=2))
+    items = iter(dataset)
+    seen = numbers([next(items), next(items), next(items)])
+    state = dataset.state_dict()
+    assert state["position"] == 6
+    resumed = stream(out, rank=0, world_size=2)
+    resumed.load_state_dict(state)
+    assert seen + numbers(resumed) == whole
+    resumed.set_epoch(1)
+    assert len(numbers(resumed)) == len(whole), "the next epoch is whole again"
+
+
+def test_states_that_do_not_fit_are_refused(out):
+    state = stream(out).state_dict()
+    with pytest.raises(ValueError, match="seed 0, this dataset has 1"):
+        stream(out, seed=1).load_state_dict(state)
+    with pytest.raises(ValueError, match="num_packs 5"):
+        stream(out).load_state_dict(state | {"num_packs": 5})
+    resumed = stream(out)
+    resumed.load_state_dict(state | {"epoch": 2})
+    with pytest.raises(ValueError, match=r"set_epoch\(0\) after a state of epoch 2 .* begin the loop at `packs.epoch`"):
+        resumed.set_epoch(0)
+
+
+# Epochs
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_iterating_again_is_the_next_epoch(out, num_workers, persistent):
+    """With a plain DataLoader too, whose dataset in this process is never iterated."""
+    expected = []
+    for epoch in range(3):
+        alone = stream(out)
+        alone.set_epoch(epoch)
+        expected.append(numbers(alone))
+    options = {"persistent_workers": True} if persistent and num_workers else {}
+    loader = DataLoader(stream(out), batch_size=None, num_workers=num_workers, **options)
+    assert [numbers(loader) for _ in range(3)] == expected
+    loader = stream(out).loader(num_workers=num_workers, collate_fn=numbers, **options)
+    assert [sum(loader, []) for _ in range(3)] == expected
+    assert loader.epoch == 3
+
+
+def test_a_loader_that_was_left_begins_its_epoch_again(out):
+    """As every DataLoader does; the workers that were left behind may have read all of it by then."""
+    loader = stream(out).loader(num_workers=2, collate_fn=numbers)
+    first = next(iter(loader))
+    assert loader.state_dict()["position"] == 1 and loader.epoch == 0
+    whole = list(loader)
+    assert whole[0] == first and len(whole) == len(loader)
+    assert loader.epoch == 1
+
+
+# The loader
+
+
+@settings(max_examples=15)
+@given(
+    worlds=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    batches=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    workers=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    stop=st.integers(0, 60),
+)
+def test_the_loader_resumes_with_other_ranks_workers_and_batches(out, worlds, batches, workers, stop):
+    """Stopped anywhere in two epochs: what was trained and what comes then are the epochs' orders, each pack once."""
+
+    def loaders(index):
+        return [
+            stream(out, rank=rank, world_size=worlds[index]).loader(batches[index], workers[index], collate_fn=numbers)
+            for rank in range(worlds[index])
+        ]
+
+    trained, states = [[], []], []
+    for loader in loaders(0):
+        left = stop
+        while left and loader.epoch < 2:
+            epoch = loader.epoch
+            for packs in loader:
+                trained[epoch] += packs
+                left -= 1
+                if not left:
+                    break
+        states.append(loader.state_dict())
+    assert all(state == states[0] for state in states), "one position for all ranks"
+    for loader in loaders(1):
+        loader.load_state_dict(states[0])
+        while loader.epoch < 2:
+            epoch = loader.epoch
+            trained[epoch] += [pack for packs in loader for pack in packs]
+    total = len(loader.dataset.reader.packs)
+    for packs in trained:
+        assert len(packs) == len(set(packs)) > total - max(worlds)
+
+
+def test_the_loader_knows_its_length(out):
+    dataset = stream(out, rank=0, world_size=2)
+    total = len(dataset.reader.packs) // 2
+    loader = dataset.loader(batch_size=3)
+    assert len(loader) == -(-total // 3)
+    loader.load_state_dict(loader.dataset.state_at(2))
+    assert len(loader) == -(-total // 3), "of a whole epoch, as Lightning and HF Trainer count"
+    assert len(list(loader)) == -(-total // 3) - 2
+
+
+def test_what_the_loader_refuses(out):
+    with pytest.raises(ValueError, match="sampler, shuffle: the order is that of PackedShards"):
+        stream(out).loader(shuffle=True, sampler=[])
+    with pytest.raises(ValueError, match="collate_fn and model are both given"):
+        stream(out).loader(model=torch.nn.Linear(1, 1), collate_fn=numbers)
+    with pytest.raises(ValueError, match="batch_size is 0"):
+        stream(out).loader(batch_size=0)
+
+
+def test_a_batch_size_that_is_not_the_datasets_is_loud(out):
+    loader = DataLoader(stream(out), batch_size=2, num_workers=1, collate_fn=neat_packed_vlm_collater)
+    with pytest.raises(ValueError, match="a batch of 2 packs where PackedShards expected 1"):
+        next(iter(loader))
+
+
+def test_batches_for_a_model_have_nothing_else(out):
+    batch = next(iter(PackedShards(out).loader(batch_size=2, num_workers=1)))
+    assert set(batch) == {"input_ids", "labels", "shift_labels", "position_ids", "attention_mask",
+                          "mm_token_type_ids", "pixel_values", "image_grid_thw"}  # fmt: skip
+    assert torch.equal(batch["labels"], batch["shift_labels"])
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (2, 0), (0, 2)])
+def test_a_state_of_a_stateful_dataloader_resumes_with_other_workers(out, before, after):
+    """Through the dataset: the StatefulDataLoader itself wants as many workers as it had."""
+
+    def loader(dataset, workers):
+        return StatefulDataLoader(dataset, batch_size=2, num_workers=workers, collate_fn=numbers)
+
+    whole = list(loader(stream(out, batch_size=2), 0))
+    first = loader(stream(out, batch_size=2), before)
+    seen = [trained for _, trained in zip(range(5), first, strict=False)]
+    state = first.state_dict()
+    if before and after:
+        refused = loader(stream(out, batch_size=2), after)
+        refused.load_state_dict(state)
+        with pytest.raises(ValueError, match=r"num_workers is 3, was 2; .* packs.load_state_dict\(state\)"):
+            list(refused)
+    resumed = stream(out, batch_size=2)
+    resumed.load_state_dict(state)
+    second = loader(resumed, after)
+    assert seen + list(second) == whole
+    following = stream(out, batch_size=2)
+    following.set_epoch(1)
+    assert list(second) == list(loader(following, 0)), "and then the next epoch"
+
+
+# Ranks
+
+
+def test_the_rank_is_asked_when_iteration_begins(out, monkeypatch):
+    """A dataset that was made before there was a process group."""
+    dataset = stream(out)
+    assert len(dataset) == len(dataset.reader.packs)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    expected = numbers(stream(out, rank=1, world_size=4))
+    assert numbers(dataset) == expected
+    assert len(dataset) == len(expected)
+    dataset.set_epoch(0)
+    context = multiprocessing.get_context("spawn")
+    assert numbers(DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=context)) == expected
+
+
+def test_a_group_and_an_environment_that_disagree(out, monkeypatch, tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    try:
+        dataset = stream(out)
+        assert (dataset.rank, dataset.world_size) == (0, 1)
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ValueError, match="rank 0 of 1, RANK and WORLD_SIZE say 1 of 2"):
+            list(dataset)
+        assert stream(out, rank=1, world_size=2).rank == 1, "what is given wins"
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_spawned_loader_worker_reads_for_the_rank_of_its_parent(out, monkeypatch):
+    """It cannot know the rank by itself: here it has neither a process group nor an environment that tells."""
+    monkeypatch.setattr("neatpack.loaders.ranks._environment", lambda: (1, 4))
+    expected = numbers(stream(out, rank=1, world_size=4))
+    context = multiprocessing.get_context("spawn")
+    loader = DataLoader(stream(out), batch_size=None, num_workers=1, multiprocessing_context=context)
+    assert numbers(loader) == expected
+
+
+def test_packs_that_fill_no_step_are_told_of(out, caplog):
+    total = len(stream(out))
+    world_size = next(number for number in range(2, 10) if total % number)
+    for rank in range(world_size):
+        list(stream(out, rank=rank, world_size=world_size))
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(f"epoch 0: {total % world_size} of {total} packs fill no step of {world_size} ranks")
+    list(stream(out, rank=0, world_size=world_size, drop_last=False))
+    assert len(caplog.records) == 1
+
+
+def test_more_ranks_than_packs(out):
+    with pytest.raises(ValueError, match=r"packs on 1000 ranks: not one step. Train on fewer ranks"):
+        len(stream(out, rank=0, world_size=1000))
+    with pytest.raises(ValueError, match="packs on 1000 ranks"):
+        list(stream(out, rank=0, world_size=1000))
+    assert len(stream(out, rank=0, world_size=1000, drop_last=False)) == 1
