@@ -129,7 +129,7 @@ def read(dataset: Dataset, folder: Path) -> Iterator[Example]:
     lines = as_lines(Path(dataset.file), folder / "imported")
     ranges = part_ranges(lines)
     for part in source_of(lines, ranges, scan(lines, ranges)).parts:
-        for _, number, line in rows(part):
+        for _, number, _, line in rows(part):
             row = parse_row(line, number)
             example = convert(row, dataset) if isinstance(row, dict) else row
             if isinstance(example, Example):

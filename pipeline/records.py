@@ -6,8 +6,9 @@ from typing import Any, Literal
 import numpy as np
 
 MediaKind = Literal["image", "video", "audio"]
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool", "document"]  # a document has one turn, and no other role
 
+MAX_DETAIL = 300  # characters; a row may hold a picture as text, and a ledger must not
 IGNORE = -100  # label of a position that is not trained on
 TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3  # values of mm_token_type_ids
 TOKEN_TYPES: dict[MediaKind, int] = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
@@ -45,8 +46,12 @@ class Sampling:
 class MediaRef:
     """Where the bytes of a medium are: a whole file, or `length` bytes of it from `offset`.
 
-    A video may also be a list of pictures, `frames`; then `path` is the first of them. Online, a medium may be `held`
-    in memory instead: its file's bytes, a PIL image, or a sound as (samples, sampling rate); then `path` only names it.
+    A video may also be a list of pictures, `frames`; then `path` is the first of them. `inside` says where in those
+    bytes the medium is, if they are not its own: a JSON pointer ("/images/0") into a line of JSON, which has it as
+    base64.
+
+    A medium may be `held` in memory: its file's bytes, a PIL image, or a sound as (samples, sampling rate). Online that
+    is all there is of it, and `path` only names it; what is packed can be read again by the other fields.
     """
 
     kind: MediaKind
@@ -54,6 +59,7 @@ class MediaRef:
     offset: int = 0
     length: int = -1  # -1: to the end of the file
     frames: tuple[str, ...] = ()
+    inside: str = ""
     sampling: Sampling = Sampling()
     held: Any = None
 
@@ -62,13 +68,23 @@ class MediaRef:
 class Turn:
     role: Role
     parts: tuple[str | MediaRef, ...]
+    loss: bool | None = None  # whether its row wants it trained on; None: as --train-on says
+    reasoning: str = ""  # of an assistant: what it thought first, for the template to write
+    tool_calls: tuple[Any, ...] = ()  # of an assistant: JSON, {"type": "function", "function": {"name", "arguments"}}
+    name: str = ""  # of a tool
+    call_id: str = ""  # of a tool: which call it answers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One conversation, in our own dialect: roles normalised, placeholders replaced by references."""
+    """One conversation, in our own dialect: roles normalised, placeholders replaced by references.
+
+    Or a document that is no conversation: then its one turn has the role "document".
+    """
 
     turns: tuple[Turn, ...]
+    tools: tuple[Any, ...] = ()  # JSON: the functions that the assistant may call
+    id: str = ""  # what the row calls itself
 
     @property
     def media(self) -> tuple[MediaRef, ...]:
@@ -84,6 +100,8 @@ class Skip:
 
     def __post_init__(self) -> None:
         assert self.reason in REASONS, self.reason
+        if len(self.detail) > MAX_DETAIL:
+            object.__setattr__(self, "detail", f"{self.detail[: MAX_DETAIL - 1]}…")
 
 
 class MediaError(Exception):

@@ -240,7 +240,7 @@ def _rows_for_rank(
     num_rows = sum(1 for _ in rows(part))
     mine = _mine(num_rows, ratio, rank, world_size)
     wanted = set(mine)
-    texts = {row: (line, line_number) for row, line_number, line in rows(part) if row in wanted}
+    texts = {row: (text, line) for row, line, _, text in rows(part) if row in wanted}
     return [(row, parse(*texts[row])) for row in mine], num_rows
 
 

@@ -24,7 +24,7 @@ from .sharegpt import turns_of
 def held_out(dataset: Dataset, part: Part, share: float) -> NDArray[np.bool_]:
     """The task: which rows of a part are held out."""
     embedded = media_beside(part.file) if part.file != dataset.file else None  # what was rewritten may have some
-    below = (row_hash(line, dataset, embedded) < share * 2**64 for _, _, line in rows(part))
+    below = (row_hash(line, dataset, embedded) < share * 2**64 for *_, line in rows(part))
     return np.fromiter(below, dtype=np.bool_, count=part.num_rows)
 
 

@@ -78,7 +78,7 @@ def scan(lines: Lines, ranges: Sequence[ByteRange]) -> list[RangeCount]:
     """Lines, rows and digest of each byte range: the one pass over the data that numbers its rows."""
     counts = []
     for start, end in ranges:
-        texts = list(_lines(Path(lines.file), start, end))
+        texts = [text for _, text in _lines(Path(lines.file), start, end)]
         num_rows = sum(1 for text in texts if text.strip(_BLANK))
         counts.append(RangeCount(len(texts), num_rows, sha256_of(Path(lines.file), start, end)))
     return counts
@@ -119,24 +119,33 @@ def as_lines(file: Path, imported: Path) -> Lines:
     raise UserError(f"{file}: unknown kind of file; known: .json .jsonl .ndjson .jsonl.gz .jsonl.zst .parquet")
 
 
-def rows(part: Part) -> Iterator[tuple[int, int, bytes]]:
-    """Row number, line number and text of every row of a part."""
-    row, line_number = part.first_row, part.first_line
-    for line in _lines(Path(part.file), part.start, part.end):
-        if line.strip(_BLANK):
-            yield row, line_number, line
-            row += 1
-        line_number += 1
+class Row(NamedTuple):
+    """A row as it lies in its file."""
+
+    number: int  # 0-based, in its data set
+    line: int  # 1-based
+    offset: int  # of `text` in the file
+    text: bytes
 
 
-def _lines(file: Path, start: int, end: int) -> Iterator[bytes]:
-    r"""Lines that start in [start, end), split on \n only: a U+2028 inside a string is not a line break."""
+def rows(part: Part) -> Iterator[Row]:
+    number, line = part.first_row, part.first_line
+    for offset, text in _lines(Path(part.file), part.start, part.end):
+        if text.strip(_BLANK):
+            yield Row(number, line, offset, text)
+            number += 1
+        line += 1
+
+
+def _lines(file: Path, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+    r"""Lines that start in [start, end), with their offsets; split on \n only: a U+2028 is no line break."""
     with open(file, "rb") as source:
         if start:
             source.seek(start - 1)
             source.readline()  # the rest of a line that belongs to the part before (or just its \n)
         while (position := source.tell()) < end and (line := source.readline()):
-            yield line.removeprefix(_BOM) if position == 0 else line
+            text = line.removeprefix(_BOM) if position == 0 else line
+            yield position + len(line) - len(text), text
 
 
 def _rewrite(file: Path, imported: Path, write: Callable[[Path, BinaryIO], None]) -> Lines:

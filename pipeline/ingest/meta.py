@@ -46,6 +46,10 @@ class Dataset:
     tags: Tags = Tags()
     media_dir: str = ""
     sample_ratio: float = 1.0
+    weight: float | None = None  # its share of all tokens, in place of a sample_ratio
+    format: str = "messages"  # how its rows are written: see pipeline/ingest/formats
+    id_column: str = "id"  # what a row calls itself; a row need not have it
+    ignore_keys: tuple[str, ...] = ()  # keys of turns and parts that mean nothing for training
     # Instead of a file, a named source (see pipeline/ingest/sources):
     source: str = ""
     path_or_dataset: str = ""  # "": the source's own
@@ -65,7 +69,8 @@ class Dataset:
     def described(self) -> dict[str, Any]:
         """What shapes the rows, for fingerprints: not where they lie, which may change (the file has its digest)."""
         left_out = {"file", "media_dir", "path_or_dataset"} | (set() if self.source else {"source", "split"})
-        return {key: value for key, value in dataclasses.asdict(self).items() if key not in left_out}
+        fields = dataclasses.asdict(self) | {"ignore_keys": list(self.ignore_keys)}  # as JSON has it
+        return {key: value for key, value in fields.items() if key not in left_out}
 
 
 def read_meta(path: Path, select: tuple[str, ...] = ()) -> list[Dataset]:

@@ -39,7 +39,7 @@ def write_split(out: Path, data: Sequence[SplitRows]) -> dict[str, int]:
     """
 
     def chosen(source: Source, wanted: NDArray[np.bool_]) -> Iterable[bytes]:
-        return (text.strip() for part in source.parts for row, _, text in rows(part) if wanted[row])
+        return (text.strip() for part in source.parts for row, *_, text in rows(part) if wanted[row])
 
     write_data(out / "train", ((dataset, chosen(source, ~is_held)) for dataset, source, is_held in data))
     write_data(

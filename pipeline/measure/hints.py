@@ -53,7 +53,7 @@ def _with_lengths(part: MeasuredPart) -> Iterator[bytes]:
     table = open_arrow(part.path)
     good = pc.equal(table["reason"], "").to_pylist()
     lines = {row: line for line, row in enumerate(table["row"].to_pylist()) if good[line]}
-    for row, _, text in rows(part.part):
+    for row, *_, text in rows(part.part):
         if row not in lines:
             yield text.strip()  # not measured, or of no use: as it was
             continue

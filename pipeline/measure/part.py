@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ..families.registry import family_for
 from ..ingest.lines import Part, rows
 from ..ingest.meta import Dataset
 from ..ingest.sharegpt import convert, parse_row
-from ..records import Example, Measured, Skip
+from ..records import Example, Measured, MediaRef, Skip
 from ..runtime.journal import CRASHED, Journal, journal
 from .length import measure
 from .store import write_measured
@@ -54,15 +54,30 @@ def measure_part(job: PartJob) -> None:
 
 def _read(job: PartJob, watch: Journal) -> Iterator[tuple[int, Example | Skip]]:
     """Number and conversation of each row that is taken."""
-    for row, line_number, line in rows(job.part):
+    for row, line_number, offset, text in rows(job.part):
         if not job.is_taken[row - job.part.first_row]:
             continue
         if watch.is_poison(str(row)):
             logger.warning("%s row %d: %s; skipped as bad_media", job.dataset.name, row, CRASHED)
             yield row, Skip(reason="bad_media", detail=CRASHED)
             continue
-        parsed = parse_row(line, line_number)
-        yield row, parsed if isinstance(parsed, Skip) else convert(parsed, job.dataset, lenient=job.lenient)
+        parsed = parse_row(text, line_number)
+        found = parsed if isinstance(parsed, Skip) else convert(parsed, job.dataset, lenient=job.lenient)
+        yield row, found if isinstance(found, Skip) else _placed(found, job.part.file, offset, len(text))
+
+
+def _placed(example: Example, file: str, offset: int, length: int) -> Example:
+    """Media that are in the row itself are found again by its line in the file."""
+    if not any(ref.inside and not ref.path for ref in example.media):
+        return example
+
+    def placed(part: str | MediaRef) -> str | MediaRef:
+        if isinstance(part, str) or not part.inside or part.path:
+            return part
+        return replace(part, path=file, offset=offset, length=length)
+
+    turns = (replace(turn, parts=tuple(map(placed, turn.parts))) for turn in example.turns)
+    return replace(example, turns=tuple(turns))
 
 
 def _measured(batch: Sequence[tuple[int, Example | Skip]], family: Family, watch: Journal) -> list[Measured | Skip]:

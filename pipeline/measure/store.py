@@ -19,6 +19,7 @@ _MEDIUM = pa.struct(
         ("path", pa.string()),
         ("offset", pa.int64()),
         ("length", pa.int64()),
+        ("inside", pa.string()),
         ("height", pa.int32()),
         ("width", pa.int32()),
         ("size", pa.list_(pa.int32(), 2)),
@@ -31,7 +32,7 @@ _MEDIUM = pa.struct(
         ("num_samples", pa.int64()),
     ]
 )
-_OF_REF = ("kind", "path", "offset", "length")  # columns of _MEDIUM that are fields of a MediaRef
+_OF_REF = ("kind", "path", "offset", "length", "inside")  # columns of _MEDIUM that are fields of a MediaRef
 _OF_MEDIUM = tuple(field.name for field in dataclasses.fields(MeasuredMedia) if field.name != "ref")
 SCHEMA = pa.schema(
     [

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import av
 
 from ..records import MediaError, MediaRef
+from .inline import bytes_in_line
 
 
 def open_media(ref: MediaRef) -> BinaryIO:
@@ -25,11 +26,19 @@ def open_media(ref: MediaRef) -> BinaryIO:
             if max(ref.offset, end) > size:
                 raise MediaError("bad_media", f"{ref.path}: has {size} bytes, and not {ref.offset} to {end}")
             file.seek(ref.offset)
-            return io.BytesIO(file.read(end - ref.offset))
+            content = file.read(end - ref.offset)
+        return io.BytesIO(_inside(content, ref) if ref.inside else content)
     except OSError as error:
         raise MediaError("missing_media", f"{ref.path}: {error.strerror or error}") from None
     except ValueError as error:  # a name that no file can have, with a zero byte in it
         raise MediaError("missing_media", f"{ref.path!r}: {error}") from None
+
+
+def _inside(line: bytes, ref: MediaRef) -> bytes:
+    try:
+        return bytes_in_line(line, ref.inside)
+    except ValueError as error:
+        raise MediaError("bad_media", f"{ref.path}: {error}; has it changed since it was measured?") from None
 
 
 @contextmanager

@@ -29,7 +29,7 @@ def source(lines: Lines) -> Source:
 
 def read(lines: Lines) -> list[tuple[int, int, bytes]]:
     """Row, line number and text of every row, part by part."""
-    return [row for part in source(lines).parts for row in rows(part)]
+    return [(row.number, row.line, row.text) for part in source(lines).parts for row in rows(part)]
 
 
 def values(lines: Lines) -> list[Any]:
@@ -75,7 +75,7 @@ def test_any_part_size_gives_the_rows_of_a_plain_split(scratch: Path, content: b
         assert [(row, number, line.rstrip(b"\r\n")) for row, number, line in read(lines)] == expected
         assert found.num_rows == len(expected)
         for part in found.parts:
-            assert [row for row, _, _ in rows(part)] == list(range(part.first_row, part.first_row + part.num_rows))
+            assert [row.number for row in rows(part)] == list(range(part.first_row, part.first_row + part.num_rows))
 
 
 def test_numbers_literally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

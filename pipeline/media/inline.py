@@ -1,0 +1,53 @@
+"""Media written into a row as text: base64, bare or as a data: URI, and where in the row it stands."""
+
+import base64
+import binascii
+import json
+import re
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+_DATA_URI = re.compile(r"data:[^,]*?(;base64)?,", re.IGNORECASE)
+
+
+def is_data_uri(text: str) -> bool:
+    return text[:5].lower() == "data:"
+
+
+def bytes_of_text(text: str) -> bytes:
+    """The bytes that a data: URI or a bare base64 text stands for. Raises ValueError where it is neither."""
+    uri = _DATA_URI.match(text)
+    if uri is None and is_data_uri(text):
+        raise ValueError("a data: URI without a comma")
+    if uri is not None and uri[1] is None:
+        return unquote_to_bytes(text[uri.end() :])
+    # Line breaks are allowed in it (MIME), and padding at the end is often left out.
+    encoded = re.sub(r"\s+", "", text[uri.end() :] if uri else text)
+    try:
+        return base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"not base64: {error}") from None
+
+
+def pointed(value: Any, pointer: str) -> Any:
+    """What a JSON pointer (RFC 6901) leads to: {"a": [5, 6]}, "/a/1" -> 6. Raises LookupError if there is nothing."""
+    for step in pointer.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        value = value[int(key)] if isinstance(value, list) else value[key]
+    return value
+
+
+def pointer(*steps: str | int) -> str:
+    """The pointer to a place: ("a/b", 1) -> "/a~1b/1"."""
+    return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in steps)
+
+
+def bytes_in_line(line: bytes, pointer: str) -> bytes:
+    """The medium that a line of JSON has at a pointer, as a text. Raises ValueError where there is none."""
+    try:
+        text = pointed(json.loads(line), pointer)
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"nothing at {pointer} of its line: {error}") from None
+    if not isinstance(text, str):
+        raise ValueError(f"no text at {pointer} of its line")
+    return bytes_of_text(text)
