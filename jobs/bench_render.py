@@ -151,7 +151,18 @@ def renderable(samples: list[Measured], family: Family) -> list[Measured]:
 def render(samples: list[Measured], family: Family) -> None:
     """Packs of 16 documents each, written as the shards are."""
     document = Document(
-        dataset="x", row=0, repeat=0, tokens=0, visual_tokens=0, num_images=1, num_videos=0, num_audios=0
+        dataset="x",
+        row=0,
+        repeat=0,
+        id="",
+        form="chat",
+        loss="",
+        targets=(),
+        tokens=0,
+        visual_tokens=0,
+        num_images=1,
+        num_videos=0,
+        num_audios=0,
     )
     file = io.BytesIO()
     for number, start in enumerate(range(0, len(samples), 16)):

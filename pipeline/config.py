@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from .labels import TrainOn
+
 VIDEO_KEYS = ("video_fps", "video_min_frames", "video_max_frames", "video_min_pixels", "video_max_pixels")
 
 
@@ -43,6 +45,17 @@ class PackConfig:
         "strict",
         "strict: the number of <image> tags must equal the number of images. lenient: surplus tags stay as text, "
         "surplus media go before the first user turn",
+        shapes="measure",
+    )
+    train_on: Literal["all-assistant", "last-assistant", "all"] = _key(
+        "all-assistant",
+        "what is trained on, where a row's turns do not say it (loss): all turns of the assistant, the last of them, "
+        "or all text, prompts and template included",
+        shapes="measure",
+    )
+    reasoning: Literal["train", "mask", "drop"] = _key(
+        "train",
+        "reasoning of the assistant (reasoning_content, or <think> in its text): train on it, mask it, or leave it out",
         shapes="measure",
     )
     min_pixels: int = _key(0, "smallest image area; 0: the processor's own", shapes="measure")
@@ -117,6 +130,10 @@ class PackConfig:
         if self.drop_long_samples is None:
             return self.overlong
         return "drop" if self.drop_long_samples else "error"
+
+    @property
+    def target_policy(self) -> TrainOn:
+        return TrainOn(turns=self.train_on, reasoning=self.reasoning)
 
     @property
     def fill(self) -> int:

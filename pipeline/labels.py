@@ -1,8 +1,8 @@
 """Which tokens are trained on, and the shift: both written here and nowhere else."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -24,24 +24,55 @@ class TurnMarkers:
     tail: int = 1
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainOn:
+    """What is trained on, where a row does not say it of its turns (`loss`)."""
+
+    turns: Literal["all-assistant", "last-assistant", "all"] = "all-assistant"  # all: prompts and template, too
+    reasoning: Literal["train", "mask", "drop"] = "train"
+
+
+AS_USUAL = TrainOn()
+Span = tuple[int, int]  # tokens [start, stop)
+
+
 def target_mask(ids: np.ndarray, markers: TurnMarkers) -> np.ndarray:
     """True for the tokens of assistant text and for the end-of-turn token after it.
 
     header (7, 8), end 9: ids [7, 5, 1, 4, 9, 1, 7, 8, 1, 4, 4, 9, 1] -> only [4, 4, 9] of the second turn.
     """
-    mask = np.zeros(len(ids), dtype=bool)
+    return spans_mask(assistant_spans(ids, markers), len(ids))
+
+
+def assistant_spans(ids: np.ndarray, markers: TurnMarkers) -> list[Span]:
+    """What the assistant says in each of its turns, with the end-of-turn token after it."""
     header = np.asarray(markers.header)
     starts = np.flatnonzero(ids == header[0])
     starts = starts[starts + len(header) <= len(ids)]
     for offset in range(1, len(header)):
         starts = starts[ids[starts + offset] == header[offset]]
     ends = np.flatnonzero(ids == markers.end)
+    spans = []
     for start in (starts + len(header) + markers.tail).tolist():
         after = np.searchsorted(ends, start)
-        # A truncated sample may end inside the answer.
+        # A truncated sample may end inside the answer, or inside the header.
         stop = int(ends[after]) + 1 if after < len(ends) else len(ids)
+        spans.append((min(start, len(ids)), stop))
+    return spans
+
+
+def spans_mask(spans: Iterable[Sequence[int]], length: int) -> np.ndarray:
+    """[(1, 3)] of 4 -> [0, 1, 1, 0]."""
+    mask = np.zeros(length, dtype=bool)
+    for start, stop in spans:
         mask[start:stop] = True
     return mask
+
+
+def mask_spans(mask: np.ndarray) -> list[Span]:
+    """[0, 1, 1, 0, 1] -> [(1, 3), (4, 5)]."""
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+    return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
 
 
 def labels_of(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

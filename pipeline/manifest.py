@@ -14,7 +14,7 @@ from . import __version__
 from .identity import Identity, fields_from_json
 from .runtime.storage import write_json
 
-FORMAT = 3  # of everything in OUT but work/; raise it when a reader of the older format would fail or misread
+FORMAT = 4  # of everything in OUT but work/; raise it when a reader of the older format would fail or misread
 FILE = "manifest.json"
 
 

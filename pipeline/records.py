@@ -13,6 +13,8 @@ IGNORE = -100  # label of a position that is not trained on
 TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3  # values of mm_token_type_ids
 TOKEN_TYPES: dict[MediaKind, int] = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
 
+Form = Literal["chat", "document"]  # a conversation by the chat template, or a text as it is
+
 # Why an input row is not in a pack. A closed list: the ledger holds no other reason.
 REASONS = {
     "sampled_out": "left out by the data set's sample_ratio",
@@ -20,7 +22,7 @@ REASONS = {
     "not_held_out": "belongs to the training output; this is the holdout output (see --holdout)",
     "bad_row": "not a usable conversation: broken JSON, not an object, unknown role, empty, wrong types",
     "bad_placeholders": "the number of <image>/<video>/<audio> tags differs from the number of media",
-    "no_target": "no assistant turn, so there is nothing to learn from",
+    "no_target": "nothing is left to learn from: no assistant turn, or none with words that are trained on",
     "missing_media": "a media file does not exist or may not be read",
     "bad_media": "a media file cannot be decoded, or its shape is outside what the model takes",
     "image_unsupported": "the row has an image and this model family cannot take one",
@@ -87,6 +89,10 @@ class Example:
     id: str = ""  # what the row calls itself
 
     @property
+    def is_document(self) -> bool:
+        return self.turns[0].role == "document"
+
+    @property
     def media(self) -> tuple[MediaRef, ...]:
         return tuple(part for turn in self.turns for part in turn.parts if isinstance(part, MediaRef))
 
@@ -140,10 +146,13 @@ class Measured:
     """
 
     ids: np.ndarray  # int32
+    targets: np.ndarray  # int32 [n, 2]: the tokens of `ids` that are trained on, as spans [start, stop)
     media: tuple[MeasuredMedia, ...]
     tokens: int
     visual_tokens: int  # of images and videos
     media_bytes: int  # on disk
+    form: Form = "chat"
+    loss: str = ""  # what its row asks of its assistant turns: see `measure.targets.asked_loss`
 
     @property
     def num_media(self) -> dict[MediaKind, int]:
@@ -181,6 +190,10 @@ class Document:
     dataset: str
     row: int
     repeat: int
+    id: str  # what the row calls itself, or ""
+    form: Form
+    loss: str  # what the row asks of its assistant turns
+    targets: tuple[tuple[int, int], ...]  # spans [start, stop) of its labels that are not -100
     tokens: int
     visual_tokens: int
     num_images: int

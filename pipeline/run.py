@@ -202,6 +202,7 @@ def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
                         part=part,
                         is_taken=corpus.is_taken(part),
                         lenient=config.placeholders == "lenient",
+                        train_on=config.target_policy,
                         processor=_processor_key(config),
                         path=measured.path,
                     )

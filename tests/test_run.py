@@ -242,7 +242,7 @@ def test_another_pack_size_does_not_tokenize_again(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("where", "name", "raised"),
     [
-        ("neatpack.pipeline.measure.REVISION", "code.measure", 2),
+        ("neatpack.pipeline.measure.REVISION", "code.measure", 9),
         ("neatpack.pipeline.families.base.Family.revision", "code.family", 2),
         ("neatpack.pipeline.identity.__version__", "code.neatpack", "99.0"),
     ],
@@ -266,7 +266,7 @@ def test_an_output_of_an_older_format_is_refused_and_overwritten_on_demand(tiny,
     config = tiny_config(tiny.text("a", "b").write(), tmp_path / "out")
     run_pack(config)
     manifest = tmp_path / "out/manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 3,', '"format": 2,'))
+    manifest.write_text(manifest.read_text().replace('"format": 4,', '"format": 2,'))
     with pytest.raises(UserError, match="format 2, this neatpack .* or give --overwrite to start anew"):
         run_pack(config)
     manifest.unlink()

@@ -3,17 +3,20 @@
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from ..config import UserError
-from ..labels import TurnMarkers
-from ..records import TEXT, TOKEN_TYPES, Example, MeasuredMedia, MediaKind, MediaRef, Skip, Turn
+from ..labels import TurnMarkers, assistant_spans
+from ..records import TEXT, TOKEN_TYPES, Example, MeasuredMedia, MediaKind, Skip, Turn
+
+_SENTINEL = "Sentinelword"  # that no template writes by itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +29,7 @@ class ChatFormat:
     placeholders: Mapping[MediaKind, str]  # the token that stands for a medium
     opening: Mapping[MediaKind, tuple[str, ...]] = field(default_factory=dict)  # right before it, nothing without it
     closing: Mapping[MediaKind, tuple[str, ...]] = field(default_factory=dict)
+    reasoning: tuple[str, str] = ("<think>", "</think>")  # what stands around reasoning in an assistant turn
     # Tokens that give a sequence its structure. Where a text contains one literally, it is encoded as plain text:
     # a user who writes <|image_pad|> must not shift the pictures, nor <|im_start|> open a turn.
     structural_tokens: tuple[str, ...] = ()
@@ -96,67 +100,146 @@ class Chat:
 
         int32 arrays. A Skip in the place of one says that the family cannot take the conversation.
         """
-        ids: dict[int, np.ndarray] = {}
+        ids: dict[int, np.ndarray | Skip] = {}
         texts: dict[int, str] = {}
         for index, example in enumerate(examples):
-            turns = self.prepared(example.turns, media[index])
-            if any(self._structural.search(text) for text in _texts(turns)):
-                ids[index] = self._encode_guarded(turns)
-            else:
-                texts[index] = self.template(turns)
+            if untold := self.untold(example):
+                ids[index] = Skip(reason="bad_row", detail=untold)
+                continue
+            prepared = replace(example, turns=tuple(self.prepared(example.turns, media[index])))
+            try:
+                if any(map(self._structural.search, _texts(prepared))):
+                    ids[index] = self._encode_guarded(prepared)
+                else:
+                    texts[index] = self.text(prepared)
+            except TemplateError as error:
+                ids[index] = Skip(reason="bad_row", detail=f"the chat template refuses it: {error}")
         if texts:
             for index, encoded in zip(texts, self.tokenizer(list(texts.values()))["input_ids"], strict=True):
                 ids[index] = np.array(encoded, dtype=np.int32)
         return [ids[index] for index in range(len(examples))]
 
+    def text(self, example: Example) -> str:
+        """A conversation by the chat template; a document as it is, between what the tokenizer begins and ends one by.
+
+        What the tokenizer writes itself when it encodes (a bos token, mostly) is left to it.
+        """
+        if not example.is_document:
+            return self.template(example.turns, example.tools)
+        (document,) = example.turns
+        words = "".join(part if isinstance(part, str) else self.medium_text(part.kind) for part in document.parts)
+        before, after = self._document_ends
+        return before + words + after
+
+    def medium_text(self, kind: MediaKind) -> str:
+        """A medium outside of a conversation, as the template writes it inside."""
+        markers = self.format.opening.get(kind, ()), self.format.closing.get(kind, ())
+        return "".join((*markers[0], self.format.placeholders[kind], *markers[1]))
+
+    @cached_property
+    def _document_ends(self) -> tuple[str, str]:
+        """bos and eos, where the tokenizer has them and does not write them by itself."""
+        written = self.tokenizer("a")["input_ids"]
+        bos, eos = self.tokenizer.bos_token, self.tokenizer.eos_token
+        has_bos, has_eos = written[0] == self.tokenizer.bos_token_id, written[-1] == self.tokenizer.eos_token_id
+        return "" if bos is None or has_bos else str(bos), "" if eos is None or has_eos else str(eos)
+
+    # What a template writes
+
+    def untold(self, example: Example) -> str:
+        """What a conversation says that the chat template would leave out in silence, in words; "": nothing."""
+        said = {
+            "tools": bool(example.tools),
+            "tool_calls": any(turn.tool_calls for turn in example.turns),
+            "reasoning_content": any(turn.reasoning for turn in example.turns),
+            "a turn of role tool": any(turn.role == "tool" for turn in example.turns),
+        }
+        untold = [name for name, is_said in said.items() if is_said and name not in self._written]
+        if not untold:
+            return ""
+        remedy = "; --reasoning drop leaves it out" if untold == ["reasoning_content"] else ""
+        return f"{', '.join(untold)}: the chat template of {self.source} does not write it{remedy}"
+
+    @cached_property
+    def _written(self) -> frozenset[str]:
+        """Which of these the chat template writes, where the markers still find what the assistant says."""
+        call = {"type": "function", "function": {"name": _SENTINEL, "arguments": {"a": "b"}}}
+        parameters = {"type": "object", "properties": {"a": {"type": "string", "description": "d"}}, "required": ["a"]}
+        tool = {
+            "type": "function",
+            "function": {"name": _SENTINEL, "description": "d", "parameters": parameters},
+        }
+        asked, answer = Turn(role="user", parts=("Why",)), Turn(role="assistant", parts=("Because",))
+        plain_call = replace(answer, tool_calls=({"type": "function", "function": {"name": "f", "arguments": {}}},))
+        probes = {
+            "tools": Example(turns=(asked, answer), tools=(tool,)),
+            "tool_calls": Example(turns=(asked, replace(answer, tool_calls=(call,)))),
+            "reasoning_content": Example(turns=(asked, replace(answer, reasoning=_SENTINEL))),
+            "a turn of role tool": Example(
+                turns=(asked, plain_call, Turn(role="tool", parts=(_SENTINEL,), name="f", call_id="1"), answer)
+            ),
+        }
+        return frozenset(name for name, probe in probes.items() if self._writes(probe))
+
+    def _writes(self, probe: Example) -> bool:
+        try:
+            text = self.text(replace(probe, turns=tuple(self.prepared(probe.turns, ()))))
+        except (TemplateError, TypeError, ValueError):  # Jinja's own, and what filters raise of unexpected values
+            return False
+        spans = assistant_spans(np.array(self.tokenizer(text)["input_ids"]), self.markers)
+        return _SENTINEL in text and len(spans) == sum(turn.role == "assistant" for turn in probe.turns)
+
     def prepared(self, turns: Sequence[Turn], media: Sequence[MeasuredMedia]) -> Sequence[Turn]:
         """The turns as the template is to see them, where a family changes them first."""
         return turns
 
-    def template(self, turns: Sequence[Turn]) -> str:
+    def template(self, turns: Sequence[Turn], tools: Sequence[Any] = ()) -> str:
         """A conversation as text, by the processor's chat template."""
-        text = self.tokenizer.apply_chat_template(self.messages(turns), tokenize=False)
+        text = self.tokenizer.apply_chat_template(self.messages(turns), tools=list(tools) or None, tokenize=False)
         assert isinstance(text, str)
         return text
 
     def messages(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
         """A conversation in the form that chat templates take."""
-        return [
-            {
-                "role": turn.role,
-                "content": [
-                    {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
-                    for part in turn.parts
-                ],
-            }
-            for turn in turns
-        ]
+        return [{"role": turn.role, "content": self.content(turn), **_asides(turn)} for turn in turns]
+
+    def content(self, turn: Turn) -> str | list[dict[str, Any]]:
+        """Parts, as templates of multimodal models take them.
+
+        What a tool answers is a text, and so is what an assistant says beside calls: templates ask whether there is
+        any, and a list of one empty text would be some.
+        """
+        if turn.role == "tool" or turn.tool_calls:
+            texts = [part for part in turn.parts if isinstance(part, str)]
+            if len(texts) == len(turn.parts):
+                return "".join(texts)
+        return [{"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind} for part in turn.parts]
 
     @cached_property
     def _structural(self) -> re.Pattern[str]:
         return re.compile("|".join(map(re.escape, self.format.structural_tokens)) or r"(?!)")
 
-    def _encode_guarded(self, turns: Sequence[Turn]) -> np.ndarray:
+    def _encode_guarded(self, example: Example) -> np.ndarray:
         """As `encode`, for a conversation whose text contains structural tokens literally.
 
-        Each of them is exchanged for a mark before templating; the text between the marks is encoded as usual, and a
-        literal token in two halves, neither of which is special.
+        Each of them is exchanged for a numbered mark before templating; the text between the marks is encoded as usual,
+        and a literal token in two halves, neither of which is special. A template may leave marks out (reasoning of
+        earlier turns, in some).
         """
         mark = "\ue000"
-        while any(mark in text for text in _texts(turns)):
+        while any(mark in text for text in _texts(example)):
             mark += "\ue000"
         literals: list[str] = []
 
-        def guard(part: str | MediaRef) -> str | MediaRef:
-            if not isinstance(part, str):
-                return part
-            literals.extend(self._structural.findall(part))
-            return self._structural.sub(mark, part)
+        def marked(found: re.Match[str]) -> str:
+            literals.append(found[0])
+            return f"{mark}{len(literals) - 1}{mark}"
 
-        guarded = [Turn(role=turn.role, parts=tuple(map(guard, turn.parts))) for turn in turns]
-        pieces = self.template(guarded).split(mark)
-        ids: list[int] = list(self.tokenizer(pieces[0])["input_ids"])
-        for literal, piece in zip(literals, pieces[1:], strict=True):
+        text = self.text(_with_texts(example, lambda text: self._structural.sub(marked, text)))
+        first, *rest = re.split(f"{mark}([0-9]+){mark}", text)  # text, number, text, number, text
+        ids: list[int] = list(self.tokenizer(first)["input_ids"])
+        for number, piece in zip(rest[::2], rest[1::2], strict=True):
+            literal = literals[int(number)]
             ids += self.ids(literal[:2], literal[2:], piece)
         return np.array(ids, dtype=np.int32)
 
@@ -177,5 +260,48 @@ def _tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> Any:
     return backend
 
 
-def _texts(turns: Sequence[Turn]) -> list[str]:
-    return [part for turn in turns for part in turn.parts if isinstance(part, str)]
+def _asides(turn: Turn) -> dict[str, Any]:
+    """What a turn has beside its content, by the names that chat templates have for it."""
+    asides = {
+        "reasoning_content": turn.reasoning,
+        "tool_calls": list(turn.tool_calls),
+        "name": turn.name,
+        "tool_call_id": turn.call_id,
+    }
+    return {name: value for name, value in asides.items() if value}
+
+
+def _texts(example: Example) -> list[str]:
+    """All texts that a template writes."""
+    texts: list[str] = []
+
+    def noted(text: str) -> str:
+        texts.append(text)
+        return text
+
+    _with_texts(example, noted)
+    return texts
+
+
+def _with_texts(example: Example, change: Callable[[str], str]) -> Example:
+    """The same with every text changed; keys and texts inside of JSON, too."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, str):
+            return change(value)
+        if isinstance(value, Mapping):
+            return {change(key): changed(item) for key, item in value.items()}
+        return [changed(item) for item in value] if isinstance(value, list | tuple) else value
+
+    turns = (
+        replace(
+            turn,
+            parts=tuple(change(part) if isinstance(part, str) else part for part in turn.parts),
+            reasoning=change(turn.reasoning),
+            tool_calls=tuple(map(changed, turn.tool_calls)),
+            name=change(turn.name),
+            call_id=change(turn.call_id),
+        )
+        for turn in example.turns
+    )
+    return replace(example, tools=tuple(map(changed, example.tools)), turns=tuple(turns))

@@ -24,7 +24,7 @@ from ..config import UserError
 from ..labels import TurnMarkers
 from ..layout import Delivery, MediaArray
 from ..media.pixels import Resize
-from ..records import Example, MeasuredMedia, MediaError, MediaKind, Skip
+from ..records import Example, MeasuredMedia, MediaError, MediaKind, Skip, Turn
 from .base import Arrays, Decoded, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
 from .rules import refuse_settings
@@ -138,9 +138,13 @@ class ProcessorImages(ImageRule):
     def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
         return self.run(asking([Image.fromarray(content)]))[1]
 
-    def run(self, messages: list[dict[str, Any]], as_is: bool = False) -> tuple[np.ndarray, Arrays]:
+    def run(
+        self, messages: list[dict[str, Any]], as_is: bool = False, tools: Sequence[Any] = ()
+    ) -> tuple[np.ndarray, Arrays]:
         """Ids of a conversation and its media arrays; those of its text (attention_mask …) are left out."""
-        out = self.processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
+        out = self.processor.apply_chat_template(
+            messages, tools=list(tools) or None, tokenize=True, return_dict=True, return_tensors="pt"
+        )
         arrays = {name: np.asarray(value) for name, value in out.items()}
         ids = arrays.pop("input_ids")
         media = {name: array for name, array in arrays.items() if array.shape[:2] != ids.shape}
@@ -161,6 +165,11 @@ class ProcessorChat(Chat):
     def markers(self) -> TurnMarkers:
         return derived_markers(self.images.processor)
 
+    def template(self, turns: Sequence[Turn], tools: Sequence[Any] = ()) -> str:
+        text = self.images.processor.apply_chat_template(self.messages(turns), tools=list(tools) or None)
+        assert isinstance(text, str)
+        return text
+
     def places(self, ids: np.ndarray) -> list[tuple[int, MediaKind]]:
         """None: no placeholder is left to expand."""
         return []
@@ -171,6 +180,10 @@ class ProcessorChat(Chat):
         return [self._encode(example, found) for example, found in zip(examples, media, strict=True)]
 
     def _encode(self, example: Example, media: Sequence[MeasuredMedia]) -> np.ndarray | Skip:
+        if example.is_document:
+            return Skip(reason="bad_row", detail="a document, and family default takes conversations only")
+        if untold := self.untold(example):
+            return Skip(reason="bad_row", detail=untold)
         texts = (part for turn in example.turns for part in turn.parts if isinstance(part, str))
         if literal := next(filter(None, map(self._special.search, texts)), None):
             return Skip(reason="bad_row", detail=f"its text has the special token {literal[0]} in it")
@@ -178,10 +191,10 @@ class ProcessorChat(Chat):
         messages = self.messages(example.turns)
         for message in messages:
             for part in message["content"]:
-                if part["type"] == "image":
+                if isinstance(part, dict) and part["type"] == "image":
                     part["image"] = next(blanks)
         try:
-            ids, _ = self.images.run(messages, as_is=True)
+            ids, _ = self.images.run(messages, as_is=True, tools=example.tools)
         except (TemplateError, ValueError) as error:
             return Skip(reason="bad_row", detail=f"the processor refuses it: {error}")
         return ids

@@ -247,13 +247,13 @@ class GemmaChat(Chat):
     def prepared(self, turns: Sequence[Turn], media: Sequence[MeasuredMedia]) -> Sequence[Turn]:
         return [_without_thoughts(turn) for turn in turns]
 
-    def template(self, turns: Sequence[Turn]) -> str:
+    def template(self, turns: Sequence[Turn], tools: Sequence[Any] = ()) -> str:
         """Each model turn opens with an empty thought, one even where the template writes it, too.
 
         The template writes <bos> itself; where the tokenizer adds another, it is left to the tokenizer.
         """
         header = self.format.assistant_header
-        text = super().template(turns).replace(header, MODEL_TURN).replace(MODEL_TURN, header)
+        text = super().template(turns, tools).replace(header, MODEL_TURN).replace(MODEL_TURN, header)
         return text.removeprefix(str(self.tokenizer.bos_token)) if self._adds_bos else text
 
     @cached_property

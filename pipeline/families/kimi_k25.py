@@ -180,10 +180,7 @@ class K25Chat(Chat):
             medium = next(waiting)
             return (clock(medium, 0), part) if part.kind == "video" else (part,)
 
-        return [
-            Turn(role=turn.role, parts=tuple(piece for part in turn.parts for piece in parts_of(part)))
-            for turn in turns
-        ]
+        return [replace(turn, parts=tuple(piece for part in turn.parts for piece in parts_of(part))) for turn in turns]
 
 
 class KimiK25(Family):

@@ -12,7 +12,7 @@ Three things to know about the model of transformers 5.22, whatever feeds it:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -198,15 +198,9 @@ class PhiSound(SoundFeatures):
 class RemoteChat(Chat):
     """The remote code's template takes texts only."""
 
-    def messages(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    def content(self, turn: Turn) -> str:
         tokens = self.format.placeholders
-        return [
-            {
-                "role": turn.role,
-                "content": "".join(part if isinstance(part, str) else tokens[part.kind] for part in turn.parts),
-            }
-            for turn in turns
-        ]
+        return "".join(part if isinstance(part, str) else tokens[part.kind] for part in turn.parts)
 
 
 class Phi4MM(Family):

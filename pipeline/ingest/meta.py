@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,11 @@ class Dataset:
         """Under which keys the rows are that are read: of a named source, those of our own import."""
         imported = Columns(messages="conversation", images="image", videos="video", audios="audio")
         return imported if self.source else self.columns
+
+    def id_of(self, row: Mapping[str, Any]) -> str:
+        """What a row calls itself; "" where it does not, or by something that is neither a text nor a number."""
+        found = row.get(self.id_column)
+        return str(found) if isinstance(found, str | int | float) and not isinstance(found, bool) else ""
 
     def examples(self) -> Examples:
         """Of a named source."""

@@ -2,22 +2,29 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..families.base import Family
-from ..labels import target_mask
-from ..records import IMAGE, VIDEO, Example, Measured, MeasuredMedia, MediaError, Skip
+from ..labels import AS_USUAL, TrainOn, mask_spans, spans_mask
+from ..records import IMAGE, VIDEO, Example, Form, Measured, MeasuredMedia, MediaError, Skip
 from .media import measure_medium
+from .targets import asked_loss, target_tokens, without_reasoning
 
 
 def measure(
-    examples: Sequence[Example], family: Family, before: Callable[[int], None] = lambda index: None
+    examples: Sequence[Example],
+    family: Family,
+    before: Callable[[int], None] = lambda index: None,
+    train_on: TrainOn = AS_USUAL,
 ) -> list[Measured | Skip]:
     """Many at once: the tokenizer is fastest in batches. Media are probed first, so that bad rows are not tokenized.
 
     `before` is told the index of each example before its media are opened.
     """
+    if train_on.reasoning == "drop":
+        examples = [without_reasoning(example, family.chat) for example in examples]
     results: dict[int, Measured | Skip] = {}
     media: dict[int, tuple[MeasuredMedia, ...]] = {}
     for index, example in enumerate(examples):
@@ -30,14 +37,30 @@ def measure(
             media[index] = probed
     encoded = family.chat.encode([examples[index] for index in media], list(media.values()))
     for (index, found), ids in zip(media.items(), encoded, strict=True):
-        results[index] = ids if isinstance(ids, Skip) else with_lengths(ids, found, family)
+        results[index] = ids if isinstance(ids, Skip) else _measured(ids, found, examples[index], family, train_on)
     return [results[index] for index in range(len(examples))]
 
 
-def with_lengths(ids: np.ndarray, media: tuple[MeasuredMedia, ...], family: Family) -> Measured:
-    """Ids with one placeholder per medium (or, in family default, expanded already), and what they come to."""
+def _measured(
+    ids: np.ndarray, media: tuple[MeasuredMedia, ...], example: Example, family: Family, train_on: TrainOn
+) -> Measured | Skip:
+    targets = target_tokens(ids, example, family.chat, train_on)
+    if isinstance(targets, Skip):
+        return targets
+    form: Form = "document" if example.is_document else "chat"
+    return with_lengths(ids, targets, media, family, form=form, loss=asked_loss(example))
+
+
+def with_lengths(
+    ids: np.ndarray, targets: np.ndarray, media: tuple[MeasuredMedia, ...], family: Family, **said: Any
+) -> Measured:
+    """Ids with one placeholder per medium (or, in family default, expanded already), and what they come to.
+
+    targets: which of the ids are trained on. said: form and loss of the example.
+    """
+    said["targets"] = np.array(mask_spans(targets), dtype=np.int32).reshape(-1, 2)
     if not media:
-        return Measured(ids=ids, media=(), tokens=len(ids) - 1, visual_tokens=0, media_bytes=0)
+        return Measured(ids=ids, media=(), tokens=len(ids) - 1, visual_tokens=0, media_bytes=0, **said)
     placed = expansions(ids, media, family)
     # Each placeholder gives way to its tokens, and the shift takes one: 10 ids, 1 image of 64 -> 10 - 1 + 64 - 1 = 72.
     rest = np.delete(ids, [place for place, _ in placed])
@@ -49,7 +72,13 @@ def with_lengths(ids: np.ndarray, media: tuple[MeasuredMedia, ...], family: Fami
         tokens=len(types) - 1,
         visual_tokens=int(np.count_nonzero((types == IMAGE) | (types == VIDEO))),
         media_bytes=family.stored_bytes(media),
+        **said,
     )
+
+
+def target_mask_of(measured: Measured) -> np.ndarray:
+    """Which of its ids are trained on."""
+    return spans_mask(measured.targets, len(measured.ids))
 
 
 def expansions(ids: np.ndarray, media: Sequence[MeasuredMedia], family: Family) -> list[tuple[int, np.ndarray]]:
@@ -78,8 +107,8 @@ def truncated(whole: Measured, limit: int, family: Family) -> Measured | None:
         opening = family.chat.marker_ids(kinds[keep])[0]
         if opening and whole.ids[max(0, keep - len(opening)) : keep].tolist() == opening:
             keep -= len(opening)  # opening markers without their medium
-    ids = whole.ids[:keep]
-    if not target_mask(ids, family.chat.markers)[1:].any():
+    targets = target_mask_of(whole)[:keep]
+    if not targets[1:].any():
         return None
     counts = Counter(kind for place, kind in kinds.items() if place < keep)
     kept: list[MeasuredMedia] = []
@@ -90,7 +119,7 @@ def truncated(whole: Measured, limit: int, family: Family) -> Measured | None:
     for kind, rule in family.rules.items():
         if not rule.can_be_all([medium for medium in kept if medium.ref.kind == kind]):
             return None
-    cut = with_lengths(ids, tuple(kept), family)
+    cut = with_lengths(whole.ids[:keep], targets, tuple(kept), family, form=whole.form, loss=whole.loss)
     assert cut.tokens <= limit
     return cut
 
@@ -98,7 +127,9 @@ def truncated(whole: Measured, limit: int, family: Family) -> Measured | None:
 def shrunk(whole: Measured, level: int, family: Family) -> Measured | None:
     """The same conversation with smaller media, by the family's steps; None where this level changes nothing."""
     media = tuple(family.rules[medium.ref.kind].smaller(medium, level) for medium in whole.media)
-    return with_lengths(whole.ids, media, family) if media != whole.media else None
+    if media == whole.media:
+        return None
+    return with_lengths(whole.ids, target_mask_of(whole), media, family, form=whole.form, loss=whole.loss)
 
 
 def _probe(example: Example, family: Family) -> tuple[MeasuredMedia, ...] | Skip:

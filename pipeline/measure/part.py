@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from ..families.registry import family_for
 from ..ingest.lines import Part, rows
 from ..ingest.meta import Dataset
 from ..ingest.sharegpt import convert, parse_row
+from ..labels import TrainOn
 from ..records import Example, Measured, MediaRef, Skip
 from ..runtime.journal import CRASHED, Journal, journal
 from .length import measure
@@ -32,6 +34,7 @@ class PartJob:
     part: Part
     is_taken: NDArray[np.bool_]  # by row of the part: rows that no output takes are not even parsed
     lenient: bool  # about placeholders
+    train_on: TrainOn
     processor: ProcessorKey
     path: Path
 
@@ -40,30 +43,46 @@ def measure_part(job: PartJob) -> None:
     """Read, convert, tokenize and probe the rows that are taken."""
     family = family_for(job.processor)
     numbers: list[int] = []
+    ids: list[str] = []
     results: list[Measured | Skip] = []
     with journal(job.path.parent / f"{job.path.stem}.journal") as watch:
-        read = _read(job, watch)
-        while batch := list(islice(read, BATCH)):
-            numbers += [row for row, _ in batch]
-            results += _measured(batch, family, watch)
-        write_measured(job.path, numbers, results)
+        rows_read = _read(job, watch)
+        while batch := list(islice(rows_read, BATCH)):
+            numbers += [read.number for read in batch]
+            ids += [read.id for read in batch]
+            results += _measured(batch, job, family, watch)
+        write_measured(job.path, numbers, ids, results)
     num_skipped = sum(isinstance(result, Skip) for result in results)
     logger.debug("%s rows from %d: %d measured, %d skipped", job.dataset.name, job.part.first_row,
                  len(results) - num_skipped, num_skipped)  # fmt: skip
 
 
-def _read(job: PartJob, watch: Journal) -> Iterator[tuple[int, Example | Skip]]:
-    """Number and conversation of each row that is taken."""
+class _Read(NamedTuple):
+    """A row, by its number, with what it calls itself and what it holds."""
+
+    number: int
+    id: str
+    found: Example | Skip
+
+
+def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
+    """The rows that are taken."""
     for row, line_number, offset, text in rows(job.part):
         if not job.is_taken[row - job.part.first_row]:
             continue
         if watch.is_poison(str(row)):
             logger.warning("%s row %d: %s; skipped as bad_media", job.dataset.name, row, CRASHED)
-            yield row, Skip(reason="bad_media", detail=CRASHED)
+            yield _Read(row, _id_of(parse_row(text, line_number), job), Skip(reason="bad_media", detail=CRASHED))
             continue
         parsed = parse_row(text, line_number)
         found = parsed if isinstance(parsed, Skip) else convert(parsed, job.dataset, lenient=job.lenient)
-        yield row, found if isinstance(found, Skip) else _placed(found, job.part.file, offset, len(text))
+        if isinstance(found, Example):
+            found = _placed(found, job.part.file, offset, len(text))
+        yield _Read(row, _id_of(parsed, job), found)
+
+
+def _id_of(parsed: dict[str, Any] | Skip, job: PartJob) -> str:
+    return "" if isinstance(parsed, Skip) else job.dataset.id_of(parsed)
 
 
 def _placed(example: Example, file: str, offset: int, length: int) -> Example:
@@ -80,8 +99,12 @@ def _placed(example: Example, file: str, offset: int, length: int) -> Example:
     return replace(example, turns=tuple(turns))
 
 
-def _measured(batch: Sequence[tuple[int, Example | Skip]], family: Family, watch: Journal) -> list[Measured | Skip]:
+def _measured(batch: Sequence[_Read], job: PartJob, family: Family, watch: Journal) -> list[Measured | Skip]:
     """One result per row of the batch: a skip stays, an example is measured."""
-    examples = [(row, found) for row, found in batch if isinstance(found, Example)]
-    measured = iter(measure([example for _, example in examples], family, lambda at: watch.at(str(examples[at][0]))))
-    return [found if isinstance(found, Skip) else next(measured) for _, found in batch]
+    examples = [(read.number, read.found) for read in batch if isinstance(read.found, Example)]
+
+    def before(index: int) -> None:
+        watch.at(str(examples[index][0]))
+
+    measured = iter(measure([example for _, example in examples], family, before, job.train_on))
+    return [read.found if isinstance(read.found, Skip) else next(measured) for read in batch]

@@ -34,6 +34,13 @@ _MEDIUM = pa.struct(
 )
 _OF_REF = ("kind", "path", "offset", "length", "inside")  # columns of _MEDIUM that are fields of a MediaRef
 _OF_MEDIUM = tuple(field.name for field in dataclasses.fields(MeasuredMedia) if field.name != "ref")
+_OF_MEASURED = (
+    "tokens",
+    "visual_tokens",
+    "media_bytes",
+    "form",
+    "loss",
+)  # columns of SCHEMA that are fields of Measured
 SCHEMA = pa.schema(
     [
         ("row", pa.int64()),
@@ -42,7 +49,11 @@ SCHEMA = pa.schema(
         ("media_bytes", pa.int64()),
         ("reason", pa.string()),  # "" for a good row
         ("detail", pa.string()),
+        ("id", pa.string()),  # what the row calls itself, or ""
         ("ids", pa.list_(pa.int32())),
+        ("targets", pa.list_(pa.int32())),  # start, stop, start, stop, …
+        ("form", pa.string()),
+        ("loss", pa.string()),
         ("media", pa.list_(_MEDIUM)),
     ]
 )
@@ -57,23 +68,26 @@ class MeasuredPart:
     path: Path
 
 
-def write_measured(path: Path, numbers: Sequence[int], results: Sequence[Measured | Skip]) -> None:
-    lines = [_line(number, result) for number, result in zip(numbers, results, strict=True)]
+def write_measured(path: Path, numbers: Sequence[int], ids: Sequence[str], results: Sequence[Measured | Skip]) -> None:
+    """`ids`: what each row calls itself."""
+    lines = [
+        {"row": number, "id": id_, **_line(result)} for number, id_, result in zip(numbers, ids, results, strict=True)
+    ]
     write_arrow(path, pa.Table.from_pylist(lines, schema=SCHEMA))
 
 
-def _line(row: int, result: Measured | Skip) -> dict[str, Any]:
+def _line(result: Measured | Skip) -> dict[str, Any]:
     if isinstance(result, Skip):
-        skipped = {"tokens": 0, "visual_tokens": 0, "media_bytes": 0, "ids": [], "media": []}
-        return {"row": row, "reason": result.reason, "detail": result.detail, **skipped}
+        skipped = {"tokens": 0, "visual_tokens": 0, "media_bytes": 0, "ids": [], "targets": [], "media": []}
+        return {"reason": result.reason, "detail": result.detail, "form": "", "loss": "", **skipped}
     media = [
         {name: getattr(medium.ref, name) for name in _OF_REF}
         | {"frame_paths": medium.ref.frames}
         | {name: getattr(medium, name) for name in _OF_MEDIUM}
         for medium in result.media
     ]
-    counts = {name: getattr(result, name) for name in ("tokens", "visual_tokens", "media_bytes")}
-    return {"row": row, "reason": "", "detail": "", **counts, "ids": result.ids, "media": media}
+    same = {name: getattr(result, name) for name in _OF_MEASURED}
+    return {"reason": "", "detail": "", **same, "ids": result.ids, "targets": result.targets.ravel(), "media": media}
 
 
 def has_media_trouble(path: Path) -> bool:
@@ -88,9 +102,8 @@ def read_measured(path: Path, index: int) -> Measured:
     return Measured(
         ids=table["ids"][index].values.to_numpy(),
         media=tuple(_medium(item) for item in table["media"][index].as_py()),
-        tokens=table["tokens"][index].as_py(),
-        visual_tokens=table["visual_tokens"][index].as_py(),
-        media_bytes=table["media_bytes"][index].as_py(),
+        targets=table["targets"][index].values.to_numpy().reshape(-1, 2),
+        **{name: table[name][index].as_py() for name in _OF_MEASURED},
     )
 
 

@@ -30,6 +30,7 @@ class PlanLine(TypedDict):
     dataset: Annotated[int, pa.int32()]  # index into the run's corpora
     row: Annotated[int, pa.int64()]
     repeat: Annotated[int, pa.int32()]
+    id: Annotated[str, pa.string()]  # what the row calls itself
     part: Annotated[int, pa.int32()]  # index into the run's measured parts, and the line in it
     line: Annotated[int, pa.int32()]
     tokens: Annotated[int, pa.int32()]

@@ -67,5 +67,6 @@ def end_to_end(documents: Sequence[Mapping[str, np.ndarray]], *, padding_id: int
 
 def _fake_document(sample: Sample) -> Document:
     visual_tokens = int(np.count_nonzero(sample.mm_token_type_ids))
-    return Document(dataset="", row=-1, repeat=0, tokens=len(sample.input_ids), visual_tokens=visual_tokens,
-                    num_images=1, num_videos=0, num_audios=0)  # fmt: skip
+    return Document(dataset="", row=-1, repeat=0, id="", form="chat", loss="", targets=(),
+                    tokens=len(sample.input_ids), visual_tokens=visual_tokens, num_images=1, num_videos=0,
+                    num_audios=0)  # fmt: skip

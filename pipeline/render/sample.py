@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..families.base import Family, ImageRule, MediaRule, SoundRule
-from ..labels import labels_of, shifted, target_mask
-from ..measure.length import expansions
+from ..labels import labels_of, shifted
+from ..measure.length import expansions, target_mask_of
 from ..media.audio import decode_audio
 from ..media.image import decode_image
 from ..media.pixels import RESIZE
@@ -18,11 +18,14 @@ from ..records import IGNORE, Measured, MeasuredMedia, MediaError, Sample
 def render_whole(measured: Measured, family: Family, resize: str) -> Sample:
     """A document before the shift. Raises MediaError where a medium cannot be decoded."""
     media = family.document_arrays(measured.ids, measured.media, decoded, RESIZE[resize])
-    ids = expand(measured.ids, expansions(measured.ids, measured.media, family))
+    places = expansions(measured.ids, measured.media, family)
+    ids = expand(measured.ids, places)
+    # What a medium expands to is no target, also where its placeholder stands in trained text.
+    targets = expand(target_mask_of(measured), [(place, np.zeros(len(tokens), bool)) for place, tokens in places])
     types = family.chat.token_types(ids)
     return Sample(
         input_ids=ids,
-        labels=labels_of(ids, target_mask(ids, family.chat.markers)),
+        labels=labels_of(ids, targets),
         position_ids=family.positions(types, media, family.facts),
         mm_token_type_ids=types,
         media=media,

@@ -60,9 +60,13 @@ def read_pack(members: Mapping[str, bytes | memoryview]) -> Pack:
     return Pack(
         number=header["pack"],
         arrays={name.removesuffix(".npy"): read_array(member) for name, member in members.items() if name != "json"},
-        documents=tuple(Document(**document) for document in header["documents"]),
+        documents=tuple(_document(document) for document in header["documents"]),
         fake_image=header["fake_image"],
     )
+
+
+def _document(values: dict[str, Any]) -> Document:
+    return Document(**values | {"targets": tuple((start, stop) for start, stop in values["targets"])})
 
 
 # As numpy writes it: {'descr': '<i4', 'fortran_order': False, 'shape': (3, 8192), }

@@ -16,6 +16,7 @@ SCHEMA = pa.schema(
         ("dataset", pa.string()),
         ("row", pa.int64()),
         ("repeat", pa.int32()),
+        ("id", pa.string()),
         ("status", pa.string()),
         ("reason", pa.string()),
         ("detail", pa.string()),
@@ -45,6 +46,7 @@ def make_ledger(plan: Plan, corpora: Sequence[Corpus], lost: Sequence[LostRow]) 
     columns = {
         "row": row,
         "repeat": repeat,
+        "id": np.array(table["id"].to_pylist(), dtype=object),
         "status": np.where(is_packed, "packed", "skipped"),
         "reason": reason,
         "detail": detail,
@@ -88,7 +90,7 @@ def _positions(pack: np.ndarray) -> np.ndarray:
 def _left_out(corpus: Corpus) -> Iterator[pa.Table]:
     """Lines of rows that the plan never saw: one each, whatever the repetitions."""
     for reason, rows in corpus.left_out().items():
-        fixed = {"repeat": 0, "status": "skipped", "reason": reason, "detail": "", "pack": -1, "position": -1,
+        fixed = {"repeat": 0, "id": "", "status": "skipped", "reason": reason, "detail": "", "pack": -1, "position": -1,
                  "tokens": 0, "visual_tokens": 0}  # fmt: skip
         yield _table(corpus.name, {"row": rows} | {key: np.full(len(rows), value) for key, value in fixed.items()})
 

@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..families.registry import FAMILIES
-from ..labels import TurnMarkers, target_mask
+from ..labels import TrainOn, TurnMarkers, assistant_spans, spans_mask
 from ..layout import MediaArray, layout_of, rows_per_part, split_media
 from ..manifest import Manifest, ShardEntry
-from ..records import IGNORE, IMAGE, REASONS, TOKEN_TYPES, VIDEO, Pack
+from ..measure.targets import is_trained
+from ..records import IGNORE, IMAGE, REASONS, TEXT, TOKEN_TYPES, VIDEO, Document, Pack
 from ..runtime.engine import Engine
 from ..runtime.storage import sha256_of
 from ..runtime.tables import column_sum
@@ -133,10 +134,12 @@ def check_pack(pack: Pack, manifest: Manifest) -> list[str]:
         problems.append(f"padded lengths {arrays['seq_lens_padded'].tolist()}, expected {padded} of {length} in all")
     if problems:
         return problems
-    return [f"document {index}: {problem}" for index, problem in _document_problems(pack, manifest.family)]
+    config = manifest.identity.config
+    train_on = TrainOn(turns=config["train_on"], reasoning=config["reasoning"])
+    return [f"document {index}: {problem}" for index, problem in _document_problems(pack, manifest.family, train_on)]
 
 
-def _document_problems(pack: Pack, described: dict[str, Any]) -> Iterator[tuple[int, str]]:
+def _document_problems(pack: Pack, described: dict[str, Any], train_on: TrainOn) -> Iterator[tuple[int, str]]:
     """`described`: what the manifest says of the family."""
     arrays, layout = pack.arrays, layout_of(described)
     family, facts, padding_id = FAMILIES[described["name"]], described["facts"], described["padding_id"]
@@ -157,8 +160,14 @@ def _document_problems(pack: Pack, described: dict[str, Any]) -> Iterator[tuple[
         is_fake = document.row < 0
         if is_fake and ids.tolist() != described["fake_image_ids"]:
             yield index, "the fake image has other tokens"
-        yield from ((index, problem) for problem in _label_problems(ids, labels, markers, padding_id, is_fake))
         types = arrays["mm_token_type_ids"][start:stop]
+        if is_fake:
+            if (labels != IGNORE).any():
+                yield index, "the fake image has labels"
+        else:
+            yield from (
+                (index, problem) for problem in _label_problems(ids, labels, types, document, markers, train_on)
+            )
         expected_types = np.zeros_like(types)
         for kind, token in described["placeholder_ids"].items():
             expected_types[ids == token] = TOKEN_TYPES[kind]
@@ -198,24 +207,64 @@ def _media_problem(arrays: dict[str, np.ndarray], layout: dict[str, MediaArray],
 
 
 def _label_problems(
-    ids: np.ndarray, labels: np.ndarray, markers: TurnMarkers, padding_id: int, is_fake: bool
-) -> list[str]:
-    """Labels are the next token where the next token is assistant's, and -100 elsewhere.
+    ids: np.ndarray,
+    labels: np.ndarray,
+    types: np.ndarray,
+    document: Document,
+    markers: TurnMarkers,
+    train_on: TrainOn,
+) -> Iterator[str]:
+    """Labels are the next token in the spans that the pack's JSON names, and -100 elsewhere; the spans are those that
+    the config and the row ask for.
 
-    The shift has cut the last token off the inputs; it is known only through its label.
+    The shift has cut the last token off the inputs; it is known only through its label, if it has one.
     """
-    last = labels[-1] if labels[-1] != IGNORE else padding_id
-    whole = np.append(ids, last)
-    mask = target_mask(whole, markers)[1:] & (not is_fake)
-    mask[-1] &= labels[-1] != IGNORE
-    expected = np.where(mask, whole[1:], IGNORE)
-    problems = []
+    targets = spans_mask(document.targets, len(labels))
+    following = np.append(ids[1:], labels[-1])
+    expected = np.where(targets, following, IGNORE)
     if not np.array_equal(labels, expected):
         at = int(np.flatnonzero(labels != expected)[0])
-        problems.append(f"label {labels[at]} at token {at}, expected {expected[at]}")
-    if not is_fake and not (labels != IGNORE).any():
-        problems.append("no target")
-    return problems
+        yield f"label {labels[at]} at token {at}, expected {expected[at]}"
+    if not targets.any():
+        yield "no target"
+        return
+    asked, free = _asked_targets(np.append(ids, labels[-1]), types, document, markers, train_on)
+    wrong = (targets != asked[1:]) & ~free[1:]
+    wrong[-1] &= labels[-1] != IGNORE  # a token that is not there cannot be told
+    if wrong.any():
+        at = int(np.flatnonzero(wrong)[0])
+        yield f"token {at + 1} is {'trained on' if targets[at] else 'masked'}, against --train-on and its row"
+
+
+def _asked_targets(
+    ids: np.ndarray, types: np.ndarray, document: Document, markers: TurnMarkers, train_on: TrainOn
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which tokens are to be trained on, and which may be or not.
+
+    Free are, in answers, tokens of reasoning that is masked: where it stands only the tokenizer tells. In text that is
+    trained on as a whole, the markers beside media are.
+    """
+    is_text = np.append(types == TEXT, True)
+    spans = assistant_spans(ids, markers)
+    num_turns = len(document.loss) or len(spans)  # more than spans where the document was cut
+    trained = [is_trained(number, num_turns, document.loss, train_on) for number in range(len(spans))]
+    whole = document.form == "document" or train_on.turns == "all"
+    asked = is_text.copy() if whole else np.zeros(len(ids), dtype=bool)
+    free = _beside(~is_text) if whole else np.zeros(len(ids), dtype=bool)
+    if document.form == "document":
+        return asked, free
+    for (start, stop), is_asked in zip(spans, trained, strict=True):
+        asked[start:stop] = is_asked
+        free[start:stop] |= is_asked and train_on.reasoning == "mask"
+    return asked, free
+
+
+def _beside(media: np.ndarray) -> np.ndarray:
+    """Text between media tokens, or at most a few tokens from one: markers, and times of frames."""
+    reach, here = 16, np.arange(len(media))
+    before = np.concatenate([[0], np.cumsum(media)])  # media tokens before each place
+    near = before[np.minimum(here + reach + 1, len(media))] > before[np.maximum(here - reach, 0)]
+    return np.asarray(near & ~media)
 
 
 def _conservation(ledger: pa.Table, manifest: Manifest) -> list[str]:

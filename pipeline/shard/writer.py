@@ -8,10 +8,11 @@ from pathlib import Path
 
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
+from ..labels import mask_spans
 from ..measure.length import shrunk, truncated
 from ..measure.store import read_measured
 from ..plan.assign import Plan, PlanLine
-from ..records import Document, Measured, MediaError, Pack, Sample
+from ..records import IGNORE, Document, Measured, MediaError, Pack, Sample
 from ..render.pack import build_pack
 from ..render.sample import render_sample
 from ..runtime.journal import CRASHED, Journal, journal
@@ -145,6 +146,10 @@ class Renderer:
             dataset=self.job.corpora[line["dataset"]],
             row=line["row"],
             repeat=line["repeat"],
+            id=line["id"],
+            form=measured.form,
+            loss=measured.loss,
+            targets=tuple(mask_spans(sample.labels != IGNORE)),
             tokens=line["tokens"],
             visual_tokens=line["visual_tokens"],
             **{f"num_{kind}s": count for kind, count in measured.num_media.items()},

@@ -201,15 +201,18 @@ def test_rows_that_the_processor_would_misread_are_skipped(llava, tmp_path):
 
 
 def test_a_template_that_refuses_a_row_does_not_stop_the_job(tmp_path):
-    folder = default.make(tmp_path / "p")
-    guard = "{% if messages|length > 2 %}{{ raise_exception('one question only') }}{% endif %}"
-    (folder / "chat_template.jinja").write_text(guard + default.TEMPLATE)
-    family = load(folder)
-    good, skip = measure([from_conversation({"conversation": turns}) for turns in (asked(), asked() + asked())], family)  # type: ignore[misc]
+    def family_of(most: int):
+        folder = default.make(tmp_path / str(most))
+        guard = f"{{% if messages|length > {most} %}}{{{{ raise_exception('too many questions') }}}}{{% endif %}}"
+        (folder / "chat_template.jinja").write_text(guard + default.TEMPLATE)
+        return load(folder)
+
+    conversations = [from_conversation({"conversation": turns}) for turns in (asked(), asked() * 4)]
+    good, skip = measure(conversations, family_of(6))
     assert good.tokens
-    assert skip == Skip(reason="bad_row", detail="the processor refuses it: one question only")
-    with pytest.raises(UserError, match="does not render a plain conversation: one question only"):
-        family.chat.markers  # noqa: B018
+    assert skip == Skip(reason="bad_row", detail="the processor refuses it: too many questions")
+    with pytest.raises(UserError, match="does not render a plain conversation: too many questions"):
+        family_of(2).chat.markers  # noqa: B018
 
 
 def test_pictures_that_change_between_measuring_and_rendering(tmp_path):

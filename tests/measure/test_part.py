@@ -12,6 +12,7 @@ from helpers import DEMO_PROCESSOR
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.ingest.lines import Part
 from neatpack.pipeline.ingest.meta import Dataset
+from neatpack.pipeline.labels import AS_USUAL
 from neatpack.pipeline.measure import part as module
 from neatpack.pipeline.measure.part import PartJob, measure_part
 from neatpack.pipeline.runtime.tables import open_arrow
@@ -33,6 +34,7 @@ def job(tmp_path: Path) -> Any:
             part=Part(file=str(file), start=0, end=file.stat().st_size, first_row=0, num_rows=len(lines), first_line=1),
             is_taken=np.array(is_taken or [True] * len(lines)),
             lenient=False,
+            train_on=AS_USUAL,
             processor=ProcessorKey(processor=str(DEMO_PROCESSOR)),
             path=tmp_path / "store" / "000000.arrow",
         )

@@ -21,7 +21,8 @@ def rows(*tokens: int | Skip, visual: int = 0) -> dict[int, Measured | Skip]:
     """Rows 0, 1, … of so many tokens, `visual` of each visual."""
     return {
         row: count if isinstance(count, Skip) else Measured(
-            ids=np.zeros(count + 1, np.int32), media=(), tokens=count, visual_tokens=visual, media_bytes=0
+            ids=np.zeros(count + 1, np.int32), targets=np.zeros((0, 2), np.int32), media=(), tokens=count,
+            visual_tokens=visual, media_bytes=0,
         )
         for row, count in enumerate(tokens)
     }  # fmt: skip
@@ -33,7 +34,7 @@ def planned(tmp_path: Path) -> Any:
 
     def plan(measured: dict[int, Measured | Skip], copies: list[int] | None = None, **config: Any) -> Plan:
         path = tmp_path / "000000.arrow"
-        write_measured(path, list(measured), list(measured.values()))
+        write_measured(path, list(measured), [""] * len(measured), list(measured.values()))
         part = Part(file="absent", start=0, end=0, first_row=0, num_rows=len(measured), first_line=1)
         settings: dict[str, Any] = {"pack_size": 16, "group_size": 1, "fake_image": False} | config
         corpus = corpus_of("tiny", copies or [1] * len(measured))

@@ -40,7 +40,7 @@ def shard(tmp_path: Path, demo_family: Family) -> Shard:
     asked: list[tuple[Any, ...]] = [("Is it?",), ("Is it so?",), (MediaRef(kind="image", path=str(image)), "A cat?")]
     examples = [Example(turns=(Turn(role="user", parts=parts), answer)) for parts in asked]
     rows = [row for row in measure(examples, demo_family) if isinstance(row, Measured)]
-    write_measured(tmp_path / "000000.arrow", [0, 1, 2], rows)
+    write_measured(tmp_path / "000000.arrow", [0, 1, 2], [""] * 3, rows)
     write_json(tmp_path / "parts.json", [str(tmp_path / "000000.arrow")])
     lines = [
         {"pack": pack, "row": row, "line": row, "tokens": rows[row].tokens, "visual_tokens": rows[row].visual_tokens}
