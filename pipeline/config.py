@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .labels import TrainOn
-
 VIDEO_KEYS = ("video_fps", "video_min_frames", "video_max_frames", "video_min_pixels", "video_max_pixels")
 
 
@@ -130,10 +128,6 @@ class PackConfig:
         if self.drop_long_samples is None:
             return self.overlong
         return "drop" if self.drop_long_samples else "error"
-
-    @property
-    def target_policy(self) -> TrainOn:
-        return TrainOn(turns=self.train_on, reasoning=self.reasoning)
 
     @property
     def fill(self) -> int:

@@ -20,6 +20,7 @@ from .ingest.imported import lines_of
 from .ingest.lines import Lines, RangeCount, Source, media_beside, part_ranges, scan, source_of
 from .ingest.meta import Dataset, read_meta
 from .ingest.written import SplitRows, write_split
+from .labels import TrainOn
 from .manifest import Manifest
 from .measure.hints import write_lengths
 from .measure.part import PartJob, measure_part
@@ -202,7 +203,7 @@ def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
                         part=part,
                         is_taken=corpus.is_taken(part),
                         lenient=config.placeholders == "lenient",
-                        train_on=config.target_policy,
+                        train_on=TrainOn(turns=config.train_on, reasoning=config.reasoning),
                         processor=_processor_key(config),
                         path=measured.path,
                     )

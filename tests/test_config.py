@@ -85,6 +85,8 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--max-packs": ("4", 4),
         "--group-size": ("5", 5),
         "--align": ("2", 2),
+        "--train-on": ("all", "all"),
+        "--reasoning": ("mask", "mask"),
         "--seed": ("6", 6),
         "--resize": ("pil", "pil"),
         "--shard-mb": ("7", 7),
@@ -312,6 +314,8 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     assert config.shaping("measure") == {
         "family": "",
         "placeholders": "strict",
+        "train_on": "all-assistant",
+        "reasoning": "train",
         "min_pixels": 0,
         "max_pixels": 0,
         "video_fps": 0.0,

@@ -100,7 +100,7 @@ def _cannot_be_told(example: Example, train_on: TrainOn) -> Skip | None:
 
 def _without_media(ids: np.ndarray, chat: Chat) -> np.ndarray:
     """All but the tokens of media, and the markers around them."""
-    mask = chat.token_types(ids) == TEXT
+    mask: np.ndarray = chat.token_types(ids) == TEXT
     for place, kind in chat.places(ids):
         before, after = chat.marker_ids(kind)
         if before and ids[max(0, place - len(before)) : place].tolist() == before:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -59,7 +60,7 @@ def assistant(text: str, **more) -> Turn:
     return Turn(role="assistant", parts=(text,), **more)
 
 
-def trained(said, family: Family, *, tools=(), **train_on) -> list[str] | Skip:
+def trained(said, family: Family, *, tools=(), **train_on) -> Any:
     """The texts that are trained on, as runs of labels."""
     (result,) = measure([Example(turns=tuple(said), tools=tools)], family, train_on=TrainOn(**train_on))
     return result if isinstance(result, Skip) else runs(result, family)
@@ -232,7 +233,7 @@ def test_tools_as_transformers_renders_them(name):
         {"role": "tool", "content": "blue"},
         {"role": "assistant", "content": "It is blue."},
     ]
-    whole = family.chat.tokenizer.apply_chat_template(messages, tools=[TOOL], tokenize=True, return_dict=True)
+    whole: Any = family.chat.tokenizer.apply_chat_template(messages, tools=[TOOL], tokenize=True, return_dict=True)
     turns = (user(), assistant("", tool_calls=({"type": "function", "function": said},)),
              Turn(role="tool", parts=("blue",)), assistant("It is blue."))  # fmt: skip
     (measured,) = measure([Example(turns=turns, tools=(TOOL,))], family)
