@@ -9,7 +9,7 @@ import numpy as np
 
 from ..pipeline.identity import differences
 from ..pipeline.manifest import Manifest, OutputError
-from .order import Source, mixed_order, shares
+from .order import Source, apportioned, mixed_order, shares
 from .reader import ShardReader
 
 Outputs = str | Path | Sequence[tuple[str, str | Path] | tuple[str, str | Path, float]]
@@ -25,8 +25,9 @@ class Mix:
     """One output, or several: [("coco", out1, 0.7), ("text", out2, 0.3)].
 
     A pack is known by one number: its own in its output, plus where the numbers of that output begin.
-    Without weights an epoch has every pack of every output once. With weights it is as long, an output's share of its
-    packs is its weight, and each output goes through passes of its own: see `mixed_order`.
+    Without weights an epoch has every pack of every output once, or as often as it was packed for (--repeat-at-load).
+    With weights it is as long, an output's share of its packs is its weight, and each output goes through passes of its
+    own: see `mixed_order`.
     """
 
     def __init__(
@@ -38,25 +39,22 @@ class Mix:
         for name, reader in zip(names[1:], readers[1:], strict=True):
             _check_agreement(names[0], readers[0].manifest, name, reader.manifest)
         self.outputs = [Output(name, reader) for name, reader in zip(names, readers, strict=True)]
-        sizes = [len(reader.packs) for reader in readers]
+        sizes = [sum(_repeated(reader).values()) for reader in readers]
         per_epoch = shares(sizes, weights) if weights else sizes
         ends = np.cumsum([int(reader.packs[-1]) + 1 if len(reader.packs) else 0 for reader in readers])
         self._firsts = np.concatenate([[0], ends[:-1]])
         self._sources = [
-            Source(packs=reader.packs, group_size=reader.group_size, loads=(reader.visual_tokens, reader.tokens),
-                   per_epoch=count, first=int(first))
-            for reader, count, first in zip(readers, per_epoch, self._firsts, strict=True)
-        ]  # fmt: skip
+            source
+            for reader, count, first in zip(readers, per_epoch, self._firsts.tolist(), strict=True)
+            for source in _sources(reader, count, first)
+        ]
         self.num_packs = sum(per_epoch)
 
     def describe(self) -> dict[str, Any]:
         """What the order depends on besides seed and epoch: packs, and of several outputs what each gives."""
-        if len(self.outputs) == 1:
+        if len(self._sources) == 1:
             return {"num_packs": self.num_packs}
-        mix = [
-            [output.name, len(source.packs), source.per_epoch]
-            for output, source in zip(self.outputs, self._sources, strict=True)
-        ]
+        mix = [[self.find([source.first])[0][0].name, len(source.packs), source.per_epoch] for source in self._sources]
         return {"num_packs": self.num_packs, "mix": mix}
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> np.ndarray:
@@ -73,6 +71,25 @@ class Mix:
         if output not in names:
             raise ValueError(f"output {output!r} is unknown; there are {', '.join(map(repr, names))}")
         return pack + int(self._firsts[names.index(output)])
+
+
+def _repeated(reader: ShardReader) -> dict[float, int]:
+    """How often packs come in an epoch, and how many that makes: 10 packs 2.5 times are 25."""
+    times, counts = np.unique(reader.times, return_counts=True)
+    return {float(each): round(each * count) for each, count in zip(times, counts, strict=True)}
+
+
+def _sources(reader: ShardReader, per_epoch: int, first: int) -> list[Source]:
+    """The packs of an output by how often they come. Those of one kind lie together, in groups of their own."""
+    repeated = _repeated(reader)
+    sources = []
+    for times, count in zip(repeated, apportioned(per_epoch, list(repeated.values()) or [1]), strict=False):
+        mine = np.flatnonzero(reader.times == times)
+        begin = int(reader.packs[mine[0]]) if len(repeated) > 1 else 0
+        loads = (reader.visual_tokens[mine], reader.tokens[mine])
+        sources.append(Source(packs=reader.packs[mine] - begin, group_size=reader.group_size, loads=loads,
+                              per_epoch=count, first=first + begin))  # fmt: skip
+    return sources
 
 
 def _listed(out: Outputs) -> list[tuple[str, str | Path, float | None]]:

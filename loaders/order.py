@@ -38,7 +38,7 @@ def epoch_order(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """An output as the order sees it."""
+    """An output as the order sees it, or those of its packs that come equally often in an epoch."""
 
     packs: np.ndarray  # the pack numbers that exist, ascending
     group_size: int
@@ -83,13 +83,18 @@ def _pieces(source: Source, number: int, seed: int, epoch: int, shuffle: bool) -
 
 
 def shares(num_packs: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """Packs of each output in an epoch as long as all outputs together; the largest remainders are rounded up.
+    """Packs of each output in an epoch as long as all outputs together.
 
     10 and 20 packs by weights 0.7 and 0.3: 21 and 9.
     """
-    exact = np.array(weights, dtype=np.float64) / sum(weights) * sum(num_packs)
+    return apportioned(sum(num_packs), weights)
+
+
+def apportioned(total: int, weights: Sequence[float]) -> list[int]:
+    """A whole number in whole parts by weight; the largest remainders are rounded up."""
+    exact = np.array(weights, dtype=np.float64) / sum(weights) * total
     whole = np.floor(exact).astype(np.int64)
-    missing = sum(num_packs) - int(whole.sum())
+    missing = total - int(whole.sum())
     whole[np.argsort(whole - exact, kind="stable")[:missing]] += 1
     return [int(count) for count in whole]
 

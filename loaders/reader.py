@@ -58,6 +58,7 @@ class ShardReader:
         self.visual_tokens, self.tokens = (
             index[name].to_numpy().astype(np.int64) for name in ("visual_tokens", "tokens")
         )
+        self.times = index["times"].to_numpy()  # how often a pack comes in an epoch
         self._shard = index["shard"].to_pylist()
         self._entries = {shard.name: shard for shard in self.manifest.shards}
         self._offset, self._bytes = index["offset"].to_numpy(), index["bytes"].to_numpy()

@@ -127,7 +127,10 @@ def _inputs(config: PackConfig, running: Engine) -> list[Inputs]:
 
 def _output(split: Split, config: PackConfig, family: Family, data: Sequence[SplitRows]) -> Inputs:
     """What one output starts from."""
-    corpora = [Corpus.of(dataset, source, split, is_held) for dataset, source, is_held in data]
+    corpora = [
+        Corpus.of(dataset, source, split, is_held, repeat_at_load=config.repeat_at_load)
+        for dataset, source, is_held in data
+    ]
     for corpus in corpora:
         counts = ", ".join(f"{len(rows)} {reason.replace('_', ' ')}" for reason, rows in corpus.left_out().items())
         logger.info("%s: %d rows, %s", corpus.name, corpus.num_rows, counts)

@@ -98,6 +98,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--trust-remote-code": True,
         "--use-audio-in-video": True,
         "--drop-long-samples": True,
+        "--repeat-at-load": True,
         "--no-fake-image": False,
         "--overwrite": True,
     }
@@ -333,6 +334,7 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
         "max_visual_tokens": 0,
         "overlong": "drop",
         "drop_long_samples": None,
+        "repeat_at_load": False,
         "max_packs": 0,
         "group_size": 512,
         "align": 1,

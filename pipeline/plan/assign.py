@@ -38,6 +38,7 @@ class PlanLine(TypedDict):
     media_bytes: Annotated[int, pa.int64()]
     limit: Annotated[int, pa.int32()]  # tokens to truncate to; 0: whole
     shrink: Annotated[int, pa.int32()]  # steps by which its media are made smaller
+    times: Annotated[float, pa.float64()]  # how often its pack comes in an epoch
     reason: Annotated[str, pa.string()]
     detail: Annotated[str, pa.string()]
 
@@ -77,6 +78,10 @@ class Plan:
         lines: list[PlanLine] = self.packed.slice(start, end - start).to_pylist()
         return lines
 
+    @property
+    def times_per_pack(self) -> np.ndarray:
+        return self.packed["times"].to_numpy()[self.starts[:-1]]
+
     def per_pack(self, column: str) -> np.ndarray:
         """Sum of a column over the documents of each pack."""
         if not self.num_packs:
@@ -95,17 +100,20 @@ def make_plan(corpora: Sequence[Corpus], parts: Sequence[MeasuredPart], family: 
     # Rows that exceed the fill that packing_ratio asks for, but not the pack, get a pack of their own.
     alone = tokens[good] > np.where(visual[good] > 0, config.fill, config.fill - reserve)
     shared = good[~alone]
-    bins = plan_bins(
-        tokens[shared],
-        visual[shared],
-        capacity=config.fill,
-        group_size=config.group_size,
-        seed=config.seed,
-        max_visual_tokens=config.max_visual_tokens or None,
-        text_reserve=reserve,
-    )
-    bins = [shared[bin_] for bin_ in bins]
-    bins += list(good[alone][:, None])
+    times, bins = lines["times"].to_numpy(), []
+    for each in np.unique(times[good]):  # rows of one pack come equally often
+        mine = shared[times[shared] == each]
+        planned = plan_bins(
+            tokens[mine],
+            visual[mine],
+            capacity=config.fill,
+            group_size=config.group_size,
+            seed=config.seed,
+            max_visual_tokens=config.max_visual_tokens or None,
+            text_reserve=reserve,
+        )
+        bins += [mine[bin_] for bin_ in planned]
+        bins += list(good[alone & (times[good] == each)][:, None])
     return Plan(_in_pack_order(lines, bins, config.max_packs))
 
 
@@ -149,6 +157,7 @@ def _lines(corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> pa.Table
             "line": line,
             "limit": np.zeros(len(line)),
             "shrink": np.zeros(len(line)),
+            "times": np.full(len(line), corpora[part.corpus].times_at_load),
         }
         taken = stored.take(pa.array(line))
         tables.append(

@@ -113,7 +113,8 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
     """Write everything but the shards, whose notes these are, the manifest last."""
     inputs = planned.inputs
     out, family, config = inputs.out, inputs.family, inputs.config
-    index = make_index(notes, member_names(family.media), len(family.fake_image_ids) if config.fake_image else 0)
+    fake_tokens = len(family.fake_image_ids) if config.fake_image else 0
+    index = make_index(notes, member_names(family.media), fake_tokens, planned.plan.times_per_pack)
     ledgers = make_ledger(planned.plan, inputs.corpora, [row for note in notes for row in note.lost])
     tables = {
         "index.parquet": index,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from ..ingest.corpus import Corpus
 from ..records import REASONS
@@ -28,6 +29,7 @@ INDEX_SCHEMA = pa.schema(
         ("num_images", pa.int32()),
         ("num_videos", pa.int32()),
         ("num_audios", pa.int32()),
+        ("times", pa.float64()),  # how often it comes in an epoch: see --repeat-at-load
         ("members", pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))),
     ]
 )
@@ -37,11 +39,13 @@ SUMMED = (
     "bytes", "tokens", "visual_tokens", "target_tokens", "num_documents", "num_images", "num_videos", "num_audios"
 )  # fmt: skip
 # Columns that are fields of a PackLine; the others are made from them.
-_OF_PACK_LINE = [name for name in INDEX_SCHEMA.names if name not in ("shard", "fake_tokens", "members")]
+_OF_PACK_LINE = [name for name in INDEX_SCHEMA.names if name not in ("shard", "fake_tokens", "times", "members")]
 
 
-def make_index(notes: Sequence[ShardNote], members: Sequence[str], fake_tokens: int) -> pa.Table:
-    """One line per pack: where it is and what is in it. `fake_tokens`: length of the fake image."""
+def make_index(
+    notes: Sequence[ShardNote], members: Sequence[str], fake_tokens: int, times: NDArray[np.float64]
+) -> pa.Table:
+    """One line per pack: where it is and what is in it. `fake_tokens`: length of the fake image; `times`: by pack."""
     lines = []
     for note in notes:
         for pack in note.packs:
@@ -51,6 +55,7 @@ def make_index(notes: Sequence[ShardNote], members: Sequence[str], fake_tokens: 
                 | {
                     "shard": note.shard,
                     "fake_tokens": fake_tokens if pack.fake_image else 0,
+                    "times": times[pack.pack],
                     "members": [{"name": name, "offset": offset, "size": size} for name, (offset, size) in places],
                 }
             )

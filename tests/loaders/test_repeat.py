@@ -1,0 +1,84 @@
+"""--repeat-at-load: what a sample_ratio repeats is stored once, and the loader repeats its packs."""
+
+import json
+from collections import Counter
+
+import pyarrow.parquet as pq
+import pytest
+from helpers import TinyData, assert_verified, mixed_rows, packs_of, tiny_config
+
+from neatpack import PackedShards
+from neatpack.loaders.hf import IndexedPacks
+from neatpack.pipeline.run import run_pack
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """Twelve text rows taken 2.5 times, and a few pictures taken once; packs of a few rows."""
+    folder = tmp_path_factory.mktemp("repeat")
+    mixed_rows(TinyData(folder / "often"), num_text=12, num_images=0).write()
+    mixed_rows(TinyData(folder / "once"), num_text=4, num_images=6).write()
+    meta = {
+        "often": {"file_name": "often/rows.jsonl", "sample_ratio": 2.5},
+        "once": {"file_name": "once/rows.jsonl", "media_dir": "once"},
+    }
+    (folder / "meta.json").write_text(json.dumps(meta))
+    run_pack(tiny_config(folder / "meta.json", folder / "out", pack_size=96, group_size=2, repeat_at_load=True))
+    return folder / "out"
+
+
+def packs_by_times(out) -> dict[float, set[int]]:
+    index = pq.read_table(out / "index.parquet").to_pylist()
+    return {times: {line["pack"] for line in index if line["times"] == times} for times in (1.0, 2.5)}
+
+
+def test_rows_are_stored_once_in_packs_of_their_own(out):
+    assert_verified(out)
+    ledger = pq.read_table(out / "ledger").to_pylist()
+    assert {line["repeat"] for line in ledger} == {0}
+    names = {pack.number: {doc.dataset for doc in pack.documents if doc.row >= 0} for pack in packs_of(out)}
+    by_times = packs_by_times(out)
+    assert len(by_times[2.5]) >= 4 and len(by_times[1.0]) >= 4
+    assert all(names[pack] == {"often"} for pack in by_times[2.5])
+    assert all(names[pack] == {"once"} for pack in by_times[1.0])
+
+
+def test_epochs_have_packs_as_often_as_asked(out):
+    by_times = packs_by_times(out)
+    packs = PackedShards(out, rank=0, world_size=1)
+    epochs = [[item["pack"] for item in packs] for _ in range(4)]
+    assert [len(epoch) for epoch in epochs] == [len(by_times[1.0]) + round(2.5 * len(by_times[2.5]))] * 4
+    assert len(packs) == len(epochs[0]) == len(IndexedPacks(out))
+    for epoch in epochs:
+        counts = Counter(epoch)
+        assert all(counts[pack] == 1 for pack in by_times[1.0])
+        assert all(counts[pack] in (2, 3) for pack in by_times[2.5])
+    if len(by_times[2.5]) % 2 == 0:  # half packs cannot come
+        counts = Counter(epochs[0] + epochs[1])
+        assert all(counts[pack] == 5 for pack in by_times[2.5]), "nothing comes again before all of it has come"
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.parametrize("stop", [1, 5, 9])
+def test_resuming_with_other_ranks(out, stop):
+    whole = [item["pack"] for item in PackedShards(out, rank=0, world_size=1)]
+    first = PackedShards(out, rank=0, world_size=1)
+    iterator = iter(first)
+    seen = [next(iterator)["pack"] for _ in range(stop)]
+    state = first.state_dict()
+    resumed = [PackedShards(out, rank=rank, world_size=2, drop_last=False) for rank in range(2)]
+    for packs in resumed:
+        packs.load_state_dict(state)
+    rest = [item["pack"] for pair in zip(*resumed, strict=True) for item in pair]
+    assert (seen + rest)[: len(whole)] == whole
+
+
+def test_a_mix_keeps_how_often_packs_come(out):
+    packs = PackedShards([("a", out, 0.5), ("b", out, 0.5)], rank=0, world_size=1)
+    by_times = packs_by_times(out)
+    counts = Counter(item["pack"] for item in packs if item["output"] == "a")
+    often = sum(counts[pack] for pack in by_times[2.5])
+    assert abs(often / counts.total() - 2.5 * len(by_times[2.5]) / len(packs) * 2) < 0.15
+    alone = PackedShards(out, rank=0, world_size=1).state_dict()
+    with pytest.raises(ValueError, match="the orders differ"):
+        packs.load_state_dict(alone)
