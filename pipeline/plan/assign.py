@@ -80,7 +80,8 @@ class Plan:
 
     @property
     def times_per_pack(self) -> np.ndarray:
-        return self.packed["times"].to_numpy()[self.starts[:-1]]
+        times: np.ndarray = self.packed["times"].to_numpy()[self.starts[:-1]]
+        return times
 
     def per_pack(self, column: str) -> np.ndarray:
         """Sum of a column over the documents of each pack."""
