@@ -56,7 +56,8 @@ def meta(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flags(meta: Path, out: Path | None = None, /, **overrides: Any) -> list[str]:
-    values = {"meta": meta, "processor": PROCESSOR, "datasets": "tiny", "pack-size": 256, "engine": "inline"}
+    values = {"meta": meta, "processor": PROCESSOR, "datasets": "tiny", "pack-size": 256, "engine": "inline",
+              "max-skipped": 0.2}  # fmt: skip
     values |= ({"out": out} if out else {}) | {key.replace("_", "-"): value for key, value in overrides.items()}
     return [str(text) for key, value in values.items() for text in (f"--{key}", value)]
 
@@ -76,7 +77,7 @@ def test_pack_says_what_came_out(run: Run, meta: Path, tmp_path: Path) -> None:
     assert (code, errors) == (0, "")
     lines = printed.splitlines()
     assert lines[0] == str(tmp_path / "out")
-    assert lines[1] == "  rows      19 read, 16 samples packed"
+    assert lines[1] == "  samples   19 = 19 rows + 0 repeats = 16 packed + 3 skipped"
     assert "  skipped   3 of 19; the ledger names each row" in lines
     assert any(
         line.endswith(
@@ -123,7 +124,7 @@ def test_other_data_sets_are_refused_by_name(run: Run, meta: Path, out: Path) ->
 def test_changed_rows_are_refused(run: Run, meta: Path, tmp_path: Path) -> None:
     for name in ("meta.json", "rows.jsonl"):
         (tmp_path / name).write_bytes((meta.parent / name).read_bytes())
-    assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "out"))[0] == 0
+    assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "out", max_skipped=1))[0] == 0  # no pictures here
     with open(tmp_path / "rows.jsonl", "a") as file:
         file.write(json.dumps({"messages": conversation("More?", "Yes.")}) + "\n")
     code, _, errors = run("pack", *flags(tmp_path / "meta.json", tmp_path / "out"))
@@ -193,7 +194,7 @@ def test_rows_that_nobody_expects_do_not_stop_the_run(run: Run, tmp_path: Path) 
     }
     (tmp_path / "rows.jsonl").write_text("".join(row + "\n" for row in rows))
     (tmp_path / "meta.json").write_text(json.dumps({"odd": {"file_name": "rows.jsonl"}}))
-    assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "out", datasets="odd"))[0] == 0
+    assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "out", datasets="odd", max_skipped=1))[0] == 0
     assert run("verify", tmp_path / "out")[0] == 0
     assert pq.read_table(tmp_path / "out" / "ledger")["reason"].to_pylist() == list(rows.values())
 
@@ -230,7 +231,7 @@ def test_config_file(run: Run, meta: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(
         f"meta: {meta}\nprocessor: {PROCESSOR}\ndatasets: [tiny]\nout: {tmp_path / 'out'}\n"
-        "pack_size: 256\nengine: inline\n"
+        "pack_size: 256\nengine: inline\nmax_skipped: 0.2\n"
     )
     assert run("pack", "--config", config, "--pack-size", 200)[0] == 0
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["identity"]["config"]["pack_size"] == 200
@@ -284,7 +285,7 @@ def test_plan_prints_what_packing_would_give(run: Run, meta: Path, tmp_path: Pat
     code, planned, errors = run("plan", *flags(meta))
     assert (code, errors) == (0, "")
     lines = planned.splitlines()
-    assert lines[:2] == ["plan", "  rows      19 read, 16 samples to pack"]
+    assert lines[:2] == ["plan", "  samples   19 = 19 rows + 0 repeats = 16 to pack + 3 skipped"]
     assert [line.split()[0] for line in lines[2:5]] == ["packs", "tokens", "on"]
     assert "  skipped   3 of 19; the ledger names each row" in lines
     # and packing gives it: fake images aside, which only packing adds
@@ -384,7 +385,7 @@ def test_verify_names_the_damage(run: Run, out: Path, damage: Callable[[Path], A
     code, printed, errors = run("verify", out)
     assert code == 1
     assert words in printed
-    assert errors == f"{out}: {len(printed.splitlines())} problems\n"
+    assert errors == f"{out}: {len(printed.splitlines())} problem{'s' * (len(printed.splitlines()) > 1)}\n"
 
 
 def test_verify_does_not_hold_shards_against_a_broken_table(run: Run, out: Path) -> None:
