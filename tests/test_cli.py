@@ -237,6 +237,110 @@ def test_config_file(run: Run, meta: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["identity"]["config"]["pack_size"] == 200
 
 
+# ---------------------------------------------------------------- a job that loses its data: exit code 1
+
+
+LOST = "3 of 19 samples skipped, 15.8%: more than max_skipped allows, 5.0%"
+
+
+def test_a_job_that_loses_its_data_says_so(run: Run, meta: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, printed, errors = run("pack", *flags(meta, out, max_skipped=0.05))
+    assert code == 1
+    assert printed.startswith(f"{out}\n  samples   19 = 19 rows + 0 repeats = 16 packed + 3 skipped\n")
+    first, line, more, last = errors.splitlines()
+    assert first == f"neatpack: {out}: {LOST}"
+    assert line.startswith("  tiny: 3 of 19 skipped: 1x bad_row: ")
+    assert "; 1x missing_media: " in line and f": is media_dir right? it is {meta.parent}" in line
+    assert more == f"  every row that is skipped: neatpack skipped {out}"
+    assert last == "  if that is right, raise --max-skipped; 1 takes whatever comes"
+    assert run("verify", out)[0] == 0, "the output is complete"
+    assert run("pack", *flags(meta, out, max_skipped=0.05))[::2] == (1, errors), "and stays what it is"
+    code, printed, errors = run("pack", *flags(meta, out, max_skipped=0.16))
+    assert (code, errors) == (0, "") and "nothing to do" in printed
+
+
+def test_plan_says_it_before(run: Run, meta: Path, tmp_path: Path) -> None:
+    for place in ([], ["--work", tmp_path / "work"]):
+        code, printed, errors = run("plan", *flags(meta, max_skipped=0.05), *place)
+        assert (code, errors.splitlines()[0]) == (1, f"neatpack: plan: {LOST}")
+        assert printed.startswith("plan\n")
+
+
+def test_nothing_packed_is_a_failure(run: Run, tmp_path: Path) -> None:
+    for rows, words in (
+        ("", "rows.jsonl has no rows"),
+        ('{"messages": []}\n', "1x bad_row: empty conversation (row 0)"),
+    ):
+        (tmp_path / "rows.jsonl").write_text(rows)
+        (tmp_path / "meta.json").write_text(json.dumps({"none": {"file_name": "rows.jsonl"}}))
+        values = flags(tmp_path / "meta.json", tmp_path / f"out{len(rows)}", datasets="none")
+        code, _, errors = run("pack", *values)
+        assert code == 1
+        assert "nothing is packed" in errors.splitlines()[0] and words in errors.splitlines()[1]
+
+
+# ---------------------------------------------------------------- skipped
+
+
+def test_skipped_lists_where_and_why(run: Run, meta: Path, out: Path) -> None:
+    rows = meta.parent / "rows.jsonl"
+    code, printed, errors = run("skipped", out)
+    assert (code, errors) == (0, "")
+    first, second, third = printed.splitlines()
+    assert first == f"{rows}:17: tiny row 16: bad_row: line 17: a JSON list where an object was expected"
+    assert second == f"{rows}:18: tiny row 17: missing_media: {meta.parent}/absent.png: No such file or directory"
+    assert third == f"{rows}:19: tiny row 18: bad_row: empty conversation"
+    assert run("skipped", out, "--reason", "missing_media,no_target")[1] == second + "\n"
+    assert run("skipped", out, "--dataset", "tiny")[1] == printed
+
+
+def test_skipped_rows_are_written_as_they_were_and_packed_again(
+    run: Run, meta: Path, out: Path, tmp_path: Path
+) -> None:
+    lines = (meta.parent / "rows.jsonl").read_text().splitlines(keepends=True)
+    assert run("skipped", out, "--rows")[:2] == (0, "".join(lines[16:]))
+    code, printed, _ = run("skipped", out, "--reason", "missing_media", "--rows", "--out", tmp_path / "repair.jsonl")
+    assert (code, printed) == (0, "")
+    assert (tmp_path / "repair.jsonl").read_text() == lines[17]
+    Image.new("RGB", (60, 60)).save(tmp_path / "absent.png")
+    (tmp_path / "meta.json").write_text(json.dumps({"repair": {"file_name": "repair.jsonl"}}))
+    assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "repaired", datasets="repair"))[0] == 0
+
+
+def test_skipped_as_json_lines(run: Run, meta: Path, out: Path) -> None:
+    code, printed, _ = run("skipped", out, "--jsonl")
+    first, second, _ = map(json.loads, printed.splitlines())
+    assert code == 0
+    assert (first["row"], first["line"], first["json"]) == (16, 17, [1])
+    assert second == {
+        "dataset": "tiny", "row": 17, "id": "", "reason": "missing_media",
+        "detail": f"{meta.parent}/absent.png: No such file or directory", "file": f"{meta.parent}/rows.jsonl",
+        "line": 18, "json": {"messages": conversation("<image>?", "!"), "images": ["absent.png"]},
+    }  # fmt: skip
+
+
+def test_skipped_without_the_data_file(run: Run, meta: Path, out: Path) -> None:
+    (out / "sources.json").unlink()
+    for form, code in ((), 0), (("--jsonl",), 0), (("--rows",), 1):
+        found = run("skipped", out, *form)
+        assert found[0] == code
+        assert f"{out}/sources.json does not say where the rows of tiny are" in found[2]
+        assert len(found[1].splitlines()) == (0 if form == ("--rows",) else 3)
+    assert "neatpack: 3 rows could not be read and written" in found[2]
+
+
+def test_skipped_refuses_what_it_does_not_know(run: Run, out: Path, tmp_path: Path) -> None:
+    for arguments, words in [
+        ([out, "--reason", "bad"], "--reason bad: unknown; known: sampled_out, "),
+        ([out, "--dataset", "huge"], f"--dataset huge: not in {out}, which has tiny"),
+        ([tmp_path / "absent"], f"{tmp_path}/absent/manifest.json: missing"),
+    ]:
+        code, printed, errors = run("skipped", *arguments)
+        assert (code, printed) == (2, "")
+        assert errors.startswith(f"neatpack: {words}")
+
+
 # ---------------------------------------------------------------- what is wrong with the input: exit code 2
 
 WRONG_INPUTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -324,6 +428,7 @@ def test_verify_a_good_output(run: Run, out: Path) -> None:
     code, printed, errors = run("verify", out)
     assert (code, errors) == (0, "")
     assert printed.startswith(f"{out}: verified. 19 input rows accounted for, 16 samples and ")
+    assert printed.endswith("\n84.2% of the samples were packed, 15.8% skipped: 2 bad_row, 1 missing_media\n")
 
 
 def edit_manifest(out: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -423,7 +528,14 @@ def program(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd="/", timeout=60)
 
 
-HELP = [["--help"], ["pack", "--help"], ["plan", "--help"], ["split", "--help"], ["verify", "--help"]]
+HELP = [
+    ["--help"],
+    ["pack", "--help"],
+    ["plan", "--help"],
+    ["split", "--help"],
+    ["verify", "--help"],
+    ["skipped", "--help"],
+]
 WRONG = [["pack", "--pack-size", "8k"], ["plan", "--meta", "m.json"], ["split", "--meta", "m.json", "--out", "o"]]
 
 

@@ -109,7 +109,7 @@ def _weighted(meta_path: Path, datasets: list[Dataset]) -> list[Dataset]:
         return datasets
     if lacking := [dataset.name for dataset in datasets if dataset.name not in given]:
         raise UserError(
-            f"{meta_path}: {', '.join(given)} has a weight and {', '.join(lacking)} has none; a weight is a share of "
+            f"{meta_path}: there is a weight for {', '.join(given)} and none for {', '.join(lacking)}; it is a share of "
             "all tokens: give every data set one, or none"
         )
     total = math.fsum(given.values())
