@@ -78,7 +78,7 @@ def test_pack_says_what_came_out(run: Run, meta: Path, tmp_path: Path) -> None:
     lines = printed.splitlines()
     assert lines[0] == str(tmp_path / "out")
     assert lines[1] == "  samples   19 = 19 rows + 0 repeats = 16 packed + 3 skipped"
-    assert "  skipped   3 of 19; the ledger names each row" in lines
+    assert f"  skipped   3 of 19; each of them: neatpack skipped {tmp_path / 'out'}" in lines
     assert any(
         line.endswith(
             "2  bad_row: not a usable conversation: broken JSON, not an object, unknown role, empty, wrong types"
@@ -391,7 +391,7 @@ def test_plan_prints_what_packing_would_give(run: Run, meta: Path, tmp_path: Pat
     lines = planned.splitlines()
     assert lines[:2] == ["plan", "  samples   19 = 19 rows + 0 repeats = 16 to pack + 3 skipped"]
     assert [line.split()[0] for line in lines[2:5]] == ["packs", "tokens", "on"]
-    assert "  skipped   3 of 19; the ledger names each row" in lines
+    assert "  skipped   3 of 19; the ledger will name each row" in lines
     # and packing gives it: fake images aside, which only packing adds
     code, packed, _ = run("pack", *flags(meta, tmp_path / "out"))
     assert code == 0

@@ -290,9 +290,13 @@ def test_plan_tells_of_both(data: Path, outputs: tuple[Path, Path], capsys: pyte
     train, holdout = capsys.readouterr().out.split("plan of the holdout\n")
     for text, out, reason in ((train, outputs[0], "held_out"), (holdout, outputs[1], "not_held_out")):
         counts = Manifest.read(out).counts
-        assert f"  rows      76 read, {counts.packed} samples to pack\n  packs     {counts.packs} of 512 tokens" in text
+        skipped = sum(counts.skipped.values())
+        assert (
+            f"  samples   76 = 76 rows + 0 repeats = {counts.packed} to pack + {skipped} skipped\n"
+            f"  packs     {counts.packs} of 512 tokens"
+        ) in text
         assert f"{counts.skipped[reason]}  {reason}: " in text
-        assert f"  skipped   {sum(counts.skipped.values())} of 76; " in text
+        assert f"  skipped   {skipped} of 76; " in text
 
 
 def test_lengths_are_not_written_for_rows_that_are_held_out(

@@ -56,7 +56,7 @@ def describe_output(out: Path, manifest: Manifest, *, reused_shards: int = 0) ->
     shares = [Share(name=line["dataset"], **{name: line[name] for name in columns}) for line in figures]
     lines = [_sum_line(counts.rows, counts.packed, counts.skipped, "packed"), *lines, *_mixture_lines(shares),
              ("on disk", shards), *_copies_lines(shares, num_bytes)]  # fmt: skip
-    return "\n".join([str(out), *_table(lines), *_skips(counts.skipped, counts.samples)])
+    return "\n".join([str(out), *_table(lines), *_skips(counts.skipped, counts.samples, f"neatpack skipped {out}")])
 
 
 def describe_plan(planned: Planned) -> str:
@@ -104,7 +104,7 @@ def _describe_plan(title: str, planned: Planned) -> str:
     for word, column in (("truncated", "limit"), ("shrunk", "shrink")):
         if count := int((plan.packed[column].to_numpy() > 0).sum()):
             lines.append((word, f"{counted(count, 'sample')}, to fit a pack"))
-    return "\n".join([title, *_table(lines), *_skips(counts, len(plan.packed) + counts.total())])
+    return "\n".join([title, *_table(lines), *_skips(counts, len(plan.packed) + counts.total(), "")])
 
 
 def _planned_shares(planned: Planned) -> list[Share]:
@@ -182,11 +182,13 @@ def _copies_lines(shares: Sequence[Share], num_bytes: int) -> list[Line]:
     ]
 
 
-def _skips(counts: Mapping[str, int], samples: int) -> list[str]:
+def _skips(counts: Mapping[str, int], samples: int, command: str) -> list[str]:
+    """`command`: what lists the rows, once there is a ledger."""
     if not counts:
         return ["  nothing skipped"]
     total = sum(counts.values())
-    lines = [f"  skipped   {total:,} of {samples:,}; the ledger names each row"]
+    where = f"each of them: {command}" if command else "the ledger will name each row"
+    lines = [f"  skipped   {total:,} of {samples:,}; {where}"]
     for reason in REASONS:
         if reason in counts:
             lines.append(f"    {counts[reason]:>8,}  {reason}: {REASONS[reason]}")
