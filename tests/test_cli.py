@@ -322,11 +322,12 @@ def test_skipped_as_json_lines(run: Run, meta: Path, out: Path) -> None:
 
 def test_skipped_without_the_data_file(run: Run, meta: Path, out: Path) -> None:
     (out / "sources.json").unlink()
-    for form, code in ((), 0), (("--jsonl",), 0), (("--rows",), 1):
+    forms: list[tuple[list[str], int]] = [([], 0), (["--jsonl"], 0), (["--rows"], 1)]
+    for form, code in forms:
         found = run("skipped", out, *form)
         assert found[0] == code
         assert f"{out}/sources.json does not say where the rows of tiny are" in found[2]
-        assert len(found[1].splitlines()) == (0 if form == ("--rows",) else 3)
+        assert len(found[1].splitlines()) == (0 if form == ["--rows"] else 3)
     assert "neatpack: 3 rows could not be read and written" in found[2]
 
 

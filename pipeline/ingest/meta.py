@@ -109,8 +109,8 @@ def _weighted(meta_path: Path, datasets: list[Dataset]) -> list[Dataset]:
         return datasets
     if lacking := [dataset.name for dataset in datasets if dataset.name not in given]:
         raise UserError(
-            f"{meta_path}: there is a weight for {', '.join(given)} and none for {', '.join(lacking)}; it is a share of "
-            "all tokens: give every data set one, or none"
+            f"{meta_path}: there is a weight for {', '.join(given)} and none for {', '.join(lacking)}; it is a share "
+            "of all tokens: give every data set one, or none"
         )
     total = math.fsum(given.values())
     return [dataclasses.replace(dataset, weight=given[dataset.name] / total) for dataset in datasets]

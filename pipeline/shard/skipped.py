@@ -65,7 +65,7 @@ def skipped_rows(
 
 
 def _lines(ledger: Path, reasons: Sequence[str]) -> dict[int, dict[str, Any]]:
-    """Lines of the ledger by row: the first of each row's repetitions."""
+    """Lines of the ledger by row, ascending as there: the first of each row's repetitions."""
     names = [name for name in pq.read_schema(ledger).names if name in ("row", "id", "reason", "detail")]
     found = pq.read_table(ledger, columns=names, filters=[("status", "=", "skipped"), ("reason", "in", list(reasons))])
     lines: dict[int, dict[str, Any]] = {}
@@ -80,9 +80,10 @@ def _placed(
     origin = origin_of(out, name, digest)
     if origin.problem:
         problems.append(origin.problem)
-    rows = origin.rows(set(lines))
+    rows = origin.rows(list(lines))
     for number, line in lines.items():
-        row = rows.get(number)
+        row = next(rows, None)
+        assert row is None or row.number == number, "the file has the content that was packed"
         yield SkippedRow(
             dataset=name,
             row=number,

@@ -3,7 +3,8 @@
 Paths are no part of the identity, for data may move. So this file is beside the manifest, which does not name it.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,15 +38,12 @@ class Origin:
     source: Source | None  # None: `problem` says why
     problem: str = ""
 
-    def rows(self, numbers: set[int]) -> dict[int, Row]:
-        """Those of these numbers, by number."""
-        if self.source is None:
-            return {}
-        found: dict[int, Row] = {}
-        for part in self.source.parts:
-            wanted = numbers.intersection(range(part.first_row, part.first_row + part.num_rows))
-            found |= {row.number: row for row in rows(part) if row.number in wanted} if wanted else {}
-        return found
+    def rows(self, numbers: Sequence[int]) -> Iterator[Row]:
+        """Those of these numbers, which ascend; none, if there is a problem. One is in memory at a time."""
+        for part in self.source.parts if self.source else ():
+            first, last = (bisect_left(numbers, part.first_row + count) for count in (0, part.num_rows))
+            wanted = set(numbers[first:last])
+            yield from (row for row in rows(part) if row.number in wanted) if wanted else ()
 
 
 def origin_of(out: Path, name: str, digest: str) -> Origin:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..ingest.corpus import Corpus
+from ..ingest.corpus import Corpus, Split
 from ..ingest.lines import rows
 from ..planned import Planned
 from ..records import REASONS
@@ -42,6 +42,11 @@ REMEDIES = {
     "overlong": "raise --pack-size, or give --overlong truncate or shrink",
     "too_many_visual_tokens": "raise --max-visual-tokens, or lower --max-pixels",
     "max_packs": "raise --max-packs",
+}
+# Where no row is wanted in the first place:
+_NOT_ASKED: dict[Split, str] = {
+    "train": ", for there is nothing to take: rows are absent, sampled out or held out",
+    "holdout": ", for no row is held out; raise --holdout, or leave it away",
 }
 _ABSENT = re.compile(r"column '([^']*)' is absent")
 
@@ -118,7 +123,7 @@ def troubles(tallies: Sequence[Tally], max_skipped: float, more: str) -> tuple[s
     wanted, lost = sum(tally.wanted for tally in tallies), sum(tally.lost for tally in tallies)
     wrong = []
     if not any(tally.packed for tally in tallies):
-        wrong.append("nothing is packed")
+        wrong.append("nothing is packed" + (_NOT_ASKED[tallies[0].corpus.split] if tallies and not wanted else ""))
     elif empty := [tally.corpus.name for tally in tallies if tally.is_empty]:
         wrong.append(f"nothing is packed of {', '.join(empty)}")
     if lost > max_skipped * wanted:

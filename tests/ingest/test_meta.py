@@ -89,7 +89,7 @@ def test_a_weight_is_not_mixed_with_ratios(folder: Path) -> None:
     with pytest.raises(UserError, match="both weight and sample_ratio; .*: remove one"):
         read_meta(write(folder, {"a": entry | {"weight": 1, "sample_ratio": 1}}))
     path = write(folder, {"a": entry | {"weight": 1}, "b": entry, "c": entry})
-    with pytest.raises(UserError, match="there is a weight for a and none for b, c; .*: give every data set one, or none"):
+    with pytest.raises(UserError, match="there is a weight for a and none for b, c; .*: give every data set one"):
         read_meta(path)
     assert read_meta(path, ("b", "c"))[0].weight is None, "those that are not selected do not matter"
 

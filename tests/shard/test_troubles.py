@@ -79,7 +79,10 @@ def test_nothing_is_packed() -> None:
         "assistant?",
         END,
     ]
-    assert said(tally("a", 0, ratio=0.0)) == ["nothing is packed", END]
+    assert said(tally("a", 0, ratio=0.0)) == [
+        "nothing is packed, for there is nothing to take: rows are absent, sampled out or held out",
+        END,
+    ]
     assert said(tally("a", 0, (0, "bad_row", "x")), share=1) == []
 
 
@@ -157,6 +160,15 @@ def test_each_output_of_a_holdout_has_its_own(tmp_path: Path) -> None:
     lost = [each.manifest.counts.skipped.get("bad_row", 0) for each in both]
     assert [bool(each.troubles) for each in both] == [count > 0 for count in lost]
     assert sum(lost) == 20
+
+
+def test_a_holdout_without_rows(tiny: TinyData, tmp_path: Path) -> None:
+    packed = run_pack(tiny_config(tiny.text("a", "b").write(), tmp_path / "out", holdout=1e-9))
+    assert packed.troubles == () and packed.holdout is not None
+    assert packed.holdout.troubles == (
+        "nothing is packed, for no row is held out; raise --holdout, or leave it away",
+        END,
+    )
 
 
 def test_max_skipped_is_no_part_of_the_identity(tmp_path: Path) -> None:
