@@ -1,11 +1,13 @@
-"""neatpack pack | plan | split | verify | export."""
+"""neatpack pack | plan | split | verify | skipped | export."""
 
 import argparse
 import dataclasses
+import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from .config import PackConfig, UserError, absolute, add_flags, load_config
 from .extras import remedy
 from .manifest import Manifest, OutputError
 from .runtime.logs import logged_to_stderr
+from .runtime.storage import write_whole
+from .shard.words import counted
 
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
 
@@ -46,7 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="neatpack",
         description="Packs multimodal conversations, once and exactly, into ready-to-train webdataset shards.",
-        epilog="Exit codes: 0 done, 1 the job or a check failed, 2 the input is wrong.",
+        epilog="Exit codes: 0 done, 1 the job or a check failed or the job lost data (--max-skipped), 2 the input is "
+        "wrong.",
     )
     parser.add_argument("--version", action="version", version=f"neatpack {__version__}")
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
@@ -98,6 +103,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("out", metavar="OUT", help="a finished output")
     verify.add_argument("--engine", choices=("inline", "ray"), default="inline", help="ray: shards in parallel")
+    skipped = _command(
+        commands,
+        "skipped",
+        _skipped,
+        help="list the rows of a finished output that are in no pack",
+        description="List the rows that were skipped, each once: the file and line it came from, data set, row, "
+        "reason and detail. What sample_ratio or --holdout left out is listed only if --reason names it.",
+        epilog="Example: neatpack skipped packed --reason bad_row --rows --out repair.jsonl",
+    )
+    skipped.add_argument("output", metavar="OUT", help="a finished output")
+    skipped.add_argument("--reason", metavar="REASON", help="only these reasons (comma-separated)")
+    skipped.add_argument("--dataset", metavar="NAME", default="", help="only this data set")
+    form = skipped.add_mutually_exclusive_group()
+    form.add_argument("--jsonl", action="store_true", help="as JSON lines, each with the row itself")
+    form.add_argument(
+        "--rows", action="store_true", help="the rows alone, exactly as they were: to be repaired and packed again"
+    )
+    skipped.add_argument("--out", metavar="FILE", default="", help="write there instead of to stdout")
     export = _command(
         commands,
         "export",
@@ -132,22 +155,29 @@ def _pack(args: argparse.Namespace) -> int:
         print(f"{config.out} is finished and made from the same inputs: nothing to do")
     for output, of in ((Path(config.out), packed), (Path(config.for_holdout().out), packed.holdout)):
         if of is not None:
-            print(describe_output(output, of.manifest, reused_shards=of.reused_shards))
-    return DONE
+            print(describe_output(output, of.manifest, reused_shards=of.reused_shards), flush=True)
+    lost = [_say_troubles(config.out, packed.troubles)]
+    lost += [_say_troubles(config.for_holdout().out, packed.holdout.troubles)] if packed.holdout else []
+    return FAILED if any(lost) else DONE
+
+
+def _say_troubles(where: str, troubles: Sequence[str]) -> bool:
+    """On stderr, after the summary; whether there are any."""
+    if troubles:
+        print(f"neatpack: {where}: " + "\n  ".join(troubles), file=sys.stderr)
+    return bool(troubles)
 
 
 def _plan(args: argparse.Namespace) -> int:
     config = load_config(args, optional=("out",))
     if config.out or config.work:
-        _print_plan(args, config, keeps_work=True)
-        return DONE
+        return _print_plan(args, config, keeps_work=True)
     with tempfile.TemporaryDirectory(prefix="neatpack-plan-") as folder:
         args.work = folder
-        _print_plan(args, load_config(args, optional=("out",)), keeps_work=False)
-    return DONE
+        return _print_plan(args, load_config(args, optional=("out",)), keeps_work=False)
 
 
-def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: bool) -> None:
+def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: bool) -> int:
     from .run import run_plan, write_plan_lengths
     from .shard.report import describe_plan
 
@@ -157,11 +187,14 @@ def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: boo
             "plan each half without --holdout"
         )
     planned = run_plan(config)
-    print(describe_plan(planned))
+    print(describe_plan(planned), flush=True)
     if args.write_lengths:
         folder = Path(absolute("--write-lengths", args.write_lengths))
         counts = write_plan_lengths(planned, folder, keeps_work=keeps_work)
-        print(f"{sum(counts.values()):,} rows with lengths in {folder}/meta.json")
+        print(f"{counted(sum(counts.values()), 'row')} with lengths in {folder}/meta.json", flush=True)
+    lost = [_say_troubles("plan", planned.troubles)]
+    lost += [_say_troubles("plan of the holdout", planned.holdout.troubles)] if planned.holdout else []
+    return FAILED if any(lost) else DONE
 
 
 def _split(args: argparse.Namespace) -> int:
@@ -171,12 +204,13 @@ def _split(args: argparse.Namespace) -> int:
     from .run import run_split
 
     for name, num_rows in run_split(config).items():
-        print(f"{num_rows:,} rows in {Path(config.out) / name}/meta.json")
+        print(f"{counted(num_rows, 'row')} in {Path(config.out) / name}/meta.json")
     return DONE
 
 
 def _verify(args: argparse.Namespace) -> int:
     from .runtime.engine import engine
+    from .shard.report import describe_verified
     from .shard.verify import verify_output
 
     out = Path(absolute("OUT", args.out))
@@ -190,14 +224,51 @@ def _verify(args: argparse.Namespace) -> int:
     for problem in problems:
         print(problem)
     if problems:
-        print(f"{out}: {len(problems)} problems", file=sys.stderr)
+        print(f"{out}: {counted(len(problems), 'problem')}", file=sys.stderr)
         return FAILED
-    counts = manifest.counts
-    print(
-        f"{out}: verified. {counts.rows:,} input rows accounted for, {counts.packed:,} samples and "
-        f"{counts.tokens:,} tokens in {counts.packs:,} packs, {len(manifest.shards)} shards"
-    )
+    print(describe_verified(out, manifest))
     return DONE
+
+
+def _skipped(args: argparse.Namespace) -> int:
+    from .shard.skipped import skipped_rows
+
+    out = Path(absolute("OUT", args.output))
+    reasons = [reason.strip() for reason in (args.reason or "").split(",") if reason.strip()]
+    problems: list[str] = []
+    unread = 0
+    try:
+        found = skipped_rows(out, Manifest.read(out), reasons=reasons, dataset=args.dataset, problems=problems)
+        with _written_to(args.out) as write:
+            for row in found:
+                if not args.rows:
+                    text = json.dumps(row.to_json(), ensure_ascii=False) if args.jsonl else row.described()
+                    write(text.encode("utf-8", "surrogatepass") + b"\n")
+                elif row.text is not None:
+                    write(row.text.rstrip(b"\r\n") + b"\n")
+                else:
+                    unread += 1
+    except OutputError as error:
+        raise UserError(str(error)) from None
+    for problem in problems:
+        print(f"neatpack: {problem}; what is known of its rows is the ledger's", file=sys.stderr)
+    if unread:
+        print(f"neatpack: {counted(unread, 'row')} could not be read and written", file=sys.stderr)
+    return FAILED if unread else DONE
+
+
+@contextmanager
+def _written_to(file: str) -> Iterator[Callable[[bytes], object]]:
+    """Rows are bytes, whatever the terminal's encoding is."""
+    if not file:
+        yield lambda content: sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with write_whole(Path(absolute("--out", file))) as target:
+            yield target.write
+    except OSError as error:
+        raise UserError(f"--out {file}: cannot be written: {error.strerror}") from None
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -209,7 +280,8 @@ def _export(args: argparse.Namespace) -> int:
         num_shards = export_energon(out, manifest)
     except OutputError as error:
         raise UserError(str(error)) from None
-    print(f"{out}: {manifest.counts.packs:,} packs in {num_shards} shards, readable by Megatron-Energon")
+    packs = f"{counted(manifest.counts.packs, 'pack')} in {counted(num_shards, 'shard')}"
+    print(f"{out}: {packs}, readable by Megatron-Energon")
     return DONE
 
 

@@ -25,7 +25,9 @@ def _key(default: Any, text: str, *, shapes: str = "", required: bool = False) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackConfig:
-    meta: str = _key("", "meta JSON: data set name -> file_name, columns, tags, media_dir, sample_ratio", required=True)
+    meta: str = _key(
+        "", "meta JSON: data set name -> file_name, columns, tags, media_dir, sample_ratio or weight", required=True
+    )
     processor: str = _key("", "processor: a local directory or a hub id", required=True)
     out: str = _key("", "output directory", required=True)
     datasets: tuple[str, ...] = _key((), "only these data sets of the meta JSON (comma-separated)")
@@ -101,6 +103,12 @@ class PackConfig:
         "torch", "torch: bit-equal to the HF torchvision backend. pil: bit-equal to the HF PIL backend", shapes="render"
     )
     shard_mb: int = _key(256, "cut a shard after about this many MiB", shapes="render")
+    max_skipped: float = _key(
+        0.05,
+        "end with exit code 1, the output complete, if more than this share of the samples is skipped or a data set "
+        "ends empty; sampled-out, held-out and overlong samples do not count, nor those beyond max-packs. 1: take "
+        "whatever comes",
+    )
     work: str = _key("", "where measured tokens and plans are kept for the next run; default: OUT/work")
     engine: Literal["ray", "inline"] = _key("ray", "ray: a cluster (RAY_ADDRESS) or this machine. inline: in-process")
     num_workers: int = _key(0, "processes at once; 0: every CPU that Ray has")
@@ -111,6 +119,8 @@ class PackConfig:
             raise UserError(f"pack_size is {self.pack_size}; it must be at least 16")
         if not 0 < self.packing_ratio <= 1:
             raise UserError(f"packing_ratio is {self.packing_ratio}; it must be above 0 and at most 1")
+        if not 0 <= self.max_skipped <= 1:
+            raise UserError(f"max_skipped is {self.max_skipped}; it is a share: at least 0 and at most 1")
         if not 0 <= self.holdout < 1:
             raise UserError(f"holdout is {self.holdout}; it must be at least 0 and below 1")
         for key in ("min_pixels", "max_pixels", "max_visual_tokens", "max_packs", "num_workers", "seed", *VIDEO_KEYS):

@@ -37,4 +37,5 @@ class Planned:
     parts: Sequence[MeasuredPart]
     plan: Plan
     plan_file: Path
+    troubles: tuple[str, ...] = ()  # of `run_plan`: what would be lost, in words; none: no more than may be
     holdout: "Planned | None" = None  # the same for the rows that --holdout keeps, where there is one

@@ -31,6 +31,7 @@ from .runtime.engine import Engine, engine
 from .runtime.storage import write_json
 from .runtime.tables import open_arrow, write_arrow
 from .shard.commit import claim, commit, refuse_old_holdout, refuse_strangers
+from .shard.troubles import troubles_of_output, troubles_of_plan
 from .shard.writer import ShardJob, finished, shard_task
 
 SCAN_RANGES = 64  # byte ranges in a scanning task: 256 MiB, a fraction of a second
@@ -45,6 +46,7 @@ class Packed:
     manifest: Manifest
     reused_shards: int = 0
     already_done: bool = False
+    troubles: tuple[str, ...] = ()  # what was lost, in words; none: no more than --max-skipped allows
     holdout: "Packed | None" = None  # the same of OUT-holdout, where rows are held out
 
 
@@ -61,13 +63,17 @@ def run_pack(config: PackConfig) -> Packed:
         todo = _plan([inputs for inputs in outputs if inputs.out not in done], running)
         packed = {place: Packed(manifest=manifest, already_done=True) for place, manifest in done.items()}
         packed |= {planned.inputs.out: _render(planned, running) for planned in todo}
+    for inputs in outputs:
+        lost = troubles_of_output(inputs.out, inputs.corpora, config.max_skipped)
+        packed[inputs.out] = dataclasses.replace(packed[inputs.out], troubles=lost)
     return dataclasses.replace(packed[out], holdout=packed.get(beside))
 
 
 def run_plan(config: PackConfig) -> Planned:
     """Measure and plan only."""
     with engine(config.engine, config.num_workers) as running:
-        planned, *holdout = _plan(_inputs(config, running), running)
+        plans = _plan(_inputs(config, running), running)
+    planned, *holdout = (dataclasses.replace(each, troubles=troubles_of_plan(each)) for each in plans)
     return dataclasses.replace(planned, holdout=holdout[0] if holdout else None)
 
 
@@ -219,10 +225,11 @@ def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
 def _store_name(inputs: Inputs, corpus: Corpus) -> str:
     """The folder of a corpus in the token store: the fingerprint of all that its measured rows are made of.
 
-    --holdout says which rows are measured, unless all are.
+    --holdout says which rows are measured, unless all are. With a weight they are, whichever it is.
     """
+    described = corpus.dataset.described()
     return fingerprint(
-        corpus.dataset.described(),
+        {key: value for key, value in described.items() if key != "weight"},
         corpus.dataset.media_dir,
         corpus.source.digest,
         corpus.source.file,

@@ -56,7 +56,8 @@ def meta(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flags(meta: Path, out: Path | None = None, /, **overrides: Any) -> list[str]:
-    values = {"meta": meta, "processor": PROCESSOR, "datasets": "tiny", "pack-size": 256, "engine": "inline"}
+    values = {"meta": meta, "processor": PROCESSOR, "datasets": "tiny", "pack-size": 256, "engine": "inline",
+              "max-skipped": 0.2}  # fmt: skip
     values |= ({"out": out} if out else {}) | {key.replace("_", "-"): value for key, value in overrides.items()}
     return [str(text) for key, value in values.items() for text in (f"--{key}", value)]
 
@@ -76,8 +77,8 @@ def test_pack_says_what_came_out(run: Run, meta: Path, tmp_path: Path) -> None:
     assert (code, errors) == (0, "")
     lines = printed.splitlines()
     assert lines[0] == str(tmp_path / "out")
-    assert lines[1] == "  rows      19 read, 16 samples packed"
-    assert "  skipped   3 of 19; the ledger names each row" in lines
+    assert lines[1] == "  samples   19 = 19 rows + 0 repeats = 16 packed + 3 skipped"
+    assert f"  skipped   3 of 19; each of them: neatpack skipped {tmp_path / 'out'}" in lines
     assert any(
         line.endswith(
             "2  bad_row: not a usable conversation: broken JSON, not an object, unknown role, empty, wrong types"
@@ -123,7 +124,7 @@ def test_other_data_sets_are_refused_by_name(run: Run, meta: Path, out: Path) ->
 def test_changed_rows_are_refused(run: Run, meta: Path, tmp_path: Path) -> None:
     for name in ("meta.json", "rows.jsonl"):
         (tmp_path / name).write_bytes((meta.parent / name).read_bytes())
-    assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "out"))[0] == 0
+    assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "out", max_skipped=1))[0] == 0  # no pictures here
     with open(tmp_path / "rows.jsonl", "a") as file:
         file.write(json.dumps({"messages": conversation("More?", "Yes.")}) + "\n")
     code, _, errors = run("pack", *flags(tmp_path / "meta.json", tmp_path / "out"))
@@ -193,7 +194,7 @@ def test_rows_that_nobody_expects_do_not_stop_the_run(run: Run, tmp_path: Path) 
     }
     (tmp_path / "rows.jsonl").write_text("".join(row + "\n" for row in rows))
     (tmp_path / "meta.json").write_text(json.dumps({"odd": {"file_name": "rows.jsonl"}}))
-    assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "out", datasets="odd"))[0] == 0
+    assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "out", datasets="odd", max_skipped=1))[0] == 0
     assert run("verify", tmp_path / "out")[0] == 0
     assert pq.read_table(tmp_path / "out" / "ledger")["reason"].to_pylist() == list(rows.values())
 
@@ -230,10 +231,115 @@ def test_config_file(run: Run, meta: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(
         f"meta: {meta}\nprocessor: {PROCESSOR}\ndatasets: [tiny]\nout: {tmp_path / 'out'}\n"
-        "pack_size: 256\nengine: inline\n"
+        "pack_size: 256\nengine: inline\nmax_skipped: 0.2\n"
     )
     assert run("pack", "--config", config, "--pack-size", 200)[0] == 0
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["identity"]["config"]["pack_size"] == 200
+
+
+# ---------------------------------------------------------------- a job that loses its data: exit code 1
+
+
+LOST = "3 of 19 samples skipped, 15.8%: more than max_skipped allows, 5.0%"
+
+
+def test_a_job_that_loses_its_data_says_so(run: Run, meta: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, printed, errors = run("pack", *flags(meta, out, max_skipped=0.05))
+    assert code == 1
+    assert printed.startswith(f"{out}\n  samples   19 = 19 rows + 0 repeats = 16 packed + 3 skipped\n")
+    first, line, more, last = errors.splitlines()
+    assert first == f"neatpack: {out}: {LOST}"
+    assert line.startswith("  tiny: 3 of 19 skipped: 1x bad_row: ")
+    assert "; 1x missing_media: " in line and f": is media_dir right? it is {meta.parent}" in line
+    assert more == f"  every row that is skipped: neatpack skipped {out}"
+    assert last == "  if that is right, raise --max-skipped; 1 takes whatever comes"
+    assert run("verify", out)[0] == 0, "the output is complete"
+    assert run("pack", *flags(meta, out, max_skipped=0.05))[::2] == (1, errors), "and stays what it is"
+    code, printed, errors = run("pack", *flags(meta, out, max_skipped=0.16))
+    assert (code, errors) == (0, "") and "nothing to do" in printed
+
+
+def test_plan_says_it_before(run: Run, meta: Path, tmp_path: Path) -> None:
+    for place in ([], ["--work", tmp_path / "work"]):
+        code, printed, errors = run("plan", *flags(meta, max_skipped=0.05), *place)
+        assert (code, errors.splitlines()[0]) == (1, f"neatpack: plan: {LOST}")
+        assert printed.startswith("plan\n")
+
+
+def test_nothing_packed_is_a_failure(run: Run, tmp_path: Path) -> None:
+    for rows, words in (
+        ("", "rows.jsonl has no rows"),
+        ('{"messages": []}\n', "1x bad_row: empty conversation (row 0)"),
+    ):
+        (tmp_path / "rows.jsonl").write_text(rows)
+        (tmp_path / "meta.json").write_text(json.dumps({"none": {"file_name": "rows.jsonl"}}))
+        values = flags(tmp_path / "meta.json", tmp_path / f"out{len(rows)}", datasets="none")
+        code, _, errors = run("pack", *values)
+        assert code == 1
+        assert "nothing is packed" in errors.splitlines()[0] and words in errors.splitlines()[1]
+
+
+# ---------------------------------------------------------------- skipped
+
+
+def test_skipped_lists_where_and_why(run: Run, meta: Path, out: Path) -> None:
+    rows = meta.parent / "rows.jsonl"
+    code, printed, errors = run("skipped", out)
+    assert (code, errors) == (0, "")
+    first, second, third = printed.splitlines()
+    assert first == f"{rows}:17: tiny row 16: bad_row: line 17: a JSON list where an object was expected"
+    assert second == f"{rows}:18: tiny row 17: missing_media: {meta.parent}/absent.png: No such file or directory"
+    assert third == f"{rows}:19: tiny row 18: bad_row: empty conversation"
+    assert run("skipped", out, "--reason", "missing_media,no_target")[1] == second + "\n"
+    assert run("skipped", out, "--dataset", "tiny")[1] == printed
+
+
+def test_skipped_rows_are_written_as_they_were_and_packed_again(
+    run: Run, meta: Path, out: Path, tmp_path: Path
+) -> None:
+    lines = (meta.parent / "rows.jsonl").read_text().splitlines(keepends=True)
+    assert run("skipped", out, "--rows")[:2] == (0, "".join(lines[16:]))
+    code, printed, _ = run("skipped", out, "--reason", "missing_media", "--rows", "--out", tmp_path / "repair.jsonl")
+    assert (code, printed) == (0, "")
+    assert (tmp_path / "repair.jsonl").read_text() == lines[17]
+    Image.new("RGB", (60, 60)).save(tmp_path / "absent.png")
+    (tmp_path / "meta.json").write_text(json.dumps({"repair": {"file_name": "repair.jsonl"}}))
+    assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "repaired", datasets="repair"))[0] == 0
+
+
+def test_skipped_as_json_lines(run: Run, meta: Path, out: Path) -> None:
+    code, printed, _ = run("skipped", out, "--jsonl")
+    first, second, _ = map(json.loads, printed.splitlines())
+    assert code == 0
+    assert (first["row"], first["line"], first["json"]) == (16, 17, [1])
+    assert second == {
+        "dataset": "tiny", "row": 17, "id": "", "reason": "missing_media",
+        "detail": f"{meta.parent}/absent.png: No such file or directory", "file": f"{meta.parent}/rows.jsonl",
+        "line": 18, "json": {"messages": conversation("<image>?", "!"), "images": ["absent.png"]},
+    }  # fmt: skip
+
+
+def test_skipped_without_the_data_file(run: Run, meta: Path, out: Path) -> None:
+    (out / "sources.json").unlink()
+    forms: list[tuple[list[str], int]] = [([], 0), (["--jsonl"], 0), (["--rows"], 1)]
+    for form, code in forms:
+        found = run("skipped", out, *form)
+        assert found[0] == code
+        assert f"{out}/sources.json does not say where the rows of tiny are" in found[2]
+        assert len(found[1].splitlines()) == (0 if form == ["--rows"] else 3)
+    assert "neatpack: 3 rows could not be read and written" in found[2]
+
+
+def test_skipped_refuses_what_it_does_not_know(run: Run, out: Path, tmp_path: Path) -> None:
+    for arguments, words in [
+        ([out, "--reason", "bad"], "--reason bad: unknown; known: sampled_out, "),
+        ([out, "--dataset", "huge"], f"--dataset huge: not in {out}, which has tiny"),
+        ([tmp_path / "absent"], f"{tmp_path}/absent/manifest.json: missing"),
+    ]:
+        code, printed, errors = run("skipped", *arguments)
+        assert (code, printed) == (2, "")
+        assert errors.startswith(f"neatpack: {words}")
 
 
 # ---------------------------------------------------------------- what is wrong with the input: exit code 2
@@ -284,9 +390,9 @@ def test_plan_prints_what_packing_would_give(run: Run, meta: Path, tmp_path: Pat
     code, planned, errors = run("plan", *flags(meta))
     assert (code, errors) == (0, "")
     lines = planned.splitlines()
-    assert lines[:2] == ["plan", "  rows      19 read, 16 samples to pack"]
+    assert lines[:2] == ["plan", "  samples   19 = 19 rows + 0 repeats = 16 to pack + 3 skipped"]
     assert [line.split()[0] for line in lines[2:5]] == ["packs", "tokens", "on"]
-    assert "  skipped   3 of 19; the ledger names each row" in lines
+    assert "  skipped   3 of 19; the ledger will name each row" in lines
     # and packing gives it: fake images aside, which only packing adds
     code, packed, _ = run("pack", *flags(meta, tmp_path / "out"))
     assert code == 0
@@ -323,6 +429,7 @@ def test_verify_a_good_output(run: Run, out: Path) -> None:
     code, printed, errors = run("verify", out)
     assert (code, errors) == (0, "")
     assert printed.startswith(f"{out}: verified. 19 input rows accounted for, 16 samples and ")
+    assert printed.endswith("\n84.2% of the samples were packed, 15.8% skipped: 2 bad_row, 1 missing_media\n")
 
 
 def edit_manifest(out: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -384,7 +491,7 @@ def test_verify_names_the_damage(run: Run, out: Path, damage: Callable[[Path], A
     code, printed, errors = run("verify", out)
     assert code == 1
     assert words in printed
-    assert errors == f"{out}: {len(printed.splitlines())} problems\n"
+    assert errors == f"{out}: {len(printed.splitlines())} problem{'s' * (len(printed.splitlines()) > 1)}\n"
 
 
 def test_verify_does_not_hold_shards_against_a_broken_table(run: Run, out: Path) -> None:
@@ -422,7 +529,14 @@ def program(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, cwd="/", timeout=60)
 
 
-HELP = [["--help"], ["pack", "--help"], ["plan", "--help"], ["split", "--help"], ["verify", "--help"]]
+HELP = [
+    ["--help"],
+    ["pack", "--help"],
+    ["plan", "--help"],
+    ["split", "--help"],
+    ["verify", "--help"],
+    ["skipped", "--help"],
+]
 WRONG = [["pack", "--pack-size", "8k"], ["plan", "--meta", "m.json"], ["split", "--meta", "m.json", "--out", "o"]]
 
 

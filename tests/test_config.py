@@ -90,6 +90,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--seed": ("6", 6),
         "--resize": ("pil", "pil"),
         "--shard-mb": ("7", 7),
+        "--max-skipped": ("0.3", 0.3),
         "--work": ("/w", "/w"),
         "--engine": ("inline", "inline"),
         "--num-workers": ("8", 8),
@@ -175,6 +176,7 @@ WRONG_VALUES = {
     ): "packing_ratio 0.15 fills packs to 15 tokens; it must be at least 16",
     ("--packing-ratio", "1.01"): "packing_ratio is 1.01; it must be above 0 and at most 1",
     ("--packing-ratio", "nan"): "packing_ratio is nan; it must be above 0 and at most 1",
+    ("--max-skipped", "1.5"): "max_skipped is 1.5; it is a share: at least 0 and at most 1",
     ("--seed", "-1"): "seed is -1; it must not be negative",
     ("--min-pixels", "-1"): "min_pixels is -1; it must not be negative",
     ("--max-packs", "-1"): "max_packs is -1; it must not be negative",
@@ -344,7 +346,10 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     everything = config.shaping("measure", "plan", "render")
     assert everything == config.shaping("measure") | config.shaping("plan") | config.shaping("render")
     unshaped = {field.name for field in dataclasses.fields(config)} - everything.keys()
-    free = {"meta", "processor", "out", "datasets", "trust_remote_code", "work", "engine", "num_workers", "overwrite"}
+    free = {
+        "meta", "processor", "out", "datasets", "trust_remote_code", "max_skipped", "work", "engine", "num_workers",
+        "overwrite",
+    }  # fmt: skip
     assert unshaped == free
 
 

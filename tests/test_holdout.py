@@ -290,9 +290,13 @@ def test_plan_tells_of_both(data: Path, outputs: tuple[Path, Path], capsys: pyte
     train, holdout = capsys.readouterr().out.split("plan of the holdout\n")
     for text, out, reason in ((train, outputs[0], "held_out"), (holdout, outputs[1], "not_held_out")):
         counts = Manifest.read(out).counts
-        assert f"  rows      76 read, {counts.packed} samples to pack\n  packs     {counts.packs} of 512 tokens" in text
+        skipped = sum(counts.skipped.values())
+        assert (
+            f"  samples   76 = 76 rows + 0 repeats = {counts.packed} to pack + {skipped} skipped\n"
+            f"  packs     {counts.packs} of 512 tokens"
+        ) in text
         assert f"{counts.skipped[reason]}  {reason}: " in text
-        assert f"  skipped   {sum(counts.skipped.values())} of 76; " in text
+        assert f"  skipped   {skipped} of 76; " in text
 
 
 def test_lengths_are_not_written_for_rows_that_are_held_out(
@@ -408,3 +412,18 @@ def test_the_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(again) == 2, "it would write over what it reads"
     assert capsys.readouterr().err.startswith(f"neatpack: --out {tmp_path}/halves: is there and is no empty directory")
     assert files_of(tmp_path) == before
+
+
+def test_split_keeps_weights_for_training(tmp_path: Path) -> None:
+    """Rows that are held out come once; those of the other half in the shares that were asked for."""
+    tiny = TinyData(tmp_path)
+    for i in range(30):
+        tiny.text(f"question {i}", "answer")
+    tiny.write()
+    entries = {name: {"file_name": "rows.jsonl", "weight": weight} for name, weight in (("a", 3), ("b", 1))}
+    (tmp_path / "meta.json").write_text(json.dumps(entries))
+    run_split(tiny_config(tmp_path / "meta.json", tmp_path / "halves", holdout=SHARE))
+    halves = {half: json.loads((tmp_path / "halves" / half / "meta.json").read_text()) for half in ("train", "holdout")}
+    assert [halves["train"][name]["weight"] for name in "ab"] == [0.75, 0.25]
+    assert [halves["holdout"][name]["sample_ratio"] for name in "ab"] == [1.0, 1.0]
+    assert not any("weight" in entry for entry in halves["holdout"].values())

@@ -8,8 +8,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import pyarrow.parquet as pq
-
 from jobs.demo.make_data import make_demo
 
 PROCESSOR = os.path.relpath(Path(__file__).parent / "processor")
@@ -25,25 +23,15 @@ def main(folder: str) -> int:
         ["plan", *what, "--work", f"{packed}/work", "--engine", "inline"],
         ["pack", *what, "--out", packed, "--shard-mb", "16"],
         ["verify", packed],
+        ["skipped", packed],
     ):
         print("$ neatpack " + " ".join(arguments), flush=True)
         code = subprocess.run([sys.executable, "-m", "neatpack.pipeline.cli", *arguments], check=False).returncode
         if code:
             return code
         print(flush=True)
-    show_skipped(Path(packed))
-    print(f"\nthe shards are plain webdataset tars: tar tf {packed}/shards/pack-000000.tar | head")
+    print(f"the shards are plain webdataset tars: tar tf {packed}/shards/pack-000000.tar | head")
     return 0
-
-
-def show_skipped(packed: Path) -> None:
-    """The rows that were not packed, as the ledger has them."""
-    print("skipped, from the ledger:")
-    skipped = [("status", "=", "skipped"), ("reason", "!=", "sampled_out")]
-    for path in sorted((packed / "ledger").glob("*.parquet")):
-        for line in pq.read_table(path, filters=skipped).to_pylist():
-            detail = line["detail"].replace(f"{packed.parent.resolve()}/", "")
-            print(f"  {line['dataset']:<8} row {line['row']:>3}  {line['reason']:<16} {detail[:90]}")
 
 
 if __name__ == "__main__":

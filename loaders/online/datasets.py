@@ -82,6 +82,8 @@ def make_meta_dataset(
     examples, loadings = _ExamplesWithStats(), []
     for dataset in read_meta(Path(path_or_dataset), _selection(dataset_names)):
         begun = time.perf_counter()
+        if dataset.weight is not None:  # how often it takes each row is known only when all are measured
+            raise UserError(f"{dataset.name}: has a weight, which is for `neatpack pack`; online, give a sample_ratio")
         taken, num_rows = _examples(dataset, lenient, *place)
         loaded = [example for _, example in taken if not isinstance(example, Skip)]
         skips = [(row, skip) for row, skip in taken if isinstance(skip, Skip)]

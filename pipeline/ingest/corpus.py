@@ -53,6 +53,12 @@ class Corpus:
         return self.dataset.name
 
     @property
+    def weight(self) -> float | None:
+        """The share of all tokens that is asked for, in place of copies: see pipeline/plan/mixture.py. What is held out
+        comes once all the same."""
+        return self.dataset.weight if self.split == "train" else None
+
+    @property
     def num_rows(self) -> int:
         return len(self.copies)
 

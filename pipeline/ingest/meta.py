@@ -7,7 +7,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ class Tags:
 class Dataset:
     name: str
     file: str
+    file_name: str = field(default="", compare=False)  # as the meta JSON gives it, for messages
     columns: Columns = Columns()
     tags: Tags = Tags()
     media_dir: str = ""
@@ -74,7 +75,9 @@ class Dataset:
 
     def described(self) -> dict[str, Any]:
         """What shapes the rows, for fingerprints: not where they lie, which may change (the file has its digest)."""
-        left_out = {"file", "media_dir", "path_or_dataset"} | (set() if self.source else {"source", "split"})
+        left_out = {"file", "file_name", "media_dir", "path_or_dataset"} | (
+            set() if self.source else {"source", "split"}
+        )
         fields = dataclasses.asdict(self) | {"ignore_keys": list(self.ignore_keys)}  # as JSON has it
         return {key: value for key, value in fields.items() if key not in left_out}
 
@@ -102,24 +105,56 @@ def read_meta(path: Path, select: tuple[str, ...] = ()) -> list[Dataset]:
     for name in select:
         if name not in meta:
             raise UserError(f"--datasets {name}: not in {path}, which has {', '.join(meta)}")
-    return [_dataset(path, name, meta[name]) for name in dict.fromkeys(select or meta)]
+    return _weighted(path, [_dataset(path, name, meta[name]) for name in dict.fromkeys(select or meta)])
+
+
+def _weighted(meta_path: Path, datasets: list[Dataset]) -> list[Dataset]:
+    """Weights as shares, whatever they add up to: 3 and 1 -> 0.75 and 0.25. All data sets have one, or none has."""
+    given = {dataset.name: dataset.weight for dataset in datasets if dataset.weight is not None}
+    if not given:
+        return datasets
+    if lacking := [dataset.name for dataset in datasets if dataset.name not in given]:
+        raise UserError(
+            f"{meta_path}: there is a weight for {', '.join(given)} and none for {', '.join(lacking)}; it is a share "
+            "of all tokens: give every data set one, or none"
+        )
+    total = math.fsum(given.values())
+    return [dataclasses.replace(dataset, weight=given[dataset.name] / total) for dataset in datasets]
 
 
 def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
     where = f"{meta_path}: data set {name!r}"
     if not isinstance(entry, dict):
         raise UserError(f"{where}: expected an object, got {type(entry).__name__}")
-    known = ("file_name", "columns", "tags", "media_dir", "sample_ratio", "source", "path_or_dataset", "split")
+    known = (
+        "file_name",
+        "columns",
+        "tags",
+        "media_dir",
+        "sample_ratio",
+        "weight",
+        "source",
+        "path_or_dataset",
+        "split",
+    )
     for key in entry:
         if key not in known:
             raise UserError(f"{where}: unknown key {key!r}; known: {', '.join(known)}")
-    place = _source(meta_path, where, entry) if "source" in entry else _file(meta_path, where, entry)
+    place: dict[str, Any] = _source(meta_path, where, entry) if "source" in entry else _file(meta_path, where, entry)
     media_dir = entry.get("media_dir", "")
     if media_dir is not None and not isinstance(media_dir, str):
         raise UserError(f"{where}: media_dir must be a directory, got {media_dir!r}")
     ratio = entry.get("sample_ratio", 1.0)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio) or ratio < 0:
         raise UserError(f"{where}: sample_ratio must be a number of at least 0, got {ratio!r}")
+    weight = entry.get("weight")
+    if weight is not None:
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
+            raise UserError(f"{where}: weight must be a number above 0, its share of all tokens, got {weight!r}")
+        if "sample_ratio" in entry:
+            raise UserError(
+                f"{where}: both weight and sample_ratio; a weight says how often rows are taken: remove one"
+            )
     tags = parsed_names(Tags, where, "tags", entry.get("tags"))
     for one, other in itertools.combinations(("user_tag", "assistant_tag", "system_tag"), 2):
         if getattr(tags, one) == getattr(tags, other):
@@ -132,6 +167,7 @@ def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
         tags=tags,
         media_dir=str((meta_path.parent / (media_dir or "")).resolve()),
         sample_ratio=float(ratio),
+        weight=None if weight is None else float(weight),
         **place,
     )
 
@@ -149,7 +185,7 @@ def _file(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, str]:
     file = meta_path.parent / file_name
     if not file.is_file():
         raise UserError(f"{where}: file_name {file} does not exist; it is taken relative to the meta file")
-    return {"file": str(file.resolve())}
+    return {"file": str(file.resolve()), "file_name": file_name}
 
 
 def _source(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, str]:

@@ -27,7 +27,7 @@ def write_data(folder: Path, data: Iterable[tuple[Dataset, Iterable[bytes]]]) ->
             "columns": dataclasses.asdict(dataset.row_columns),
             "tags": dataclasses.asdict(dataset.tags),
             "media_dir": dataset.media_dir,
-            "sample_ratio": dataset.sample_ratio,
+            **({"sample_ratio": dataset.sample_ratio} if dataset.weight is None else {"weight": dataset.weight}),
         }
     write_json(folder / "meta.json", meta)
 
@@ -35,7 +35,7 @@ def write_data(folder: Path, data: Iterable[tuple[Dataset, Iterable[bytes]]]) ->
 def write_split(out: Path, data: Sequence[SplitRows]) -> dict[str, int]:
     """OUT/train and OUT/holdout: each row, as it is, in one of them; the number of rows in each.
 
-    What is held out comes once, as in an output (see `Corpus.of`), so that its sample_ratio is 1.
+    What is held out comes once, as in an output (see `Corpus.of`), so that its sample_ratio is 1 and it has no weight.
     """
 
     def chosen(source: Source, wanted: NDArray[np.bool_]) -> Iterable[bytes]:
@@ -45,7 +45,10 @@ def write_split(out: Path, data: Sequence[SplitRows]) -> dict[str, int]:
     write_data(
         out / "holdout",
         (
-            (dataclasses.replace(dataset, sample_ratio=float(dataset.sample_ratio > 0)), chosen(source, is_held))
+            (
+                dataclasses.replace(dataset, sample_ratio=float(dataset.sample_ratio > 0), weight=None),
+                chosen(source, is_held),
+            )
             for dataset, source, is_held in data
         ),
     )

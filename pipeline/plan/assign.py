@@ -16,6 +16,7 @@ from ..measure.length import shrunk, truncated
 from ..measure.store import MeasuredPart, read_measured
 from ..records import Measured
 from ..runtime.tables import column_sum, open_arrow, value_counts
+from .mixture import copies, ratios
 from .plan import plan_bins
 
 FITTED = ("tokens", "visual_tokens", "media_bytes", "limit", "shrink", "reason", "detail")  # fitting changes these
@@ -95,7 +96,7 @@ def make_plan(corpora: Sequence[Corpus], parts: Sequence[MeasuredPart], family: 
     lines = _lines(corpora, parts)
     reserve = int(aligned(np.array(len(family.fake_image_ids)), config.align)) if config.fake_image else 0
     fitting = _Fitting(corpora=corpora, parts=parts, family=family, config=config, reserve=reserve)
-    lines = fitting.fitted(lines)
+    lines = _mixed(fitting.fitted(lines), corpora, repeat_at_load=config.repeat_at_load)
     tokens, visual = aligned(lines["tokens"].to_numpy(), config.align), lines["visual_tokens"].to_numpy()
     good = np.flatnonzero(pc.equal(lines["reason"], "").to_numpy())
     # Rows that exceed the fill that packing_ratio asks for, but not the pack, get a pack of their own.
@@ -147,13 +148,11 @@ def _lines(corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> pa.Table
         stored = open_arrow(part.path)
         repeats = corpora[part.corpus].copies[stored["row"].to_numpy()]
         line = np.repeat(np.arange(len(stored), dtype=np.int32), repeats)
-        # repeats [1, 3] -> repeat numbers [0, 0, 1, 2]
-        repeat = np.arange(len(line)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
         columns = {
             "pack": np.full(len(line), -1),
             "position": np.full(len(line), -1),
             "dataset": np.full(len(line), part.corpus),
-            "repeat": repeat,
+            "repeat": _repeat_numbers(repeats),
             "part": np.full(len(line), index),
             "line": line,
             "limit": np.zeros(len(line)),
@@ -171,6 +170,36 @@ def _lines(corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> pa.Table
             )
         )
     return pa.concat_tables(tables).combine_chunks() if tables else SCHEMA.empty_table()
+
+
+def _mixed(lines: pa.Table, corpora: Sequence[Corpus], *, repeat_at_load: bool) -> pa.Table:
+    """Where data sets have weights, their lines repeated, or to be repeated by the loader: only now it is known how long
+    each row is, and which fit."""
+    weights = [corpus.weight for corpus in corpora if corpus.weight is not None]
+    if not weights:
+        return lines
+    assert len(weights) == len(corpora), "read_meta gives all of them a weight, or none"
+    dataset = lines["dataset"].to_numpy()
+    tokens = np.where(pc.equal(lines["reason"], "").to_numpy(), lines["tokens"].to_numpy(), 0).astype(np.int64)
+    places = [np.flatnonzero(dataset == index) for index in range(len(corpora))]
+    repeats, times = np.ones(len(lines), dtype=np.int32), np.ones(len(lines))
+    for place, ratio in zip(places, ratios([int(tokens[place].sum()) for place in places], weights), strict=True):
+        if repeat_at_load:
+            times[place] = ratio
+        else:
+            repeats[place] = copies(tokens[place], ratio)
+    if repeat_at_load:
+        column = SCHEMA.get_field_index("times")
+        return lines.set_column(column, SCHEMA.field(column), pa.array(times))
+    column = SCHEMA.get_field_index("repeat")
+    taken = lines.take(pa.array(np.repeat(np.arange(len(lines)), repeats)))
+    return taken.set_column(column, SCHEMA.field(column), pa.array(_repeat_numbers(repeats), pa.int32()))
+
+
+def _repeat_numbers(repeats: np.ndarray) -> np.ndarray:
+    """[1, 3] -> [0, 0, 1, 2]."""
+    numbers: np.ndarray = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+    return numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,12 +21,14 @@ from ..runtime.tables import column_sum, write_parquet
 from .codec import member_names
 from .ledger import fitted_counts, make_ledger, reason_counts
 from .note import ShardNote
+from .sources import FILE as SOURCES, write_sources
 from .stats import dataset_stats, make_index, pack_stats, shard_stats
 
 BEGUN = "work/run.json"  # what a begun output is made from; of a finished one its manifest says it
 # The manifest first: without it nobody takes the rest for a finished output.
 OURS = (
     MANIFEST,
+    SOURCES,
     "index.parquet",
     "image_table.npy",
     "video_table.npy",
@@ -120,11 +122,12 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
         "index.parquet": index,
         "stats/shards.parquet": shard_stats(index),
         "stats/packs.parquet": pack_stats(index, config.pack_size),
-        "stats/datasets.parquet": dataset_stats(inputs.corpora, ledgers),
+        "stats/datasets.parquet": dataset_stats(inputs.corpora, ledgers, planned.plan),
         **{f"ledger/{number:05d}.parquet": ledger for number, ledger in enumerate(ledgers)},
     }
     for name, table in tables.items():
         write_parquet(out / name, table)
+    write_sources(out, inputs.corpora)
     pixel_tables = {}
     for kind, values in family.tables(config.resize).items():
         pixel_tables[kind] = f"{kind}_table.npy"

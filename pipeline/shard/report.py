@@ -1,38 +1,62 @@
-"""What came out, or would: a summary that a person reads in ten seconds."""
+"""What came out, or would: a summary that a person reads in ten seconds, whose figures add up."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..manifest import Manifest
+from ..manifest import Counts, Manifest
 from ..plan.assign import pack_bytes
 from ..planned import Planned
 from ..records import REASONS
 from ..runtime.tables import column_sum
-from .stats import step_imbalance
+from .stats import media_bytes, ratio_taken, step_imbalance
+from .words import counted, percent, size
+
+NOTABLE_COPIES = 0.1  # of the bytes of an output: from there on its copies are worth a word
+
+Line = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """A data set's part of an output."""
+
+    name: str
+    weight: float | None  # the share of tokens that was asked for
+    ratio: float  # how often its rows are taken
+    tokens: int
+    media_bytes: int
+    repeated_media_bytes: int
 
 
 def describe_output(out: Path, manifest: Manifest, *, reused_shards: int = 0) -> str:
     counts, pack_size = manifest.counts, manifest.identity.config["pack_size"]
     media = ("num_images", "num_videos", "num_audios")
     index = pq.read_table(out / "index.parquet", columns=["tokens", "visual_tokens", *media, "fake_tokens"])
-    size = sum(shard.bytes for shard in manifest.shards)
-    shards = f"{len(manifest.shards):,} shards, {_bytes(size)}"
+    num_bytes = sum(shard.bytes for shard in manifest.shards)
+    shards = f"{counted(len(manifest.shards), 'shard')}, {size(num_bytes)}"
     if reused_shards:
         shards += f" ({reused_shards:,} finished by an earlier run)"
     lines = _load_lines(index["tokens"].to_numpy(), index["visual_tokens"].to_numpy(), pack_size)
     num_images, num_videos, num_audios = (column_sum(index[name]) for name in media)
     num_fakes = column_sum(pc.greater(index["fake_tokens"], 0))
-    fakes = f"; {num_fakes:,} packs without media carry a fake image" if num_fakes else ""
-    sounds = f", {num_audios:,} sounds" if num_audios else ""
-    lines.insert(1, ("media", f"{num_images - num_fakes:,} images, {num_videos:,} videos{sounds}{fakes}"))
-    lines += [(word, f"{count:,} samples, to fit a pack") for word, count in counts.fitted.items()]
-    lines = [("rows", f"{counts.rows:,} read, {counts.packed:,} samples packed"), *lines, ("on disk", shards)]
-    return "\n".join([str(out), *_table(lines), *_skips(counts.skipped, counts.samples)])
+    carry = "carries" if num_fakes == 1 else "carry"
+    fakes = f"; {counted(num_fakes, 'pack')} without media {carry} a fake image" if num_fakes else ""
+    sounds = f", {counted(num_audios, 'sound')}" if num_audios else ""
+    pictures = f"{counted(num_images - num_fakes, 'image')}, {counted(num_videos, 'video')}"
+    lines.insert(1, ("media", f"{pictures}{sounds}{fakes}"))
+    lines += [(word, f"{counted(count, 'sample')}, to fit a pack") for word, count in counts.fitted.items()]
+    figures = pq.read_table(out / "stats" / "datasets.parquet").to_pylist()
+    columns = ("weight", "ratio", "tokens", "media_bytes", "repeated_media_bytes")
+    shares = [Share(name=line["dataset"], **{name: line[name] for name in columns}) for line in figures]
+    lines = [_sum_line(counts.rows, counts.packed, counts.skipped, "packed"), *lines, *_mixture_lines(shares),
+             ("on disk", shards), *_copies_lines(shares, num_bytes)]  # fmt: skip
+    return "\n".join([str(out), *_table(lines), *_skips(counts.skipped, counts.samples, f"neatpack skipped {out}")])
 
 
 def describe_plan(planned: Planned) -> str:
@@ -41,24 +65,73 @@ def describe_plan(planned: Planned) -> str:
     return "\n".join(_describe_plan(title, each) for title, each in both)
 
 
+def describe_verified(out: Path, manifest: Manifest) -> str:
+    """What `verify` says of an output in which nothing is wrong."""
+    counts = manifest.counts
+    return (
+        f"{out}: verified. {counted(counts.rows, 'input row')} accounted for, {counted(counts.packed, 'sample')} and "
+        f"{counted(counts.tokens, 'token')} in {counted(counts.packs, 'pack')}, "
+        f"{counted(len(manifest.shards), 'shard')}\n{_packed_share(counts)}"
+    )
+
+
+def _packed_share(counts: Counts) -> str:
+    """What part of the samples was packed."""
+    if not counts.samples:
+        return "there were no samples to pack"
+    if counts.packed == counts.samples:
+        return "all of the samples were packed"
+    reasons = ", ".join(f"{counts.skipped[reason]:,} {reason}" for reason in REASONS if reason in counts.skipped)
+    skipped = counts.samples - counts.packed
+    packed = percent(counts.packed, counts.samples)
+    return f"{packed} of the samples were packed, {percent(skipped, counts.samples)} skipped: {reasons}"
+
+
 def _describe_plan(title: str, planned: Planned) -> str:
     plan, inputs = planned.plan, planned.inputs
     counts = Counter(plan.skip_counts())
     for corpus in inputs.corpora:
         counts += Counter({reason: len(rows) for reason, rows in corpus.left_out().items()})
-    size = int(pack_bytes(plan).sum())
+    num_bytes = int(pack_bytes(plan).sum())
+    shares = _planned_shares(planned)
     lines = [
-        ("rows", f"{inputs.identity.num_rows:,} read, {len(plan.packed):,} samples to pack"),
+        _sum_line(inputs.identity.num_rows, len(plan.packed), counts, "to pack"),
         *_load_lines(plan.per_pack("tokens"), plan.per_pack("visual_tokens"), inputs.config.pack_size),
-        ("on disk", f"about {_bytes(size)}"),
+        *_mixture_lines(shares),
+        ("on disk", f"about {size(num_bytes)}"),
+        *_copies_lines(shares, num_bytes),
     ]
     for word, column in (("truncated", "limit"), ("shrunk", "shrink")):
         if count := int((plan.packed[column].to_numpy() > 0).sum()):
-            lines.append((word, f"{count:,} samples, to fit a pack"))
-    return "\n".join([title, *_table(lines), *_skips(counts, len(plan.packed) + counts.total())])
+            lines.append((word, f"{counted(count, 'sample')}, to fit a pack"))
+    return "\n".join([title, *_table(lines), *_skips(counts, len(plan.packed) + counts.total(), "")])
 
 
-def _load_lines(tokens: np.ndarray, visual: np.ndarray, pack_size: int) -> list[tuple[str, str]]:
+def _planned_shares(planned: Planned) -> list[Share]:
+    shares, packed = [], planned.plan.packed
+    for index, corpus in enumerate(planned.inputs.corpora):
+        mine = packed.filter(pc.equal(packed["dataset"], index))
+        shares.append(
+            Share(
+                name=corpus.name,
+                weight=corpus.weight,
+                ratio=ratio_taken(corpus, mine),
+                tokens=column_sum(mine["tokens"]),
+                **media_bytes(mine),
+            )
+        )
+    return shares
+
+
+def _sum_line(num_rows: int, num_packed: int, skipped: Mapping[str, int], packed: str) -> Line:
+    """One sum: "338 = 308 rows + 30 repeats = 291 packed + 47 skipped". Every row has a line in the ledger at least."""
+    num_skipped = sum(skipped.values())
+    repeats = num_packed + num_skipped - num_rows
+    samples = f"{num_packed + num_skipped:,} = {counted(num_rows, 'row')} + {counted(repeats, 'repeat')}"
+    return "samples", f"{samples} = {num_packed:,} {packed} + {num_skipped:,} skipped"
+
+
+def _load_lines(tokens: np.ndarray, visual: np.ndarray, pack_size: int) -> list[Line]:
     """Packs, fill and balance."""
     num_packs = len(tokens)
     if not num_packs:
@@ -68,31 +141,59 @@ def _load_lines(tokens: np.ndarray, visual: np.ndarray, pack_size: int) -> list[
         ("packs", f"{num_packs:,} of {pack_size:,} tokens, {tokens.sum() / (num_packs * pack_size):.2%} full"),
         ("tokens", f"{tokens.sum():,}, {share:.0%} of them visual"),
     ]
-    ranks = [size for size in (8, 64, 512) if num_packs >= size]
+    ranks = [number for number in (8, 64, 512) if num_packs >= number]
     if visual.any() and ranks:
-        spread = ", ".join(f"{step_imbalance(visual, size):.3f} at {size} ranks" for size in ranks)
+        spread = ", ".join(f"{step_imbalance(visual, number):.3f} at {number} ranks" for number in ranks)
         lines.append(("balance", f"slowest rank / mean, visual tokens: {spread}"))
     return lines
 
 
-def _skips(counts: Mapping[str, int], samples: int) -> list[str]:
+def _mixture_lines(shares: Sequence[Share]) -> list[Line]:
+    """Asked against packed, where something was asked."""
+    if all(share.weight is None and share.ratio == 1 for share in shares):
+        return []
+    total = sum(share.tokens for share in shares)
+    lines: list[Line] = []
+    for share in shares:
+        asked = f"{share.weight:.1%} asked, " if share.weight is not None else ""
+        packed = f"{percent(share.tokens, total)} of tokens"
+        lines.append(("" if lines else "mixture", f"{share.name} {asked}{packed}, {_times(share.ratio)}"))
+    return lines
+
+
+def _times(ratio: float) -> str:
+    if ratio < 1:
+        return f"{ratio:.1%} of its rows"
+    return "each row once" if ratio < 1.005 else f"each row {ratio:.3g} times"
+
+
+def _copies_lines(shares: Sequence[Share], num_bytes: int) -> list[Line]:
+    """Pixels that are on disk more than once, where they are many."""
+    if sum(share.repeated_media_bytes for share in shares) <= NOTABLE_COPIES * num_bytes:
+        return []
+    return [
+        (
+            "" if number else "repeats",
+            f"{share.name}: media stored {share.ratio:.3g} times, {size(share.repeated_media_bytes)} of "
+            f"{size(share.media_bytes)} are copies; pack it by itself with sample_ratio 1 and mix at load time: "
+            f'PackedShards([("{share.name}", …, weight), …])',
+        )
+        for number, share in enumerate(share for share in shares if share.repeated_media_bytes)
+    ]
+
+
+def _skips(counts: Mapping[str, int], samples: int, command: str) -> list[str]:
+    """`command`: what lists the rows, once there is a ledger."""
     if not counts:
         return ["  nothing skipped"]
     total = sum(counts.values())
-    lines = [f"  skipped   {total:,} of {samples:,}; the ledger names each row"]
+    where = f"each of them: {command}" if command else "the ledger will name each row"
+    lines = [f"  skipped   {total:,} of {samples:,}; {where}"]
     for reason in REASONS:
         if reason in counts:
             lines.append(f"    {counts[reason]:>8,}  {reason}: {REASONS[reason]}")
     return lines
 
 
-def _table(lines: list[tuple[str, str]]) -> list[str]:
+def _table(lines: Sequence[Line]) -> list[str]:
     return [f"  {name:<9} {text}" for name, text in lines]
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

@@ -8,6 +8,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..ingest.corpus import Corpus
+from ..plan.assign import Plan
 from ..records import REASONS
 from ..runtime.tables import column_sum
 from .ledger import reason_counts
@@ -34,6 +35,17 @@ INDEX_SCHEMA = pa.schema(
     ]
 )
 
+DATASETS_SCHEMA = pa.schema(
+    [
+        ("dataset", pa.string()),
+        *((key, pa.int64()) for key in ("rows", "samples", "packed", "tokens", "visual_tokens")),
+        ("ratio", pa.float64()),  # how often rows are taken
+        ("weight", pa.float64()),  # the share of all tokens that was asked for; null: none was
+        ("media_bytes", pa.int64()),  # by the plan
+        ("repeated_media_bytes", pa.int64()),  # of which those of repetitions
+        *((reason, pa.int64()) for reason in REASONS),
+    ]
+)
 
 SUMMED = (
     "bytes", "tokens", "visual_tokens", "target_tokens", "num_documents", "num_images", "num_videos", "num_audios"
@@ -75,20 +87,40 @@ def pack_stats(index: pa.Table, pack_size: int) -> pa.Table:
     return kept.append_column("fill", fill)
 
 
-def dataset_stats(corpora: Sequence[Corpus], ledgers: Sequence[pa.Table]) -> pa.Table:
-    """Per corpus: rows in the file, samples packed (repetitions count), tokens, and skips by reason."""
+def dataset_stats(corpora: Sequence[Corpus], ledgers: Sequence[pa.Table], plan: Plan) -> pa.Table:
+    """Per corpus: rows in the file, samples packed (repetitions count), tokens, how often rows are taken, the bytes of
+    their media, and skips by reason."""
     lines = []
-    for corpus, ledger in zip(corpora, ledgers, strict=True):
+    for index, (corpus, ledger) in enumerate(zip(corpora, ledgers, strict=True)):
         skips = reason_counts(ledger)
-        packed = len(ledger) - sum(skips.values())
-        sums = {key: column_sum(ledger[key]) for key in ("tokens", "visual_tokens")}
+        packed = ledger.filter(pc.equal(ledger["status"], "packed"))
+        sums = {key: column_sum(packed[key]) for key in ("tokens", "visual_tokens")}
         lines.append(
-            {"dataset": corpus.name, "rows": corpus.num_rows, "samples": len(ledger), "packed": packed, **sums}
+            {"dataset": corpus.name, "rows": corpus.num_rows, "samples": len(ledger), "packed": len(packed), **sums}
+            | {"ratio": ratio_taken(corpus, packed), "weight": corpus.weight}
+            | media_bytes(plan.packed.filter(pc.equal(plan.packed["dataset"], index)))
             | {reason: skips.get(reason, 0) for reason in REASONS}
         )
-    counts = ("rows", "samples", "packed", "tokens", "visual_tokens", *REASONS)
-    schema = pa.schema([("dataset", pa.string()), *((key, pa.int64()) for key in counts)])
-    return pa.Table.from_pylist(lines, schema=schema)
+    return pa.Table.from_pylist(lines, schema=DATASETS_SCHEMA)
+
+
+def ratio_taken(corpus: Corpus, packed: pa.Table) -> float:
+    """How often rows are taken: the sample_ratio, or by a weight how many tokens come of one, on average.
+
+    `packed`: lines of its packed samples, with row and tokens.
+    """
+    if corpus.weight is None:
+        ratio = corpus.dataset.sample_ratio
+        return ratio if corpus.split == "train" else float(ratio > 0)
+    tokens = packed["tokens"].to_numpy()
+    _, firsts = np.unique(packed["row"].to_numpy(), return_index=True)
+    return float(tokens.sum() / tokens[firsts].sum()) if len(tokens) else 0.0
+
+
+def media_bytes(planned: pa.Table) -> dict[str, int]:
+    """What media take on disk, and how much of it only because rows come more than once; lines of a plan."""
+    again = planned.filter(pc.greater(planned["repeat"], 0))
+    return {"media_bytes": column_sum(planned["media_bytes"]), "repeated_media_bytes": column_sum(again["media_bytes"])}
 
 
 def step_imbalance(values: np.ndarray, num_ranks: int) -> float:

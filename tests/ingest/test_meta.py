@@ -70,6 +70,30 @@ def test_some_names_keep_the_defaults_of_the_others(folder: Path) -> None:
     assert dataset.tags == Tags(user_tag="human")
 
 
+def test_weights_are_shares_of_what_is_selected(folder: Path) -> None:
+    entries = {name: {"file_name": "a.jsonl", "weight": weight} for name, weight in (("a", 3), ("b", 1), ("c", 4.0))}
+    path = write(folder, entries)
+    assert [dataset.weight for dataset in read_meta(path)] == [0.375, 0.125, 0.5]
+    assert [dataset.weight for dataset in read_meta(path, ("b", "a"))] == [0.25, 0.75]
+    assert [dataset.sample_ratio for dataset in read_meta(path)] == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("weight", [0, -1, True, "0.3", float("nan"), float("inf"), [1]])
+def test_a_weight_is_a_number_above_0(folder: Path, weight: Any) -> None:
+    with pytest.raises(UserError, match="data set 'a': weight must be a number above 0, its share of all tokens, got "):
+        read_meta(write(folder, {"a": {"file_name": "a.jsonl", "weight": weight}}))
+
+
+def test_a_weight_is_not_mixed_with_ratios(folder: Path) -> None:
+    entry = {"file_name": "a.jsonl"}
+    with pytest.raises(UserError, match="both weight and sample_ratio; .*: remove one"):
+        read_meta(write(folder, {"a": entry | {"weight": 1, "sample_ratio": 1}}))
+    path = write(folder, {"a": entry | {"weight": 1}, "b": entry, "c": entry})
+    with pytest.raises(UserError, match="there is a weight for a and none for b, c; .*: give every data set one"):
+        read_meta(path)
+    assert read_meta(path, ("b", "c"))[0].weight is None, "those that are not selected do not matter"
+
+
 @pytest.mark.parametrize("key", ["columns", "tags", "media_dir"])
 def test_null_is_the_default(folder: Path, key: str) -> None:
     (dataset,) = read_meta(write(folder, {"a": {"file_name": "a.jsonl", key: None}}))

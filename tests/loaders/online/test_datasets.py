@@ -369,3 +369,9 @@ def test_a_named_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert whole.stats["skipped_by_reason"] == {"bad_row": 2}
     shares = [make_meta_dataset(path, ["here"], shard_data=True, rank=rank, world_size=2) for rank in range(2)]
     assert [answers(share) for share in shares] == [["0", "0"], ["1", "3", "3"]]
+
+
+def test_weights_are_for_packing(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").touch()
+    with pytest.raises(UserError, match="a: has a weight, which is for `neatpack pack`; online, give a sample_ratio"):
+        make_meta_dataset(meta(tmp_path, a={"file_name": "rows.jsonl", "weight": 1}))

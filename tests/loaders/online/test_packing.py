@@ -106,7 +106,7 @@ def test_written_lengths_are_exact(tmp_path):
     data.row([("user", "<video>What?"), ("assistant", "Grey.")], videos=["a.mp4"])
     data.row([("user", "<image>Lost?"), ("assistant", "Yes.")], images=["absent.png"])
     written = tmp_path / "lengths"
-    flags = ["--meta", str(data.write()), "--processor", PROCESSOR, "--engine", "inline"]
+    flags = ["--meta", str(data.write()), "--processor", PROCESSOR, "--engine", "inline", "--max-skipped", "0.1"]
     assert main(["plan", *flags, "--write-lengths", str(written)]) == 0
     rows = [json.loads(line) for line in (written / "000.jsonl").read_text().splitlines()]
     assert [

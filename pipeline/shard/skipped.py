@@ -1,0 +1,96 @@
+"""`neatpack skipped`: the rows that are in no pack, with the reason, and where they came from."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from ..config import UserError
+from ..manifest import Manifest
+from ..records import REASONS
+from .sources import origin_of
+
+LEFT_OUT = ("sampled_out", "held_out", "not_held_out")  # as the user asked: listed only if asked for again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SkippedRow:
+    dataset: str
+    row: int
+    id: str  # what the row calls itself, where the ledger knows
+    reason: str
+    detail: str
+    file: str  # "": unknown
+    line: int | None  # where the file has its rows as lines, and is as it was
+    text: bytes | None  # the row as it was; None: its file is gone or has changed
+
+    def described(self) -> str:
+        """As compilers write it, so that editors find the place: "coco.jsonl:3: coco row 2: bad_row: empty …"."""
+        place = f"{self.file}:{self.line}: " if self.line else f"{self.file}: " if self.file else ""
+        name = f" (id {self.id})" if self.id else ""
+        return f"{place}{self.dataset} row {self.row}{name}: {self.reason}: {self.detail or REASONS[self.reason]}"
+
+    def to_json(self) -> dict[str, Any]:
+        """`row` is its number, as in the ledger; the row itself is under `json`, or, if it is broken, `text`."""
+        names = ("dataset", "row", "id", "reason", "detail", "file", "line")
+        said = {name: getattr(self, name) for name in names}
+        if self.text is None:
+            return said
+        try:
+            return said | {"json": json.loads(self.text)}
+        except (ValueError, RecursionError):  # as in `parse_row`
+            return said | {"text": self.text.decode("utf-8", "replace").rstrip("\r\n")}
+
+
+def skipped_rows(
+    out: Path, manifest: Manifest, *, reasons: Sequence[str] = (), dataset: str = "", problems: list[str]
+) -> Iterator[SkippedRow]:
+    """Of a finished output, by data set and row, each row once. What stands in the way of reading the rows themselves
+    goes to `problems`; the ledger's lines come all the same."""
+    inputs = manifest.identity.inputs
+    for reason in reasons:
+        if reason not in REASONS:
+            raise UserError(f"--reason {reason}: unknown; known: {', '.join(REASONS)}")
+    if dataset and dataset not in inputs:
+        raise UserError(f"--dataset {dataset}: not in {out}, which has {', '.join(inputs)}")
+    wanted = list(reasons) or [reason for reason in REASONS if reason not in LEFT_OUT]
+    ledgers = sorted(name for name in manifest.files if name.startswith("ledger/"))  # in the order of the run
+    for name, ledger in zip(inputs, ledgers, strict=True):
+        if not dataset or name == dataset:
+            lines = _lines(out / ledger, wanted)
+            yield from _placed(out, name, inputs[name]["content"], lines, problems) if lines else ()
+
+
+def _lines(ledger: Path, reasons: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """Lines of the ledger by row, ascending as there: the first of each row's repetitions."""
+    names = [name for name in pq.read_schema(ledger).names if name in ("row", "id", "reason", "detail")]
+    found = pq.read_table(ledger, columns=names, filters=[("status", "=", "skipped"), ("reason", "in", list(reasons))])
+    lines: dict[int, dict[str, Any]] = {}
+    for line in found.to_pylist():
+        lines.setdefault(line["row"], line)
+    return lines
+
+
+def _placed(
+    out: Path, name: str, digest: str, lines: Mapping[int, dict[str, Any]], problems: list[str]
+) -> Iterator[SkippedRow]:
+    origin = origin_of(out, name, digest)
+    if origin.problem:
+        problems.append(origin.problem)
+    rows = origin.rows(list(lines))
+    for number, line in lines.items():
+        row = next(rows, None)
+        assert row is None or row.number == number, "the file has the content that was packed"
+        yield SkippedRow(
+            dataset=name,
+            row=number,
+            id=line.get("id") or "",
+            reason=line["reason"],
+            detail=line["detail"],
+            file=origin.file,
+            line=row.line if row and origin.is_jsonl else None,
+            text=row.text if row else None,
+        )

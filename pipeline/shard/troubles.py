@@ -1,0 +1,233 @@
+"""Troubles: what a job lost of its data, data set by data set, with the reasons, a row for one and the likely remedy.
+
+A job whose column names are wrong skips every row, each with a reason in the ledger, and nobody reads ledgers of jobs
+that succeed. So such a job does not: its output is complete, and the command ends with exit code 1.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ..ingest.corpus import Corpus, Split
+from ..ingest.lines import rows
+from ..planned import Planned
+from ..records import REASONS
+from ..runtime.tables import value_counts
+from .skipped import LEFT_OUT
+from .words import clipped, counted, percent
+
+UNCOUNTED = (*LEFT_OUT, "overlong", "max_packs")  # what the user's own limits leave out is not lost
+MAX_GROUPS, MAX_DATASETS, MAX_KEYS = 3, 10, 8  # more would fill the screen
+MAX_SHOWN = 160  # characters of a detail
+
+# What to do about rows that were skipped; {media_dir} is the data set's.
+REMEDIES = {
+    "sampled_out": "raise its sample_ratio",
+    "held_out": "lower --holdout",
+    "not_held_out": "raise --holdout",
+    "bad_row": "do columns and tags say how its rows are written? repair the rows, or set them",
+    "bad_placeholders": "repair the rows, or give --placeholders lenient",
+    "no_target": "is tags.assistant_tag what its rows call the assistant?",
+    "missing_media": "is media_dir right? it is {media_dir}",
+    "bad_media": "fetch or make these files again, then pack with --overwrite",
+    "image_unsupported": "take a processor that takes images, or leave the data set out by --datasets",
+    "video_unsupported": "take a processor that takes videos, or leave the data set out by --datasets",
+    "audio_unsupported": "take a processor that takes sounds, or leave the data set out by --datasets",
+    "overlong": "raise --pack-size, or give --overlong truncate or shrink",
+    "too_many_visual_tokens": "raise --max-visual-tokens, or lower --max-pixels",
+    "max_packs": "raise --max-packs",
+}
+# Where no row is wanted in the first place:
+_NOT_ASKED: dict[Split, str] = {
+    "train": ", for there is nothing to take: rows are absent, sampled out or held out",
+    "holdout": ", for no row is held out; raise --holdout, or leave it away",
+}
+_ABSENT = re.compile(r"column '([^']*)' is absent")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Tally:
+    """A data set of an output, or of a plan, in figures."""
+
+    corpus: Corpus
+    samples: int
+    packed: int
+    skipped: Mapping[str, int]  # by reason
+    lines: Callable[[], pa.Table]  # row, reason and detail of what is skipped; read only if there is trouble
+
+    @property
+    def wanted(self) -> int:
+        return self.samples - sum(self.skipped.get(reason, 0) for reason in LEFT_OUT)
+
+    @property
+    def lost(self) -> int:
+        return sum(count for reason, count in self.skipped.items() if reason not in UNCOUNTED)
+
+    @property
+    def is_empty(self) -> bool:
+        """It should give something, and gives nothing. A file without rows is told once, not of the holdout too."""
+        if self.packed or not self.corpus.dataset.sample_ratio or self.skipped.get("max_packs"):
+            return False
+        return self.wanted > 0 or (not self.corpus.num_rows and self.corpus.split == "train")
+
+
+def troubles_of_output(out: Path, corpora: Sequence[Corpus], max_skipped: float) -> tuple[str, ...]:
+    """Of a finished output, from its statistics and ledger: a second run on it says the same."""
+
+    def lines(number: int) -> pa.Table:
+        columns, skipped = ["row", "reason", "detail"], [("status", "=", "skipped")]
+        return pq.read_table(out / "ledger" / f"{number:05d}.parquet", columns=columns, filters=skipped)
+
+    tallies = [
+        Tally(
+            corpus=corpus,
+            samples=figures["samples"],
+            packed=figures["packed"],
+            skipped={reason: figures[reason] for reason in REASONS if figures[reason]},
+            lines=lambda number=number: lines(number),  # type: ignore[misc]
+        )
+        for number, (corpus, figures) in enumerate(
+            zip(corpora, pq.read_table(out / "stats" / "datasets.parquet").to_pylist(), strict=True)
+        )
+    ]
+    return troubles(tallies, max_skipped, f"every row that is skipped: neatpack skipped {out}")
+
+
+def troubles_of_plan(planned: Planned) -> tuple[str, ...]:
+    table, plan = planned.plan.table, planned.plan
+    tallies = []
+    for number, corpus in enumerate(planned.inputs.corpora):
+        mine = table.slice(len(plan.packed))
+        mine = mine.filter(pc.equal(mine["dataset"], number))
+        left_out = {reason: len(found) for reason, found in corpus.left_out().items() if len(found)}
+        skipped = value_counts(mine["reason"]) | left_out
+        packed = len(plan.packed.filter(pc.equal(plan.packed["dataset"], number)))
+        samples = packed + sum(skipped.values())
+        tallies.append(
+            Tally(corpus=corpus, samples=samples, packed=packed, skipped=skipped, lines=lambda mine=mine: mine)  # type: ignore[misc]
+        )
+    return troubles(tallies, planned.inputs.config.max_skipped, "")
+
+
+def troubles(tallies: Sequence[Tally], max_skipped: float, more: str) -> tuple[str, ...]:
+    """Lines of text: what is wrong, then each data set that lost rows. None, if no more is lost than may be.
+
+    `more`: where to read on. With a `max_skipped` of 1, whatever comes is right.
+    """
+    wanted, lost = sum(tally.wanted for tally in tallies), sum(tally.lost for tally in tallies)
+    wrong = []
+    if not any(tally.packed for tally in tallies):
+        wrong.append("nothing is packed" + (_NOT_ASKED[tallies[0].corpus.split] if tallies and not wanted else ""))
+    elif empty := [tally.corpus.name for tally in tallies if tally.is_empty]:
+        wrong.append(f"nothing is packed of {', '.join(empty)}")
+    if lost > max_skipped * wanted:
+        wrong.append(f"{lost:,} of {counted(wanted, 'sample')} skipped, {percent(lost, wanted)}: more than max_skipped "
+                     f"allows, {max_skipped:.1%}")  # fmt: skip
+    if not wrong or max_skipped == 1:
+        return ()
+    affected = sorted((tally for tally in tallies if tally.lost or tally.is_empty), key=lambda tally: -tally.lost)
+    lines = ["; ".join(wrong), *(_described(tally) for tally in affected[:MAX_DATASETS])]
+    if len(affected) > MAX_DATASETS:
+        lines.append(f"and {counted(len(affected) - MAX_DATASETS, 'data set')} more")
+    lines += [more] * bool(more and affected)
+    return (*lines, "if that is right, raise --max-skipped; 1 takes whatever comes")
+
+
+@dataclass(kw_only=True, slots=True)
+class _Group:
+    """Rows that are skipped for one reason in much the same words."""
+
+    reason: str
+    count: int
+    row: int  # the first of them
+    detail: str  # its own
+    words: str  # of all of them
+    is_alike: bool  # whether all say the very same
+
+
+def _described(tally: Tally) -> str:
+    name, skipped = tally.corpus.name, tally.wanted - tally.packed
+    if not tally.corpus.num_rows:
+        return f"{name}: {tally.corpus.dataset.file or tally.corpus.dataset.source} has no rows"
+    groups = _groups(tally)
+    told = "; ".join(_told(group, tally.corpus) for group in groups[:MAX_GROUPS])
+    others = groups[MAX_GROUPS:]
+    if others:
+        told += f"; and {sum(group.count for group in others):,} for {counted(len(others), 'other cause')}"
+    return f"{name}: {skipped:,} of {tally.wanted:,} skipped: {told}"
+
+
+def _told(group: _Group, corpus: Corpus) -> str:
+    if group.count == 1:
+        detail, row = clipped(group.detail, MAX_SHOWN), f"row {group.row}"
+    else:
+        detail, row = clipped(group.words, MAX_SHOWN), f"row {group.row}" + ("" if group.is_alike else ", for one")
+    return f"{group.count:,}x {group.reason}: {detail} ({row}){_remedy(group, corpus)}"
+
+
+def _groups(tally: Tally) -> list[_Group]:
+    """The largest first. Details are counted by Arrow before they are looked at: there may be millions of them."""
+    lines, media_dir = tally.lines(), tally.corpus.dataset.media_dir
+    counts = lines.group_by(["reason", "detail"], use_threads=False).aggregate([("row", "min"), ("row", "count")])
+    groups: dict[tuple[str, str], _Group] = {}
+    for line in counts.sort_by("row_min").to_pylist():
+        reason, detail, count = line["reason"], line["detail"], line["row_count"]
+        if reason in LEFT_OUT:
+            continue
+        key = (reason, generic(detail, reason, media_dir))
+        if key in groups:
+            group = groups[key]
+            group.count, group.is_alike = group.count + count, False
+            group.words = key[1] if reason in ("missing_media", "bad_media") else group.detail
+        else:
+            groups[key] = _Group(
+                reason=reason, count=count, row=line["row_min"], detail=detail, words=detail, is_alike=True
+            )
+    return sorted(groups.values(), key=lambda group: -group.count)
+
+
+def generic(detail: str, reason: str, media_dir: str) -> str:
+    """What details have in common: "/data/a/7.jpg: No such file" in media_dir /data -> "a/…jpg: No such file"."""
+    path, colon, words = detail.partition(": ")
+    if reason in ("missing_media", "bad_media") and colon:
+        place = Path(path.strip("'\""))
+        if place.is_relative_to(media_dir):
+            place = place.relative_to(media_dir)
+        folder = "/".join(place.parts[: 1 if not place.is_absolute() else 2]) if len(place.parts) > 1 else ""
+        shown = f"{folder.replace('//', '/')}/…" if folder else "…"
+        return f"{shown}{place.suffix.lstrip('.')}: {_numberless(words)}"
+    return _numberless(detail)
+
+
+def _numberless(text: str) -> str:
+    """Numbers and quoted paths are particular; quoted names (a column, a role) are not."""
+    return re.sub(r"\d+", "#", re.sub(r"'[^']*[/.][^']*'|\"[^\"]*[/.][^\"]*\"", "'…'", text))
+
+
+def _remedy(group: _Group, corpus: Corpus) -> str:
+    """As it follows the row: "; rows have id, image: set columns" or ": is media_dir right?"."""
+    if group.reason == "bad_row" and (absent := _ABSENT.search(group.detail)):
+        keys = _keys(corpus, group.row)
+        if keys and "rows have" not in group.detail:
+            shown = ", ".join(keys[:MAX_KEYS]) + (", …" if len(keys) > MAX_KEYS else "")
+            llava = ', or "format": "llava"' if "conversations" in keys and absent[1] == "messages" else ""
+            return f"; rows have {shown}: set columns and tags{llava}"
+    return ": " + REMEDIES[group.reason].format(media_dir=corpus.dataset.media_dir)
+
+
+def _keys(corpus: Corpus, number: int) -> list[str]:
+    """The keys of a row, if its file still has it."""
+    for part in corpus.source.parts:
+        if part.first_row <= number < part.first_row + part.num_rows:
+            try:
+                row = next((json.loads(row.text) for row in rows(part) if row.number == number), None)
+            except (OSError, ValueError, RecursionError):
+                return []
+            return list(row) if isinstance(row, dict) else []
+    return []

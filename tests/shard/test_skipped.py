@@ -1,0 +1,140 @@
+"""`neatpack skipped`: which rows, why, and where they came from, whatever became of their files."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers import TinyData, tiny_config
+
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.manifest import Manifest
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.skipped import SkippedRow, skipped_rows
+
+BROKEN = '{"messages": [oops'
+
+
+@pytest.fixture
+def data(tiny: TinyData) -> TinyData:
+    """Row 0 is good; behind a blank line, row 1 is broken, row 2 has no target and row 3 no picture."""
+    tiny.text("a", "b")
+    tiny.rows += ["", BROKEN]
+    return tiny.row([("user", "?")]).row([("user", "<image>?"), ("assistant", "x")], images=["gone.png"])
+
+
+def listed(out: Path, **options: Any) -> tuple[list[SkippedRow], list[str]]:
+    """The rows, and what stood in the way of reading them."""
+    problems: list[str] = []
+    return list(skipped_rows(out, Manifest.read(out), problems=problems, **options)), problems
+
+
+def test_file_line_and_text_of_each(data: TinyData, tmp_path: Path) -> None:
+    run_pack(tiny_config(data.write(ratio=2), tmp_path / "out"))
+    rows, problems = listed(tmp_path / "out")
+    file = str(data.folder / "rows.jsonl")
+    assert [(row.row, row.reason, row.file, row.line) for row in rows] == [
+        (1, "bad_row", file, 3),
+        (2, "no_target", file, 4),
+        (3, "missing_media", file, 5),
+    ], "each row once, though it was taken twice"
+    assert rows[0].text == BROKEN.encode() + b"\n"
+    assert rows[1].described() == f"{file}:4: tiny row 2: no_target: no assistant turn"
+    assert problems == []
+
+
+def test_as_json(data: TinyData, tmp_path: Path) -> None:
+    run_pack(tiny_config(data.write(), tmp_path / "out"))
+    broken, no_target, _ = (row.to_json() for row in listed(tmp_path / "out")[0])
+    assert list(broken) == ["dataset", "row", "id", "reason", "detail", "file", "line", "text"]
+    assert broken["text"] == BROKEN
+    assert no_target["json"] == data.rows[3] and no_target["row"] == 2
+
+
+def test_some_reasons_and_data_sets(data: TinyData, tmp_path: Path) -> None:
+    data.write()
+    entry = {"file_name": "rows.jsonl"}
+    (data.folder / "meta.json").write_text(json.dumps({"a": entry, "b": entry | {"sample_ratio": 0.25}}))
+    run_pack(tiny_config(data.folder / "meta.json", tmp_path / "out"))
+
+    def found(**options: Any) -> list[tuple[str, int, str]]:
+        return [(row.dataset, row.row, row.reason) for row in listed(tmp_path / "out", **options)[0]]
+
+    assert found(dataset="a", reasons=["bad_row", "no_target"]) == [("a", 1, "bad_row"), ("a", 2, "no_target")]
+    assert not [reason for *_, reason in found() if reason == "sampled_out"]
+    assert len(found(reasons=["sampled_out"])) == 3
+    with pytest.raises(UserError, match="--reason bad: unknown; known: sampled_out, "):
+        found(reasons=["bad"])
+    with pytest.raises(UserError, match="--dataset c: not in .*, which has a, b"):
+        found(dataset="c")
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl.gz", "parquet"])
+def test_files_that_were_rewritten_have_rows_and_no_lines(tiny: TinyData, tmp_path: Path, kind: str) -> None:
+    tiny.text("a", "b").row([("user", "?")])
+    tiny.write()
+    file = tiny.folder / f"rows.{kind}"
+    if kind == "json":
+        file.write_text(json.dumps(tiny.rows))
+    elif kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(tiny.rows), file)
+    else:
+        file.write_bytes(gzip.compress((tiny.folder / "rows.jsonl").read_bytes()))
+    (tiny.folder / "meta.json").write_text(json.dumps({"tiny": {"file_name": file.name}}))
+    run_pack(tiny_config(tiny.folder / "meta.json", tmp_path / "out"))
+    ((row,), problems) = listed(tmp_path / "out")
+    assert (row.row, row.file, row.line, problems) == (1, str(file), None, [])
+    assert json.loads(row.text or b"") == tiny.rows[1]
+    assert row.described() == f"{file}: tiny row 1: no_target: no assistant turn"
+    (tmp_path / "out").rename(tmp_path / "moved")
+    assert listed(tmp_path / "moved")[0] == [row], "the rewriting moved along"
+
+
+def test_files_that_are_gone_or_changed(data: TinyData, tmp_path: Path) -> None:
+    run_pack(tiny_config(data.write(), tmp_path / "out"))
+    file = data.folder / "rows.jsonl"
+    before = listed(tmp_path / "out")[0]
+    file.write_text("\n" + file.read_text())
+    rows, problems = listed(tmp_path / "out")
+    assert problems == [f"{file}: has changed since it was packed"]
+    assert [(row.row, row.reason, row.detail) for row in rows] == [(row.row, row.reason, row.detail) for row in before]
+    assert {(row.line, row.text) for row in rows} == {(None, None)}
+    file.unlink()
+    assert listed(tmp_path / "out")[1] == [f"{file}: No such file or directory"]
+    (tmp_path / "out" / "sources.json").unlink()
+    rows, (problem,) = listed(tmp_path / "out")
+    assert problem.startswith(f"{tmp_path / 'out/sources.json'} does not say where the rows of tiny are (")
+    assert rows[0].described().startswith("tiny row 1: bad_row: line 3: broken JSON: ")
+
+
+def test_where_the_rows_came_from_is_on_disk_and_no_part_of_the_identity(data: TinyData, tmp_path: Path) -> None:
+    first = run_pack(tiny_config(data.write(), tmp_path / "out")).manifest
+    (place,) = json.loads((tmp_path / "out/sources.json").read_text()).values()
+    file = str(data.folder / "rows.jsonl")
+    assert place == {
+        "given": "rows.jsonl",
+        "files": [{"file": file, "lines": file}],
+        "media_dir": str(data.folder),
+    }
+    data.folder.rename(tmp_path / "moved")
+    second = run_pack(tiny_config(tmp_path / "moved/meta.json", tmp_path / "other")).manifest
+    assert second.identity == first.identity
+    assert "sources.json" not in first.files
+    run_pack(tiny_config(tmp_path / "moved/meta.json", tmp_path / "out", overwrite=True))
+    assert str(tmp_path / "moved") in (tmp_path / "out/sources.json").read_text()
+
+
+def test_ids_are_listed_where_the_ledger_has_them(data: TinyData, tmp_path: Path) -> None:
+    run_pack(tiny_config(data.write(), tmp_path / "out"))
+    path = tmp_path / "out/ledger/00000.parquet"
+    ledger = pq.read_table(path)
+    ids = pa.array([f"id{row}" for row in ledger["row"].to_pylist()])
+    if "id" in ledger.column_names:
+        ledger = ledger.drop_columns(["id"])
+    pq.write_table(ledger.append_column("id", ids), path)
+    rows, _ = listed(tmp_path / "out")
+    assert [row.id for row in rows] == ["id1", "id2", "id3"]
+    assert ": tiny row 2 (id id2): no_target: " in rows[1].described()
