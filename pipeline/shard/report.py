@@ -14,7 +14,7 @@ from ..plan.assign import pack_bytes
 from ..planned import Planned
 from ..records import REASONS
 from ..runtime.tables import column_sum
-from .stats import media_bytes, ratio_taken, step_imbalance
+from .stats import media_bytes, ratio_taken, step_imbalance, times_at_load
 from .words import counted, percent, size
 
 NOTABLE_COPIES = 0.1  # of the bytes of an output: from there on its copies are worth a word
@@ -28,8 +28,9 @@ class Share:
 
     name: str
     weight: float | None  # the share of tokens that was asked for
-    ratio: float  # how often its rows are taken
-    tokens: int
+    ratio: float  # how often its rows are taken in an epoch
+    times: float  # of which by the loader
+    tokens: int  # stored
     media_bytes: int
     repeated_media_bytes: int
 
@@ -52,7 +53,7 @@ def describe_output(out: Path, manifest: Manifest, *, reused_shards: int = 0) ->
     lines.insert(1, ("media", f"{pictures}{sounds}{fakes}"))
     lines += [(word, f"{counted(count, 'sample')}, to fit a pack") for word, count in counts.fitted.items()]
     figures = pq.read_table(out / "stats" / "datasets.parquet").to_pylist()
-    columns = ("weight", "ratio", "tokens", "media_bytes", "repeated_media_bytes")
+    columns = ("weight", "ratio", "times", "tokens", "media_bytes", "repeated_media_bytes")
     shares = [Share(name=line["dataset"], **{name: line[name] for name in columns}) for line in figures]
     lines = [_sum_line(counts.rows, counts.packed, counts.skipped, "packed"), *lines, *_mixture_lines(shares),
              ("on disk", shards), *_copies_lines(shares, num_bytes)]  # fmt: skip
@@ -116,6 +117,7 @@ def _planned_shares(planned: Planned) -> list[Share]:
                 name=corpus.name,
                 weight=corpus.weight,
                 ratio=ratio_taken(corpus, mine),
+                times=times_at_load(mine),
                 tokens=column_sum(mine["tokens"]),
                 **media_bytes(mine),
             )
@@ -152,12 +154,13 @@ def _mixture_lines(shares: Sequence[Share]) -> list[Line]:
     """Asked against packed, where something was asked."""
     if all(share.weight is None and share.ratio == 1 for share in shares):
         return []
-    total = sum(share.tokens for share in shares)
+    total = sum(share.tokens * share.times for share in shares)
     lines: list[Line] = []
     for share in shares:
         asked = f"{share.weight:.1%} asked, " if share.weight is not None else ""
-        packed = f"{percent(share.tokens, total)} of tokens"
-        lines.append(("" if lines else "mixture", f"{share.name} {asked}{packed}, {_times(share.ratio)}"))
+        packed = f"{percent(share.tokens * share.times, total)} of tokens"
+        stored = ", stored once" if share.times > 1 else ""
+        lines.append(("" if lines else "mixture", f"{share.name} {asked}{packed}, {_times(share.ratio)}{stored}"))
     return lines
 
 
@@ -175,8 +178,7 @@ def _copies_lines(shares: Sequence[Share], num_bytes: int) -> list[Line]:
         (
             "" if number else "repeats",
             f"{share.name}: media stored {share.ratio:.3g} times, {size(share.repeated_media_bytes)} of "
-            f"{size(share.media_bytes)} are copies; pack it by itself with sample_ratio 1 and mix at load time: "
-            f'PackedShards([("{share.name}", …, weight), …])',
+            f"{size(share.media_bytes)} are copies; --repeat-at-load stores each once",
         )
         for number, share in enumerate(share for share in shares if share.repeated_media_bytes)
     ]

@@ -39,7 +39,8 @@ DATASETS_SCHEMA = pa.schema(
     [
         ("dataset", pa.string()),
         *((key, pa.int64()) for key in ("rows", "samples", "packed", "tokens", "visual_tokens")),
-        ("ratio", pa.float64()),  # how often rows are taken
+        ("ratio", pa.float64()),  # how often rows are taken in an epoch
+        ("times", pa.float64()),  # of which by the loader, which repeats packs
         ("weight", pa.float64()),  # the share of all tokens that was asked for; null: none was
         ("media_bytes", pa.int64()),  # by the plan
         ("repeated_media_bytes", pa.int64()),  # of which those of repetitions
@@ -94,11 +95,12 @@ def dataset_stats(corpora: Sequence[Corpus], ledgers: Sequence[pa.Table], plan: 
     for index, (corpus, ledger) in enumerate(zip(corpora, ledgers, strict=True)):
         skips = reason_counts(ledger)
         packed = ledger.filter(pc.equal(ledger["status"], "packed"))
+        planned = plan.packed.filter(pc.equal(plan.packed["dataset"], index))
         sums = {key: column_sum(packed[key]) for key in ("tokens", "visual_tokens")}
         lines.append(
             {"dataset": corpus.name, "rows": corpus.num_rows, "samples": len(ledger), "packed": len(packed), **sums}
-            | {"ratio": ratio_taken(corpus, packed), "weight": corpus.weight}
-            | media_bytes(plan.packed.filter(pc.equal(plan.packed["dataset"], index)))
+            | {"ratio": ratio_taken(corpus, planned), "times": times_at_load(planned), "weight": corpus.weight}
+            | media_bytes(planned)
             | {reason: skips.get(reason, 0) for reason in REASONS}
         )
     return pa.Table.from_pylist(lines, schema=DATASETS_SCHEMA)
@@ -114,7 +116,12 @@ def ratio_taken(corpus: Corpus, packed: pa.Table) -> float:
         return ratio if corpus.split == "train" else float(ratio > 0)
     tokens = packed["tokens"].to_numpy()
     _, firsts = np.unique(packed["row"].to_numpy(), return_index=True)
-    return float(tokens.sum() / tokens[firsts].sum()) if len(tokens) else 0.0
+    return float(tokens.sum() / tokens[firsts].sum()) * times_at_load(packed) if len(tokens) else 0.0
+
+
+def times_at_load(packed: pa.Table) -> float:
+    """How often the loader gives the packs of a corpus, all of them equally often; lines of its packed samples."""
+    return float(packed["times"][0].as_py()) if len(packed) else 1.0
 
 
 def media_bytes(planned: pa.Table) -> dict[str, int]:
