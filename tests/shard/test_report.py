@@ -188,6 +188,9 @@ def test_ratios_are_told_too(two: Path, tmp_path: Path) -> None:
     _, summary = packed_of(write_meta(two, entries), tmp_path / "out")
     assert re.fullmatch(r"short \d+\.\d% of tokens, each row 2 times", line_of(summary, "mixture"))
     assert re.search(r"^            long \d+\.\d% of tokens, 50.0% of its rows$", summary, re.MULTILINE)
+    del entries["long"]["sample_ratio"]
+    _, summary = packed_of(write_meta(two, entries), tmp_path / "one")
+    assert line_of(summary, "mixture").startswith("short ") and "long" not in summary
 
 
 # ---------------------------------------------------------------- copies
