@@ -44,7 +44,7 @@ def conversation(question: str, answer: str) -> list[dict[str, str]]:
 def meta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 rows of text, 4 with a picture, and 3 bad ones."""
     folder = tmp_path_factory.mktemp("data")
-    rows: list[Any] = [{"messages": conversation(f"Count to {i}.", "one two " * i)} for i in range(12)]
+    rows: list[Any] = [{"messages": conversation(f"Count to {i}.", "one two " * (i + 1))} for i in range(12)]
     for i in range(4):
         Image.new("RGB", (60 + 20 * i, 90), (50 * i, 99, 7)).save(folder / f"{i}.png")
         rows.append({"messages": conversation("<image>What?", "That."), "images": [f"{i}.png"]})

@@ -173,8 +173,8 @@ def _lines(corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> pa.Table
 
 
 def _mixed(lines: pa.Table, corpora: Sequence[Corpus], *, repeat_at_load: bool) -> pa.Table:
-    """Where data sets have weights, their lines repeated, or to be repeated by the loader: only now it is known how long
-    each row is, and which fit."""
+    """Where data sets have weights, their lines repeated, or marked for the loader to repeat: only now it is known how
+    long each row is, and which fit."""
     weights = [corpus.weight for corpus in corpora if corpus.weight is not None]
     if not weights:
         return lines

@@ -151,12 +151,10 @@ def _load_lines(tokens: np.ndarray, visual: np.ndarray, pack_size: int) -> list[
 
 
 def _mixture_lines(shares: Sequence[Share]) -> list[Line]:
-    """Asked against packed, where something was asked."""
-    if all(share.weight is None and share.ratio == 1 for share in shares):
-        return []
+    """Asked against packed, of the data sets for which something was asked: there may be dozens of others."""
     total = sum(share.tokens * share.times for share in shares)
     lines: list[Line] = []
-    for share in shares:
+    for share in (share for share in shares if share.weight is not None or share.ratio != 1):
         asked = f"{share.weight:.1%} asked, " if share.weight is not None else ""
         packed = f"{percent(share.tokens * share.times, total)} of tokens"
         stored = ", stored once" if share.times > 1 else ""

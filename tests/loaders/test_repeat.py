@@ -82,3 +82,20 @@ def test_a_mix_keeps_how_often_packs_come(out):
     alone = PackedShards(out, rank=0, world_size=1).state_dict()
     with pytest.raises(ValueError, match="the orders differ"):
         packs.load_state_dict(alone)
+
+
+def test_weights_are_met_by_the_loader(tmp_path):
+    for name, num_text in (("small", 6), ("large", 24)):
+        mixed_rows(TinyData(tmp_path / name), num_text=num_text, num_images=0).write()
+    meta = {name: {"file_name": f"{name}/rows.jsonl", "weight": 1} for name in ("small", "large")}
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out", pack_size=160, group_size=2, repeat_at_load=True))
+    assert_verified(tmp_path / "out")
+    index = pq.read_table(tmp_path / "out" / "index.parquet").to_pylist()
+    of_small = next(line["times"] for line in index if line["times"] > 1)
+    tokens = {
+        line["dataset"]: line["tokens"] * line["times"]
+        for line in pq.read_table(tmp_path / "out" / "stats" / "datasets.parquet").to_pylist()
+    }
+    assert of_small > 2
+    assert tokens["small"] == pytest.approx(tokens["large"])

@@ -188,6 +188,9 @@ def test_ratios_are_told_too(two: Path, tmp_path: Path) -> None:
     _, summary = packed_of(write_meta(two, entries), tmp_path / "out")
     assert re.fullmatch(r"short \d+\.\d% of tokens, each row 2 times", line_of(summary, "mixture"))
     assert re.search(r"^            long \d+\.\d% of tokens, 50.0% of its rows$", summary, re.MULTILINE)
+    del entries["long"]["sample_ratio"]
+    _, summary = packed_of(write_meta(two, entries), tmp_path / "one")
+    assert line_of(summary, "mixture").startswith("short ") and "long" not in summary
 
 
 # ---------------------------------------------------------------- copies
@@ -200,8 +203,7 @@ def test_copies_of_pictures_are_told(tiny: TinyData, tmp_path: Path) -> None:
     _, summary = packed_of(meta, tmp_path / "out")
     told = line_of(summary, "repeats")
     assert re.fullmatch(
-        r"tiny: media stored 25 times, \S+ MiB of \S+ MiB are copies; pack it by itself with sample_ratio 1 and mix at "
-        r'load time: PackedShards\(\[\("tiny", …, weight\), …\]\)',
+        r"tiny: media stored 25 times, \S+ MiB of \S+ MiB are copies; --repeat-at-load stores each once",
         told,
     )
     copied, whole = map(float, re.findall(r"(\S+) MiB", told))
