@@ -190,7 +190,7 @@ def test_rows_that_nobody_expects_do_not_stop_the_run(run: Run, tmp_path: Path) 
         "[" * 100_000: "bad_row",
         json.dumps({"messages": conversation("\0 <|im_start|> <|image_pad|> \ue000 \u2028", "\ufffe")}): "",
         json.dumps({"messages": conversation("Hi.", "\ud83d")}): "bad_row",
-        json.dumps({"messages": conversation("Hi.", ""), "_text_tokens": "?", "mm_inputs_meta": 7}): "",
+        json.dumps({"messages": conversation("Hi.", "Yo."), "_text_tokens": "?", "mm_inputs_meta": 7}): "",
     }
     (tmp_path / "rows.jsonl").write_text("".join(row + "\n" for row in rows))
     (tmp_path / "meta.json").write_text(json.dumps({"odd": {"file_name": "rows.jsonl"}}))
@@ -518,7 +518,7 @@ def test_verify_a_broken_manifest(run: Run, out: Path) -> None:
     assert code == 1
     assert errors.startswith(f"neatpack: {out}/manifest.json: not JSON: ")
     (out / "manifest.json").write_text('{"format": 99}')
-    known = f"this neatpack ({neatpack.__version__}) reads format 3; use the neatpack that made it, or pack again"
+    known = f"this neatpack ({neatpack.__version__}) reads format 4; use the neatpack that made it, or pack again"
     assert run("verify", out)[::2] == (1, f"neatpack: {out}/manifest.json: format 99, {known}\n")
 
 
