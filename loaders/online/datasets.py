@@ -16,9 +16,9 @@ import numpy as np
 
 from ...pipeline.config import UserError
 from ...pipeline.ingest.conversation import KINDS, from_conversation, to_conversation
+from ...pipeline.ingest.convert import convert, first_rows, parse_row, resolved
 from ...pipeline.ingest.lines import Part, as_lines, rows
 from ...pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, parsed_names, read_meta
-from ...pipeline.ingest.sharegpt import convert, parse_row
 from ...pipeline.ingest.sources import Examples
 from ...pipeline.ingest.sources.examples import BadRow
 from ...pipeline.records import Skip
@@ -201,6 +201,8 @@ def _examples(
         mine = _mine(len(source), dataset.sample_ratio, rank, world_size)
         return [(row, _of_source(source, row)) for row in mine], len(source)
 
+    dataset = resolved(dataset, first_rows([_whole(dataset.file)]))
+
     def example(line: bytes, line_number: int) -> dict[str, Any] | Skip:
         row = parse_row(line, line_number)
         return row if isinstance(row, Skip) else _converted(row, dataset, lenient=lenient)
@@ -235,13 +237,18 @@ def _rows_for_rank(
     Rows are counted first and read in a second pass, so that only the rank's own lines are ever in memory. A row that
     is taken twice is parsed twice: nobody who changes one copy changes the other.
     """
-    lines = as_lines(Path(file), _imported())
-    part = Part(file=lines.file, start=0, end=os.path.getsize(lines.file), first_row=0, num_rows=0, first_line=1)
+    part = _whole(file)
     num_rows = sum(1 for _ in rows(part))
     mine = _mine(num_rows, ratio, rank, world_size)
     wanted = set(mine)
     texts = {row: (text, line) for row, line, _, text in rows(part) if row in wanted}
     return [(row, parse(*texts[row])) for row in mine], num_rows
+
+
+def _whole(file: str) -> Part:
+    """All of a data file, as lines."""
+    lines = as_lines(Path(file), _imported())
+    return Part(file=lines.file, start=0, end=os.path.getsize(lines.file), first_row=0, num_rows=0, first_line=1)
 
 
 def _mine(num_rows: int, ratio: float, rank: int, world_size: int) -> list[int]:
