@@ -87,13 +87,15 @@ def resolved(dataset: Dataset, first: Sequence[dict[str, Any]]) -> Dataset:
     """
     if dataset.source:
         return dataset
-    how = "as given"
+    how, level = "as given", logging.INFO
     if dataset.format == AUTO:
         name = detect(first)
         how = "told from its first rows" if name else "for no other fits its first rows"
+        level = logging.WARNING if first and not name else level
         chosen = FORMATS[name or "messages"]
         dataset = replace(dataset, format=name or "messages", columns=chosen.columns, tags=chosen.tags)
     uses = FORMATS[dataset.format].uses(dataset.columns) | {dataset.id_column}
     used, unused = (", ".join(keys) or "none" for keys in used_and_unused(first, uses))
-    logger.info("%s: format %s, %s; columns used: %s; not used: %s", dataset.name, dataset.format, how, used, unused)
+    words = "%s: format %s, %s; columns used: %s; not used: %s"
+    logger.log(level, words, dataset.name, dataset.format, how, used, unused)
     return dataset
