@@ -19,6 +19,7 @@ from .media import is_unicode, json_name
 from .meta import Dataset
 
 NUM_FIRST_ROWS = 100  # that tell a format: enough for a set of which a few rows have pictures
+FIRST_BYTES = 16 << 20  # of them; rows with media in them are long, and the driver waits
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +75,16 @@ def _id(value: Any) -> str:
 
 
 def first_rows(parts: Iterable[Part]) -> list[dict[str, Any]]:
-    """The first rows of a data set, as far as they are objects."""
-    lines = islice(chain.from_iterable(map(rows, parts)), NUM_FIRST_ROWS)
-    parsed = (parse_row(line.text, line.line) for line in lines)
-    return [row for row in parsed if not isinstance(row, Skip)]
+    """The first rows of a data set, as far as they are objects; fewer where they are long."""
+    found, num_bytes = [], 0
+    for line in islice(chain.from_iterable(map(rows, parts)), NUM_FIRST_ROWS):
+        row = parse_row(line.text, line.line)
+        if not isinstance(row, Skip):
+            found.append(row)
+        num_bytes += len(line.text)
+        if num_bytes > FIRST_BYTES:
+            break
+    return found
 
 
 def resolved(dataset: Dataset, first: Sequence[dict[str, Any]]) -> Dataset:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from PIL import Image
 
@@ -25,9 +25,10 @@ _BASE64 = re.compile(r"[A-Za-z0-9+/\s]*[=\s]*")
 _LOOKS_ENCODED = re.compile(r"[A-Za-z0-9+/]{64}|data:", re.IGNORECASE)
 _SHORTEST_BASE64 = 64  # characters; no picture is smaller, and many names of files are
 _LONGEST_PATH, _LONGEST_NAME = 4096, 255  # bytes, in Linux
-# How files of known kinds begin: JPEG, PNG, GIF, BMP, TIFF, RIFF (WebP, WAV, AVI), Matroska and WebM, MP3, Ogg, FLAC.
-_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF", b"\x1a\x45\xdf\xa3",
-          b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"OggS", b"fLaC")  # fmt: skip
+# How files of known kinds begin: JPEG, PNG, GIF, TIFF, RIFF (WebP, WAV, AVI), Matroska and WebM, MP3, Ogg, FLAC.
+_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"II*\0", b"MM\0*", b"RIFF", b"\x1a\x45\xdf\xa3", b"ID3",
+          b"OggS", b"fLaC")  # fmt: skip
+_MP3_FRAME = (b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
 
 
 def media_reference(
@@ -101,8 +102,10 @@ def _path(text: str, media_dir: str) -> str | Skip:
         parts = None
     if parts is None or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         return Skip(reason="bad_row", detail=f"{shown(text)} is on another machine; expected file:///…")
-    path = unquote(text[text.index("/", len("file://")) :])  # not parts.path: a ? or # is part of a name here
-    return path if is_unicode(path) else Skip(reason="bad_row", detail="a file:// URI that is not UTF-8")
+    try:  # not of parts.path: a ? or # is part of a name here
+        return unquote_to_bytes(text[text.index("/", len("file://")) :]).decode()
+    except UnicodeDecodeError:
+        return Skip(reason="bad_row", detail=f"{shown(text)} is not UTF-8 once decoded")
 
 
 def _frames(paths: Any, media_dir: str) -> tuple[str, ...] | str:
@@ -123,7 +126,13 @@ def is_base64(text: str) -> bool:
         head = base64.b64decode("".join(text[:80].split())[:32], validate=True)
     except (binascii.Error, ValueError):
         return False
-    known = head.startswith(_MAGIC) or head[4:8] == b"ftyp"
+    known = (
+        head.startswith(_MAGIC)
+        or head[4:8] == b"ftyp"
+        or (head.startswith(b"BM") and head[6:10] == bytes(4))
+        # An MP3 without tags. Its two bytes are the "//s" of a path, too, but no path is so long.
+        or (head.startswith(_MP3_FRAME) and len(text) > _LONGEST_PATH)
+    )
     return known and _BASE64.fullmatch(text) is not None
 
 

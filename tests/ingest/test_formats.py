@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from neatpack.pipeline.ingest import convert as convert_module
 from neatpack.pipeline.ingest.conversation import from_conversation, to_conversation
 from neatpack.pipeline.ingest.convert import convert, first_rows, resolved
 from neatpack.pipeline.ingest.formats import FORMATS
@@ -288,6 +289,15 @@ def test_first_rows_leave_out_what_is_no_row(tmp_path: Path) -> None:
     assert first_rows([]) == []
 
 
+def test_long_rows_are_not_all_read_for_their_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"a": 1}\n' * 200)
+    part = Part(file=str(file), start=0, end=file.stat().st_size, first_row=0, num_rows=200, first_line=1)
+    assert len(first_rows([part])) == 100
+    monkeypatch.setattr(convert_module, "FIRST_BYTES", 20)  # a row has 9
+    assert len(first_rows([part])) == 3
+
+
 # ---------------------------------------------------------------- keys of turns
 
 
@@ -482,6 +492,7 @@ PATHS = {
     "https://x.org/cat.jpg?size=1": "https://x.org/cat.jpg?size=1",
     "C:\\cats\\cat.jpg": "/media/C:\\cats\\cat.jpg",
     "A" * 100: "/media/" + "A" * 100,  # base64's alphabet, but of no known kind
+    "//server/" + "pictures/" * 8 + "cat": "//server/" + "pictures/" * 8 + "cat",  # bytes that an MP3 may begin with
     "iVBORw0KGgo": "/media/iVBORw0KGgo",  # a PNG's beginning, but too short for one
 }
 
@@ -507,7 +518,8 @@ def test_other_schemes_are_never_glued_to_a_folder(given: str) -> None:
     skip = first_medium(images=[given])
     assert isinstance(skip, Skip) and skip.reason == "bad_row"
     assert f"unknown scheme {given.partition(':')[0]}://; known: file, s3, gs, http, https, data" in skip.detail
-    assert isinstance(first_medium(images=["file://host/cat.jpg"]), Skip)
+    for other in ("file://host/cat.jpg", "file://[", "file:///%ff.jpg"):
+        assert isinstance(first_medium(images=[other]), Skip)
 
 
 # Row with a picture as text -> where in the row.
@@ -572,6 +584,21 @@ def test_pointers_go_into_texts_that_are_json() -> None:
     for nowhere in ({"a": "plain"}, {"a": "7"}, {"a": {}}):
         with pytest.raises((LookupError, TypeError, ValueError)):
             pointed(nowhere, "/a/0")
+
+
+HEADS = {
+    "JPEG": b"\xff\xd8\xff\xe0", "GIF": b"GIF89a", "BMP": b"BM\x99\0\0\0\0\0\0\0", "TIFF": b"II*\0", "TIFF 2": b"MM\0*",
+    "WebP": b"RIFF\0\0\0\0WEBP", "MP4": b"\0\0\0\x18ftypmp42", "WebM": b"\x1a\x45\xdf\xa3", "MP3": b"ID3\3",
+    "Ogg": b"OggS", "FLAC": b"fLaC",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
+def test_kinds_of_files_that_base64_is_told_by(head: bytes) -> None:
+    content = head + bytes(range(100))
+    assert first_medium(images=[base64.b64encode(content).decode()]).held == content
+    sound = b"\xff\xfb" + bytes(4000)
+    assert first_medium(images=[base64.b64encode(sound).decode()]).held == sound
 
 
 def test_bytes_in_memory() -> None:
