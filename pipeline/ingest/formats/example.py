@@ -7,7 +7,7 @@ from typing import Any
 
 from ...records import Example, MediaKind, MediaRef, Skip, Turn
 from ..dialect import Dialect
-from .parts import KINDS, is_bare, kind_of, media_part, plain, reference, text_part, unknown_key
+from .parts import KINDS, is_bare, kind_of, media_part, plain, reference, text_part, unknown_in, unknown_key
 from .said import Named, Said, bad_row
 
 _PLACEHOLDER = re.compile(r"(<image>|<video>|<audio>)", re.IGNORECASE)
@@ -26,7 +26,11 @@ def example_of(said: Said, dialect: Dialect) -> Example | Skip:
     """
     if any(isinstance(turn.content, list) for turn in said.turns):
         return in_parts(said, dialect)
-    return _tagged(said, dialect)
+    return _unknown_in_turns(said) or _tagged(said, dialect)
+
+
+def _unknown_in_turns(said: Said) -> Skip | None:
+    return next((unknown_key(turn.label, turn.unknown[0]) for turn in said.turns if turn.unknown), None)
 
 
 def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
@@ -62,6 +66,9 @@ def in_parts(said: Said, dialect: Dialect, *, surplus_matters: bool = True) -> E
         [plain(item, dialect) for item in (turn.content if isinstance(turn.content, list) else [turn.content])]
         for turn in said.turns
     ]
+    unknown = _unknown_in_turns(said) or _unknown_in_parts(said, contents)
+    if unknown is not None:
+        return unknown
     shared = _shared(said, [item for items in contents for item in items], dialect, surplus_matters=surplus_matters)
     if isinstance(shared, Skip):
         return shared
@@ -88,6 +95,13 @@ def in_parts(said: Said, dialect: Dialect, *, surplus_matters: bool = True) -> E
             return ref
         surplus.append(ref)
     return _finished(said, result, surplus)
+
+
+def _unknown_in_parts(said: Said, contents: list[list[Any]]) -> Skip | None:
+    for turn, items in zip(said.turns, contents, strict=True):
+        for skip in filter(None, map(unknown_in, items)):
+            return Skip(reason=skip.reason, detail=f"{turn.label}: {skip.detail}")
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,9 +142,6 @@ def _shared(said: Said, items: list[Any], dialect: Dialect, *, surplus_matters: 
 
 
 def _finished(said: Said, contents: list[tuple[str | MediaRef, ...]], surplus: list[MediaRef]) -> Example | Skip:
-    for turn in said.turns:
-        if turn.unknown:
-            return unknown_key(turn.label, turn.unknown[0])
     first = next((number for number, turn in enumerate(said.turns) if turn.role in WITH_MEDIA), None)
     turns = tuple(
         Turn(

@@ -1,6 +1,7 @@
 """`messages`: a list of turns with role and content, OpenAI's way; by columns and tags, any other names for them."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from ...records import Role, Skip
@@ -61,6 +62,7 @@ def _no_turns(row: Row, column: str) -> str:
     return f"column {column!r} is a JSON {json_name(row.get(column))}; expected a list of turns"
 
 
+@cache
 def roles_of(tags: Tags) -> dict[str, Role]:
     named: dict[str, Role] = {tags.user_tag: "user", tags.assistant_tag: "assistant", tags.system_tag: "system"}
     return {**named, **{name: role for name, role in OTHER_ROLES.items() if name not in named}}
@@ -105,6 +107,8 @@ def _turn(message: Any, number: int, column: str, dialect: Dialect) -> Spoken | 
 def _extras(turn: Mapping[str, Any], role: Role) -> dict[str, Any] | str:
     """What a turn says beside role and content, by the fields of Spoken; or what is wrong with it."""
     extras: dict[str, Any] = {}
+    if turn.keys().isdisjoint(HONOURED):
+        return extras
     for key in (key for key in TRAINED if key in turn):
         if not isinstance(turn[key], bool | int | float) or turn[key] not in (0, 1):
             return f"{key!r} is {shown(turn[key])}; expected 0 or 1 (shares of a loss are not supported)"

@@ -36,8 +36,28 @@ def is_bare(item: Any, kind: MediaKind) -> bool:
 
 
 def _own(kind: MediaKind) -> tuple[str, ...]:
-    """Keys under which a part has its medium."""
-    return (kind, f"{kind}_url", f"input_{kind}", *AS_PLACE, *AS_BASE64, *(("frames",) if kind == "video" else ()))
+    """Keys under which a part has its medium; `value` is LLaMA-Factory's."""
+    return (
+        kind,
+        f"{kind}_url",
+        f"input_{kind}",
+        "value",
+        *AS_PLACE,
+        *AS_BASE64,
+        *(("frames",) if kind == "video" else ()),
+    )
+
+
+def unknown_in(item: Any) -> Skip | None:
+    """The first key of a part that nothing is known about."""
+    if not isinstance(item, Mapping):
+        return None
+    kind = kind_of(item)
+    known = ("type", "text", "value") if kind is None else ("type", "index", *_own(kind), *ASKED, *MEANINGLESS)
+    unknown = next((key for key in item if key not in known), None)
+    if kind is None and (item.get("type", "text") not in TEXTS or unknown is None):
+        return None  # what it is says more than what it has
+    return None if unknown is None else unknown_key(f"a part of type {item.get('type', 'text')!r}", str(unknown))
 
 
 def text_part(item: Any) -> str | Skip:
@@ -45,10 +65,7 @@ def text_part(item: Any) -> str | Skip:
         kind = item.get("type", "text")
         if not isinstance(kind, str) or kind not in TEXTS:
             return bad_row(f"unknown part of type {shown(kind)}; known: {', '.join(('text', *TYPES))}")
-        unknown = next((key for key in item if key not in ("type", "text")), None)
-        if unknown is not None:
-            return unknown_key(f"a part of type {kind!r}", str(unknown))
-    text = item.get("text") if isinstance(item, Mapping) else item
+    text = item.get("text", item.get("value")) if isinstance(item, Mapping) else item
     if not isinstance(text, str):
         return bad_row(f"a JSON {json_name(text)} where a text, or a part with type and text, was expected")
     return text if is_unicode(text) else bad_row("not Unicode text: half of a surrogate pair")
@@ -63,9 +80,6 @@ def media_part(
     media_dir: str,
 ) -> MediaRef | Skip:
     """`waiting`: the media of the row's column that no index names; `named`: all of them."""
-    unknown = next((key for key in item if key not in ("type", "index", *_own(kind), *ASKED, *MEANINGLESS)), None)
-    if unknown is not None:
-        return unknown_key(f"a part of type {item['type']!r}", str(unknown))
     asked = {key: item[key] for key in ASKED if key in item}
     if is_bare(item, kind):
         found = named[item["index"]] if "index" in item else next(waiting, None)

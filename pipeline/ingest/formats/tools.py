@@ -12,6 +12,8 @@ from .said import Row, bad_row, column_of
 def tools_of(row: Row, column: str) -> tuple[Any, ...] | Skip:
     """The functions of a row: a list, or a text that is JSON of one. Each {"type": "function", "function": {…}}."""
     column = column_of(row, column)
+    if row.get(column) is None:
+        return ()
     found = _list(row.get(column))
     if found is None:
         return bad_row(f"column {column!r} is a JSON {json_name(row[column])}; expected a list of functions")
