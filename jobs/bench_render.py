@@ -32,9 +32,9 @@ from neatpack.loaders.online.tokenized import as_tensors
 from neatpack.pipeline.families.base import Family, ProcessorKey
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.families.rules import SoundFeatures
+from neatpack.pipeline.ingest.convert import convert, first_rows, parse_row, resolved
 from neatpack.pipeline.ingest.lines import as_lines, part_ranges, rows, scan, source_of
 from neatpack.pipeline.ingest.meta import Dataset, read_meta
-from neatpack.pipeline.ingest.sharegpt import convert, parse_row
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.media.pixels import RESIZE
 from neatpack.pipeline.records import Document, Example, Measured, MeasuredMedia, MediaError
@@ -128,7 +128,9 @@ BARE: dict[str, tuple[str, Callable[[MeasuredMedia, Family], None]]] = {
 def read(dataset: Dataset, folder: Path) -> Iterator[Example]:
     lines = as_lines(Path(dataset.file), folder / "imported")
     ranges = part_ranges(lines)
-    for part in source_of(lines, ranges, scan(lines, ranges)).parts:
+    parts = source_of(lines, ranges, scan(lines, ranges)).parts
+    dataset = resolved(dataset, first_rows(parts))
+    for part in parts:
         for _, number, _, line in rows(part):
             row = parse_row(line, number)
             example = convert(row, dataset) if isinstance(row, dict) else row

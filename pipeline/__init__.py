@@ -5,7 +5,7 @@
               OUT/shards/*.tar + index + stats + ledger + manifest ◀──shard── Pack ◀──render── Sample
 
     ingest    ingest/meta.py (what to read), ingest/lines.py (rows by byte range), ingest/corpus.py (a data set as a run
-              takes it), ingest/sharegpt.py (row -> Example)
+              takes it), ingest/convert.py (row -> Example, by ingest/formats/)
     measure   measure/media.py (headers), measure/length.py (Example -> Measured), measure/part.py (the task),
               measure/store.py (the token store)
     plan      plan/knapsack.py and plan/balance.py (ints to ints), plan/assign.py (token store -> Plan)

@@ -14,6 +14,7 @@ from .config import PackConfig, UserError, fingerprint
 from .families.base import Family, ProcessorKey
 from .families.registry import family_for
 from .identity import Identity, own_code, versions
+from .ingest.convert import first_rows, resolved
 from .ingest.corpus import Corpus, Split
 from .ingest.holdout import held_out
 from .ingest.imported import lines_of
@@ -154,6 +155,7 @@ def _read(datasets: Sequence[Dataset], config: PackConfig, imported: Path, runni
     """Each data set with its numbered rows, and which of them are held out."""
     lines = running.run(lines_of, [(dataset, imported) for dataset in datasets], title="open", unit="file")
     sources = _scan(lines, running)
+    datasets = [resolved(each, first_rows(source.parts)) for each, source in zip(datasets, sources, strict=True)]
     held = [np.zeros(source.num_rows, dtype=np.bool_) for source in sources]
     if config.holdout:
         parts = [(index, part) for index, source in enumerate(sources) for part in source.parts]

@@ -331,7 +331,7 @@ def test_the_examples_of_data_are_packed(tmp_path):
         for info, body in blocks("docs/DATA.md")
         if " " in info
     ]
-    assert len(written) == 6
+    assert len(written) == 8
     run_pack(tiny_config(folder / "meta.json", tmp_path / "out"))
     ledger = read_ledger(tmp_path / "out", assert_verified(tmp_path / "out")).to_pylist()
     reasons = [line["reason"] for line in ledger if line["dataset"] == "broken"]
@@ -343,7 +343,7 @@ def test_the_examples_of_data_are_packed(tmp_path):
         if line["dataset"] != "broken":
             assert line["status"] == "packed", line
             others[line["dataset"]] = others.get(line["dataset"], 0) + 1
-    assert others == {"coco": 2, "chat": 4, "parts": 2, "films": 4}, "chat is taken twice"
+    assert others == {"coco": 2, "chat": 4, "llava": 2, "tasks": 2, "parts": 2, "films": 4}, "chat is taken twice"
 
 
 def test_the_meta_json_of_the_readme_is_one():

@@ -18,9 +18,9 @@ import neatpack.pipeline.run
 from neatpack import PackedShards
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
+from neatpack.pipeline.ingest.convert import convert
 from neatpack.pipeline.ingest.imported import lines_of
 from neatpack.pipeline.ingest.meta import read_meta
-from neatpack.pipeline.ingest.sharegpt import convert
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack, run_plan, run_split
 from neatpack.pipeline.shard.verify import read_ledger

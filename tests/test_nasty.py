@@ -10,9 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from neatpack.pipeline.config import PackConfig, UserError
+from neatpack.pipeline.ingest.convert import convert
+from neatpack.pipeline.ingest.formats import FORMATS
+from neatpack.pipeline.ingest.meta import Dataset
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.media.image import decode_image
-from neatpack.pipeline.records import MediaRef
+from neatpack.pipeline.records import Example, MediaRef
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
@@ -217,23 +220,29 @@ def test_videos_without_placeholders(strict: dict[str, Any], lenient: dict[str, 
     assert [text for text in found if not text.startswith(missing)] == ["packed"] * 3
 
 
-def test_content_in_parts_is_another_format(strict: dict[str, Any]) -> None:
-    problem = "bad_row: turn 0: unknown part of type 'image_url'; known: text, image, video, audio"
-    assert outcomes(strict["content_parts.jsonl"]) == [problem] * 24
+def test_content_in_parts_with_values_is_read(strict: dict[str, Any]) -> None:
+    """Rows without a picture are packed; the pictures are not here."""
+    found = outcomes(strict["content_parts.jsonl"])
+    rows = (NASTY / "data" / "content_parts.jsonl").read_text(encoding="utf-8").split("\n")
+    pictures = ["image_url" in row for row in rows if row.strip()]
+    assert [text == "packed" for text in found] == [not has_picture for has_picture in pictures]
+    assert all(text.startswith("missing_media: ") for text in found if text != "packed")
 
 
-def test_unknown_roles_are_not_merged(strict: dict[str, Any]) -> None:
+def test_calls_are_turns_of_the_assistant_and_observations_of_a_tool(strict: dict[str, Any]) -> None:
+    """Not of the user, and not dropped. That their text is in the tokens is tested where they are rendered."""
     rows = json.loads((NASTY / "data" / "toolcall_roles.json").read_text(encoding="utf-8"))
-    expected = []
+    names = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
+    sharegpt = FORMATS["sharegpt"]
+    dataset = Dataset(name="", file="", format="sharegpt", columns=sharegpt.columns, tags=sharegpt.tags)
     for row in rows:
-        roles = [message["from"] for message in row["conversations"]]
-        if "function_call" in roles:
-            where = roles.index("function_call")
-            expected.append(f"bad_row: turn {where}: unknown role 'function_call'; known: human, gpt, system")
-        else:
-            expected.append("packed")
-    assert expected.count("packed") == 19
-    assert outcomes(strict["toolcall_roles.json"]) == expected
+        example = convert(row, dataset)
+        assert isinstance(example, Example)
+        assert [turn.role for turn in example.turns] == [names[turn["from"]] for turn in row["conversations"]]
+        calls = [call["function"] for turn in example.turns for call in turn.tool_calls]
+        assert calls == [json.loads(turn["value"]) for turn in row["conversations"] if turn["from"] == "function_call"]
+        assert len(example.tools) == len(json.loads(row["tools"] or "[]"))
+    assert outcomes(strict["toolcall_roles.json"]) == ["packed"] * 40
 
 
 def test_bom_crlf_and_blank_lines_change_nothing(strict: dict[str, Any]) -> None:
@@ -265,7 +274,8 @@ BAD_ROWS = [
     "bad_placeholders: 1 <image> tags but 2 images; fix the row or set placeholders: lenient",
     "",  # a path out of the media folder: below
     "bad_placeholders: 1 <image> tags but 0 images; fix the row or set placeholders: lenient",
-    "bad_row: column 'messages' is absent; expected a list of turns",
+    "bad_row: column 'messages' is absent; expected a list of turns; the row has 'wrong_key': name its columns, or "
+    'give its format ("format" of the data set; see docs/DATA.md)',
     "bad_row: turn 0: 'content' is absent; expected a text or a list of parts",
     "bad_row: turn 0: 'content' is a JSON number; expected a text or a list of parts",
 ]

@@ -16,9 +16,9 @@ import numpy as np
 
 from ...pipeline.config import UserError
 from ...pipeline.ingest.conversation import KINDS, from_conversation, to_conversation
+from ...pipeline.ingest.convert import convert, first_rows, parse_row, resolved
 from ...pipeline.ingest.lines import Part, as_lines, rows
 from ...pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, parsed_names, read_meta
-from ...pipeline.ingest.sharegpt import convert, parse_row
 from ...pipeline.ingest.sources import Examples
 from ...pipeline.ingest.sources.examples import BadRow
 from ...pipeline.records import Skip
@@ -136,7 +136,7 @@ def _load_jsonl_for_rank(
     file_path: str, sample_ratio: float, rank: int, world_size: int
 ) -> tuple[list[dict[str, Any]], int]:
     """This rank's rows of a data file, and how many the whole file has. No other rank's line is parsed."""
-    loaded, num_rows = _rows_for_rank(file_path, sample_ratio, rank, world_size, parse_row)
+    loaded, num_rows = _rows_for_rank(_whole(file_path), sample_ratio, rank, world_size, parse_row)
     for _, row in loaded:
         if isinstance(row, Skip):
             raise UserError(f"{file_path} {row.detail}; fix or remove the line")
@@ -203,11 +203,14 @@ def _examples(
         mine = _mine(len(source), dataset.sample_ratio, rank, world_size)
         return [(row, _of_source(source, row)) for row in mine], len(source)
 
+    whole = _whole(dataset.file)
+    dataset = resolved(dataset, first_rows([whole]))
+
     def example(line: bytes, line_number: int) -> dict[str, Any] | Skip:
         row = parse_row(line, line_number)
         return row if isinstance(row, Skip) else _converted(row, dataset, lenient=lenient)
 
-    return _rows_for_rank(dataset.file, dataset.sample_ratio, rank, world_size, example)
+    return _rows_for_rank(whole, dataset.sample_ratio, rank, world_size, example)
 
 
 def _of_source(source: Examples, row: int) -> dict[str, Any] | Skip:
@@ -230,20 +233,24 @@ def _converted(row: dict[str, Any], dataset: Dataset, *, lenient: bool) -> dict[
 
 
 def _rows_for_rank(
-    file: str, ratio: float, rank: int, world_size: int, parse: Callable[[bytes, int], T]
+    part: Part, ratio: float, rank: int, world_size: int, parse: Callable[[bytes, int], T]
 ) -> tuple[list[tuple[int, T]], int]:
     """Row number and content of this rank's rows, and how many rows the file has.
 
     Rows are counted first and read in a second pass, so that only the rank's own lines are ever in memory. A row that
     is taken twice is parsed twice: nobody who changes one copy changes the other.
     """
-    lines = as_lines(Path(file), _imported())
-    part = Part(file=lines.file, start=0, end=os.path.getsize(lines.file), first_row=0, num_rows=0, first_line=1)
     num_rows = sum(1 for _ in rows(part))
     mine = _mine(num_rows, ratio, rank, world_size)
     wanted = set(mine)
     texts = {row: (text, line) for row, line, _, text in rows(part) if row in wanted}
     return [(row, parse(*texts[row])) for row in mine], num_rows
+
+
+def _whole(file: str) -> Part:
+    """All of a data file, as lines."""
+    lines = as_lines(Path(file), _imported())
+    return Part(file=lines.file, start=0, end=os.path.getsize(lines.file), first_row=0, num_rows=0, first_line=1)
 
 
 def _mine(num_rows: int, ratio: float, rank: int, world_size: int) -> list[int]:

@@ -4,20 +4,22 @@
                                                    {"type": "text", "text": "Who is it?"}]},
                       {"role": "assistant", "content": [{"type": "text", "text": "Tom."}]}]}
 
-A medium is a path, an object with `path` (and offset, length, frames, fps …: as in a ShareGPT column), or held in
-memory: a PIL image, bytes, {"bytes": …}, or a sound as (samples, sampling rate) or {"array": …, "sampling_rate": …}.
+A medium is spelled as in any row (see media.py), or held in memory: a PIL image, bytes, {"bytes": …}, or a sound as
+(samples, sampling rate) or {"array": …, "sampling_rate": …}.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from PIL import Image
-
 from ..records import Example, MediaRef, Skip, Turn
-from .media import is_unicode, json_name, media_reference
+from .dialect import Columns, Dialect
+from .formats import messages
+from .formats.example import in_parts
+from .formats.parts import KINDS as KINDS
+from .formats.said import Said, Spoken, media_of
 
-ROLES = ("system", "user", "assistant")
-KINDS = ("image", "video", "audio")
+COLUMNS = Columns(messages="conversation", images="image", videos="video", audios="audio")
 
 
 def to_conversation(example: Example) -> dict[str, Any]:
@@ -27,96 +29,58 @@ def to_conversation(example: Example) -> dict[str, Any]:
             {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind, part.kind: _given(part)}
             for part in turn.parts
         ]
-        turns.append({"role": turn.role, "content": content})
-    return {"conversation": turns}
+        turns.append({"role": turn.role, "content": content, **_extras(turn)})
+    tools = {"tools": list(example.tools)} if example.tools else {}
+    return {"conversation": turns, **tools}
+
+
+def _extras(turn: Turn) -> dict[str, Any]:
+    """What a turn says beside role and content, as rows say it."""
+    said = {
+        "reasoning_content": turn.reasoning,
+        "tool_calls": list(turn.tool_calls),
+        "name": turn.name,
+        "tool_call_id": turn.call_id,
+    }
+    loss = {} if turn.loss is None else {"loss": turn.loss}
+    return {key: value for key, value in said.items() if value} | loss
 
 
 def from_conversation(example: Mapping[str, Any], media_dir: str = "") -> Example | Skip:
     """Content may be a text or a list of parts. A medium without its data takes the next of the example's own column
     of that name: {"type": "audio"} and example["audio"]."""
-    messages = example.get("conversation")
-    if not isinstance(messages, list) or not messages:
+    turns = example.get("conversation")
+    if not isinstance(turns, list) or not turns:
         return Skip(reason="bad_row", detail="no conversation; expected a list of turns in 'conversation'")
-    columns = {kind: iter(entries_of(example, kind)) for kind in KINDS}
-    turns = []
-    for number, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, Mapping) else None
-        if role not in ROLES:
-            return Skip(reason="bad_row", detail=f"turn {number}: unknown role {role!r}; known: {', '.join(ROLES)}")
-        content = message.get("content")
-        parts: list[str | MediaRef] = []
-        for item in content if isinstance(content, list) else [content]:
-            part = _part(item, columns, media_dir)
-            if isinstance(part, Skip):
-                return Skip(reason=part.reason, detail=f"turn {number}: {part.detail}")
-            if isinstance(part, MediaRef) and role != "user":  # templates leave it out, or it would be trained on
-                return Skip(
-                    reason="bad_row",
-                    detail=f"turn {number}: {part.kind} in a turn of role {role!r}; expected text only",
-                )
-            parts.append(part)
-        turns.append(Turn(role=role, parts=tuple(parts) or ("",)))
-    if not any(turn.role == "assistant" for turn in turns):
-        return Skip(reason="no_target", detail="no assistant turn")
-    return Example(turns=tuple(turns))
+    dialect = Dialect(columns=COLUMNS, media_dir=media_dir)
+    said = _document(example, turns) or messages.read(example, dialect)
+    found = said if isinstance(said, Skip) else in_parts(said, dialect, surplus_matters=False)
+    if isinstance(found, Skip) or not any(ref.inside for ref in found.media):
+        return found
+    return replace(found, turns=tuple(replace(turn, parts=tuple(map(_in_memory, turn.parts))) for turn in found.turns))
 
 
-def is_bare(item: Any, kind: str) -> bool:
-    """A part that takes its medium from the row's column: {"type": "image"}."""
-    return isinstance(item, Mapping) and item.get("type") == kind and _own(item, kind) is None
+def _document(example: Mapping[str, Any], turns: list[Any]) -> Said | None:
+    """What is one turn of the role "document", as `to_conversation` writes it."""
+    first = turns[0]
+    if len(turns) > 1 or not isinstance(first, Mapping) or first.get("role") != "document":
+        return None
+    content = first.get("content")
+    parts = content if isinstance(content, list) else [content]
+    turn = Spoken(role="document", content=parts, at=("conversation", 0, "content"))
+    return Said(turns=(turn,), media=media_of(example, COLUMNS))
 
 
-def _own(item: Mapping[str, Any], kind: str) -> Any:
-    """The medium of a part; Arrow fills the keys that only other parts have with null."""
-    return item.get("path") if item.get(kind) is None else item[kind]
-
-
-def entries_of(row: Mapping[str, Any], column: str) -> list[Any]:
-    """The media of a column: a list, one entry, null or absent. A sound as (samples, rate) is one entry."""
-    value = row.get(column)
-    return [] if value is None else value if isinstance(value, list) else [value]
-
-
-def _part(item: Any, columns: dict[str, Any], media_dir: str) -> str | MediaRef | Skip:
-    if isinstance(item, Mapping) and item.get("type") in KINDS:
-        kind = item["type"]
-        given = _own(item, kind)
-        if given is None:
-            given = next(columns[kind], None)
-        if given is None:
-            return Skip(reason="bad_placeholders", detail=f"a part of type {kind!r} without its {kind}")
-        rest = {key: item[key] for key in ("fps", "frame_indices", "video_start", "video_end") if key in item}
-        return _reference(given, rest, kind, media_dir)
-    if isinstance(item, Mapping) and item.get("type", "text") != "text":
-        known = ", ".join(("text", *KINDS))
-        return Skip(reason="bad_row", detail=f"unknown part of type {item['type']!r}; known: {known}")
-    text = item.get("text") if isinstance(item, Mapping) else item
-    if not isinstance(text, str):
-        got = json_name(text)
-        return Skip(reason="bad_row", detail=f"a JSON {got} where a text, or a part with type and text, was expected")
-    if not is_unicode(text):
-        return Skip(reason="bad_row", detail="not Unicode text: half of a surrogate pair")
-    return text
-
-
-def _reference(given: Any, rest: dict[str, Any], kind: Any, media_dir: str) -> MediaRef | Skip:
-    if isinstance(given, Mapping) and isinstance(given.get("bytes"), bytes | bytearray | memoryview):
-        given = bytes(given["bytes"])
-    elif isinstance(given, Mapping) and kind == "audio" and "array" in given:
-        if given.get("sampling_rate") is None:
-            return Skip(reason="bad_row", detail="a sound with array but without sampling_rate")
-        given = (given["array"], given["sampling_rate"])
-    if isinstance(given, bytes | Image.Image | tuple):
-        return MediaRef(kind=kind, path=f"({kind} in memory)", held=given)
-    entry = {**given, **rest} if isinstance(given, Mapping) else {"path": given, **rest}
-    if isinstance(given, list):
-        entry = {"frames": given, **rest}
-    return media_reference(entry, kind, kind, media_dir)
+def _in_memory(part: str | MediaRef) -> str | MediaRef:
+    """A medium that is written into the example: there is no file of which it is a line."""
+    if isinstance(part, str) or not part.inside:
+        return part
+    return replace(part, path=f"({part.kind} in memory)", inside="")
 
 
 def _given(ref: MediaRef) -> Any:
     """A path where that says all; otherwise an object."""
-    if ref.held is not None:
+    if ref.held is not None and not isinstance(ref.held, bytes):
         return ref.held
     where = {} if not ref.offset and ref.length < 0 else {"offset": ref.offset, "length": ref.length}
     asked = {
@@ -126,6 +90,8 @@ def _given(ref: MediaRef) -> Any:
         "video_end": ref.sampling.end,
     }
     wishes = {key: value for key, value in asked.items() if value is not None}
+    if ref.held is not None:
+        return {"bytes": ref.held, **wishes} if wishes else ref.held
     if ref.frames:
         return {"frames": list(ref.frames), **wishes} if wishes else list(ref.frames)
     return {"path": ref.path, **where, **wishes} if where or wishes else ref.path

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from ..records import Skip
 from ..runtime.storage import sha256_of
-from .conversation import entries_of
+from .convert import said_of
+from .formats.parts import KINDS
 from .lines import Part, media_beside, rows
-from .meta import MEDIA_COLUMNS, Dataset
-from .sharegpt import turns_of
+from .meta import Dataset
 
 
 def held_out(dataset: Dataset, part: Part, share: float) -> NDArray[np.bool_]:
@@ -46,8 +46,14 @@ def row_hash(line: bytes, dataset: Dataset, embedded: Path | None = None) -> int
 
 
 def _said(row: Any, dataset: Dataset) -> Any:
-    """Turns and media in our words; a row that is no conversation as it is."""
-    turns = turns_of(row, dataset) if isinstance(row, dict) else None
-    if turns is None or isinstance(turns, Skip):
+    """Turns, media and tools in our words; a row that says nothing as it is.
+
+    What rows of other formats and of later versions have beyond role, content and media comes last and only where it
+    is there, so that it moves no row that has none of it.
+    """
+    said = said_of(row, dataset) if isinstance(row, dict) else None
+    if said is None or isinstance(said, Skip):
         return row
-    return [turns, *(entries_of(row, getattr(dataset.row_columns, column)) for column in MEDIA_COLUMNS)]
+    turns = [[turn.role, turn.content, *([turn.extras] if turn.extras else [])] for turn in said.turns]
+    media = [[named.entry for named in said.media.get(kind, ())] for kind in KINDS]
+    return [turns, *media, *([said.tools] if said.tools else [])]

@@ -1,42 +1,154 @@
-"""A medium as a row names it -> a reference to its bytes. Shared by both dialects of rows."""
+"""A medium as a row names it -> a reference to its bytes. Shared by all formats of rows."""
 
+import base64
+import binascii
 import os
+import re
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote_to_bytes, urlsplit
 
+from PIL import Image
+
+from ..media.inline import bytes_of_text, is_data_uri, pointer
 from ..records import MediaKind, MediaRef, Sampling, Skip
 
+Steps = tuple[str | int, ...]  # from a row to a place in it: ("images", 0)
 
-def media_reference(entry: Any, kind: MediaKind, column: str, media_dir: str) -> MediaRef | Skip:
-    """An entry is a path or an object with `path`; a video may also be a list of pictures or have `frames`."""
+REMOTE = ("s3", "gs", "http", "https")  # schemes that are left as they are, for who opens the medium
+# Keys of an object that name the medium; the bytes themselves before the place that they had once.
+AS_BASE64 = ("bytes", "base64", "data")
+AS_PLACE = ("path", "url", "uri")
 
-    def bad(problem: str) -> Skip:
-        return Skip(reason="bad_row", detail=f"column {column!r}: {problem}")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # two letters at least: C:/ is a drive
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]*[=\s]*")
+_LOOKS_ENCODED = re.compile(r"[A-Za-z0-9+/]{64}|data:", re.IGNORECASE)
+_SHORTEST_BASE64 = 64  # characters; no picture is smaller, and many names of files are
+_LONGEST_PATH, _LONGEST_NAME = 4096, 255  # bytes, in Linux
+# How files of known kinds begin: JPEG, PNG, GIF, TIFF, RIFF (WebP, WAV, AVI), Matroska and WebM, MP3, Ogg, FLAC.
+_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"II*\0", b"MM\0*", b"RIFF", b"\x1a\x45\xdf\xa3", b"ID3",
+          b"OggS", b"fLaC")  # fmt: skip
+_MP3_FRAME = (b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
 
-    given = entry if isinstance(entry, dict) else {"frames": entry} if isinstance(entry, list) else {"path": entry}
-    paths = given.get("frames") if kind == "video" and "frames" in given else [given.get("path")]
-    if not isinstance(paths, list) or not paths or not all(isinstance(p, str) and p and is_unicode(p) for p in paths):
-        return bad(f"{str(entry)[:80]!r} is not a path")
-    where: dict[str, Any] = {key: given[key] for key in ("offset", "length") if key in given}
+
+def media_reference(
+    entry: Any, kind: MediaKind, column: str, media_dir: str, at: Steps = (), asked: Mapping[str, Any] | None = None
+) -> MediaRef | Skip:
+    """An entry is a path, a URI, base64, bytes or an object with one of them; a video may also be a list of pictures
+    or have `frames`. `at` is its place in the row: what is written into the row is found again by it. `asked` is what
+    is said of it elsewhere (fps …)."""
+
+    def bad(problem: str, reason: str = "bad_row") -> Skip:
+        return Skip(reason=reason, detail=f"column {column!r}: {problem}")
+
+    given: Mapping[str, Any] = {**(entry if isinstance(entry, Mapping) else {}), **(asked or {})}
+    where: dict[str, Any] = {key: given[key] for key in ("offset", "length") if given.get(key) is not None}
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in where.values()):
-        return bad(f"offset and length must be whole numbers, got {where}")
-    joined = [os.path.join(media_dir, path) for path in paths]
-    if kind != "video":
-        return MediaRef(kind=kind, path=joined[0], **where)
-    sampling = _sampling(given)
+        return bad(f"offset and length must be whole numbers, got {shown(where)}")
+    sampling = _sampling(given) if kind == "video" else Sampling()
     if isinstance(sampling, str):
         return bad(sampling)
-    frames = tuple(joined) if "frames" in given else ()
-    return MediaRef(kind=kind, path=joined[0], frames=frames, sampling=sampling, **where)
+    frames = entry if isinstance(entry, list) else given.get("frames")
+    if kind == "video" and frames is not None:
+        paths = _frames(frames, media_dir)
+        if isinstance(paths, str):
+            return bad(paths)
+        return MediaRef(kind=kind, path=paths[0], frames=paths, sampling=sampling, **where)
+    value, key, place = _medium(entry, kind, at)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return MediaRef(kind=kind, path=f"({kind} in memory)", held=bytes(value), sampling=sampling)
+    if not isinstance(value, str) or not value or not is_unicode(value):
+        return bad(f"{shown(str(entry))} is not a path")
+    if key in AS_BASE64 or is_data_uri(value) or is_base64(value):
+        try:
+            held = bytes_of_text(value)
+        except ValueError as error:
+            return bad(str(error), "bad_media")
+        return MediaRef(kind=kind, path="", inside=pointer(*place), held=held, sampling=sampling)
+    path = _path(value, media_dir)
+    if isinstance(path, Skip):
+        return bad(path.detail, path.reason)
+    return MediaRef(kind=kind, path=path, sampling=sampling, **where)
 
 
-def _sampling(given: dict[str, Any]) -> Sampling | str:
+def _medium(entry: Any, kind: MediaKind, at: Steps) -> tuple[Any, str, Steps]:
+    """What names the medium, under which key, and its place: of {"image_url": {"url": "a"}} the "a"."""
+    names, value, key = (*AS_BASE64, *AS_PLACE, kind, f"{kind}_url"), entry, ""
+    for _ in range(2):  # no deeper: nobody writes that
+        if isinstance(value, Mapping):
+            key = next((name for name in names if value.get(name) is not None), "")
+            value, at = value.get(key), (*at, key)
+    return value, key, at
+
+
+def _path(text: str, media_dir: str) -> str | Skip:
+    """Where a file is: a path under `media_dir`, or a URI."""
+    scheme = _SCHEME.match(text)
+    if scheme and scheme[1].lower() in REMOTE:
+        return text
+    if scheme and scheme[1].lower() != "file":
+        known = ", ".join(("file", *REMOTE, "data"))
+        return Skip(reason="bad_row", detail=f"unknown scheme {scheme[1][:20]}://; known: {known}, or a path")
+    if len(text) > _LONGEST_PATH or any(len(name) > _LONGEST_NAME for name in text.split("/")):
+        return Skip(
+            reason="bad_media",
+            detail=f"a text of {len(text)} characters that is too long for a path and not base64 of a known kind",
+        )
+    if not scheme:
+        return os.path.join(media_dir, text)
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        parts = None
+    if parts is None or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        return Skip(reason="bad_row", detail=f"{shown(text)} is on another machine; expected file:///…")
+    try:  # not of parts.path: a ? or # is part of a name here
+        return unquote_to_bytes(text[text.index("/", len("file://")) :]).decode()
+    except UnicodeDecodeError:
+        return Skip(reason="bad_row", detail=f"{shown(text)} is not UTF-8 once decoded")
+
+
+def _frames(paths: Any, media_dir: str) -> tuple[str, ...] | str:
+    """The pictures of a video; or what is wrong with them."""
+    if not isinstance(paths, list) or not paths or not all(isinstance(p, str) and p and is_unicode(p) for p in paths):
+        return f"{shown(str(paths))} is not a path"
+    if any(is_data_uri(path) or is_base64(path) for path in paths):
+        return "frames as base64; expected paths of files"
+    joined = [_path(path, media_dir) for path in paths]
+    return next((path.detail for path in joined if isinstance(path, Skip)), None) or tuple(map(str, joined))
+
+
+def is_base64(text: str) -> bool:
+    """Whether a text is a medium and not its name: long, of base64's alphabet, and of a file of a known kind."""
+    if len(text) < _SHORTEST_BASE64:
+        return False
+    try:
+        head = base64.b64decode("".join(text[:80].split())[:32], validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    known = (
+        head.startswith(_MAGIC)
+        or head[4:8] == b"ftyp"
+        or (head.startswith(b"BM") and head[6:10] == bytes(4))
+        # An MP3 without tags. Its two bytes are the "//s" of a path, too, but no path is so long.
+        or (head.startswith(_MP3_FRAME) and len(text) > _LONGEST_PATH)
+    )
+    return known and _BASE64.fullmatch(text) is not None
+
+
+def in_memory(value: Any) -> bool:
+    """Whether a program holds it: a picture of Pillow's, or a sound as (samples, sampling rate)."""
+    return isinstance(value, Image.Image | tuple)
+
+
+def _sampling(given: Mapping[str, Any]) -> Sampling | str:
     """What a row asks of a video, or what is wrong with it."""
     numbers = {name: given.get(name) for name in ("fps", "video_start", "video_end")}
     for name, number in numbers.items():
         if number is not None and (
             isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1e9
         ):
-            return f"{name} must be a number of at least 0, got {number!r}"
+            return f"{name} must be a number of at least 0, got {shown(number)}"
     if numbers["fps"] == 0:
         return "fps must be above 0"
     indices = given.get("frame_indices")
@@ -54,6 +166,14 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def shown(value: Any) -> str:
+    """A value of a row in a message: its beginning, but never a medium that is written as text."""
+    text = repr(value)
+    if _LOOKS_ENCODED.search(text[:4096]):
+        return f"a JSON {json_name(value)}"
+    return text if len(text) <= 100 else f"{text[:100]}…"
 
 
 def json_name(value: Any) -> str:

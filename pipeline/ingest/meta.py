@@ -14,29 +14,11 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError
-from ..records import MediaKind
+from .conversation import COLUMNS
+from .dialect import Columns as Columns, Tags as Tags
+from .formats import ALIASES, AUTO, FORMATS
+from .media import REMOTE, is_unicode
 from .sources import SOURCES, Examples
-
-MEDIA_COLUMNS: dict[str, MediaKind] = {"images": "image", "videos": "video", "audios": "audio"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
-    """Under which keys of a row its turns and media are."""
-
-    messages: str = "messages"
-    images: str = "images"
-    videos: str = "videos"
-    audios: str = "audios"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tags:
-    role_tag: str = "role"
-    content_tag: str = "content"
-    user_tag: str = "user"
-    assistant_tag: str = "assistant"
-    system_tag: str = "system"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +31,7 @@ class Dataset:
     media_dir: str = ""
     sample_ratio: float = 1.0
     weight: float | None = None  # its share of all tokens, in place of a sample_ratio
-    format: str = "messages"  # how its rows are written: see pipeline/ingest/formats
+    format: str = "messages"  # how its rows are written: see pipeline/ingest/formats; or "auto", until `resolved`
     id_column: str = "id"  # what a row calls itself; a row need not have it
     ignore_keys: tuple[str, ...] = ()  # keys of turns and parts that mean nothing for training
     # Instead of a file, a named source (see pipeline/ingest/sources):
@@ -60,13 +42,14 @@ class Dataset:
     @property
     def row_columns(self) -> Columns:
         """Under which keys the rows are that are read: of a named source, those of our own import."""
-        imported = Columns(messages="conversation", images="image", videos="video", audios="audio")
-        return imported if self.source else self.columns
+        return COLUMNS if self.source else self.columns
 
     def id_of(self, row: Mapping[str, Any]) -> str:
         """What a row calls itself; "" where it does not, or by something that is neither a text nor a number."""
         found = row.get(self.id_column)
-        return str(found) if isinstance(found, str | int | float) and not isinstance(found, bool) else ""
+        if isinstance(found, bool) or not isinstance(found, str | int | float):
+            return ""
+        return str(found) if is_unicode(str(found)) else ""
 
     def examples(self) -> Examples:
         """Of a named source."""
@@ -126,24 +109,12 @@ def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
     where = f"{meta_path}: data set {name!r}"
     if not isinstance(entry, dict):
         raise UserError(f"{where}: expected an object, got {type(entry).__name__}")
-    known = (
-        "file_name",
-        "columns",
-        "tags",
-        "media_dir",
-        "sample_ratio",
-        "weight",
-        "source",
-        "path_or_dataset",
-        "split",
-    )
+    known = ("file_name", "format", "columns", "tags", "id_column", "ignore_keys", "media_dir", "sample_ratio", "weight",
+             "source", "path_or_dataset", "split")  # fmt: skip
     for key in entry:
         if key not in known:
             raise UserError(f"{where}: unknown key {key!r}; known: {', '.join(known)}")
     place: dict[str, Any] = _source(meta_path, where, entry) if "source" in entry else _file(meta_path, where, entry)
-    media_dir = entry.get("media_dir", "")
-    if media_dir is not None and not isinstance(media_dir, str):
-        raise UserError(f"{where}: media_dir must be a directory, got {media_dir!r}")
     ratio = entry.get("sample_ratio", 1.0)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio) or ratio < 0:
         raise UserError(f"{where}: sample_ratio must be a number of at least 0, got {ratio!r}")
@@ -155,21 +126,77 @@ def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
             raise UserError(
                 f"{where}: both weight and sample_ratio; a weight says how often rows are taken: remove one"
             )
-    tags = parsed_names(Tags, where, "tags", entry.get("tags"))
+    return Dataset(
+        name=name,
+        media_dir=_media_dir(meta_path, where, entry.get("media_dir")),
+        sample_ratio=float(ratio),
+        weight=None if weight is None else float(weight),
+        id_column=_id_column(where, entry.get("id_column")),
+        ignore_keys=_ignore_keys(where, entry.get("ignore_keys")),
+        **_rows(where, entry),
+        **place,
+    )
+
+
+def _rows(where: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """How rows are written: format, columns and tags; what is given goes before the format's own."""
+    given = entry.get("format")
+    if given is not None and not isinstance(given, str):
+        raise UserError(f"{where}: format must be a name, got {given!r}; known: {_format_names()}")
+    named = entry.get("columns") is not None or entry.get("tags") is not None or "source" in entry
+    name = ALIASES.get(given or AUTO, given or AUTO)
+    if name == AUTO and named:
+        name = "messages"
+    if name != AUTO and name not in FORMATS:
+        raise UserError(f"{where}: unknown format {given!r}; known: {_format_names()}")
+    preset = FORMATS["messages" if name == AUTO else name]
+    columns = parsed_names(Columns, where, "columns", entry.get("columns"), preset.columns)
+    for name_of_column in entry.get("columns") or {}:
+        if name_of_column not in preset.fields:
+            raise UserError(
+                f"{where}: columns.{name_of_column} means nothing to the format {name!r}, which has "
+                f"{', '.join(preset.fields)}; give another format, or remove it"
+            )
+    tags = parsed_names(Tags, where, "tags", entry.get("tags"), preset.tags)
     for one, other in itertools.combinations(("user_tag", "assistant_tag", "system_tag"), 2):
         if getattr(tags, one) == getattr(tags, other):
             raise UserError(
                 f"{where}: tags.{one} and tags.{other} are both {getattr(tags, one)!r}; give each role its own"
             )
-    return Dataset(
-        name=name,
-        columns=parsed_names(Columns, where, "columns", entry.get("columns")),
-        tags=tags,
-        media_dir=str((meta_path.parent / (media_dir or "")).resolve()),
-        sample_ratio=float(ratio),
-        weight=None if weight is None else float(weight),
-        **place,
-    )
+    return {"format": name, "columns": columns, "tags": tags}
+
+
+def _format_names() -> str:
+    return ", ".join((AUTO, *FORMATS, *ALIASES))
+
+
+def _id_column(where: str, given: Any) -> str:
+    if given is not None and (not isinstance(given, str) or not given):
+        raise UserError(f"{where}: id_column must be the name of a column, got {given!r}")
+    return given or "id"
+
+
+def _ignore_keys(where: str, given: Any) -> tuple[str, ...]:
+    if given is not None and (not isinstance(given, list) or not all(isinstance(key, str) and key for key in given)):
+        raise UserError(f"{where}: ignore_keys must be a list of keys of turns or parts, got {given!r}")
+    return tuple(given or ())
+
+
+def _media_dir(meta_path: Path, where: str, given: Any) -> str:
+    if given is not None and not isinstance(given, str):
+        raise UserError(f"{where}: media_dir must be a directory, got {given!r}")
+    scheme, separator, _ = (given or "").partition("://")
+    if separator:
+        if scheme not in REMOTE:
+            raise UserError(f"{where}: media_dir {given}: unknown scheme; known: {', '.join(REMOTE)}, or a directory")
+        return str(given)
+    folder = (meta_path.parent / (given or "")).resolve()
+    if given and not folder.is_dir():
+        raise UserError(
+            f"{where}: media_dir {folder} is no directory; it is taken relative to the meta file: correct it, or "
+            "leave it out if the rows have whole paths"
+        )
+    return str(folder)
 
 
 def _file(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, str]:
@@ -189,7 +216,7 @@ def _file(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, str]:
 
 
 def _source(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, str]:
-    for key in ("file_name", "columns", "tags"):
+    for key in ("file_name", "columns", "tags", "format", "id_column", "ignore_keys"):
         if key in entry:
             raise UserError(f"{where}: both source and {key}; a source knows its rows by itself: remove one of the two")
     if not isinstance(entry["source"], str) or entry["source"] not in SOURCES:
@@ -204,10 +231,10 @@ def _source(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, str
     return {"file": "", "source": entry["source"], **given}
 
 
-def parsed_names(kind: Any, where: str, key: str, entry: Any) -> Any:
-    """`columns` or `tags`: an object of names."""
+def parsed_names(kind: Any, where: str, key: str, entry: Any, default: Any = None) -> Any:
+    """`columns` or `tags`: an object of names, which go before those of `default`."""
     if entry is None:
-        return kind()
+        return default or kind()
     if not isinstance(entry, dict):
         raise UserError(f"{where}: {key} must be an object, got {type(entry).__name__}")
     known = [f.name for f in dataclasses.fields(kind)]
@@ -216,7 +243,7 @@ def parsed_names(kind: Any, where: str, key: str, entry: Any) -> Any:
             raise UserError(f"{where}: unknown key {name!r} in {key}; known: {', '.join(known)}")
         if not isinstance(value, str) or not value:
             raise UserError(f"{where}: {key}.{name} must be a name, got {value!r}")
-    return kind(**entry)
+    return dataclasses.replace(default or kind(), **entry)
 
 
 def copies_of_rows(num_rows: int, ratio: float) -> np.ndarray:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runtime.storage import write_json, write_whole
+from .formats import FORMATS
 from .lines import Source, rows
 from .meta import Dataset
 
@@ -24,12 +25,21 @@ def write_data(folder: Path, data: Iterable[tuple[Dataset, Iterable[bytes]]]) ->
                 file.write(text + b"\n")
         meta[dataset.name] = {
             "file_name": name,
-            "columns": dataclasses.asdict(dataset.row_columns),
+            "format": dataset.format,
+            "columns": _given_columns(dataset),
             "tags": dataclasses.asdict(dataset.tags),
+            "id_column": dataset.id_column,
+            "ignore_keys": list(dataset.ignore_keys),
             "media_dir": dataset.media_dir,
             **({"sample_ratio": dataset.sample_ratio} if dataset.weight is None else {"weight": dataset.weight}),
         }
     write_json(folder / "meta.json", meta)
+
+
+def _given_columns(dataset: Dataset) -> dict[str, str]:
+    """Those that the format has, as far as they have one name."""
+    names = ((field, getattr(dataset.row_columns, field)) for field in FORMATS[dataset.format].fields)
+    return {field: name for field, name in names if name}
 
 
 def write_split(out: Path, data: Sequence[SplitRows]) -> dict[str, int]:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
+from ..ingest.convert import convert, parse_row
 from ..ingest.lines import Part, rows
 from ..ingest.meta import Dataset
-from ..ingest.sharegpt import convert, parse_row
 from ..labels import TrainOn
 from ..records import Example, Measured, MediaRef, Skip
 from ..runtime.journal import CRASHED, Journal, journal

@@ -30,8 +30,14 @@ def bytes_of_text(text: str) -> bytes:
 
 
 def pointed(value: Any, pointer: str) -> Any:
-    """What a JSON pointer (RFC 6901) leads to: {"a": [5, 6]}, "/a/1" -> 6. Raises LookupError if there is nothing."""
+    """What a JSON pointer (RFC 6901) leads to: {"a": [5, 6]}, "/a/1" -> 6. Raises LookupError if there is nothing.
+
+    A step into a text goes into what that text is as JSON, {"a": "[5, 6]"}, "/a/1" -> 6, for some tables have
+    conversations so; ValueError where it is no JSON.
+    """
     for step in pointer.split("/")[1:]:
+        if isinstance(value, str):
+            value = json.loads(value)
         key = step.replace("~1", "/").replace("~0", "~")
         value = value[int(key)] if isinstance(value, list) else value[key]
     return value

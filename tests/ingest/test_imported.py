@@ -16,9 +16,9 @@ from neatpack.loaders.online.tokenized import tokenized_example
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.ingest.convert import convert
 from neatpack.pipeline.ingest.imported import lines_of
 from neatpack.pipeline.ingest.meta import Dataset
-from neatpack.pipeline.ingest.sharegpt import convert
 from neatpack.pipeline.ingest.sources import (
     SOURCES,
     make_cord_v2_dataset,

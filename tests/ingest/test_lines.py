@@ -14,9 +14,9 @@ from PIL import Image
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest import lines as module
+from neatpack.pipeline.ingest.convert import convert
 from neatpack.pipeline.ingest.lines import Lines, Source, as_lines, part_ranges, rows, scan, source_of
 from neatpack.pipeline.ingest.meta import Dataset
-from neatpack.pipeline.ingest.sharegpt import convert
 from neatpack.pipeline.media.image import image_size
 from neatpack.pipeline.media.open import open_media
 from neatpack.pipeline.records import Example

@@ -39,6 +39,9 @@ def test_defaults(folder: Path) -> None:
         ),
         media_dir=str(folder),
         sample_ratio=1.0,
+        format="auto",
+        id_column="id",
+        ignore_keys=(),
     )
 
 
@@ -51,7 +54,11 @@ def test_every_key(folder: Path) -> None:
         "tags": tags,
         "media_dir": "sub/media",
         "sample_ratio": 2,
+        "format": "llava",
+        "id_column": "uid",
+        "ignore_keys": ["emotion"],
     }
+    (folder / "sub" / "media").mkdir()
     (dataset,) = read_meta(write(folder, {"b": entry}))
     assert dataset == Dataset(
         name="b",
@@ -60,6 +67,9 @@ def test_every_key(folder: Path) -> None:
         tags=Tags(**tags),
         media_dir=str(folder / "sub" / "media"),
         sample_ratio=2.0,
+        format="llava",
+        id_column="uid",
+        ignore_keys=("emotion",),
     )
 
 
@@ -94,26 +104,55 @@ def test_a_weight_is_not_mixed_with_ratios(folder: Path) -> None:
     assert read_meta(path, ("b", "c"))[0].weight is None, "those that are not selected do not matter"
 
 
-@pytest.mark.parametrize("key", ["columns", "tags", "media_dir"])
+@pytest.mark.parametrize("key", ["columns", "tags", "media_dir", "format", "id_column", "ignore_keys"])
 def test_null_is_the_default(folder: Path, key: str) -> None:
     (dataset,) = read_meta(write(folder, {"a": {"file_name": "a.jsonl", key: None}}))
     assert dataset == read_meta(write(folder, {"a": {"file_name": "a.jsonl"}}))[0]
 
 
+def test_columns_and_tags_go_before_those_of_the_format(folder: Path) -> None:
+    entry = {"file_name": "a.jsonl", "format": "llava", "columns": {"images": "pic"}, "tags": {"user_tag": "me"}}
+    (dataset,) = read_meta(write(folder, {"a": entry}))
+    assert dataset.columns == Columns(messages="conversations", images="pic", videos="video", audios="audio")
+    assert dataset.tags == Tags(role_tag="from", content_tag="value", user_tag="me", assistant_tag="gpt")
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        ({}, "auto"),
+        ({"format": None}, "auto"),
+        ({"columns": {"images": "pic"}}, "messages"),
+        ({"tags": {"user_tag": "me"}}, "messages"),
+        ({"format": "openai"}, "messages"),
+        ({"format": "document"}, "document"),
+    ],
+)
+def test_the_format(folder: Path, keys: dict[str, Any], name: str) -> None:
+    (dataset,) = read_meta(write(folder, {"a": {"file_name": "a.jsonl", **keys}}))
+    assert dataset.format == dataset.described()["format"] == name
+
+
+def test_a_bucket_of_media_stays_as_it_is(folder: Path) -> None:
+    (dataset,) = read_meta(write(folder, {"a": {"file_name": "a.jsonl", "media_dir": "s3://bucket/pics"}}))
+    assert dataset.media_dir == "s3://bucket/pics"
+
+
 def test_paths_are_relative_to_the_meta_file_and_absolute_ones_stay(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = tmp_path / "elsewhere"
+    elsewhere, pictures = tmp_path / "elsewhere", tmp_path / "pictures"
     elsewhere.mkdir()
+    pictures.mkdir()
     monkeypatch.chdir(elsewhere)
     entries = {
         "relative": {"file_name": "../a.jsonl", "media_dir": "../pictures"},
-        "absolute": {"file_name": str(folder / "a.jsonl"), "media_dir": "/pictures"},
+        "absolute": {"file_name": str(folder / "a.jsonl"), "media_dir": str(pictures)},
     }
     write(folder / "sub", entries)
     relative, absolute = read_meta(Path("../sub/meta.json"))
     assert relative.file == absolute.file == str(folder / "a.jsonl")
-    assert (relative.media_dir, absolute.media_dir) == (str(folder / "pictures"), "/pictures")
+    assert relative.media_dir == absolute.media_dir == str(pictures)
 
 
 def test_order_is_the_files_or_that_of_the_selection(folder: Path) -> None:
@@ -134,13 +173,16 @@ def test_what_is_not_selected_is_not_checked(folder: Path) -> None:
         read_meta(path)
 
 
+DESCRIBED = {"name", "columns", "tags", "sample_ratio", "weight", "format", "id_column", "ignore_keys"}
+
+
 def test_described_leaves_out_where_the_files_lie(folder: Path) -> None:
     """A fingerprint must not change when the data move."""
     (folder / "sub" / "a.jsonl").touch()
     here = read_meta(write(folder, {"a": {"file_name": "a.jsonl", "sample_ratio": 0.5}}))[0].described()
     there = read_meta(write(folder / "sub", {"a": {"file_name": "a.jsonl", "sample_ratio": 0.5}}))[0].described()
     assert here == there
-    assert here.keys() == {"name", "columns", "tags", "sample_ratio"}
+    assert here.keys() == DESCRIBED
 
 
 # What is wrong with the file as a whole -> words of the message.
@@ -192,6 +234,16 @@ WRONG_ENTRIES = {
     "missing file": ({"file_name": "c.jsonl"}, "c.jsonl does not exist; it is taken relative to the meta file"),
     "a directory": ({"file_name": "sub"}, "sub does not exist"),
     "media_dir": (GOOD | {"media_dir": ["x"]}, "media_dir must be a directory, got ['x']"),
+    "no media_dir": (GOOD | {"media_dir": "pics"}, "pics is no directory; it is taken relative to the meta file"),
+    "media_dir of a scheme": (GOOD | {"media_dir": "ftp://x/y"}, "media_dir ftp://x/y: unknown scheme; known: s3, gs"),
+    "unknown format": (GOOD | {"format": "chatml"}, "unknown format 'chatml'; known: auto, vsft, messages, sharegpt"),
+    "format is a list": (GOOD | {"format": ["llava"]}, "format must be a name, got ['llava']"),
+    "a column of another format": (
+        GOOD | {"columns": {"prompt": "q"}},
+        "columns.prompt means nothing to the format 'messages', which has messages, images",
+    ),
+    "id_column": (GOOD | {"id_column": 7}, "id_column must be the name of a column, got 7"),
+    "ignore_keys": (GOOD | {"ignore_keys": "x"}, "ignore_keys must be a list of keys of turns or parts, got 'x'"),
     "negative ratio": (GOOD | {"sample_ratio": -0.1}, "sample_ratio must be a number of at least 0, got -0.1"),
     "ratio is a text": (GOOD | {"sample_ratio": "0.5"}, "sample_ratio must be a number of at least 0, got '0.5'"),
     "ratio is true": (GOOD | {"sample_ratio": True}, "sample_ratio must be a number of at least 0, got True"),
@@ -235,7 +287,7 @@ def test_a_source(folder: Path) -> None:
         name="mine", file="", source="cord_v2", split="test", media_dir=str(folder / "sub"), sample_ratio=0.5
     )
     assert dataset == expected
-    assert dataset.described().keys() == {"name", "columns", "tags", "sample_ratio", "source", "split"}
+    assert dataset.described().keys() == DESCRIBED | {"source", "split"}
 
 
 def test_where_a_source_lies(folder: Path) -> None:
@@ -250,6 +302,7 @@ def test_where_a_source_lies(folder: Path) -> None:
 WRONG_SOURCES = {
     "both": (GOOD | {"source": "rdr"}, "both source and file_name; a source knows its rows by itself"),
     "columns": ({"source": "rdr", "columns": {}}, "both source and columns"),
+    "format": ({"source": "rdr", "format": "llava"}, "both source and format"),
     "unknown": ({"source": "cord"}, "unknown source 'cord'; known: rdr, cord_v2, medpix, cv17, unimm_chat"),
     "a list": ({"source": ["rdr"]}, "unknown source ['rdr']"),
     "null": ({"source": None}, "unknown source None"),

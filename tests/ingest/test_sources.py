@@ -17,9 +17,9 @@ from source_data import TRUTHS, chat, imagefolder, rdr, text, wav, with_images, 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest import sources
 from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.ingest.convert import convert
 from neatpack.pipeline.ingest.imported import lines_of
 from neatpack.pipeline.ingest.meta import Dataset
-from neatpack.pipeline.ingest.sharegpt import convert
 from neatpack.pipeline.ingest.sources import (
     SOURCES,
     make_cord_v2_dataset,

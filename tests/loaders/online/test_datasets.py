@@ -25,8 +25,8 @@ from neatpack.loaders.online.datasets import (
 )
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.conversation import to_conversation
+from neatpack.pipeline.ingest.convert import convert, parse_row, resolved
 from neatpack.pipeline.ingest.meta import copies_of_rows, read_meta
-from neatpack.pipeline.ingest.sharegpt import convert, parse_row
 from neatpack.pipeline.ingest.sources import SOURCES, make_rdr_dataset
 from neatpack.pipeline.records import Skip
 
@@ -222,6 +222,8 @@ def offline(path: str, folder: Path) -> tuple[Counter[str], Counter[str]]:
             lines = [json.dumps(item).encode() for item in json.loads(Path(dataset.file).read_bytes())]
         else:
             lines = Path(dataset.file).read_bytes().rstrip(b"\n").split(b"\n")
+        first = [row for row in (parse_row(line, 0) for line in lines) if not isinstance(row, Skip)]
+        dataset = resolved(dataset, first)
         for line, copies in zip(lines, copies_of_rows(len(lines), dataset.sample_ratio), strict=True):
             parsed = parse_row(line, 0)
             example = parsed if isinstance(parsed, Skip) else convert(parsed, dataset)

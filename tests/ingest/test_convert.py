@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
+from neatpack.pipeline.ingest.convert import convert, parse_row
 from neatpack.pipeline.ingest.meta import Columns, Dataset, Tags
-from neatpack.pipeline.ingest.sharegpt import convert, parse_row
 from neatpack.pipeline.records import Example, MediaRef, Skip, Turn
 
 PLAIN = Dataset(name="plain", file="rows.jsonl", media_dir="/media")
@@ -109,13 +109,14 @@ def test_another_dialect() -> None:
             Turn(role="system", parts=("Be brief.",)),
             Turn(role="user", parts=(image("a.jpg"), "Who?")),
             Turn(role="assistant", parts=("Me.",)),
-        )
+        ),
+        id="7",
     )
 
 
 def test_a_dialect_does_not_know_the_roles_of_another() -> None:
     value = {"conversations": [{"from": "user", "value": "x"}, {"from": "gpt", "value": "y"}]}
-    detail = "turn 0: unknown role 'user'; known: human, gpt, sys"
+    detail = "turn 0: unknown role 'user'; known: human, gpt, sys, developer, tool, function, observation"
     assert convert(value, LLAVA) == Skip(reason="bad_row", detail=detail)
 
 
@@ -126,7 +127,7 @@ def test_text_of_the_user_is_stripped_and_that_of_others_is_not() -> None:
 
 
 def test_empty_texts_stay_turns() -> None:
-    assert parts(convert(row("", ""), PLAIN)) == [("",), ("",)]
+    assert parts(convert(row("", "", "Hm?", "Yes."), PLAIN)) == [("",), ("",), ("Hm?",), ("Yes.",)]
     assert parts(convert(row("  ", "x"), PLAIN)) == [("",), ("x",)]
 
 
@@ -161,9 +162,9 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], str, str]] = {
         "turn 1 is a JSON null; expected an object",
     ),
     "unknown role": (
-        turn(role="tool", content="x"),
+        turn(role="narrator", content="x"),
         "bad_row",
-        "turn 0: unknown role 'tool'; known: user, assistant, system",
+        "turn 0: unknown role 'narrator'; known: user, assistant, system, developer, tool, function, observation",
     ),
     "no role": (turn(content="x"), "bad_row", "turn 0: unknown role None; known: user, assistant, system"),
     "role is a list": (
@@ -218,9 +219,9 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], str, str]] = {
     "medium is null": (row("<image>", "x", images=[None]), "bad_row", "column 'images': 'None' is not a path"),
     "medium is empty": (row("<image>", "x", images=""), "bad_row", "column 'images': '' is not a path"),
     "object without path": (
-        row("<audio>", "x", audios={"url": "y"}),
+        row("<audio>", "x", audios={"link": "y"}),
         "bad_row",
-        "column 'audios': \"{'url': 'y'}\" is not a path",
+        "column 'audios': \"{'link': 'y'}\" is not a path",
     ),
     "media are nested": (row("<image>", "x", images=[["a.jpg"]]), "bad_row", "column 'images': \"['a.jpg']\" is not a"),
     "media are true": (row("<image>", "x", images=True), "bad_row", "column 'images': 'True' is not a path"),
@@ -390,7 +391,7 @@ def test_a_column_named_conversation() -> None:
 
 
 def test_parts_take_the_media_of_the_columns_in_order() -> None:
-    bare = {"type": "image", "text": None, "index": 0}  # as Arrow fills them up
+    bare = {"type": "image", "text": None, "index": None}  # as Arrow fills them up
     value = in_parts(bare, text("and"), {"type": "image", "image": "own.jpg"}, bare, images=["1.jpg", "2.jpg"])
     assert parts(convert(value, PLAIN))[0] == (image("1.jpg"), "and", image("own.jpg"), image("2.jpg"))
 
@@ -419,9 +420,9 @@ BAD_PARTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "text is null": (in_parts({"type": "text", "text": None}), "bad_row", "turn 0: a JSON null where a text"),
     "half a character": (in_parts(text("\ud83d")), "bad_row", "turn 0: not Unicode text"),
     "unknown type": (
-        in_parts({"type": "image_url", "image_url": {"url": "x"}}),
+        in_parts({"type": "tool_use", "id": "x"}),
         "bad_row",
-        "turn 0: unknown part of type 'image_url'; known: text, image, video, audio",
+        "turn 0: unknown part of type 'tool_use'; known: text, image, image_url, input_image, video, video_url",
     ),
     "type is a list": (in_parts({"type": ["text"]}), "bad_row", "turn 0: unknown part of type ['text']"),
     "no medium": (
@@ -435,10 +436,10 @@ BAD_PARTS: dict[str, tuple[dict[str, Any], str, str]] = {
         "0 parts of type 'image' without their own image but 1 images",
     ),
     "medium is a number": (in_parts({"type": "image", "image": 7}), "bad_row", "turn 0: column 'image': "),
-    "bytes as text": (
-        in_parts({"type": "image", "image": {"bytes": "iVBORw0KGgo="}}),
-        "bad_row",
-        "turn 0: column 'image': ",
+    "bytes that are not base64": (
+        in_parts({"type": "image", "image": {"bytes": "iVBORw0KGgo?"}}),
+        "bad_media",
+        "turn 0: column 'image': not base64: ",
     ),
     "bytes as a number": (in_parts({"type": "image", "image": {"bytes": 10**15}}), "bad_row", "turn 0: column 'image'"),
     "a sound as numbers": (
@@ -554,4 +555,4 @@ def test_any_parts_are_converted_or_skipped(content: list[Any], lenient: bool) -
     result = convert(in_parts(*content, images=["1.jpg"]), PLAIN, lenient=lenient)
     assert isinstance(result, Example | Skip)
     if isinstance(result, Example):
-        assert all(isinstance(ref.path, str) and ref.held is None for ref in result.media)
+        assert all(isinstance(ref.path, str) and (ref.held is None or ref.inside) for ref in result.media)

@@ -1,0 +1,101 @@
+"""One row of a data set -> an Example or a Skip, by the data set's format; and which format that is."""
+
+import json
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain, islice
+from typing import Any
+
+from ..records import Example, Skip
+from .conversation import from_conversation
+from .dialect import Dialect
+from .formats import AUTO, FORMATS
+from .formats.detect import detect, used_and_unused
+from .formats.example import example_of
+from .formats.said import Said
+from .lines import Part, rows
+from .media import json_name
+from .meta import Dataset
+
+NUM_FIRST_ROWS = 100  # that tell a format: enough for a set of which a few rows have pictures
+FIRST_BYTES = 16 << 20  # of them; rows with media in them are long, and the driver waits
+
+logger = logging.getLogger(__name__)
+
+
+def parse_row(line: bytes, line_number: int) -> dict[str, Any] | Skip:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, a number of thousands of digits
+        return Skip(reason="bad_row", detail=f"line {line_number}: broken JSON: {error}")
+    if not isinstance(row, dict):
+        return Skip(
+            reason="bad_row", detail=f"line {line_number}: a JSON {json_name(row)} where an object was expected"
+        )
+    return row
+
+
+def convert(row: dict[str, Any], dataset: Dataset, *, lenient: bool = False) -> Example | Skip:
+    """See `example_of` for what becomes of text, tags and media."""
+    if dataset.source and row.get("problem"):  # a row of our own import, see pipeline/ingest/imported.py
+        return Skip(reason="bad_row", detail=str(row["problem"]))
+    if dataset.source:
+        example = from_conversation(row, dataset.media_dir)
+    else:
+        said = said_of(row, dataset)
+        example = said if isinstance(said, Skip) else example_of(said, replace(_dialect(dataset), lenient=lenient))
+    if isinstance(example, Skip):
+        return example
+    if any(isinstance(ref.held, tuple) for ref in example.media):
+        return Skip(reason="bad_row", detail="a sound as numbers in the row; expected the path of a file")
+    return replace(example, id=dataset.id_of(row))
+
+
+def said_of(row: dict[str, Any], dataset: Dataset) -> Said | Skip:
+    """What a row says, with its media as it names them."""
+    assert dataset.format != AUTO, f"{dataset.name}: its format is not told yet; see `resolved`"
+    return FORMATS[dataset.format].read(row, _dialect(dataset))
+
+
+def _dialect(dataset: Dataset) -> Dialect:
+    return Dialect(
+        columns=dataset.row_columns,
+        tags=dataset.tags,
+        media_dir=dataset.media_dir,
+        ignore_keys=dataset.ignore_keys,
+    )
+
+
+def first_rows(parts: Iterable[Part]) -> list[dict[str, Any]]:
+    """The first rows of a data set, as far as they are objects; fewer where they are long."""
+    found, num_bytes = [], 0
+    for line in islice(chain.from_iterable(map(rows, parts)), NUM_FIRST_ROWS):
+        row = parse_row(line.text, line.line)
+        if not isinstance(row, Skip):
+            found.append(row)
+        num_bytes += len(line.text)
+        if num_bytes > FIRST_BYTES:
+            break
+    return found
+
+
+def resolved(dataset: Dataset, first: Sequence[dict[str, Any]]) -> Dataset:
+    """The data set with its format told from its first rows, unless it is given; what of them is used is logged.
+
+    Where no format fits it is "messages", so that each row says what it lacks.
+    """
+    if dataset.source:
+        return dataset
+    how, level = "as given", logging.INFO
+    if dataset.format == AUTO:
+        name = detect(first)
+        how = "told from its first rows" if name else "for no other fits its first rows"
+        level = logging.WARNING if first and not name else level
+        chosen = FORMATS[name or "messages"]
+        dataset = replace(dataset, format=name or "messages", columns=chosen.columns, tags=chosen.tags)
+    uses = FORMATS[dataset.format].uses(dataset.columns) | {dataset.id_column}
+    used, unused = (", ".join(keys) or "none" for keys in used_and_unused(first, uses))
+    words = "%s: format %s, %s; columns used: %s; not used: %s"
+    logger.log(level, words, dataset.name, dataset.format, how, used, unused)
+    return dataset

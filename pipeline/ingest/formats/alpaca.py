@@ -1,0 +1,14 @@
+"""`alpaca`: {"instruction": "…", "input": "…", "output": "…", "system": "…", "history": [["…", "…"]]}."""
+
+from ..dialect import Columns
+from .prompt_response import FIELDS, read
+from .said import Format, Row
+
+COLUMNS = Columns(prompt="instruction", query="input", response="output", history="history")
+
+
+def fits(row: Row) -> bool:
+    return isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str)
+
+
+FORMAT = Format(read=read, fits=fits, columns=COLUMNS, fields=FIELDS)

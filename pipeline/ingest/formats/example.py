@@ -1,0 +1,195 @@
+"""What a row says -> an Example: media looked up, each in its place, or a Skip with the reason."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...records import Example, MediaKind, MediaRef, Skip, Turn
+from ..dialect import Dialect
+from .parts import KINDS, is_bare, kind_of, media_part, plain, reference, text_part, unknown_in, unknown_key
+from .said import Named, Said, bad_row
+
+_PLACEHOLDER = re.compile(r"(<image>|<video>|<audio>)", re.IGNORECASE)
+WITH_MEDIA = ("user", "document")  # roles; elsewhere templates leave media out, or they would be trained on
+
+
+def example_of(said: Said, dialect: Dialect) -> Example | Skip:
+    """User text is cut at its placeholders, which take the media in order.
+
+    Each piece of user text is stripped and empty ones vanish; all other text stays as it is, and tags in it are text,
+    but for a document's. Strict: per kind, tags and media must be equally many. Lenient: surplus tags stay as text,
+    surplus media go before the first user turn.
+
+    Where the content of a turn is a list of parts, all text is taken as it is, and the parts, not tags, say where media
+    go.
+    """
+    if any(isinstance(turn.content, list) for turn in said.turns):
+        return in_parts(said, dialect)
+    return _unknown_in_turns(said) or _tagged(said, dialect)
+
+
+def _unknown_in_turns(said: Said) -> Skip | None:
+    return next((unknown_key(turn.label, turn.unknown[0]) for turn in said.turns if turn.unknown), None)
+
+
+def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
+    media: dict[MediaKind, list[MediaRef]] = {kind: [] for kind in KINDS}
+    for kind, named in said.media.items():
+        for one in named:
+            ref = reference(one.entry, {}, kind, one.column, dialect.media_dir, one.at)
+            if isinstance(ref, Skip):
+                return ref
+            media[kind].append(ref)
+    texts = " ".join(str(turn.content) for turn in said.turns if turn.role in WITH_MEDIA)
+    tags = [tag.lower().strip("<>") for tag in _PLACEHOLDER.findall(texts)]
+    surplus: list[MediaRef] = []
+    for kind, refs in media.items():
+        count = tags.count(kind)
+        if count != len(refs) and not dialect.lenient and not (said.media_first and not count):
+            return Skip(
+                reason="bad_placeholders",
+                detail=f"{count} <{kind}> tags but {len(refs)} {kind}s; fix the row or set placeholders: lenient",
+            )
+        surplus += refs[count:]
+    waiting = {kind: iter(refs) for kind, refs in media.items()}
+    contents = [
+        _cut(str(turn.content), waiting, strip=turn.role == "user") if turn.role in WITH_MEDIA else (str(turn.content),)
+        for turn in said.turns
+    ]
+    return _finished(said, contents, surplus)
+
+
+def in_parts(said: Said, dialect: Dialect, *, surplus_matters: bool = True) -> Example | Skip:
+    """A part without its medium, {"type": "image"}, takes the next of the row's column; with an index, that one."""
+    contents = [
+        [plain(item, dialect) for item in (turn.content if isinstance(turn.content, list) else [turn.content])]
+        for turn in said.turns
+    ]
+    unknown = _unknown_in_turns(said) or _unknown_in_parts(said, contents)
+    if unknown is not None:
+        return unknown
+    shared = _shared(said, [item for items in contents for item in items], dialect, surplus_matters=surplus_matters)
+    if isinstance(shared, Skip):
+        return shared
+    result: list[tuple[str | MediaRef, ...]] = []
+    for turn, items in zip(said.turns, contents, strict=True):
+        parts: list[str | MediaRef] = []
+        for number, item in enumerate(items):
+            kind = kind_of(item)
+            if kind is None:
+                part: str | MediaRef | Skip = text_part(item)
+            else:
+                at = (*turn.at, number)
+                part = media_part(item, kind, at, shared.waiting[kind], said.media.get(kind, ()), dialect.media_dir)
+            if isinstance(part, Skip):
+                return Skip(reason=part.reason, detail=f"{turn.label}: {part.detail}")
+            if isinstance(part, MediaRef) and turn.role not in WITH_MEDIA:
+                return bad_row(f"{turn.label}: {part.kind} in a turn of role {turn.role!r}; expected text only")
+            parts.append(part)
+        result.append(tuple(parts) or ("",))
+    surplus = []
+    for kind, named in shared.surplus:
+        ref = reference(named.entry, {}, kind, named.column, dialect.media_dir, named.at)
+        if isinstance(ref, Skip):
+            return ref
+        surplus.append(ref)
+    return _finished(said, result, surplus)
+
+
+def _unknown_in_parts(said: Said, contents: list[list[Any]]) -> Skip | None:
+    for turn, items in zip(said.turns, contents, strict=True):
+        for skip in filter(None, map(unknown_in, items)):
+            return Skip(reason=skip.reason, detail=f"{turn.label}: {skip.detail}")
+    return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Shared:
+    """The media of a row's columns among the parts that have none of their own."""
+
+    waiting: dict[MediaKind, Iterator[Named]]
+    surplus: list[tuple[MediaKind, Named]]
+
+
+def _shared(said: Said, items: list[Any], dialect: Dialect, *, surplus_matters: bool) -> _Shared | Skip:
+    shared = _Shared(waiting={}, surplus=[])
+    for kind in KINDS:
+        named = said.media.get(kind, ())
+        bare = [item for item in items if is_bare(item, kind)]
+        indices = [item["index"] for item in bare if "index" in item]
+        for index in indices:
+            if type(index) is not int:
+                return bad_row(f"index of a part of type {kind!r} must be a whole number")
+            if not 0 <= index < len(named):
+                return Skip(
+                    reason="bad_placeholders",
+                    detail=f"a part with the index {index} but {len(named)} {kind}s; fix the row",
+                )
+        rest = [one for number, one in enumerate(named) if number not in indices]
+        num_bare = len(bare) - len(indices)
+        if num_bare != len(rest) and surplus_matters and not dialect.lenient:
+            unnamed = " that no index names" if indices else ""
+            return Skip(
+                reason="bad_placeholders",
+                detail=f"{num_bare} parts of type {kind!r} without their own {kind} but {len(rest)} {kind}s{unnamed}; "
+                "fix the row or set placeholders: lenient",
+            )
+        shared.waiting[kind] = iter(rest[:num_bare])
+        if surplus_matters:
+            shared.surplus.extend((kind, one) for one in rest[num_bare:])
+    return shared
+
+
+def _finished(said: Said, contents: list[tuple[str | MediaRef, ...]], surplus: list[MediaRef]) -> Example | Skip:
+    first = next((number for number, turn in enumerate(said.turns) if turn.role in WITH_MEDIA), None)
+    turns = tuple(
+        Turn(
+            role=turn.role,
+            parts=(*surplus, *parts) if number == first else parts,
+            loss=turn.loss,
+            reasoning=turn.reasoning,
+            tool_calls=turn.tool_calls,
+            name=turn.name,
+            call_id=turn.call_id,
+        )
+        for number, (turn, parts) in enumerate(zip(said.turns, contents, strict=True))
+    )
+    problem = _no_target(turns)
+    if problem:
+        return Skip(reason="no_target", detail=problem)
+    if surplus and first is None:
+        return Skip(reason="bad_placeholders", detail=f"{len(surplus)} media but no user turn to put them in")
+    return Example(turns=turns, tools=said.tools)
+
+
+def _no_target(turns: tuple[Turn, ...]) -> str:
+    """Why there is nothing to learn from; "" if there is."""
+
+    def is_told(turn: Turn) -> bool:
+        return bool(turn.reasoning or turn.tool_calls) or any(isinstance(p, str) and p.strip() for p in turn.parts)
+
+    if turns[0].role == "document":
+        return "" if is_told(turns[0]) else "a document without text"
+    trained = [turn for turn in turns if turn.loss or (turn.loss is None and turn.role == "assistant")]
+    if any(map(is_told, trained)):
+        return ""
+    if not any(turn.role == "assistant" for turn in turns):
+        return "no assistant turn"
+    return "no assistant turn that is trained on has text, reasoning or tool calls"
+
+
+def _cut(text: str, waiting: dict[MediaKind, Iterator[MediaRef]], *, strip: bool) -> tuple[str | MediaRef, ...]:
+    """Pieces of text and media in order: "<image>\\nWho?" -> (image, "Who?")."""
+    parts: list[str | MediaRef] = []
+    literal = ""  # text so far, with placeholders that no medium is left for
+    for piece in _PLACEHOLDER.split(text):
+        medium = next(waiting[piece.lower().strip("<>")], None) if _PLACEHOLDER.fullmatch(piece) else None  # type: ignore[index]
+        if medium is None:
+            literal += piece
+            continue
+        parts += [literal.strip() if strip else literal, medium]
+        literal = ""
+    parts.append(literal.strip() if strip else literal)
+    kept = tuple(part for part in parts if part != "")
+    return kept or ("",)

@@ -1,0 +1,156 @@
+"""`messages`: a list of turns with role and content, OpenAI's way; by columns and tags, any other names for them."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from ...records import Role, Skip
+from ..dialect import Dialect, Tags
+from ..media import is_unicode, json_name, shown
+from .said import Format, Row, Said, Spoken, bad_row, column_of, keys_of, media_of, text_of
+from .tools import parsed, tool_calls_of, tools_of
+
+FIELDS = ("messages", "images", "videos", "audios", "system", "tools")
+# Roles that need no tag, unless a tag claims the name for another.
+OTHER_ROLES: dict[str, Role] = {"developer": "system", "tool": "tool", "function": "tool", "observation": "tool"}
+CALL = "function_call"  # a role of some ShareGPT sets: an assistant whose content is a call, as JSON
+REASONING = ("reasoning_content", "reasoning", "thinking")
+TRAINED = ("loss", "weight")
+HONOURED = (*TRAINED, *REASONING, "tool_calls", "name", "tool_call_id")
+
+
+def read(row: Row, dialect: Dialect) -> Said | Skip:
+    column = column_of(row, dialect.columns.messages)
+    messages = row.get(column)
+    if isinstance(messages, str):
+        messages = parsed(messages)  # as tables have it that know no lists
+    if not isinstance(messages, list):
+        return bad_row(_no_turns(row, column))
+    if not messages:
+        return bad_row("empty conversation")
+    turns = []
+    for number, message in enumerate(messages):
+        turn = _turn(message, number, column, dialect)
+        if isinstance(turn, Skip):
+            return turn
+        turns.append(turn)
+    system = system_of(row, dialect)
+    if isinstance(system, Skip):
+        return system
+    if system and any(turn.role == "system" for turn in turns):
+        return bad_row(f"both a column {dialect.columns.system!r} and a turn of role 'system'; remove one of the two")
+    tools = tools_of(row, dialect.columns.tools)
+    if isinstance(tools, Skip):
+        return tools
+    return Said(turns=(*system, *turns), media=media_of(row, dialect.columns), tools=tools)
+
+
+def system_of(row: Row, dialect: Dialect) -> tuple[Spoken, ...] | Skip:
+    """The turn that a column of that name is, if it has text."""
+    text = text_of(row, dialect.columns.system)
+    if isinstance(text, Skip):
+        return text
+    if not is_unicode(text):
+        return bad_row(f"column {dialect.columns.system!r}: not Unicode text: half of a surrogate pair")
+    return (Spoken(role="system", content=text, label="the system turn"),) if text else ()
+
+
+def _no_turns(row: Row, column: str) -> str:
+    if row.get(column) is None and column not in row:
+        remedy = 'name its columns, or give its format ("format" of the data set; see docs/DATA.md)'
+        return f"column {column!r} is absent; expected a list of turns; the row has {keys_of(row)}: {remedy}"
+    return f"column {column!r} is a JSON {json_name(row.get(column))}; expected a list of turns"
+
+
+@cache
+def roles_of(tags: Tags) -> dict[str, Role]:
+    named: dict[str, Role] = {tags.user_tag: "user", tags.assistant_tag: "assistant", tags.system_tag: "system"}
+    return {**named, **{name: role for name, role in OTHER_ROLES.items() if name not in named}}
+
+
+def _turn(message: Any, number: int, column: str, dialect: Dialect) -> Spoken | Skip:
+    if not isinstance(message, Mapping):
+        return bad_row(f"turn {number} is a JSON {json_name(message)}; expected an object")
+    tags, roles = dialect.tags, roles_of(dialect.tags)
+    own = (tags.role_tag, tags.content_tag)
+    ignored = set(dialect.ignore_keys) - set(own)
+    turn = {key: value for key, value in message.items() if value is not None and key not in ignored}
+    tag, content = turn.get(tags.role_tag), turn.get(tags.content_tag)
+    role = roles.get(tag) if isinstance(tag, str) else None
+    if tag == CALL and role is None:
+        calls = tool_calls_of(content) if isinstance(content, str) else ()
+        if not calls or isinstance(calls, str):
+            return bad_row(f"turn {number}: its content is no call; expected JSON, {{'name': …, 'arguments': {{…}}}}")
+        return Spoken(role="assistant", content="", tool_calls=calls, label=f"turn {number}")
+    if role is None:
+        return bad_row(f"turn {number}: unknown role {shown(tag)}; known: {', '.join(roles)}")
+    extras = _extras(turn, role)
+    if isinstance(extras, str):
+        return bad_row(f"turn {number}: {extras}")
+    if content is None and (extras.get("tool_calls") or extras.get("reasoning")):
+        content = ""  # OpenAI has null beside calls
+    if not isinstance(content, str | list):
+        problem = f"is a JSON {json_name(content)}" if tags.content_tag in message else "is absent"
+        return bad_row(f"turn {number}: {tags.content_tag!r} {problem}; expected a text or a list of parts")
+    if isinstance(content, str) and not is_unicode(content):
+        return bad_row(f"turn {number}: not Unicode text: half of a surrogate pair")
+    return Spoken(
+        role=role,
+        content=content,
+        at=(column, number, tags.content_tag),
+        label=f"turn {number}",
+        unknown=tuple(str(key) for key in turn if key not in (*own, *HONOURED)),
+        **extras,
+    )
+
+
+def _extras(turn: Mapping[str, Any], role: Role) -> dict[str, Any] | str:
+    """What a turn says beside role and content, by the fields of Spoken; or what is wrong with it."""
+    extras: dict[str, Any] = {}
+    if turn.keys().isdisjoint(HONOURED):
+        return extras
+    for key in (key for key in TRAINED if key in turn):
+        if not isinstance(turn[key], bool | int | float) or turn[key] not in (0, 1):
+            return f"{key!r} is {shown(turn[key])}; expected 0 or 1 (shares of a loss are not supported)"
+        if extras.setdefault("loss", bool(turn[key])) != bool(turn[key]):
+            return "'loss' and 'weight' contradict each other"
+    thoughts = {key: turn[key] for key in REASONING if key in turn}
+    for key, thought in thoughts.items():
+        if not isinstance(thought, str) or not is_unicode(thought):
+            return f"{key!r} is a JSON {json_name(thought)}; expected Unicode text"
+        if extras.setdefault("reasoning", thought) != thought:
+            return f"{' and '.join(map(repr, thoughts))} differ; remove one of them"
+    calls = tool_calls_of(turn.get("tool_calls"))
+    if isinstance(calls, str):
+        return calls
+    if calls:
+        extras["tool_calls"] = calls
+    for key, name in (("name", "name"), ("tool_call_id", "call_id")):
+        if key in turn:
+            if not isinstance(turn[key], str) or not is_unicode(turn[key]):
+                return f"{key!r} is a JSON {json_name(turn[key])}; expected Unicode text"
+            extras[name] = turn[key]
+    own = {"reasoning": "assistant", "tool_calls": "assistant", "name": "tool", "call_id": "tool"}
+    for name, owner in own.items():
+        if extras.get(name) and role != owner:
+            key = {"call_id": "tool_call_id"}.get(name, name)
+            return f'{key!r} in a turn of role {role!r} is not used; remove it, or list it under "ignore_keys"'
+    return extras
+
+
+def turns_in(row: Row, *columns: str) -> list[Mapping[str, Any]]:
+    """The turns of a row in any of the columns, as far as they are objects: to tell formats apart."""
+    for column in columns:
+        value = row.get(column)
+        value = parsed(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
+        if isinstance(value, list) and value:
+            return [turn for turn in value if isinstance(turn, Mapping)]
+    return []
+
+
+def fits(row: Row) -> bool:
+    turns = turns_in(row, "messages", "conversation", "conversations")
+    return bool(turns) and all("role" in turn for turn in turns)
+
+
+FORMAT = Format(read=read, fits=fits, fields=FIELDS)

@@ -1,0 +1,72 @@
+"""`prompt_response`: a question and its answer, in two columns. `alpaca` is the same with other names and more text."""
+
+from typing import Any
+
+from ...records import Role, Skip
+from ..dialect import Columns, Dialect
+from ..media import is_unicode, json_name
+from .messages import system_of
+from .said import Format, Row, Said, Spoken, bad_row, keys_of, media_of, text_of
+from .tools import tools_of
+
+PAIRS = (("prompt", "response"), ("prompt", "completion"), ("question", "answer"), ("query", "response"))
+FIELDS = ("prompt", "query", "response", "history", "system", "tools", "images", "videos", "audios")
+
+
+def read(row: Row, dialect: Dialect) -> Said | Skip:
+    columns = _pair(row, dialect.columns)
+    texts = {}
+    for column in columns:
+        if not isinstance(row.get(column), str):
+            problem = f"is a JSON {json_name(row[column])}" if column in row else "is absent"
+            return bad_row(f"column {column!r} {problem}; expected a text; the row has {keys_of(row)}")
+        texts[column] = row[column]
+    prompt, response = columns
+    more = text_of(row, dialect.columns.query)
+    if isinstance(more, Skip):
+        return more
+    system, before = system_of(row, dialect), _history(row.get(dialect.columns.history) or [])
+    if isinstance(system, Skip):
+        return system
+    if isinstance(before, str):
+        return bad_row(f"column {dialect.columns.history!r}: {before}")
+    asked = "\n".join(filter(None, (texts[prompt], more)))
+    if not (is_unicode(asked) and is_unicode(texts[response])):
+        return bad_row(f"column {prompt!r} or {response!r}: not Unicode text: half of a surrogate pair")
+    spoken: list[tuple[Role, str]] = [*before, ("user", asked), ("assistant", texts[response])]
+    turns = [Spoken(role=role, content=text, label=f"turn {number}") for number, (role, text) in enumerate(spoken)]
+    tools = tools_of(row, dialect.columns.tools)
+    if isinstance(tools, Skip):
+        return tools
+    return Said(turns=(*system, *turns), media=media_of(row, dialect.columns), tools=tools, media_first=True)
+
+
+def _pair(row: Row, columns: Columns) -> tuple[str, str]:
+    """Names of the two columns: those that are given, else the first of the known pairs that the row has."""
+    fitting = [
+        (prompt, response)
+        for prompt, response in PAIRS
+        if columns.prompt in ("", prompt) and columns.response in ("", response)
+    ]
+    found = next((pair for pair in fitting if all(row.get(column) is not None for column in pair)), None)
+    prompt, response = found or next(iter(fitting), PAIRS[0])
+    return columns.prompt or prompt, columns.response or response
+
+
+def _history(value: Any) -> list[tuple[Role, str]] | str:
+    if not isinstance(value, list):
+        return f"a JSON {json_name(value)}; expected [[question, answer], …]"
+    turns: list[tuple[Role, str]] = []
+    for number, pair in enumerate(value):
+        good = isinstance(pair, list) and len(pair) == 2 and all(isinstance(t, str) and is_unicode(t) for t in pair)
+        if not good:
+            return f"entry {number} is no [question, answer]"
+        turns += [("user", pair[0]), ("assistant", pair[1])]
+    return turns
+
+
+def fits(row: Row) -> bool:
+    return any(all(isinstance(row.get(column), str) for column in pair) for pair in PAIRS)
+
+
+FORMAT = Format(read=read, fits=fits, fields=FIELDS, keys=tuple(dict.fromkeys(key for pair in PAIRS for key in pair)))

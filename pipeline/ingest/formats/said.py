@@ -1,0 +1,116 @@
+"""What a row says, in our words, with its media still as the row names them: what a format makes of a row.
+
+It is also what decides whether a row is held out (pipeline/ingest/holdout.py), so that a copy of a row in another
+format goes where the row goes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...records import MediaKind, Role, Skip
+from ..dialect import MEDIA_COLUMNS, Columns, Dialect, Tags
+from ..media import Steps, json_name
+
+Row = Mapping[str, Any]
+
+# Other names of a column, where the row does not have it under the first. Only these: names that a user gives are taken
+# at their word, unless they are one of those on the left.
+ALSO = {
+    "messages": ("conversation", "conversations"),
+    "conversations": ("conversation", "messages"),
+    "images": ("image",),
+    "videos": ("video",),
+    "audios": ("audio",),
+    "tools": ("functions",),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Named:
+    """A medium as a row names it, and where in the row."""
+
+    entry: Any
+    column: str
+    at: Steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spoken:
+    """A turn. Content is a text, in which tags stand for media, or a list of parts."""
+
+    role: Role
+    content: str | list[Any]
+    at: Steps = ()  # where in the row the content is
+    label: str = "turn 0"  # what messages call it
+    loss: bool | None = None
+    reasoning: str = ""
+    tool_calls: tuple[Any, ...] = ()
+    name: str = ""
+    call_id: str = ""
+    unknown: tuple[str, ...] = ()  # its keys that nothing is known about
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """What it says beside its content."""
+        said = {name: getattr(self, name) for name in ("reasoning", "tool_calls", "name", "call_id")}
+        return {name: value for name, value in said.items() if value}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    turns: tuple[Spoken, ...]
+    media: Mapping[MediaKind, tuple[Named, ...]] = field(default_factory=dict)
+    tools: tuple[Any, ...] = ()
+    media_first: bool = False  # where no tag of their kind says where media go, they go before the first user text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Format:
+    read: Callable[[Row, Dialect], Said | Skip]
+    fits: Callable[[Row], bool]  # whether a row looks like it; see `detect`
+    columns: Columns = Columns()
+    tags: Tags = Tags()
+    fields: tuple[str, ...]  # those of Columns that it reads
+    keys: tuple[str, ...] = ()  # and the keys of a row that it knows by itself
+
+    def uses(self, columns: Columns) -> set[str]:
+        """The keys of a row that mean something."""
+        names = [getattr(columns, name) for name in self.fields]
+        return {*names, *self.keys, *(other for name in names for other in ALSO.get(name, ()))}
+
+
+def bad_row(detail: str) -> Skip:
+    return Skip(reason="bad_row", detail=detail)
+
+
+def column_of(row: Row, name: str) -> str:
+    """The name under which the row has a column."""
+    return next((each for each in (name, *ALSO.get(name, ())) if row.get(each) is not None), name)
+
+
+def media_of(row: Row, columns: Columns) -> dict[MediaKind, tuple[Named, ...]]:
+    """By kind; a column is a list, one entry, null or absent. A sound as (samples, rate) is one entry."""
+    return {kind: named(row, column_of(row, getattr(columns, field))) for field, kind in MEDIA_COLUMNS.items()}
+
+
+def named(row: Row, column: str) -> tuple[Named, ...]:
+    value = row.get(column)
+    if value is None:
+        return ()
+    if isinstance(value, list):
+        return tuple(Named(entry=entry, column=column, at=(column, at)) for at, entry in enumerate(value))
+    return (Named(entry=value, column=column, at=(column,)),)
+
+
+def text_of(row: Row, column: str) -> str | Skip:
+    """The text of a column, "" where it is null or absent."""
+    value = row.get(column) if column else None
+    if value is None or isinstance(value, str):
+        return value or ""
+    return bad_row(f"column {column!r} is a JSON {json_name(value)}; expected a text")
+
+
+def keys_of(row: Row) -> str:
+    """For messages: what a row has, when what was looked for is not there."""
+    return ", ".join(map(repr, list(row)[:12])) or "nothing"
