@@ -332,11 +332,12 @@ def test_skipped_without_the_data_file(run: Run, meta: Path, out: Path) -> None:
 
 
 def test_skipped_refuses_what_it_does_not_know(run: Run, out: Path, tmp_path: Path) -> None:
-    for arguments, words in [
+    wrong: list[tuple[list[Any], str]] = [
         ([out, "--reason", "bad"], "--reason bad: unknown; known: sampled_out, "),
         ([out, "--dataset", "huge"], f"--dataset huge: not in {out}, which has tiny"),
         ([tmp_path / "absent"], f"{tmp_path}/absent/manifest.json: missing"),
-    ]:
+    ]
+    for arguments, words in wrong:
         code, printed, errors = run("skipped", *arguments)
         assert (code, printed) == (2, "")
         assert errors.startswith(f"neatpack: {words}")

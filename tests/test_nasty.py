@@ -242,7 +242,27 @@ def test_calls_are_turns_of_the_assistant_and_observations_of_a_tool(strict: dic
         calls = [call["function"] for turn in example.turns for call in turn.tool_calls]
         assert calls == [json.loads(turn["value"]) for turn in row["conversations"] if turn["from"] == "function_call"]
         assert len(example.tools) == len(json.loads(row["tools"] or "[]"))
-    assert outcomes(strict["toolcall_roles.json"]) == ["packed"] * 40
+    found = outcomes(strict["toolcall_roles.json"])
+    assert len(found) == len(rows) == 40
+    for row, text in zip(rows, found, strict=True):
+        if json.loads(row["tools"] or "[]"):
+            assert text.startswith("bad_row: tools") and "does not write it" in text, (
+                "Qwen2.5-VL's template has no tools"
+            )
+        else:
+            assert text == "packed"
+
+
+def test_calls_are_packed_where_the_template_writes_them(tmp_path: Path) -> None:
+    meta = {"calls": {"file_name": str(NASTY / "data" / "toolcall_roles.json")}}
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    processor = str(SHARED / "processors" / "qwen3-vl")
+    run_pack(
+        PackConfig(meta=str(tmp_path / "meta.json"), processor=processor, out=str(tmp_path / "out"), engine="inline")
+    )
+    out = tmp_path / "out"
+    assert verify_ledger(out, Manifest.read(out)) + verify_shard(out, Manifest.read(out), 0) == []
+    assert set(pq.read_table(out / "ledger")["status"].to_pylist()) == {"packed"}
 
 
 def test_bom_crlf_and_blank_lines_change_nothing(strict: dict[str, Any]) -> None:

@@ -157,8 +157,8 @@ class Chat:
         untold = [name for name, is_said in said.items() if is_said and name not in self._written]
         if not untold:
             return ""
-        remedy = "; --reasoning drop leaves it out" if untold == ["reasoning_content"] else ""
-        return f"{', '.join(untold)}: the chat template of {self.source} does not write it{remedy}"
+        remedy = "--reasoning drop leaves it out" if untold == ["reasoning_content"] else "take one that does"
+        return f"{', '.join(untold)}: the chat template of {self.source} does not write it; {remedy}"
 
     @cached_property
     def _written(self) -> frozenset[str]:

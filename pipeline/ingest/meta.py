@@ -109,8 +109,8 @@ def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
     where = f"{meta_path}: data set {name!r}"
     if not isinstance(entry, dict):
         raise UserError(f"{where}: expected an object, got {type(entry).__name__}")
-    known = ("file_name", "format", "columns", "tags", "id_column", "ignore_keys", "media_dir", "sample_ratio", "weight",
-             "source", "path_or_dataset", "split")  # fmt: skip
+    known = ("file_name", "format", "columns", "tags", "id_column", "ignore_keys", "media_dir", "sample_ratio",
+             "weight", "source", "path_or_dataset", "split")  # fmt: skip
     for key in entry:
         if key not in known:
             raise UserError(f"{where}: unknown key {key!r}; known: {', '.join(known)}")

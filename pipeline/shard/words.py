@@ -6,7 +6,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def percent(part: int, whole: int) -> str:
+def percent(part: float, whole: float) -> str:
     """1 of 3 -> "33.3%". What is not nothing does not read 0.0%, and what is not all does not read 100.0%."""
     share = part / whole if whole else 0.0
     if part and share < 0.001:

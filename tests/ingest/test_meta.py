@@ -227,7 +227,7 @@ GOOD = {"file_name": "a.jsonl"}
 WRONG_ENTRIES = {
     "not an object": ("a.jsonl", "expected an object, got str"),
     "a family of its own": (GOOD | {"family": "gemma4"}, "unknown key 'family'; known: file_name"),
-    "unknown key": (GOOD | {"colums": {}}, "unknown key 'colums'; known: file_name, columns, tags"),
+    "unknown key": (GOOD | {"colums": {}}, "unknown key 'colums'; known: file_name, format, columns, tags"),
     "no file_name": ({}, "file_name must be the path of a JSON, JSONL or parquet file, got None"),
     "empty file_name": ({"file_name": ""}, "file_name must be the path of a JSON, JSONL or parquet file, got ''"),
     "file_name is a list": ({"file_name": ["a.jsonl"]}, "file_name must be the path"),
