@@ -274,8 +274,8 @@ BAD_ROWS = [
     "bad_placeholders: 1 <image> tags but 2 images; fix the row or set placeholders: lenient",
     "",  # a path out of the media folder: below
     "bad_placeholders: 1 <image> tags but 0 images; fix the row or set placeholders: lenient",
-    "bad_row: column 'messages' is absent; expected a list of turns; the row has 'wrong_key': name its columns, or give "
-    'its format ("format" of the data set; see docs/DATA.md)',
+    "bad_row: column 'messages' is absent; expected a list of turns; the row has 'wrong_key': name its columns, or "
+    'give its format ("format" of the data set; see docs/DATA.md)',
     "bad_row: turn 0: 'content' is absent; expected a text or a list of parts",
     "bad_row: turn 0: 'content' is a JSON number; expected a text or a list of parts",
 ]

@@ -242,7 +242,7 @@ def test_another_pack_size_does_not_tokenize_again(tiny, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("where", "name", "raised"),
     [
-        ("neatpack.pipeline.measure.REVISION", "code.measure", 2),
+        ("neatpack.pipeline.measure.REVISION", "code.measure", 3),
         ("neatpack.pipeline.families.base.Family.revision", "code.family", 2),
         ("neatpack.pipeline.identity.__version__", "code.neatpack", "99.0"),
     ],
