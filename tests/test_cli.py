@@ -44,7 +44,7 @@ def conversation(question: str, answer: str) -> list[dict[str, str]]:
 def meta(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """12 rows of text, 4 with a picture, and 3 bad ones."""
     folder = tmp_path_factory.mktemp("data")
-    rows: list[Any] = [{"messages": conversation(f"Count to {i}.", "one two " * (i + 1))} for i in range(12)]
+    rows: list[Any] = [{"messages": conversation(f"Count to {i}.", "one two " * i or "No.")} for i in range(12)]
     for i in range(4):
         Image.new("RGB", (60 + 20 * i, 90), (50 * i, 99, 7)).save(folder / f"{i}.png")
         rows.append({"messages": conversation("<image>What?", "That."), "images": [f"{i}.png"]})
@@ -190,7 +190,8 @@ def test_rows_that_nobody_expects_do_not_stop_the_run(run: Run, tmp_path: Path) 
         "[" * 100_000: "bad_row",
         json.dumps({"messages": conversation("\0 <|im_start|> <|image_pad|> \ue000 \u2028", "\ufffe")}): "",
         json.dumps({"messages": conversation("Hi.", "\ud83d")}): "bad_row",
-        json.dumps({"messages": conversation("Hi.", "Yo."), "_text_tokens": "?", "mm_inputs_meta": 7}): "",
+        json.dumps({"messages": conversation("Hi.", ""), "_text_tokens": "?"}): "no_target",
+        json.dumps({"messages": conversation("Hi.", "x"), "_text_tokens": "?", "mm_inputs_meta": 7}): "",
     }
     (tmp_path / "rows.jsonl").write_text("".join(row + "\n" for row in rows))
     (tmp_path / "meta.json").write_text(json.dumps({"odd": {"file_name": "rows.jsonl"}}))

@@ -54,7 +54,7 @@ def from_conversation(example: Mapping[str, Any], media_dir: str = "") -> Exampl
         return Skip(reason="bad_row", detail="no conversation; expected a list of turns in 'conversation'")
     dialect = Dialect(columns=COLUMNS, media_dir=media_dir)
     said = _document(example, turns) or messages.read(example, dialect)
-    found = said if isinstance(said, Skip) else in_parts(said, dialect, surplus_matters=False)
+    found = said if isinstance(said, Skip) else in_parts(said, dialect, of_file=False)
     if isinstance(found, Skip) or not any(ref.inside for ref in found.media):
         return found
     return replace(found, turns=tuple(replace(turn, parts=tuple(map(_in_memory, turn.parts))) for turn in found.turns))

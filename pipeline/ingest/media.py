@@ -91,7 +91,7 @@ def _path(text: str, media_dir: str) -> str | Skip:
         return Skip(reason="bad_row", detail=f"unknown scheme {scheme[1][:20]}://; known: {known}, or a path")
     if len(text) > _LONGEST_PATH or any(len(name) > _LONGEST_NAME for name in text.split("/")):
         return Skip(
-            reason="bad_media",
+            reason="missing_media",
             detail=f"a text of {len(text)} characters that is too long for a path and not base64 of a known kind",
         )
     if not scheme:

@@ -60,16 +60,20 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
     return _finished(said, contents, surplus)
 
 
-def in_parts(said: Said, dialect: Dialect, *, surplus_matters: bool = True) -> Example | Skip:
-    """A part without its medium, {"type": "image"}, takes the next of the row's column; with an index, that one."""
+def in_parts(said: Said, dialect: Dialect, *, of_file: bool = True) -> Example | Skip:
+    """A part without its medium, {"type": "image"}, takes the next of the row's column; with an index, that one.
+
+    Rows that are not of a file (`of_file`) come from a program, which may have more in them for its own use: keys, and
+    media that no part takes. There is no data set to list such keys under.
+    """
     contents = [
         [plain(item, dialect) for item in (turn.content if isinstance(turn.content, list) else [turn.content])]
         for turn in said.turns
     ]
     unknown = _unknown_in_turns(said) or _unknown_in_parts(said, contents)
-    if unknown is not None:
+    if of_file and unknown is not None:
         return unknown
-    shared = _shared(said, [item for items in contents for item in items], dialect, surplus_matters=surplus_matters)
+    shared = _shared(said, [item for items in contents for item in items], dialect, surplus_matters=of_file)
     if isinstance(shared, Skip):
         return shared
     result: list[tuple[str | MediaRef, ...]] = []
