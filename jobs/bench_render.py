@@ -32,7 +32,8 @@ from neatpack.loaders.online.tokenized import as_tensors
 from neatpack.pipeline.families.base import Family, ProcessorKey
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.families.rules import SoundFeatures
-from neatpack.pipeline.ingest.lines import as_lines, part_ranges, rows, scan, source_of
+from neatpack.pipeline.ingest.imported import lines_of, num_files
+from neatpack.pipeline.ingest.lines import joined, part_ranges, rows, scan, source_of
 from neatpack.pipeline.ingest.meta import Dataset, read_meta
 from neatpack.pipeline.ingest.sharegpt import convert, parse_row
 from neatpack.pipeline.measure.length import measure
@@ -126,9 +127,10 @@ BARE: dict[str, tuple[str, Callable[[MeasuredMedia, Family], None]]] = {
 
 
 def read(dataset: Dataset, folder: Path) -> Iterator[Example]:
-    lines = as_lines(Path(dataset.file), folder / "imported")
-    ranges = part_ranges(lines)
-    for part in source_of(lines, ranges, scan(lines, ranges)).parts:
+    files = [lines_of(dataset, folder / "imported", number) for number in range(num_files(dataset))]
+    ranges = [part_ranges(lines) for lines in files]
+    sources = [source_of(lines, own, scan(lines, own)) for lines, own in zip(files, ranges, strict=True)]
+    for part in joined(sources).parts:
         for _, number, _, line in rows(part):
             row = parse_row(line, number)
             example = convert(row, dataset) if isinstance(row, dict) else row

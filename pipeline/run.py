@@ -16,8 +16,8 @@ from .families.registry import family_for
 from .identity import Identity, own_code, versions
 from .ingest.corpus import Corpus, Split
 from .ingest.holdout import held_out
-from .ingest.imported import lines_of
-from .ingest.lines import Lines, RangeCount, Source, media_beside, part_ranges, scan, source_of
+from .ingest.imported import lines_of, num_files
+from .ingest.lines import Lines, RangeCount, Source, joined, media_beside, part_ranges, scan, source_of
 from .ingest.meta import Dataset, read_meta
 from .ingest.written import SplitRows, write_split
 from .manifest import Manifest
@@ -106,7 +106,7 @@ def _render(planned: Planned, running: Engine) -> Packed:
 def write_plan_lengths(planned: Planned, folder: Path, *, keeps_work: bool) -> dict[str, int]:
     """The rows of all data sets with their exact lengths; see pipeline/measure/hints.py."""
     for corpus in planned.inputs.corpora:
-        if not keeps_work and media_beside(corpus.source.file).exists():
+        if not keeps_work and any(media_beside(file).exists() for file in corpus.source.files):
             raise UserError(
                 f"--write-lengths: the media of {corpus.name} lie in the work folder; give --work, so that it stays"
             )
@@ -142,8 +142,9 @@ def _output(split: Split, config: PackConfig, family: Family, data: Sequence[Spl
 
 def _read(datasets: Sequence[Dataset], config: PackConfig, imported: Path, running: Engine) -> list[SplitRows]:
     """Each data set with its numbered rows, and which of them are held out."""
-    lines = running.run(lines_of, [(dataset, imported) for dataset in datasets], title="open", unit="file")
-    sources = _scan(lines, running)
+    files = [(dataset, imported, number) for dataset in datasets for number in range(num_files(dataset))]
+    scanned = iter(_scan(running.run(lines_of, files, title="open", unit="file"), running))
+    sources = [joined([next(scanned) for _ in range(num_files(dataset))]) for dataset in datasets]
     held = [np.zeros(source.num_rows, dtype=np.bool_) for source in sources]
     if config.holdout:
         parts = [(index, part) for index, source in enumerate(sources) for part in source.parts]
@@ -220,7 +221,7 @@ def _store_name(inputs: Inputs, corpus: Corpus) -> str:
         corpus.dataset.described(),
         corpus.dataset.media_dir,
         corpus.source.digest,
-        corpus.source.file,
+        *corpus.source.files,
         inputs.identity.processor,
         inputs.config.shaping("measure"),
         0 if corpus.is_measured.all() else inputs.config.holdout,

@@ -16,7 +16,9 @@ import numpy as np
 
 from ...pipeline.config import UserError
 from ...pipeline.ingest.conversation import KINDS, from_conversation, to_conversation
-from ...pipeline.ingest.lines import Part, as_lines, rows
+from ...pipeline.ingest.imported import lines_of, num_files
+from ...pipeline.ingest.kinds import as_lines
+from ...pipeline.ingest.lines import Lines, Part, rows
 from ...pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, parsed_names, read_meta
 from ...pipeline.ingest.sharegpt import convert, parse_row
 from ...pipeline.ingest.sources import Examples
@@ -114,7 +116,6 @@ def _convert_sharegpt_to_conversation(
     where = "_convert_sharegpt_to_conversation"
     dataset = Dataset(
         name="",
-        file="",
         columns=parsed_names(Columns, where, "columns", columns),
         tags=parsed_names(Tags, where, "tags", tags),
         media_dir=media_dir or "",
@@ -126,7 +127,7 @@ def _convert_sharegpt_to_conversation(
 
 
 def _load_json_or_jsonl(file_path: str) -> list[dict[str, Any]]:
-    """All rows of a data file: JSON, JSONL, compressed JSONL or parquet."""
+    """All rows of a data file, of any kind that packing takes."""
     return _load_jsonl_for_rank(file_path, 1.0, 0, 1)[0]
 
 
@@ -134,7 +135,8 @@ def _load_jsonl_for_rank(
     file_path: str, sample_ratio: float, rank: int, world_size: int
 ) -> tuple[list[dict[str, Any]], int]:
     """This rank's rows of a data file, and how many the whole file has. No other rank's line is parsed."""
-    loaded, num_rows = _rows_for_rank(file_path, sample_ratio, rank, world_size, parse_row)
+    lines = [as_lines(Path(file_path), _imported())]
+    loaded, num_rows = _rows_for_rank(lines, sample_ratio, rank, world_size, parse_row)
     for _, row in loaded:
         if isinstance(row, Skip):
             raise UserError(f"{file_path} {row.detail}; fix or remove the line")
@@ -196,7 +198,7 @@ def _examples(
     dataset: Dataset, lenient: bool, rank: int, world_size: int
 ) -> tuple[list[tuple[int, dict[str, Any] | Skip]], int]:
     """This rank's examples of a data set, each with its row number, and how many rows the data set has."""
-    if dataset.source:
+    if dataset.is_converted:
         source = dataset.examples()
         mine = _mine(len(source), dataset.sample_ratio, rank, world_size)
         return [(row, _of_source(source, row)) for row in mine], len(source)
@@ -205,7 +207,8 @@ def _examples(
         row = parse_row(line, line_number)
         return row if isinstance(row, Skip) else _converted(row, dataset, lenient=lenient)
 
-    return _rows_for_rank(dataset.file, dataset.sample_ratio, rank, world_size, example)
+    lines = [lines_of(dataset, _imported(), number) for number in range(num_files(dataset))]
+    return _rows_for_rank(lines, dataset.sample_ratio, rank, world_size, example)
 
 
 def _of_source(source: Examples, row: int) -> dict[str, Any] | Skip:
@@ -228,19 +231,22 @@ def _converted(row: dict[str, Any], dataset: Dataset, *, lenient: bool) -> dict[
 
 
 def _rows_for_rank(
-    file: str, ratio: float, rank: int, world_size: int, parse: Callable[[bytes, int], T]
+    files: Sequence[Lines], ratio: float, rank: int, world_size: int, parse: Callable[[bytes, int], T]
 ) -> tuple[list[tuple[int, T]], int]:
-    """Row number and content of this rank's rows, and how many rows the file has.
+    """Row number and content of this rank's rows, and how many rows the files have.
 
     Rows are counted first and read in a second pass, so that only the rank's own lines are ever in memory. A row that
     is taken twice is parsed twice: nobody who changes one copy changes the other.
     """
-    lines = as_lines(Path(file), _imported())
-    part = Part(file=lines.file, start=0, end=os.path.getsize(lines.file), first_row=0, num_rows=0, first_line=1)
-    num_rows = sum(1 for _ in rows(part))
+    parts: list[Part] = []
+    num_rows = 0
+    for lines in files:
+        end = os.path.getsize(lines.file)
+        parts.append(Part(file=lines.file, start=0, end=end, first_row=num_rows, num_rows=0, first_line=1))
+        num_rows += sum(1 for _ in rows(parts[-1]))
     mine = _mine(num_rows, ratio, rank, world_size)
     wanted = set(mine)
-    texts = {row: (text, line) for row, line, _, text in rows(part) if row in wanted}
+    texts = {row: (text, line) for part in parts for row, line, _, text in rows(part) if row in wanted}
     return [(row, parse(*texts[row])) for row in mine], num_rows
 
 

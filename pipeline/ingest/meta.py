@@ -14,8 +14,10 @@ import numpy as np
 
 from ..config import UserError
 from ..records import MediaKind
+from .files import data_files
 from .sources import SOURCES, Examples
 
+HUB = "hub"  # the source of rows as they are, of any data set that `datasets` loads
 MEDIA_COLUMNS: dict[str, MediaKind] = {"images": "image", "videos": "video", "audios": "audio"}
 
 
@@ -41,7 +43,7 @@ class Tags:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
     name: str
-    file: str
+    files: tuple[str, ...] = ()  # in the order of their rows
     columns: Columns = Columns()
     tags: Tags = Tags()
     media_dir: str = ""
@@ -50,16 +52,21 @@ class Dataset:
     format: str = "messages"  # how its rows are written: see pipeline/ingest/formats
     id_column: str = "id"  # what a row calls itself; a row need not have it
     ignore_keys: tuple[str, ...] = ()  # keys of turns and parts that mean nothing for training
-    # Instead of a file, a named source (see pipeline/ingest/sources):
+    # Instead of files, a named source (see pipeline/ingest/sources), or HUB:
     source: str = ""
     path_or_dataset: str = ""  # "": the source's own
     split: str = "train"
 
     @property
+    def is_converted(self) -> bool:
+        """Whether the rows that are read are conversations of our own making: those of a named source."""
+        return self.source not in ("", HUB)
+
+    @property
     def row_columns(self) -> Columns:
         """Under which keys the rows are that are read: of a named source, those of our own import."""
         imported = Columns(messages="conversation", images="image", videos="video", audios="audio")
-        return imported if self.source else self.columns
+        return imported if self.is_converted else self.columns
 
     def examples(self) -> Examples:
         """Of a named source."""
@@ -68,7 +75,7 @@ class Dataset:
 
     def described(self) -> dict[str, Any]:
         """What shapes the rows, for fingerprints: not where they lie, which may change (the file has its digest)."""
-        left_out = {"file", "media_dir", "path_or_dataset"} | (set() if self.source else {"source", "split"})
+        left_out = {"files", "media_dir", "path_or_dataset"} | (set() if self.source else {"source", "split"})
         fields = dataclasses.asdict(self) | {"ignore_keys": list(self.ignore_keys)}  # as JSON has it
         return {key: value for key, value in fields.items() if key not in left_out}
 
@@ -107,7 +114,7 @@ def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
     for key in entry:
         if key not in known:
             raise UserError(f"{where}: unknown key {key!r}; known: {', '.join(known)}")
-    place = _source(meta_path, where, entry) if "source" in entry else _file(meta_path, where, entry)
+    place = _source(meta_path, where, entry) if "source" in entry else _files(meta_path, where, entry)
     media_dir = entry.get("media_dir", "")
     if media_dir is not None and not isinstance(media_dir, str):
         raise UserError(f"{where}: media_dir must be a directory, got {media_dir!r}")
@@ -130,36 +137,38 @@ def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
     )
 
 
-def _file(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, str]:
-    for key in ("path_or_dataset", "split"):
-        if key in entry:
-            raise UserError(f"{where}: {key} belongs to a source, and none is given; known: {', '.join(SOURCES)}")
-    file_name = entry.get("file_name")
-    if not isinstance(file_name, str) or not file_name:
-        raise UserError(
-            f"{where}: file_name must be the path of a JSON, JSONL or parquet file, got {file_name!r}; or give a "
-            f"source: {', '.join(SOURCES)}"
-        )
-    file = meta_path.parent / file_name
-    if not file.is_file():
-        raise UserError(f"{where}: file_name {file} does not exist; it is taken relative to the meta file")
-    return {"file": str(file.resolve())}
+def _files(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, Any]:
+    known = ", ".join((*SOURCES, HUB))
+    if "path_or_dataset" in entry:
+        raise UserError(f"{where}: path_or_dataset belongs to a source, and none is given; known: {known}")
+    if "file_name" not in entry:
+        raise UserError(f"{where}: neither file_name nor source; give one of the two. Sources: {known}")
+    split = _text(where, entry, "split")
+    return {"files": data_files(meta_path, where, entry["file_name"], split)}
 
 
-def _source(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, str]:
-    for key in ("file_name", "columns", "tags"):
+def _source(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, Any]:
+    source = entry["source"]
+    if not isinstance(source, str) or source not in (*SOURCES, HUB):
+        raise UserError(f"{where}: unknown source {source!r}; known: {', '.join((*SOURCES, HUB))}")
+    for key in ("file_name",) if source == HUB else ("file_name", "columns", "tags"):
         if key in entry:
             raise UserError(f"{where}: both source and {key}; a source knows its rows by itself: remove one of the two")
-    if not isinstance(entry["source"], str) or entry["source"] not in SOURCES:
-        raise UserError(f"{where}: unknown source {entry['source']!r}; known: {', '.join(SOURCES)}")
-    given: dict[str, Any] = {key: entry[key] for key in ("path_or_dataset", "split") if key in entry}
-    for key, value in given.items():
-        if not isinstance(value, str) or not value:
-            raise UserError(f"{where}: {key} must be a text, got {value!r}; leave it out for the default")
+    given = {key: text for key in ("path_or_dataset", "split") if (text := _text(where, entry, key)) is not None}
+    if source == HUB and "path_or_dataset" not in given:
+        raise UserError(f"{where}: source {HUB!r} without path_or_dataset; give the data set's id (owner/name)")
     local = meta_path.parent / given.get("path_or_dataset", "")
     if "path_or_dataset" in given and local.exists():
         given["path_or_dataset"] = str(local.resolve())
-    return {"file": "", "source": entry["source"], **given}
+    return {"source": source, **given}
+
+
+def _text(where: str, entry: dict[str, Any], key: str) -> str | None:
+    if key not in entry:
+        return None
+    if not isinstance(entry[key], str) or not entry[key]:
+        raise UserError(f"{where}: {key} must be a text, got {entry[key]!r}; leave it out for the default")
+    return str(entry[key])
 
 
 def parsed_names(kind: Any, where: str, key: str, entry: Any) -> Any:

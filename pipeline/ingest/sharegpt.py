@@ -6,13 +6,15 @@ from typing import Any
 
 from ..records import Example, MediaKind, MediaRef, Role, Skip, Turn
 from .conversation import entries_of, from_conversation, is_bare
+from .lines import PROBLEM
 from .media import is_unicode, json_name, media_reference
 from .meta import MEDIA_COLUMNS, Dataset
 
 _PLACEHOLDER = re.compile(r"(<image>|<video>|<audio>)", re.IGNORECASE)
 
 
-def parse_row(line: bytes, line_number: int) -> dict[str, Any] | Skip:
+def parse_row(line: bytes, line_number: int | str) -> dict[str, Any] | Skip:
+    """`line_number`: for whoever looks for the row; also "7 of b.jsonl"."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, a number of thousands of digits
@@ -21,6 +23,8 @@ def parse_row(line: bytes, line_number: int) -> dict[str, Any] | Skip:
         return Skip(
             reason="bad_row", detail=f"line {line_number}: a JSON {json_name(row)} where an object was expected"
         )
+    if isinstance(row.get(PROBLEM), str):  # a row of our own rewriting that could not be made
+        return Skip(reason="bad_row", detail=row[PROBLEM])
     return row
 
 
@@ -34,9 +38,8 @@ def convert(row: dict[str, Any], dataset: Dataset, *, lenient: bool = False) -> 
     Where the content of a turn is a list of typed parts, the row is in the conversation format: text is taken as it is,
     and the parts, not tags, say where media go.
     """
-    if dataset.source:  # a row of our own import, see pipeline/ingest/imported.py
-        problem = row.get("problem")
-        return Skip(reason="bad_row", detail=problem) if problem else from_conversation(row, dataset.media_dir)
+    if dataset.is_converted:  # a row of our own import, see pipeline/ingest/imported.py
+        return from_conversation(row, dataset.media_dir)
     spoken = turns_of(row, dataset)
     if isinstance(spoken, Skip):
         return spoken

@@ -61,9 +61,15 @@ def _read(job: PartJob, watch: Journal) -> Iterator[tuple[int, Example | Skip]]:
             logger.warning("%s row %d: %s; skipped as bad_media", job.dataset.name, row, CRASHED)
             yield row, Skip(reason="bad_media", detail=CRASHED)
             continue
-        parsed = parse_row(text, line_number)
+        parsed = parse_row(text, _where(job, line_number))
         found = parsed if isinstance(parsed, Skip) else convert(parsed, job.dataset, lenient=job.lenient)
         yield row, found if isinstance(found, Skip) else _placed(found, job.part.file, offset, len(text))
+
+
+def _where(job: PartJob, line_number: int) -> int | str:
+    """A line, and of which file if the data set has several."""
+    several = len(job.dataset.files) > 1
+    return f"{line_number} of {Path(job.part.origin or job.part.file).name}" if several else line_number
 
 
 def _placed(example: Example, file: str, offset: int, length: int) -> Example:

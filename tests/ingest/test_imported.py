@@ -36,7 +36,7 @@ from neatpack.pipeline.shard.verify import read_ledger
 
 
 def imported(name: str, place: Path, tmp_path: Path) -> tuple[Any, list[Any]]:
-    dataset = Dataset(name="d", file="", source=name, path_or_dataset=str(place), media_dir=str(tmp_path))
+    dataset = Dataset(name="d", source=name, path_or_dataset=str(place), media_dir=str(tmp_path))
     lines = lines_of(dataset, tmp_path / "imported")
     return lines, [convert(json.loads(line), dataset) for line in Path(lines.file).read_bytes().splitlines()]
 
