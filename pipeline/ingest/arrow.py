@@ -73,8 +73,9 @@ def _values(array: pa.Array, file: Path, content: pa.Buffer) -> list[Any]:
 def _places(array: pa.Array, file: Path, content: pa.Buffer) -> list[Any]:
     """Where in the file each value is; a compressed file has its values elsewhere in memory, and no place for them."""
     _, ends, data = array.buffers()
-    start = data.address - content.address if data is not None else 0
-    if ends is None or data is None or not 0 <= start <= content.size - data.size:
+    size = 0 if data is None else data.size  # 0: nothing but nulls and empty values, which are anywhere
+    start = data.address - content.address if size else 0
+    if ends is None or not 0 <= start <= content.size - size:
         values: list[Any] = array.to_pylist()
         return values
     number = np.int64 if pa.types.is_large_binary(array.type) else np.int32
