@@ -24,6 +24,7 @@ from .manifest import Manifest
 from .measure.hints import write_lengths
 from .measure.part import PartJob, measure_part
 from .measure.store import MeasuredPart, has_media_trouble
+from .media.remote import DOWNLOADS
 from .plan.assign import Plan, make_plan, shard_starts
 from .planned import Inputs, Planned
 from .runtime.engine import Engine, engine
@@ -54,7 +55,7 @@ def run_pack(config: PackConfig) -> Packed:
         refuse_strangers(beside)
     else:
         refuse_old_holdout(out, beside)
-    with engine(config.engine, config.num_workers) as running:
+    with engine(config.engine, config.num_workers, _environment(config)) as running:
         outputs = _inputs(config, running)
         done = claim({inputs.out: inputs.identity for inputs in outputs}, overwrite=config.overwrite)
         todo = _plan([inputs for inputs in outputs if inputs.out not in done], running)
@@ -65,7 +66,7 @@ def run_pack(config: PackConfig) -> Packed:
 
 def run_plan(config: PackConfig) -> Planned:
     """Measure and plan only."""
-    with engine(config.engine, config.num_workers) as running:
+    with engine(config.engine, config.num_workers, _environment(config)) as running:
         planned, *holdout = _plan(_inputs(config, running), running)
     return dataclasses.replace(planned, holdout=holdout[0] if holdout else None)
 
@@ -253,6 +254,11 @@ def _shard_jobs(planned: Planned) -> list[ShardJob]:
         )
         for number, (first, last) in enumerate(zip(starts, starts[1:], strict=False))
     ]
+
+
+def _environment(config: PackConfig) -> dict[str, str]:
+    """Of every task: media are opened far below what the config reaches."""
+    return {DOWNLOADS: str(config.work_dir / "fetched") if config.allow_http else ""}
 
 
 def _processor_key(config: PackConfig) -> ProcessorKey:

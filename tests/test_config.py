@@ -94,6 +94,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
     }
     switches = {
         "--trust-remote-code": True,
+        "--allow-http": True,
         "--use-audio-in-video": True,
         "--drop-long-samples": True,
         "--no-fake-image": False,
@@ -338,7 +339,18 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     everything = config.shaping("measure", "plan", "render")
     assert everything == config.shaping("measure") | config.shaping("plan") | config.shaping("render")
     unshaped = {field.name for field in dataclasses.fields(config)} - everything.keys()
-    free = {"meta", "processor", "out", "datasets", "trust_remote_code", "work", "engine", "num_workers", "overwrite"}
+    free = {
+        "meta",
+        "processor",
+        "out",
+        "datasets",
+        "trust_remote_code",
+        "allow_http",
+        "work",
+        "engine",
+        "num_workers",
+        "overwrite",
+    }
     assert unshaped == free
 
 

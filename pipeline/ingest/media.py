@@ -1,8 +1,8 @@
 """A medium as a row names it -> a reference to its bytes. Shared by both dialects of rows."""
 
-import os
 from typing import Any
 
+from ..media.remote import located
 from ..records import MediaKind, MediaRef, Sampling, Skip
 
 
@@ -19,7 +19,7 @@ def media_reference(entry: Any, kind: MediaKind, column: str, media_dir: str) ->
     where: dict[str, Any] = {key: given[key] for key in ("offset", "length") if key in given}
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in where.values()):
         return bad(f"offset and length must be whole numbers, got {where}")
-    joined = [os.path.join(media_dir, path) for path in paths]
+    joined = [located(path, media_dir) for path in paths]
     if kind != "video":
         return MediaRef(kind=kind, path=joined[0], **where)
     sampling = _sampling(given)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..config import UserError
+from ..media.remote import is_uri
 from ..records import MediaKind
 from .files import data_files
 from .sources import SOURCES, Examples
@@ -131,7 +132,9 @@ def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
         name=name,
         columns=parsed_names(Columns, where, "columns", entry.get("columns")),
         tags=tags,
-        media_dir=str((meta_path.parent / (media_dir or "")).resolve()),
+        media_dir=media_dir
+        if media_dir and is_uri(media_dir)
+        else str((meta_path.parent / (media_dir or "")).resolve()),
         sample_ratio=float(ratio),
         **place,
     )

@@ -284,14 +284,15 @@ def test_broken_tables(tmp_path: Path, content: bytes, words: str) -> None:
 
 def test_embedded_media_are_held_out_by_their_bytes_whatever_the_kind(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "Yes."}]
-    given = [{"messages": turns, "images": [{"bytes": bytes([number]) * number}]} for number in range(1, 41)]
+    pictures = [bytes([number]) * number for number in range(1, 41)]
+    given = [{"messages": turns, "images": [{"bytes": content}]} for content in pictures]
     table = pa.Table.from_pylist(given)
     pq.write_table(table, tmp_path / "a.parquet")
     members = {}
-    for number, row in enumerate(given):
+    for number, content in enumerate(pictures):
         members |= {
             f"{number}.json": json.dumps({"messages": turns}).encode(),
-            f"{number}.png": row["images"][0]["bytes"],
+            f"{number}.png": content,
         }
     files = [
         tmp_path / "a.parquet",
