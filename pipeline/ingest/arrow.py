@@ -23,12 +23,15 @@ def arrow_rows(file: Path) -> Iterator[dict[str, Any]]:
         with pa.memory_map(str(file)) as mapped:
             content = mapped.read_buffer()
         for batch in _batches(file, content):
+            batch.validate(full=True)  # offsets of a damaged file would lead anywhere
             for start in range(0, batch.num_rows, ROWS):
                 piece = batch.slice(start, ROWS)
                 columns = [_values(column, file, content) for column in piece.columns]
                 for values in zip(*columns, strict=True):
                     yield dict(zip(piece.schema.names, values, strict=True))
-    except (pa.ArrowException, OSError) as error:
+    except UserError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8, odd buffers
         raise UserError(f"{file}: not a readable Arrow file: {error}; write it anew") from None
 
 

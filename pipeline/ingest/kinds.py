@@ -202,9 +202,10 @@ def _table_rows(file: Path, _: _Beside) -> Iterator[bytes]:
         # strict: otherwise a quote that is never closed takes all rows that follow into its cell.
         table = csv.reader(io.TextIOWrapper(content, "utf-8-sig", newline=""), dialect, strict=True)
         try:
-            header = next(table, [])
-            wrong = [name for name in header if not name or header.count(name) > 1]
-            if wrong:
+            header = next(table, None)
+            if header is None:
+                return  # an empty file
+            if not header or "" in header or len(set(header)) < len(header):
                 raise UserError(f"{file}: the first line must name the columns, each differently; got {header}")
             for cells in table:
                 if len(cells) > len(header):
@@ -224,7 +225,7 @@ def _parquet_rows(file: Path, media: _Beside) -> Iterator[bytes]:
         for batch in pq.ParquetFile(file).iter_batches(batch_size=256):
             for row in batch.to_pylist():
                 yield dumped(with_bytes_moved(row, media, str(media.path)))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
         raise UserError(f"{file}: not a readable parquet file: {error}") from None
 
 

@@ -233,6 +233,16 @@ def test_every_cut_of_an_arrow_file_is_refused(tmp_path: Path, write: Any) -> No
             as_lines(tmp_path / "cut.arrow", tmp_path / "imported")
 
 
+def test_text_that_is_not_utf8(tmp_path: Path) -> None:
+    """Arrow does not look at it when it writes."""
+    text = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
+    table = pa.table({"a": text})
+    pq.write_table(table, tmp_path / "a.parquet")
+    for file in (tmp_path / "a.parquet", arrow(table, tmp_path / "a.arrow"), stream(table, tmp_path / "b.arrow")):
+        with pytest.raises(UserError, match="not a readable .* file: (?i:.*utf)"):
+            as_lines(file, tmp_path / "imported")
+
+
 def test_two_columns_of_one_name(tmp_path: Path) -> None:
     file = arrow(pa.table([[1], [2]], names=["a", "a"]), tmp_path / "a.arrow")
     with pytest.raises(UserError, match="two columns of one name in a, a; rename one"):
@@ -253,6 +263,12 @@ def test_tables_literally(tmp_path: Path) -> None:
     ]
 
 
+def test_an_empty_table(tmp_path: Path) -> None:
+    for content in (b"", b"a,b\n", b"\xef\xbb\xbf"):
+        (tmp_path / "a.csv").write_bytes(content)
+        assert values(as_lines(tmp_path / "a.csv", tmp_path / "imported")) == []
+
+
 def test_a_long_cell(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a\n" + "x" * 200_000 + "\n")
     assert values(as_lines(tmp_path / "a.csv", tmp_path / "imported")) == [{"a": "x" * 200_000}]
@@ -265,6 +281,7 @@ BROKEN_TABLES = {
     ),
     "text behind a quote": (b'a\n"1"2\n', "line 2: ',' expected after '\"'"),
     "a name twice": (b"a,a\n1,2\n", "the first line must name the columns, each differently; got ['a', 'a']"),
+    "a blank line first": (b"\na\n1\n", "the first line must name the columns, each differently; got []"),
     "no name": (b"a,\n1,2\n", "the first line must name the columns"),
     "latin-1": ("a\né\n".encode("latin-1"), "not UTF-8"),
 }

@@ -12,7 +12,7 @@ from helpers import assert_verified, packs_of, picture, tiny_config
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.kinds import as_lines
 from neatpack.pipeline.ingest.tars import tar_rows
-from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.run import run_pack, run_split
 from neatpack.pipeline.shard.verify import read_ledger
 
 Members = list[tuple[str, bytes]]
@@ -180,3 +180,23 @@ def test_packing_tars(tmp_path: Path) -> None:
     assert [line["reason"] for line in lines] == ["", "", "", "", "bad_row"]
     assert lines[4]["detail"].startswith("sample '4' of shard-1.tar: broken JSON: ")
     assert not list((tmp_path / "tars" / "work" / "imported").rglob("media.bin"))
+
+
+def test_splitting_tars(tmp_path: Path) -> None:
+    """The halves name the media where they lie, and pack as the whole does."""
+    row = {"messages": [{"role": "user", "content": "<image>Who?"}, {"role": "assistant", "content": "Tom."}]}
+    members: Members = []
+    for number in range(12):
+        file = picture(tmp_path / f"{number}.png", 40, 60, seed=number)
+        members += [(f"{number}.json", js(**row)), (f"{number}.png", file.read_bytes())]
+    tar(tmp_path / "a.tar", members)
+    (tmp_path / "meta.json").write_text(json.dumps({"d": {"file_name": "a.tar"}}))
+    counts = run_split(tiny_config(tmp_path / "meta.json", tmp_path / "halves", holdout=0.5))
+    assert counts["train"] + counts["holdout"] == 12 and 0 < counts["holdout"] < 12
+    run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out", holdout=0.5))
+    for half, out in (("train", tmp_path / "out"), ("holdout", tmp_path / "out-holdout")):
+        run_pack(tiny_config(tmp_path / "halves" / half / "meta.json", tmp_path / half))
+        assert assert_verified(tmp_path / half).counts.skipped == {}
+        pixels = [[pack.arrays["pixel_values"].tolist() for pack in packs_of(each)] for each in (out, tmp_path / half)]
+        assert pixels[0] == pixels[1]
+    assert not list((tmp_path / "halves" / "media").glob("*"))
