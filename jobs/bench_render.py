@@ -33,7 +33,8 @@ from neatpack.pipeline.families.base import Family, ProcessorKey
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.families.rules import SoundFeatures
 from neatpack.pipeline.ingest.convert import convert, first_rows, parse_row, resolved
-from neatpack.pipeline.ingest.lines import as_lines, part_ranges, rows, scan, source_of
+from neatpack.pipeline.ingest.imported import lines_of, num_files
+from neatpack.pipeline.ingest.lines import joined, part_ranges, rows, scan, source_of
 from neatpack.pipeline.ingest.meta import Dataset, read_meta
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.media.pixels import RESIZE
@@ -126,9 +127,10 @@ BARE: dict[str, tuple[str, Callable[[MeasuredMedia, Family], None]]] = {
 
 
 def read(dataset: Dataset, folder: Path) -> Iterator[Example]:
-    lines = as_lines(Path(dataset.file), folder / "imported")
-    ranges = part_ranges(lines)
-    parts = source_of(lines, ranges, scan(lines, ranges)).parts
+    files = [lines_of(dataset, folder / "imported", number) for number in range(num_files(dataset))]
+    ranges = [part_ranges(lines) for lines in files]
+    sources = [source_of(lines, own, scan(lines, own)) for lines, own in zip(files, ranges, strict=True)]
+    parts = joined(sources).parts
     dataset = resolved(dataset, first_rows(parts))
     for part in parts:
         for _, number, _, line in rows(part):

@@ -41,6 +41,7 @@ class PackConfig:
         False,
         "run Python code that a processor brings along, as Kimi's published tokenizers do; only if you trust it",
     )
+    allow_http: bool = _key(False, "download media that rows name by http(s)://, once, into WORK/fetched")
     placeholders: Literal["strict", "lenient"] = _key(
         "strict",
         "strict: the number of <image> tags must equal the number of images. lenient: surplus tags stay as text, "

@@ -1,5 +1,6 @@
 """The nouns that cross stage boundaries. Imports no other module of neatpack."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -114,8 +115,18 @@ class MediaError(Exception):
     """A medium that cannot be used; carries the Skip for its row."""
 
     def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.skip = Skip(reason=reason, detail=detail)
+        shown = without_secrets(detail)
+        super().__init__(shown)
+        self.skip = Skip(reason=reason, detail=shown)
+
+
+def without_secrets(text: str) -> str:
+    """URIs in a text without user, password and query, which may hold keys; logs and ledgers are read by others.
+
+    "s3://me:key@bucket/a.png?region=x: no such object" -> "s3://bucket/a.png: no such object"
+    """
+    text = re.sub(r"(\w+://)[^/\s]*@", r"\1", text)
+    return re.sub(r"(\w+://[^?'\"]*)\?[^\s'\"]*?(?=['\"]|[:;,.)]*(?:\s|$))", r"\1", text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,8 +17,8 @@ from .identity import Identity, own_code, versions
 from .ingest.convert import first_rows, resolved
 from .ingest.corpus import Corpus, Split
 from .ingest.holdout import held_out
-from .ingest.imported import lines_of
-from .ingest.lines import Lines, RangeCount, Source, media_beside, part_ranges, scan, source_of
+from .ingest.imported import lines_of, num_files
+from .ingest.lines import Lines, RangeCount, Source, joined, media_beside, part_ranges, scan, source_of
 from .ingest.meta import Dataset, read_meta
 from .ingest.written import SplitRows, write_split
 from .labels import TrainOn
@@ -26,6 +26,7 @@ from .manifest import Manifest
 from .measure.hints import write_lengths
 from .measure.part import PartJob, measure_part
 from .measure.store import MeasuredPart, has_media_trouble
+from .media.remote import DOWNLOADS
 from .plan.assign import Plan, make_plan, shard_starts
 from .planned import Inputs, Planned
 from .runtime.engine import Engine, engine
@@ -58,7 +59,7 @@ def run_pack(config: PackConfig) -> Packed:
         refuse_strangers(beside)
     else:
         refuse_old_holdout(out, beside)
-    with engine(config.engine, config.num_workers) as running:
+    with engine(config.engine, config.num_workers, _environment(config)) as running:
         outputs = _inputs(config, running)
         done = claim({inputs.out: inputs.identity for inputs in outputs}, overwrite=config.overwrite)
         todo = _plan([inputs for inputs in outputs if inputs.out not in done], running)
@@ -72,7 +73,7 @@ def run_pack(config: PackConfig) -> Packed:
 
 def run_plan(config: PackConfig) -> Planned:
     """Measure and plan only."""
-    with engine(config.engine, config.num_workers) as running:
+    with engine(config.engine, config.num_workers, _environment(config)) as running:
         plans = _plan(_inputs(config, running), running)
     planned, *holdout = (dataclasses.replace(each, troubles=troubles_of_plan(each)) for each in plans)
     return dataclasses.replace(planned, holdout=holdout[0] if holdout else None)
@@ -114,7 +115,7 @@ def _render(planned: Planned, running: Engine) -> Packed:
 def write_plan_lengths(planned: Planned, folder: Path, *, keeps_work: bool) -> dict[str, int]:
     """The rows of all data sets with their exact lengths; see pipeline/measure/hints.py."""
     for corpus in planned.inputs.corpora:
-        if not keeps_work and media_beside(corpus.source.file).exists():
+        if not keeps_work and any(media_beside(file).exists() for file in corpus.source.files):
             raise UserError(
                 f"--write-lengths: the media of {corpus.name} lie in the work folder; give --work, so that it stays"
             )
@@ -153,8 +154,9 @@ def _output(split: Split, config: PackConfig, family: Family, data: Sequence[Spl
 
 def _read(datasets: Sequence[Dataset], config: PackConfig, imported: Path, running: Engine) -> list[SplitRows]:
     """Each data set with its numbered rows, and which of them are held out."""
-    lines = running.run(lines_of, [(dataset, imported) for dataset in datasets], title="open", unit="file")
-    sources = _scan(lines, running)
+    files = [(dataset, imported, number) for dataset in datasets for number in range(num_files(dataset))]
+    scanned = iter(_scan(running.run(lines_of, files, title="open", unit="file"), running))
+    sources = [joined([next(scanned) for _ in range(num_files(dataset))]) for dataset in datasets]
     datasets = [resolved(each, first_rows(source.parts)) for each, source in zip(datasets, sources, strict=True)]
     held = [np.zeros(source.num_rows, dtype=np.bool_) for source in sources]
     if config.holdout:
@@ -234,7 +236,7 @@ def _store_name(inputs: Inputs, corpus: Corpus) -> str:
         {key: value for key, value in described.items() if key != "weight"},
         corpus.dataset.media_dir,
         corpus.source.digest,
-        corpus.source.file,
+        *corpus.source.files,
         inputs.identity.processor,
         inputs.config.shaping("measure"),
         0 if corpus.is_measured.all() else inputs.config.holdout,
@@ -266,6 +268,11 @@ def _shard_jobs(planned: Planned) -> list[ShardJob]:
         )
         for number, (first, last) in enumerate(zip(starts, starts[1:], strict=False))
     ]
+
+
+def _environment(config: PackConfig) -> dict[str, str]:
+    """Of every task: media are opened far below what the config reaches."""
+    return {DOWNLOADS: str(config.work_dir / "fetched") if config.allow_http else ""}
 
 
 def _processor_key(config: PackConfig) -> ProcessorKey:

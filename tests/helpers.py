@@ -115,10 +115,10 @@ def eight_packs(folder: Path) -> Path:
 
 def corpus_of(name: str, copies: list[int]) -> Corpus:
     """A corpus of as many rows as there are numbers of copies; nobody reads its file."""
-    source = Source(file="absent.jsonl", digest="d1", parts=())
+    source = Source(files=("absent.jsonl",), digests=("d1",), digest="d1", parts=())
     taken = np.array(copies, np.int32)
     return Corpus(
-        dataset=Dataset(name=name, file="absent.jsonl"),
+        dataset=Dataset(name=name, files=("absent.jsonl",)),
         source=source,
         split="train",
         is_held=np.zeros(len(copies), np.bool_),

@@ -13,6 +13,7 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from neatpack import PackedShards
 
@@ -55,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=True)
 
     def _answer(self, *, with_body: bool) -> None:
-        key = self.path.partition("?")[0].removeprefix("/bucket/")
+        key = unquote(self.path.partition("?")[0]).removeprefix("/bucket/")
         self.server.requests.append((self.command, key))
         path = self.server.folder / key
         found = path.is_file()

@@ -234,7 +234,7 @@ def test_calls_are_turns_of_the_assistant_and_observations_of_a_tool(strict: dic
     rows = json.loads((NASTY / "data" / "toolcall_roles.json").read_text(encoding="utf-8"))
     names = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
     sharegpt = FORMATS["sharegpt"]
-    dataset = Dataset(name="", file="", format="sharegpt", columns=sharegpt.columns, tags=sharegpt.tags)
+    dataset = Dataset(name="", format="sharegpt", columns=sharegpt.columns, tags=sharegpt.tags)
     for row in rows:
         example = convert(row, dataset)
         assert isinstance(example, Example)

@@ -17,7 +17,9 @@ import numpy as np
 from ...pipeline.config import UserError
 from ...pipeline.ingest.conversation import KINDS, from_conversation, to_conversation
 from ...pipeline.ingest.convert import convert, first_rows, parse_row, resolved
-from ...pipeline.ingest.lines import Part, as_lines, rows
+from ...pipeline.ingest.imported import lines_of, num_files
+from ...pipeline.ingest.kinds import as_lines
+from ...pipeline.ingest.lines import Lines, Part, rows
 from ...pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, parsed_names, read_meta
 from ...pipeline.ingest.sources import Examples
 from ...pipeline.ingest.sources.examples import BadRow
@@ -116,7 +118,6 @@ def _convert_sharegpt_to_conversation(
     where = "_convert_sharegpt_to_conversation"
     dataset = Dataset(
         name="",
-        file="",
         columns=parsed_names(Columns, where, "columns", columns),
         tags=parsed_names(Tags, where, "tags", tags),
         media_dir=media_dir or "",
@@ -128,7 +129,7 @@ def _convert_sharegpt_to_conversation(
 
 
 def _load_json_or_jsonl(file_path: str) -> list[dict[str, Any]]:
-    """All rows of a data file: JSON, JSONL, compressed JSONL or parquet."""
+    """All rows of a data file, of any kind that packing takes."""
     return _load_jsonl_for_rank(file_path, 1.0, 0, 1)[0]
 
 
@@ -136,7 +137,8 @@ def _load_jsonl_for_rank(
     file_path: str, sample_ratio: float, rank: int, world_size: int
 ) -> tuple[list[dict[str, Any]], int]:
     """This rank's rows of a data file, and how many the whole file has. No other rank's line is parsed."""
-    loaded, num_rows = _rows_for_rank(_whole(file_path), sample_ratio, rank, world_size, parse_row)
+    parts, num_rows = _whole([as_lines(Path(file_path), _imported())])
+    loaded = _rows_for_rank(parts, num_rows, sample_ratio, rank, world_size, parse_row)
     for _, row in loaded:
         if isinstance(row, Skip):
             raise UserError(f"{file_path} {row.detail}; fix or remove the line")
@@ -198,19 +200,19 @@ def _examples(
     dataset: Dataset, lenient: bool, rank: int, world_size: int
 ) -> tuple[list[tuple[int, dict[str, Any] | Skip]], int]:
     """This rank's examples of a data set, each with its row number, and how many rows the data set has."""
-    if dataset.source:
+    if dataset.is_converted:
         source = dataset.examples()
         mine = _mine(len(source), dataset.sample_ratio, rank, world_size)
         return [(row, _of_source(source, row)) for row in mine], len(source)
 
-    whole = _whole(dataset.file)
-    dataset = resolved(dataset, first_rows([whole]))
+    parts, num_rows = _whole([lines_of(dataset, _imported(), number) for number in range(num_files(dataset))])
+    dataset = resolved(dataset, first_rows(parts))
 
     def example(line: bytes, line_number: int) -> dict[str, Any] | Skip:
         row = parse_row(line, line_number)
         return row if isinstance(row, Skip) else _converted(row, dataset, lenient=lenient)
 
-    return _rows_for_rank(whole, dataset.sample_ratio, rank, world_size, example)
+    return _rows_for_rank(parts, num_rows, dataset.sample_ratio, rank, world_size, example), num_rows
 
 
 def _of_source(source: Examples, row: int) -> dict[str, Any] | Skip:
@@ -233,24 +235,28 @@ def _converted(row: dict[str, Any], dataset: Dataset, *, lenient: bool) -> dict[
 
 
 def _rows_for_rank(
-    part: Part, ratio: float, rank: int, world_size: int, parse: Callable[[bytes, int], T]
-) -> tuple[list[tuple[int, T]], int]:
-    """Row number and content of this rank's rows, and how many rows the file has.
+    parts: Sequence[Part], num_rows: int, ratio: float, rank: int, world_size: int, parse: Callable[[bytes, int], T]
+) -> list[tuple[int, T]]:
+    """Row number and content of this rank's rows.
 
-    Rows are counted first and read in a second pass, so that only the rank's own lines are ever in memory. A row that
-    is taken twice is parsed twice: nobody who changes one copy changes the other.
+    Rows were counted first and are read in a second pass, so that only the rank's own lines are ever in memory. A row
+    that is taken twice is parsed twice: nobody who changes one copy changes the other.
     """
-    num_rows = sum(1 for _ in rows(part))
     mine = _mine(num_rows, ratio, rank, world_size)
     wanted = set(mine)
-    texts = {row: (text, line) for row, line, _, text in rows(part) if row in wanted}
-    return [(row, parse(*texts[row])) for row in mine], num_rows
+    texts = {row: (text, line) for part in parts for row, line, _, text in rows(part) if row in wanted}
+    return [(row, parse(*texts[row])) for row in mine]
 
 
-def _whole(file: str) -> Part:
-    """All of a data file, as lines."""
-    lines = as_lines(Path(file), _imported())
-    return Part(file=lines.file, start=0, end=os.path.getsize(lines.file), first_row=0, num_rows=0, first_line=1)
+def _whole(files: Sequence[Lines]) -> tuple[list[Part], int]:
+    """All of each file, rows numbered through, and how many rows they have."""
+    parts: list[Part] = []
+    num_rows = 0
+    for lines in files:
+        end = os.path.getsize(lines.file)
+        parts.append(Part(file=lines.file, start=0, end=end, first_row=num_rows, num_rows=0, first_line=1))
+        num_rows += sum(1 for _ in rows(parts[-1]))
+    return parts, num_rows
 
 
 def _mine(num_rows: int, ratio: float, rank: int, world_size: int) -> list[int]:

@@ -14,7 +14,7 @@ from .formats import AUTO, FORMATS
 from .formats.detect import detect, used_and_unused
 from .formats.example import example_of
 from .formats.said import Said
-from .lines import Part, rows
+from .lines import PROBLEM, Part, rows
 from .media import json_name
 from .meta import Dataset
 
@@ -24,7 +24,8 @@ FIRST_BYTES = 16 << 20  # of them; rows with media in them are long, and the dri
 logger = logging.getLogger(__name__)
 
 
-def parse_row(line: bytes, line_number: int) -> dict[str, Any] | Skip:
+def parse_row(line: bytes, line_number: int | str) -> dict[str, Any] | Skip:
+    """`line_number`: for whoever looks for the row; also "7 of b.jsonl"."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, a number of thousands of digits
@@ -33,14 +34,14 @@ def parse_row(line: bytes, line_number: int) -> dict[str, Any] | Skip:
         return Skip(
             reason="bad_row", detail=f"line {line_number}: a JSON {json_name(row)} where an object was expected"
         )
+    if isinstance(row.get(PROBLEM), str):  # a row of our own rewriting that could not be made
+        return Skip(reason="bad_row", detail=row[PROBLEM])
     return row
 
 
 def convert(row: dict[str, Any], dataset: Dataset, *, lenient: bool = False) -> Example | Skip:
     """See `example_of` for what becomes of text, tags and media."""
-    if dataset.source and row.get("problem"):  # a row of our own import, see pipeline/ingest/imported.py
-        return Skip(reason="bad_row", detail=str(row["problem"]))
-    if dataset.source:
+    if dataset.is_converted:  # a row of our own import, see pipeline/ingest/imported.py
         example = from_conversation(row, dataset.media_dir)
     else:
         said = said_of(row, dataset)

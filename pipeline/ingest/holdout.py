@@ -23,18 +23,18 @@ from .meta import Dataset
 
 def held_out(dataset: Dataset, part: Part, share: float) -> NDArray[np.bool_]:
     """The task: which rows of a part are held out."""
-    embedded = media_beside(part.file) if part.file != dataset.file else None  # what was rewritten may have some
+    embedded = (str(media_beside(part.file)), part.origin) if part.origin else ()  # what was rewritten may have some
     below = (row_hash(line, dataset, embedded) < share * 2**64 for *_, line in rows(part))
     return np.fromiter(below, dtype=np.bool_, count=part.num_rows)
 
 
-def row_hash(line: bytes, dataset: Dataset, embedded: Path | None = None) -> int:
-    """64 bits of what a row says. `embedded`: the file where our rewriting of the data set has its media."""
+def row_hash(line: bytes, dataset: Dataset, embedded: tuple[str, ...] = ()) -> int:
+    """64 bits of what a row says. `embedded`: the files where our rewriting of the data set has its media."""
 
     def plain(value: dict[str, Any]) -> Any:
-        """Null is absent, as Arrow has it. A place in that file depends on the rows before: its bytes stand for it."""
-        if embedded and value.keys() == {"path", "offset", "length"} and value["path"] == str(embedded):
-            return sha256_of(embedded, value["offset"], value["offset"] + value["length"])
+        """Null is absent, as Arrow has it. A place in those depends on the rows before: its bytes stand for it."""
+        if embedded and value.keys() == {"path", "offset", "length"} and value["path"] in embedded:
+            return sha256_of(Path(value["path"]), value["offset"], value["offset"] + value["length"])
         return {key: item for key, item in value.items() if item is not None}
 
     try:

@@ -1,40 +1,59 @@
-"""A data set's lines: its file, or the import of a named source as JSONL with one media.bin."""
+"""A data set's lines: its files, or the import of a source as JSONL with one media.bin."""
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ..config import fingerprint
 from ..runtime.storage import Hashed, Sink, write_whole
-from .lines import Lines, MediaFile, as_lines, dumped, media_beside, with_bytes_moved
-from .meta import Dataset
-from .sources import Examples
+from .dialect import MEDIA_COLUMNS
+from .kinds import MediaFile, as_lines, with_bytes_moved
+from .lines import Lines, dumped, media_beside
+from .meta import HUB, Dataset
+from .sources.hub import stored_rows
 
 logger = logging.getLogger(__name__)
 
 
-def lines_of(dataset: Dataset, imported: Path) -> Lines:
-    return _imported(dataset, imported) if dataset.source else as_lines(Path(dataset.file), imported)
+def num_files(dataset: Dataset) -> int:
+    """How many times `lines_of` can be asked: a source is one file."""
+    return 1 if dataset.source else len(dataset.files)
+
+
+def lines_of(dataset: Dataset, imported: Path, number: int = 0) -> Lines:
+    """The task: of a data set's file `number`."""
+    if dataset.source:
+        return _imported(dataset, imported)
+    columns = {kind: getattr(dataset.row_columns, column) for column, kind in MEDIA_COLUMNS.items()}
+    return as_lines(Path(dataset.files[number]), imported, columns)
 
 
 def _imported(dataset: Dataset, imported: Path) -> Lines:
-    """Rows in the conversation format, media by their own bytes, in a folder named by the digest of both.
+    """Rows with their media by their own bytes, in a folder named by the digest of both.
 
     A hub data set is no file with a digest, and what `datasets` calls its fingerprint is not one of the content. So the
     rows are gone through once to hash them, as a file would be, and once more to write those that are not there yet.
     """
-    examples = dataset.examples()
     rows, media = Hashed(), Hashed()
-    _write(examples, rows, media, "media.bin")
+    _write(dataset, rows, media, "media.bin")
     digest = fingerprint([rows.digest(), media.digest()])
     target = imported / digest / "rows.jsonl"
     if not target.exists():
         logger.info("%s: imported, once, into %s", dataset.name, target.parent)
         media_path = media_beside(str(target))
         with write_whole(target) as out, write_whole(media_path) as beside:  # media first there, rows last
-            _write(examples, out, beside, str(media_path))
-    return Lines(file=str(target), rewritten_from=digest)
+            _write(dataset, out, beside, str(media_path))
+    return Lines(file=str(target), rewritten_from=digest, origin=dataset.source)
 
 
-def _write(examples: Examples, out: Sink, media: MediaFile, media_path: str) -> None:
-    for example in examples.stored():
-        out.write(dumped(with_bytes_moved(example, media, media_path)))
+def _write(dataset: Dataset, out: Sink, media: MediaFile, media_path: str) -> None:
+    for row in _stored(dataset):
+        out.write(dumped(with_bytes_moved(row, media, media_path)))
+
+
+def _stored(dataset: Dataset) -> Iterator[Any]:
+    """Rows with media as bytes."""
+    if dataset.source == HUB:
+        return stored_rows(dataset.path_or_dataset, dataset.split)
+    return dataset.examples().stored()

@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +10,11 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from PIL import Image
 
 from ..media.inline import bytes_of_text, is_data_uri, pointer
+from ..media.remote import SCHEMES, located
 from ..records import MediaKind, MediaRef, Sampling, Skip
 
 Steps = tuple[str | int, ...]  # from a row to a place in it: ("images", 0)
 
-REMOTE = ("s3", "gs", "http", "https")  # schemes that are left as they are, for who opens the medium
 # Keys of an object that name the medium; the bytes themselves before the place that they had once.
 AS_BASE64 = ("bytes", "base64", "data")
 AS_PLACE = ("path", "url", "uri")
@@ -84,10 +83,10 @@ def _medium(entry: Any, kind: MediaKind, at: Steps) -> tuple[Any, str, Steps]:
 def _path(text: str, media_dir: str) -> str | Skip:
     """Where a file is: a path under `media_dir`, or a URI."""
     scheme = _SCHEME.match(text)
-    if scheme and scheme[1].lower() in REMOTE:
+    if scheme and scheme[1].lower() in SCHEMES:
         return text
     if scheme and scheme[1].lower() != "file":
-        known = ", ".join(("file", *REMOTE, "data"))
+        known = ", ".join(("file", *SCHEMES, "data"))
         return Skip(reason="bad_row", detail=f"unknown scheme {scheme[1][:20]}://; known: {known}, or a path")
     if len(text) > _LONGEST_PATH or any(len(name) > _LONGEST_NAME for name in text.split("/")):
         return Skip(
@@ -95,7 +94,7 @@ def _path(text: str, media_dir: str) -> str | Skip:
             detail=f"a text of {len(text)} characters that is too long for a path and not base64 of a known kind",
         )
     if not scheme:
-        return os.path.join(media_dir, text)
+        return located(text, media_dir)
     try:
         parts = urlsplit(text)
     except ValueError:

@@ -7,25 +7,28 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..config import UserError
+from ..media.remote import SCHEMES
 from .conversation import COLUMNS
 from .dialect import Columns as Columns, Tags as Tags
+from .files import data_files
 from .formats import ALIASES, AUTO, FORMATS
-from .media import REMOTE, is_unicode
+from .media import is_unicode
 from .sources import SOURCES, Examples
+
+HUB = "hub"  # the source of rows as they are, of any data set that `datasets` loads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
     name: str
-    file: str
-    file_name: str = field(default="", compare=False)  # as the meta JSON gives it, for messages
+    files: tuple[str, ...] = ()  # in the order of their rows
     columns: Columns = Columns()
     tags: Tags = Tags()
     media_dir: str = ""
@@ -34,15 +37,20 @@ class Dataset:
     format: str = "messages"  # how its rows are written: see pipeline/ingest/formats; or "auto", until `resolved`
     id_column: str = "id"  # what a row calls itself; a row need not have it
     ignore_keys: tuple[str, ...] = ()  # keys of turns and parts that mean nothing for training
-    # Instead of a file, a named source (see pipeline/ingest/sources):
+    # Instead of files, a named source (see pipeline/ingest/sources), or HUB:
     source: str = ""
     path_or_dataset: str = ""  # "": the source's own
     split: str = "train"
 
     @property
+    def is_converted(self) -> bool:
+        """Whether the rows that are read are conversations of our own making: those of a named source."""
+        return self.source not in ("", HUB)
+
+    @property
     def row_columns(self) -> Columns:
         """Under which keys the rows are that are read: of a named source, those of our own import."""
-        return COLUMNS if self.source else self.columns
+        return COLUMNS if self.is_converted else self.columns
 
     def id_of(self, row: Mapping[str, Any]) -> str:
         """What a row calls itself; "" where it does not, or by something that is neither a text nor a number."""
@@ -58,9 +66,7 @@ class Dataset:
 
     def described(self) -> dict[str, Any]:
         """What shapes the rows, for fingerprints: not where they lie, which may change (the file has its digest)."""
-        left_out = {"file", "file_name", "media_dir", "path_or_dataset"} | (
-            set() if self.source else {"source", "split"}
-        )
+        left_out = {"files", "media_dir", "path_or_dataset"} | (set() if self.source else {"source", "split"})
         fields = dataclasses.asdict(self) | {"ignore_keys": list(self.ignore_keys)}  # as JSON has it
         return {key: value for key, value in fields.items() if key not in left_out}
 
@@ -114,7 +120,7 @@ def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
     for key in entry:
         if key not in known:
             raise UserError(f"{where}: unknown key {key!r}; known: {', '.join(known)}")
-    place: dict[str, Any] = _source(meta_path, where, entry) if "source" in entry else _file(meta_path, where, entry)
+    place = _source(meta_path, where, entry) if "source" in entry else _files(meta_path, where, entry)
     ratio = entry.get("sample_ratio", 1.0)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio) or ratio < 0:
         raise UserError(f"{where}: sample_ratio must be a number of at least 0, got {ratio!r}")
@@ -187,8 +193,8 @@ def _media_dir(meta_path: Path, where: str, given: Any) -> str:
         raise UserError(f"{where}: media_dir must be a directory, got {given!r}")
     scheme, separator, _ = (given or "").partition("://")
     if separator:
-        if scheme not in REMOTE:
-            raise UserError(f"{where}: media_dir {given}: unknown scheme; known: {', '.join(REMOTE)}, or a directory")
+        if scheme not in SCHEMES:
+            raise UserError(f"{where}: media_dir {given}: unknown scheme; known: {', '.join(SCHEMES)}, or a directory")
         return str(given)
     folder = (meta_path.parent / (given or "")).resolve()
     if given and not folder.is_dir():
@@ -199,36 +205,39 @@ def _media_dir(meta_path: Path, where: str, given: Any) -> str:
     return str(folder)
 
 
-def _file(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, str]:
-    for key in ("path_or_dataset", "split"):
-        if key in entry:
-            raise UserError(f"{where}: {key} belongs to a source, and none is given; known: {', '.join(SOURCES)}")
-    file_name = entry.get("file_name")
-    if not isinstance(file_name, str) or not file_name:
-        raise UserError(
-            f"{where}: file_name must be the path of a JSON, JSONL or parquet file, got {file_name!r}; or give a "
-            f"source: {', '.join(SOURCES)}"
-        )
-    file = meta_path.parent / file_name
-    if not file.is_file():
-        raise UserError(f"{where}: file_name {file} does not exist; it is taken relative to the meta file")
-    return {"file": str(file.resolve()), "file_name": file_name}
+def _files(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, Any]:
+    known = ", ".join((*SOURCES, HUB))
+    if "path_or_dataset" in entry:
+        raise UserError(f"{where}: path_or_dataset belongs to a source, and none is given; known: {known}")
+    if "file_name" not in entry:
+        raise UserError(f"{where}: neither file_name nor source; give one of the two. Sources: {known}")
+    split = _text(where, entry, "split")
+    return {"files": data_files(meta_path, where, entry["file_name"], split)}
 
 
-def _source(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, str]:
-    for key in ("file_name", "columns", "tags", "format", "id_column", "ignore_keys"):
+def _source(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, Any]:
+    source = entry["source"]
+    if not isinstance(source, str) or source not in (*SOURCES, HUB):
+        raise UserError(f"{where}: unknown source {source!r}; known: {', '.join((*SOURCES, HUB))}")
+    own = () if source == HUB else ("columns", "tags", "format", "id_column", "ignore_keys")
+    for key in ("file_name", *own):
         if key in entry:
             raise UserError(f"{where}: both source and {key}; a source knows its rows by itself: remove one of the two")
-    if not isinstance(entry["source"], str) or entry["source"] not in SOURCES:
-        raise UserError(f"{where}: unknown source {entry['source']!r}; known: {', '.join(SOURCES)}")
-    given: dict[str, Any] = {key: entry[key] for key in ("path_or_dataset", "split") if key in entry}
-    for key, value in given.items():
-        if not isinstance(value, str) or not value:
-            raise UserError(f"{where}: {key} must be a text, got {value!r}; leave it out for the default")
+    given = {key: text for key in ("path_or_dataset", "split") if (text := _text(where, entry, key)) is not None}
+    if source == HUB and "path_or_dataset" not in given:
+        raise UserError(f"{where}: source {HUB!r} without path_or_dataset; give the data set's id (owner/name)")
     local = meta_path.parent / given.get("path_or_dataset", "")
     if "path_or_dataset" in given and local.exists():
         given["path_or_dataset"] = str(local.resolve())
-    return {"file": "", "source": entry["source"], **given}
+    return {"source": source, **given}
+
+
+def _text(where: str, entry: dict[str, Any], key: str) -> str | None:
+    if key not in entry:
+        return None
+    if not isinstance(entry[key], str) or not entry[key]:
+        raise UserError(f"{where}: {key} must be a text, got {entry[key]!r}; leave it out for the default")
+    return str(entry[key])
 
 
 def parsed_names(kind: Any, where: str, key: str, entry: Any, default: Any = None) -> Any:

@@ -74,7 +74,7 @@ def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
             logger.warning("%s row %d: %s; skipped as bad_media", job.dataset.name, row, CRASHED)
             yield _Read(row, _id_of(parse_row(text, line_number), job), Skip(reason="bad_media", detail=CRASHED))
             continue
-        parsed = parse_row(text, line_number)
+        parsed = parse_row(text, _where(job, line_number))
         found = parsed if isinstance(parsed, Skip) else convert(parsed, job.dataset, lenient=job.lenient)
         if isinstance(found, Example):
             found = _placed(found, job.part.file, offset, len(text))
@@ -83,6 +83,12 @@ def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
 
 def _id_of(parsed: dict[str, Any] | Skip, job: PartJob) -> str:
     return "" if isinstance(parsed, Skip) else job.dataset.id_of(parsed)
+
+
+def _where(job: PartJob, line_number: int) -> int | str:
+    """A line, and of which file if the data set has several."""
+    several = len(job.dataset.files) > 1
+    return f"{line_number} of {Path(job.part.origin or job.part.file).name}" if several else line_number
 
 
 def _placed(example: Example, file: str, offset: int, length: int) -> Example:

@@ -10,14 +10,18 @@ import av
 
 from ..records import MediaError, MediaRef
 from .inline import bytes_in_line
+from .remote import fetched, is_http, is_stored, stored_bytes
 
 
 def open_media(ref: MediaRef) -> BinaryIO:
     """The bytes of a medium as a file."""
     if isinstance(ref.held, bytes):
         return io.BytesIO(ref.held)
+    if is_stored(ref.path):
+        return io.BytesIO(stored_bytes(ref.path, ref.offset, ref.length))
+    path = fetched(ref.path) if is_http(ref.path) else ref.path
     try:
-        file = open(ref.path, "rb")  # noqa: SIM115 (the caller closes it)
+        file = open(path, "rb")  # noqa: SIM115 (the caller closes it)
         if not ref.offset and ref.length < 0:
             return file
         with file:

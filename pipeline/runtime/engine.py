@@ -7,7 +7,7 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 
@@ -52,7 +52,10 @@ class TaskTraceback(Exception):
 
 
 class Engine:
-    """Runs tasks one after the other in this process."""
+    """Runs tasks one after the other in this process, each with these environment variables."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = env
 
     def run(
         self, function: Callable[..., Result], items: Sequence[Arguments], *, title: str, unit: str = "part"
@@ -89,13 +92,16 @@ class Engine:
         """(index of the item, outcome), in any order."""
         level = logging.getLogger(ROOT).getEffectiveLevel()
         for index, arguments in enumerate(items):
-            yield index, _outcome(function, arguments, level)
+            with _environment(self._env):
+                outcome = _outcome(function, arguments, level)
+            yield index, outcome
 
 
 class RayEngine(Engine):
     """Runs Ray tasks, at most `window` in flight."""
 
-    def __init__(self, ray: Any, num_workers: int) -> None:
+    def __init__(self, env: Mapping[str, str], ray: Any, num_workers: int) -> None:
+        super().__init__(env)
         self._ray = ray
         cpus = int(ray.cluster_resources().get("CPU", 1))
         self._window = 2 * (num_workers or cpus)
@@ -110,7 +116,7 @@ class RayEngine(Engine):
         try:
             while True:
                 while len(waiting) < self._window and (item := next(left, None)) is not None:
-                    waiting[task.remote(function, item[1], level)] = item[0]
+                    waiting[task.remote(function, item[1], level, self._env)] = item[0]
                 if not waiting:
                     return
                 (done,), _ = self._ray.wait(list(waiting), num_returns=1)
@@ -128,12 +134,28 @@ def _outcome(function: Callable[..., Result], arguments: Arguments, level: int) 
             return Failed(error=error, traceback=traceback.format_exc(), logs=logs)
 
 
-def _task(function: Callable[..., Result], arguments: Arguments, level: int) -> Outcome[Result]:
+@contextlib.contextmanager
+def _environment(env: Mapping[str, str]) -> Iterator[None]:
+    """Set in here, and as before behind: a worker may have tasks of another run next."""
+    before = {name: os.environ.get(name) for name in env}
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _task(function: Callable[..., Result], arguments: Arguments, level: int, env: Mapping[str, str]) -> Outcome[Result]:
     """In a worker, on one thread: Ray counts CPUs, and two thread pools on one core get in each other's way."""
     import torch
 
     torch.set_num_threads(1)
-    outcome = _outcome(function, arguments, level)
+    with _environment(env):
+        outcome = _outcome(function, arguments, level)
     return outcome if isinstance(outcome, Done) else _portable(outcome)
 
 
@@ -155,10 +177,16 @@ def _raise(failed: Failed) -> NoReturn:
 
 
 @contextlib.contextmanager
-def engine(kind: Literal["ray", "inline"], num_workers: int = 0) -> Iterator[Engine]:
-    """The engine of a run; a Ray started here is shut down here. num_workers 0: every CPU that Ray has."""
+def engine(
+    kind: Literal["ray", "inline"], num_workers: int = 0, env: Mapping[str, str] | None = None
+) -> Iterator[Engine]:
+    """The engine of a run; a Ray started here is shut down here. num_workers 0: every CPU that Ray has.
+
+    `env`: environment variables of the tasks. They come with each task: a cluster that runs already takes no others.
+    """
+    env = env or {}
     if kind == "inline":
-        yield Engine()
+        yield Engine(env)
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # in every worker: one task, one core
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # report to nobody
@@ -166,7 +194,7 @@ def engine(kind: Literal["ray", "inline"], num_workers: int = 0) -> Iterator[Eng
     import ray
 
     if ray.is_initialized():
-        yield RayEngine(ray, num_workers)
+        yield RayEngine(env, ray, num_workers)
         return
     # "local" and not None: a stale cluster file would make a bare ray.init() hang.
     address = os.environ.get("RAY_ADDRESS") or "local"
@@ -179,6 +207,6 @@ def engine(kind: Literal["ray", "inline"], num_workers: int = 0) -> Iterator[Eng
         **local,
     )
     try:
-        yield RayEngine(ray, num_workers)
+        yield RayEngine(env, ray, num_workers)
     finally:
         ray.shutdown()

@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from ..config import UserError
+from ..ingest.lines import Row
 from ..manifest import Manifest
 from ..records import REASONS
-from .sources import origin_of
+from .sources import DataFile, SourceError, files_of
 
 LEFT_OUT = ("sampled_out", "held_out", "not_held_out")  # as the user asked: listed only if asked for again
 
@@ -20,7 +21,7 @@ LEFT_OUT = ("sampled_out", "held_out", "not_held_out")  # as the user asked: lis
 class SkippedRow:
     dataset: str
     row: int
-    id: str  # what the row calls itself, where the ledger knows
+    id: str  # what the row calls itself, or ""
     reason: str
     detail: str
     file: str  # "": unknown
@@ -61,12 +62,12 @@ def skipped_rows(
     for name, ledger in zip(inputs, ledgers, strict=True):
         if not dataset or name == dataset:
             lines = _lines(out / ledger, wanted)
-            yield from _placed(out, name, inputs[name]["content"], lines, problems) if lines else ()
+            yield from _placed(out, name, lines, problems) if lines else ()
 
 
 def _lines(ledger: Path, reasons: Sequence[str]) -> dict[int, dict[str, Any]]:
     """Lines of the ledger by row, ascending as there: the first of each row's repetitions."""
-    names = [name for name in pq.read_schema(ledger).names if name in ("row", "id", "reason", "detail")]
+    names = ["row", "id", "reason", "detail"]
     found = pq.read_table(ledger, columns=names, filters=[("status", "=", "skipped"), ("reason", "in", list(reasons))])
     lines: dict[int, dict[str, Any]] = {}
     for line in found.to_pylist():
@@ -74,23 +75,32 @@ def _lines(ledger: Path, reasons: Sequence[str]) -> dict[int, dict[str, Any]]:
     return lines
 
 
-def _placed(
-    out: Path, name: str, digest: str, lines: Mapping[int, dict[str, Any]], problems: list[str]
-) -> Iterator[SkippedRow]:
-    origin = origin_of(out, name, digest)
-    if origin.problem:
-        problems.append(origin.problem)
-    rows = origin.rows(list(lines))
-    for number, line in lines.items():
-        row = next(rows, None)
-        assert row is None or row.number == number, "the file has the content that was packed"
-        yield SkippedRow(
+def _placed(out: Path, name: str, lines: Mapping[int, dict[str, Any]], problems: list[str]) -> Iterator[SkippedRow]:
+    def skipped(number: int, file: DataFile | None, row: Row | None) -> SkippedRow:
+        line = lines[number]
+        return SkippedRow(
             dataset=name,
             row=number,
-            id=line.get("id") or "",
+            id=line["id"],
             reason=line["reason"],
             detail=line["detail"],
-            file=origin.file,
-            line=row.line if row and origin.is_jsonl else None,
+            file=file.file if file else "",
+            line=row.line if row and file and file.is_jsonl else None,
             text=row.text if row else None,
         )
+
+    try:
+        files = files_of(out, name)
+    except SourceError as error:
+        problems.append(str(error))
+        yield from (skipped(number, None, None) for number in lines)
+        return
+    for file in files:
+        mine = [number for number in lines if 0 <= number - file.first_row < file.num_rows]
+        left = iter(mine)
+        try:
+            for row in file.rows(mine) if mine else ():
+                yield skipped(next(left), file, row)
+        except SourceError as error:
+            problems.append(str(error))
+            yield from (skipped(number, file, None) for number in left)

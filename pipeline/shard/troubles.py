@@ -154,7 +154,7 @@ class _Group:
 def _described(tally: Tally) -> str:
     name, skipped = tally.corpus.name, tally.wanted - tally.packed
     if not tally.corpus.num_rows:
-        return f"{name}: {tally.corpus.dataset.file or tally.corpus.dataset.source} has no rows"
+        return f"{name}: {', '.join(tally.corpus.dataset.files) or tally.corpus.dataset.source} has no rows"
     groups = _groups(tally)
     told = "; ".join(_told(group, tally.corpus) for group in groups[:MAX_GROUPS])
     others = groups[MAX_GROUPS:]

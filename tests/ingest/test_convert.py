@@ -10,10 +10,10 @@ from neatpack.pipeline.ingest.convert import convert, parse_row
 from neatpack.pipeline.ingest.meta import Columns, Dataset, Tags
 from neatpack.pipeline.records import Example, MediaRef, Skip, Turn
 
-PLAIN = Dataset(name="plain", file="rows.jsonl", media_dir="/media")
+PLAIN = Dataset(name="plain", files=("rows.jsonl",), media_dir="/media")
 LLAVA = Dataset(
     name="llava",
-    file="rows.json",
+    files=("rows.json",),
     columns=Columns(messages="conversations", images="image"),
     tags=Tags(role_tag="from", content_tag="value", user_tag="human", assistant_tag="gpt", system_tag="sys"),
     media_dir="/media",

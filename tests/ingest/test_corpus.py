@@ -12,7 +12,7 @@ from neatpack.pipeline.ingest.meta import Dataset
 def corpus(file: Path, ratio: float, split: Split = "train", held: tuple[int, ...] = ()) -> Corpus:
     lines = Lines(file=str(file))
     ranges = part_ranges(lines)
-    dataset = Dataset(name="tiny", file=str(file), sample_ratio=ratio)
+    dataset = Dataset(name="tiny", files=(str(file),), sample_ratio=ratio)
     source = source_of(lines, ranges, scan(lines, ranges))
     return Corpus.of(dataset, source, split, np.isin(np.arange(source.num_rows), held))
 

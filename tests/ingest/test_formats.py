@@ -31,7 +31,7 @@ def dataset(name: str, **keys: Any) -> Dataset:
     """A data set of a format, as `read_meta` gives it."""
     preset = FORMATS[name]
     given = {"columns": preset.columns, "tags": preset.tags, "media_dir": "/media"} | keys
-    return Dataset(name="d", file="rows.jsonl", format=name, **given)
+    return Dataset(name="d", files=("rows.jsonl",), format=name, **given)
 
 
 def image(name: str) -> MediaRef:
@@ -281,7 +281,7 @@ def test_the_format_is_that_of_most_rows() -> None:
 
 
 def test_a_data_set_gets_its_format_and_what_it_uses_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    given = Dataset(name="coco", file="", format="auto")
+    given = Dataset(name="coco", format="auto")
     row = {"id": 1, "image": "a.jpg", "conversations": SHAREGPT, "source": "web", "system": None}
     with caplog.at_level(logging.INFO):
         found = resolved(given, [row])

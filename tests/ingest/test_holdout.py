@@ -16,10 +16,10 @@ from neatpack.pipeline.ingest.imported import lines_of
 from neatpack.pipeline.ingest.lines import part_ranges, scan, source_of
 from neatpack.pipeline.ingest.meta import Columns, Dataset, Tags
 
-PLAIN = Dataset(name="plain", file="rows.jsonl")
+PLAIN = Dataset(name="plain", files=("rows.jsonl",))
 TAGGED = Dataset(
     name="tagged",
-    file="other.jsonl",
+    files=("other.jsonl",),
     columns=Columns(messages="conversations", images="image"),
     tags=Tags(role_tag="from", content_tag="value", user_tag="human", assistant_tag="gpt"),
 )
@@ -46,7 +46,7 @@ def chosen(questions: list[str], folder: Path, share: float = 0.5) -> set[str]:
     """Those of a file of questions that are held out."""
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(said(question)) + "\n" for question in questions))
-    found = held(Dataset(name="a", file=str(file)), folder, share)
+    found = held(Dataset(name="a", files=(str(file),)), folder, share)
     return {question for question, is_held in zip(questions, found, strict=True) if is_held}
 
 
@@ -136,7 +136,7 @@ def test_bad_rows_are_rows_too(line: bytes) -> None:
 def parquet(path: Path, pictures: list[bytes]) -> Dataset:
     rows = [said(f"<image>Number {len(bytes_)}?", images=[{"bytes": bytes_}]) for bytes_ in pictures]
     pq.write_table(pa.Table.from_pylist(rows), path)
-    return Dataset(name="embedded", file=str(path))
+    return Dataset(name="embedded", files=(str(path),))
 
 
 def test_embedded_media_count_by_their_bytes_not_by_their_place(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_the_kind_of_file_does_not_matter(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text(json.dumps(rows, indent=1))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet")
     found = [
-        held(Dataset(name=name, file=str(tmp_path / name)), tmp_path, 0.5)
+        held(Dataset(name=name, files=(str(tmp_path / name),)), tmp_path, 0.5)
         for name in ("a.jsonl", "b.json", "c.parquet")
     ]
     assert found[0] == found[1] == found[2] and 0 < sum(found[0]) < 40

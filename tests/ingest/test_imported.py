@@ -18,7 +18,7 @@ from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.ingest.convert import convert
 from neatpack.pipeline.ingest.imported import lines_of
-from neatpack.pipeline.ingest.meta import Dataset
+from neatpack.pipeline.ingest.meta import Dataset, read_meta
 from neatpack.pipeline.ingest.sources import (
     SOURCES,
     make_cord_v2_dataset,
@@ -36,7 +36,7 @@ from neatpack.pipeline.shard.verify import read_ledger
 
 
 def imported(name: str, place: Path, tmp_path: Path) -> tuple[Any, list[Any]]:
-    dataset = Dataset(name="d", file="", source=name, path_or_dataset=str(place), media_dir=str(tmp_path))
+    dataset = Dataset(name="d", source=name, path_or_dataset=str(place), media_dir=str(tmp_path))
     lines = lines_of(dataset, tmp_path / "imported")
     return lines, [convert(json.loads(line), dataset) for line in Path(lines.file).read_bytes().splitlines()]
 
@@ -185,3 +185,41 @@ def test_packing_sounds_for_a_family_that_hears(tmp_path: Path) -> None:
     online = make_cv17_dataset(str(tmp_path / "saved"))
     lengths = [len(tokenized_example(example, family_for(processor))["input_ids"]) - 1 for example in online]
     assert [line["tokens"] for line in lines] == lengths
+
+
+# ---------------------------------------------------------------- the source "hub"
+
+
+def test_rows_of_any_data_set_as_they_are(files: list[bytes], tmp_path: Path) -> None:
+    """By a folder that load_dataset reads: tests are offline. Columns and tags are those of the entry."""
+    rows = [
+        {"turns": [{"who": "me", "says": "<image><image>?"}, {"who": "it", "says": "Yes."}],
+         "pictures": [{"bytes": files[0], "path": None}, {"bytes": files[1], "path": "1.jpg"}], "n": 1},
+        {"turns": [{"who": "me", "says": "Why?"}, {"who": "it", "says": "So."}], "pictures": [], "n": 2},
+    ]  # fmt: skip
+    (tmp_path / "owner").mkdir()
+    given = datasets.Dataset.from_list(rows).cast_column("pictures", datasets.List(datasets.Image()))
+    given.to_parquet(tmp_path / "owner" / "train.parquet")
+    entry = {
+        "source": "hub",
+        "path_or_dataset": "owner",
+        "columns": {"messages": "turns", "images": "pictures"},
+        "tags": {"role_tag": "who", "content_tag": "says", "user_tag": "me", "assistant_tag": "it"},
+    }
+    (tmp_path / "meta.json").write_text(json.dumps({"all": entry}))
+    (dataset,) = read_meta(tmp_path / "meta.json")
+    lines = lines_of(dataset, tmp_path / "imported")
+    found = [json.loads(line) for line in Path(lines.file).read_bytes().splitlines()]
+    assert [(row["turns"], row["n"]) for row in found] == [(row["turns"], row["n"]) for row in rows]
+    examples = [convert(row, dataset) for row in found]
+    assert [[bytes_of(ref) for ref in example.media] for example in examples] == [files[:2], []]
+
+    run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out"))
+    ledger = read_ledger(tmp_path / "out", Manifest.read(tmp_path / "out")).to_pylist()
+    assert [line["status"] for line in ledger] == ["packed", "packed"]
+
+
+def test_a_hub_data_set_that_is_not_there(tmp_path: Path) -> None:
+    dataset = Dataset(name="d", source="hub", path_or_dataset="owner/absent", split="dev")
+    with pytest.raises(UserError, match="owner/absent, split 'dev': cannot be loaded: "):
+        lines_of(dataset, tmp_path / "imported")

@@ -15,7 +15,8 @@ from PIL import Image
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest import lines as module
 from neatpack.pipeline.ingest.convert import convert
-from neatpack.pipeline.ingest.lines import Lines, Source, as_lines, part_ranges, rows, scan, source_of
+from neatpack.pipeline.ingest.kinds import as_lines
+from neatpack.pipeline.ingest.lines import Lines, Source, part_ranges, rows, scan, source_of
 from neatpack.pipeline.ingest.meta import Dataset
 from neatpack.pipeline.media.image import image_size
 from neatpack.pipeline.media.open import open_media
@@ -290,7 +291,7 @@ def turns(text: str) -> list[dict[str, str]]:
 
 
 def media_of(row: Any, tmp_path: Path) -> list[Any]:
-    example = convert(row, Dataset(name="d", file="", media_dir=str(tmp_path)))
+    example = convert(row, Dataset(name="d", media_dir=str(tmp_path)))
     assert isinstance(example, Example)
     return list(example.media)
 
@@ -387,13 +388,14 @@ def test_a_git_lfs_pointer_is_named_as_such(tmp_path: Path, name: str) -> None:
     assert str(caught.value) == f"{file}: a git-LFS pointer, not the data; run `git lfs pull`"
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a", "a.gz", "a.txt.gz", "a.json.gz", "a.parquet.zst", "jsonl"])
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "a.txt.gz", "a.tsv.xz", "a.parquet.zst", "jsonl"])
 def test_unknown_kinds_of_file(tmp_path: Path, name: str) -> None:
     file = written(tmp_path / name, "{}")
     with pytest.raises(UserError) as caught:
         as_lines(file, tmp_path)
     assert str(caught.value) == (
-        f"{file}: unknown kind of file; known: .json .jsonl .ndjson .jsonl.gz .jsonl.zst .parquet"
+        f"{file}: unknown kind of file; known: .jsonl .ndjson .json .csv .tsv (also with .gz or .zst) "
+        ".parquet .arrow .feather .tar"
     )
 
 

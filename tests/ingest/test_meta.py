@@ -19,6 +19,8 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "sub").mkdir()
     (tmp_path / "a.jsonl").touch()
     (tmp_path / "sub" / "b.json").touch()
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "cat.png").touch()
     return tmp_path
 
 
@@ -32,7 +34,7 @@ def test_defaults(folder: Path) -> None:
     (dataset,) = read_meta(write(folder, {"a": {"file_name": "a.jsonl"}}))
     assert dataset == Dataset(
         name="a",
-        file=str(folder / "a.jsonl"),
+        files=(str(folder / "a.jsonl"),),
         columns=Columns(messages="messages", images="images", videos="videos", audios="audios"),
         tags=Tags(
             role_tag="role", content_tag="content", user_tag="user", assistant_tag="assistant", system_tag="system"
@@ -62,7 +64,7 @@ def test_every_key(folder: Path) -> None:
     (dataset,) = read_meta(write(folder, {"b": entry}))
     assert dataset == Dataset(
         name="b",
-        file=str(folder / "sub" / "b.json"),
+        files=(str(folder / "sub" / "b.json"),),
         columns=Columns(**columns),
         tags=Tags(**tags),
         media_dir=str(folder / "sub" / "media"),
@@ -151,7 +153,7 @@ def test_paths_are_relative_to_the_meta_file_and_absolute_ones_stay(
     }
     write(folder / "sub", entries)
     relative, absolute = read_meta(Path("../sub/meta.json"))
-    assert relative.file == absolute.file == str(folder / "a.jsonl")
+    assert relative.files == absolute.files == (str(folder / "a.jsonl"),)
     assert relative.media_dir == absolute.media_dir == str(pictures)
 
 
@@ -228,11 +230,16 @@ WRONG_ENTRIES = {
     "not an object": ("a.jsonl", "expected an object, got str"),
     "a family of its own": (GOOD | {"family": "gemma4"}, "unknown key 'family'; known: file_name"),
     "unknown key": (GOOD | {"colums": {}}, "unknown key 'colums'; known: file_name, format, columns, tags"),
-    "no file_name": ({}, "file_name must be the path of a JSON, JSONL or parquet file, got None"),
-    "empty file_name": ({"file_name": ""}, "file_name must be the path of a JSON, JSONL or parquet file, got ''"),
-    "file_name is a list": ({"file_name": ["a.jsonl"]}, "file_name must be the path"),
+    "no file_name": ({}, "neither file_name nor source; give one of the two"),
+    "empty file_name": ({"file_name": ""}, "file_name must be the path of a data file, a glob, a folder or a list"),
+    "file_name is null": ({"file_name": None}, "a list of these, got None"),
+    "file_name is an empty list": ({"file_name": []}, "a list of these, got []"),
+    "file_name is a list of lists": ({"file_name": [["a.jsonl"]]}, "a list of these, got [['a.jsonl']]"),
+    "a split of files": (GOOD | {"split": "train"}, "split belongs to a source or a folder that save_to_disk wrote"),
+    "empty pattern": ({"file_name": "*.parquet"}, "/*.parquet; the pattern is taken relative to the meta file"),
+    "a folder without data": ({"file_name": "pictures"}, "pictures; known: .jsonl .ndjson .json .csv .tsv (also with"),
+    "a file twice": ({"file_name": ["a.jsonl", "*.jsonl"]}, "a.jsonl 2 times, so that its rows would come as often"),
     "missing file": ({"file_name": "c.jsonl"}, "c.jsonl does not exist; it is taken relative to the meta file"),
-    "a directory": ({"file_name": "sub"}, "sub does not exist"),
     "media_dir": (GOOD | {"media_dir": ["x"]}, "media_dir must be a directory, got ['x']"),
     "no media_dir": (GOOD | {"media_dir": "pics"}, "pics is no directory; it is taken relative to the meta file"),
     "media_dir of a scheme": (GOOD | {"media_dir": "ftp://x/y"}, "media_dir ftp://x/y: unknown scheme; known: s3, gs"),
@@ -283,9 +290,7 @@ def test_wrong_entries_name_data_set_key_and_remedy(folder: Path, entry: Any, wo
 def test_a_source(folder: Path) -> None:
     entry = {"source": "cord_v2", "split": "test", "sample_ratio": 0.5, "media_dir": "sub"}
     (dataset,) = read_meta(write(folder, {"mine": entry}))
-    expected = Dataset(
-        name="mine", file="", source="cord_v2", split="test", media_dir=str(folder / "sub"), sample_ratio=0.5
-    )
+    expected = Dataset(name="mine", source="cord_v2", split="test", media_dir=str(folder / "sub"), sample_ratio=0.5)
     assert dataset == expected
     assert dataset.described().keys() == DESCRIBED | {"source", "split"}
 
@@ -303,13 +308,18 @@ WRONG_SOURCES = {
     "both": (GOOD | {"source": "rdr"}, "both source and file_name; a source knows its rows by itself"),
     "columns": ({"source": "rdr", "columns": {}}, "both source and columns"),
     "format": ({"source": "rdr", "format": "llava"}, "both source and format"),
-    "unknown": ({"source": "cord"}, "unknown source 'cord'; known: rdr, cord_v2, medpix, cv17, unimm_chat"),
+    "unknown": ({"source": "cord"}, "unknown source 'cord'; known: rdr, cord_v2, medpix, cv17, unimm_chat, hub"),
     "a list": ({"source": ["rdr"]}, "unknown source ['rdr']"),
     "null": ({"source": None}, "unknown source None"),
     "path": ({"source": "rdr", "path_or_dataset": 7}, "path_or_dataset must be a text, got 7; leave it out"),
     "split": ({"source": "rdr", "split": ""}, "split must be a text, got ''"),
-    "no source": (GOOD | {"split": "train"}, "split belongs to a source, and none is given; known: rdr"),
-    "neither": ({"sample_ratio": 1}, "got None; or give a source: rdr, cord_v2"),
+    "no source": (
+        GOOD | {"path_or_dataset": "a/b"},
+        "path_or_dataset belongs to a source, and none is given; known: rdr",
+    ),
+    "neither": ({"sample_ratio": 1}, "neither file_name nor source; give one of the two. Sources: rdr, cord_v2"),
+    "a hub without its id": ({"source": "hub"}, "source 'hub' without path_or_dataset; give the data set's id"),
+    "a hub and a file": (GOOD | {"source": "hub", "path_or_dataset": "a/b"}, "both source and file_name"),
 }
 
 

@@ -17,8 +17,9 @@ from source_data import TRUTHS, chat, imagefolder, rdr, text, wav, with_images, 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest import sources
 from neatpack.pipeline.ingest.conversation import from_conversation
-from neatpack.pipeline.ingest.convert import convert
+from neatpack.pipeline.ingest.convert import parse_row
 from neatpack.pipeline.ingest.imported import lines_of
+from neatpack.pipeline.ingest.lines import dumped
 from neatpack.pipeline.ingest.meta import Dataset
 from neatpack.pipeline.ingest.sources import (
     SOURCES,
@@ -270,9 +271,7 @@ def test_no_rows(name: str, tmp_path: Path) -> None:
     for empty in ([], datasets.Dataset.from_dict({}), str(tmp_path / "empty")):
         examples = SOURCES[name](empty)
         assert (len(examples), list(examples), examples[:]) == (0, [], [])
-    lines = lines_of(
-        Dataset(name="d", file="", source=name, path_or_dataset=str(tmp_path / "empty")), tmp_path / "imported"
-    )
+    lines = lines_of(Dataset(name="d", source=name, path_or_dataset=str(tmp_path / "empty")), tmp_path / "imported")
     assert Path(lines.file).read_bytes() == b""
 
 
@@ -377,8 +376,7 @@ def test_bad_rows_raise_online_and_are_rows_offline(name: str, row: dict[str, An
     assert str(caught.value).startswith(f"{name} row 0: ")
     assert words in str(caught.value)
     (stored,) = examples.stored()
-    assert stored.keys() == {"problem"}
-    skip = convert(stored, Dataset(name="d", file="", source=name))
+    skip = parse_row(dumped(stored), 1)
     assert isinstance(skip, Skip)
     assert (skip.reason, words in skip.detail) == ("bad_row", True)
 

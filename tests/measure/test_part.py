@@ -30,7 +30,7 @@ def job(tmp_path: Path) -> Any:
         file = tmp_path / "rows.jsonl"
         file.write_text("".join(line + "\n" for line in lines))
         return PartJob(
-            dataset=Dataset(name="tiny", file=str(file)),
+            dataset=Dataset(name="tiny", files=(str(file),)),
             part=Part(file=str(file), start=0, end=file.stat().st_size, first_row=0, num_rows=len(lines), first_line=1),
             is_taken=np.array(is_taken or [True] * len(lines)),
             lenient=False,

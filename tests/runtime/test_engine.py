@@ -134,3 +134,18 @@ def test_a_crashed_worker_is_tried_again(running: Engine, tmp_path: Path) -> Non
         return "done"
 
     assert running.run(crash_once, [()], title="crash") == ["done"]
+
+
+def test_variables_come_with_each_task_and_go_with_it(running: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also to a Ray that runs already; the tasks of another run in the same worker do not see them."""
+    monkeypatch.delenv("NEATPACK_TEST", raising=False)
+
+    def seen(_: int) -> str | None:
+        import os
+
+        return os.environ.get("NEATPACK_TEST")
+
+    kind = "ray" if isinstance(running, RayEngine) else "inline"
+    with engine(kind, num_workers=1, env={"NEATPACK_TEST": "here"}) as other:
+        assert other.run(seen, [(0,), (1,)], title="look") == ["here", "here"]
+    assert running.run(seen, [(0,), (1,)], title="look") == [None, None]

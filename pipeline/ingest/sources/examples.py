@@ -8,6 +8,7 @@ from typing import Any
 from ...config import UserError
 from ...media.image import rgb_image
 from ...records import MediaError, MediaRef
+from ..lines import PROBLEM
 from ..media import json_name
 from .sound import decoded_sound
 
@@ -55,18 +56,18 @@ class Examples(Sequence[Conversation]):
             raise BadRow(f"{self.name} row {number}: {error}") from error
 
     def stored(self) -> Iterator[Conversation]:
-        """Every row with its media as bytes; one that cannot be converted is {"problem": why}, and not lost."""
+        """Every row with its media as bytes; one that cannot be converted is {PROBLEM: why}, and not lost."""
         for number, row in enumerate(self.rows):
             try:
-                yield _with_media(self._convert(row, number), lambda kind, value: _embedded(value))
+                yield _with_media(self._convert(row, number), lambda kind, value: embedded(value))
             except BadRow as error:
-                yield {"problem": f"{self.name}: {error}"}
+                yield {PROBLEM: f"{self.name}: {error}"}
 
     def _decoded(self, example: Conversation) -> Conversation:
         def decoded(kind: str, value: Any) -> Any:
             if kind == "image":
                 return opened_picture(value)
-            return decoded_sound(_embedded(value), getattr(self.features.get(kind), "sampling_rate", None))
+            return decoded_sound(embedded(value), getattr(self.features.get(kind), "sampling_rate", None))
 
         return _with_media(example, decoded)
 
@@ -82,7 +83,7 @@ def _with_media(example: Conversation, change: Callable[[str, Any], Any]) -> Con
     return {"conversation": turns, **sound}
 
 
-def _embedded(value: Any) -> Any:
+def embedded(value: Any) -> Any:
     """The bytes of a medium that `datasets` only names by its path (a folder of pictures); others stay as they are.
 
     A path that is relative or cannot be read stays: relative ones start at the meta JSON's media_dir, and what is

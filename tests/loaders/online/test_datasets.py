@@ -218,10 +218,10 @@ def offline(path: str, folder: Path) -> tuple[Counter[str], Counter[str]]:
     samples: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     for dataset in read_meta(Path(path)):
-        if dataset.file.endswith(".json"):
-            lines = [json.dumps(item).encode() for item in json.loads(Path(dataset.file).read_bytes())]
+        if dataset.files[0].endswith(".json"):
+            lines = [json.dumps(item).encode() for item in json.loads(Path(dataset.files[0]).read_bytes())]
         else:
-            lines = Path(dataset.file).read_bytes().rstrip(b"\n").split(b"\n")
+            lines = Path(dataset.files[0]).read_bytes().rstrip(b"\n").split(b"\n")
         first = [row for row in (parse_row(line, 0) for line in lines) if not isinstance(row, Skip)]
         dataset = resolved(dataset, first)
         for line, copies in zip(lines, copies_of_rows(len(lines), dataset.sample_ratio), strict=True):

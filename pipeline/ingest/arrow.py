@@ -1,0 +1,90 @@
+"""Rows of an Arrow file or stream (.arrow, .feather, what save_to_disk wrote), their media by place.
+
+Arrow keeps the bytes of a value as they are, one after the other, unless the file is compressed. So an embedded picture
+is a stretch of the file, and the row says which: {"path": "data.arrow", "offset": 4096, "length": 81920}.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ..config import UserError
+
+ROWS = 256  # in memory at once: a batch may be the whole file
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream; Arrow would take one that is cut between two batches for whole
+
+
+def arrow_rows(file: Path) -> Iterator[dict[str, Any]]:
+    """Media by their place in the file; bytes that do not lie there as they are come as bytes."""
+    try:
+        with pa.memory_map(str(file)) as mapped:
+            content = mapped.read_buffer()
+        for batch in _batches(file, content):
+            batch.validate(full=True)  # offsets of a damaged file would lead anywhere
+            for start in range(0, batch.num_rows, ROWS):
+                piece = batch.slice(start, ROWS)
+                columns = [_values(column, file, content) for column in piece.columns]
+                for values in zip(*columns, strict=True):
+                    yield dict(zip(piece.schema.names, values, strict=True))
+    except UserError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8, odd buffers
+        raise UserError(f"{file}: not a readable Arrow file: {error}; write it anew") from None
+
+
+def _batches(file: Path, content: pa.Buffer) -> Iterator[pa.RecordBatch]:
+    source = pa.BufferReader(content)
+    if content[:6].to_pybytes() == b"ARROW1":
+        table = pa.ipc.open_file(source)
+        batches = map(table.get_batch, range(table.num_record_batches))
+    else:
+        table = pa.ipc.open_stream(source)
+        batches = iter(table)
+        if content[-len(_END) :].to_pybytes() != _END:
+            raise UserError(f"{file}: an Arrow stream without its end; it was cut off: write or download it again")
+    names = table.schema.names
+    if len(set(names)) < len(names):
+        raise UserError(f"{file}: two columns of one name in {', '.join(names)}; rename one")
+    yield from batches
+
+
+def _values(array: pa.Array, file: Path, content: pa.Buffer) -> list[Any]:
+    """The values of an array for JSON."""
+    kind = array.type
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return _places(array, file, content)
+    valid = array.is_valid().to_pylist()
+    if pa.types.is_struct(kind):
+        fields = {field.name: _values(array.field(number), file, content) for number, field in enumerate(kind)}
+        rows = [{name: values[row] for name, values in fields.items()} for row in range(len(array))]
+        if "bytes" in fields and pa.types.is_binary(kind.field("bytes").type):
+            # {"bytes": …, "path": "cat.png"}, as `datasets` has it, is its bytes where it has some.
+            rows = [row["bytes"] if isinstance(row["bytes"], dict) else row for row in rows]
+        return [row if is_there else None for row, is_there in zip(rows, valid, strict=True)]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        ends = array.offsets.to_pylist()
+        items = _values(array.values.slice(ends[0], ends[-1] - ends[0]), file, content)
+        bounds = [end - ends[0] for end in ends]
+        return [items[bounds[row] : bounds[row + 1]] if is_there else None for row, is_there in enumerate(valid)]
+    plain: list[Any] = array.to_pylist()
+    return plain
+
+
+def _places(array: pa.Array, file: Path, content: pa.Buffer) -> list[Any]:
+    """Where in the file each value is; a compressed file has its values elsewhere in memory, and no place for them."""
+    _, ends, data = array.buffers()
+    size = 0 if data is None else data.size  # 0: nothing but nulls and empty values, which are anywhere
+    start = data.address - content.address if size else 0
+    if ends is None or not 0 <= start <= content.size - size:
+        values: list[Any] = array.to_pylist()
+        return values
+    number = np.int64 if pa.types.is_large_binary(array.type) else np.int32
+    own = np.frombuffer(ends, dtype=number)[array.offset : array.offset + len(array) + 1]
+    bounds = (start + own.astype(np.int64)).tolist()
+    return [
+        {"path": str(file), "offset": bounds[row], "length": bounds[row + 1] - bounds[row]} if valid else None
+        for row, valid in enumerate(array.is_valid().to_pylist())
+    ]

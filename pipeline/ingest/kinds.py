@@ -1,0 +1,252 @@
+"""Every kind of data file as lines of JSON.
+
+JSONL is read where it lies. Everything else is rewritten as JSONL once, under the work directory, in a folder named by
+what it was made from. Embedded media stay where they are if their bytes lie in the file as they are (tar, Arrow): the
+row then has path, offset and length. Otherwise (parquet, compressed Arrow) they go into one `media.bin` beside it.
+Parquet could be read in place, too, but only by whole row groups: 100 pictures are read and decompressed for one.
+"""
+
+import csv
+import io
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..config import UserError, fingerprint
+from ..records import MediaKind
+from ..runtime.storage import Sink, sha256_of, write_whole
+from .arrow import arrow_rows
+from .lines import BLANK, BOM, PROBLEM, Lines, dumped, media_beside
+from .tars import COLUMNS, tar_rows
+
+TEXT_KINDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+BINARY_KINDS = (".parquet", ".arrow", ".feather", ".tar")
+COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+KNOWN = f"{' '.join(TEXT_KINDS)} (also with {' or '.join(COMPRESSED)}) {' '.join(BINARY_KINDS)}"
+_COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+
+logger = logging.getLogger(__name__)
+
+
+class MediaFile(Sink, Protocol):
+    """Where the bytes of media are collected, end to end."""
+
+    def tell(self) -> int: ...
+
+
+class _Beside:
+    """A `media.bin` that is there only if something is written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._stack = path, ExitStack()
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> "_Beside":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        if self._file is None:
+            self._file = self._stack.enter_context(write_whole(self.path))
+        self._file.write(data)
+
+    def tell(self) -> int:
+        return 0 if self._file is None else self._file.tell()
+
+
+Reader = Callable[[Path, _Beside], Iterator[bytes]]  # a file -> its rewriting, piece by piece
+
+
+def kind_of(file: Path) -> str:
+    """The suffix of a data file without that of its compression: ".jsonl"; "" for what is no data file."""
+    name = file.name.lower()
+    if name.endswith(_COMPRESSED_TARS):
+        return ".tar.*"
+    stem, suffix = os.path.splitext(name)
+    if suffix in COMPRESSED:
+        inner = os.path.splitext(stem)[1]
+        return inner if inner in TEXT_KINDS else ""
+    return suffix if suffix in TEXT_KINDS + BINARY_KINDS else ""
+
+
+def as_lines(file: Path, imported: Path, columns: Mapping[MediaKind, str] = COLUMNS) -> Lines:
+    """The file itself if it is JSONL, else a rewriting of it under `imported`. `columns`: where a tar's media go."""
+    file = Path(os.path.abspath(file))  # rows of a rewriting may name it
+    with open(file, "rb") as head:
+        start = head.read(64)
+    if start.startswith(b"version https://git-lfs"):
+        raise UserError(f"{file}: a git-LFS pointer, not the data; run `git lfs pull`")
+    kind, is_compressed = kind_of(file), file.suffix.lower() in COMPRESSED
+    if kind == ".tar.*":
+        raise UserError(
+            f"{file}: a compressed tar, which cannot be read in place; unpack the compression (gunzip, unzstd …) and "
+            "give the .tar"
+        )
+    if kind == ".tar":
+        names = [columns[medium] for medium in COLUMNS]
+        return _rewrite(file, imported, lambda tar, _: map(dumped, tar_rows(tar, columns)), str(file), *names)
+    if kind in (".arrow", ".feather"):
+        return _rewrite(file, imported, _arrow_rows, str(file))
+    if kind == ".parquet":
+        return _rewrite(file, imported, _parquet_rows)
+    if kind in (".csv", ".tsv"):
+        return _rewrite(file, imported, _table_rows)
+    if kind == ".json":
+        return _json_lines(file, imported, is_compressed=is_compressed)
+    if kind:
+        return _rewrite(file, imported, _unpacked_lines) if is_compressed else Lines(file=str(file))
+    raise UserError(f"{file}: unknown kind of file; known: {KNOWN}")
+
+
+def _json_lines(file: Path, imported: Path, *, is_compressed: bool) -> Lines:
+    with _content(file) as content:
+        start = content.read(64).removeprefix(BOM).lstrip(BLANK)
+    if start.startswith(b"["):
+        return _rewrite(file, imported, _array_rows)
+    if start.startswith(b"{"):  # JSONL under another name
+        return _rewrite(file, imported, _unpacked_lines) if is_compressed else Lines(file=str(file))
+    raise UserError(f"{file}: neither a JSON array nor JSON lines; it starts with {start[:20]!r}")
+
+
+def _rewrite(file: Path, imported: Path, read: Reader, *also: str) -> Lines:
+    """`also`: what the rewriting depends on besides the file's content, as its place if rows name it."""
+    digest = sha256_of(file)
+    target = imported / (fingerprint(digest, *also) if also else digest) / "rows.jsonl"
+    if not target.exists():
+        logger.info("%s: rewritten as JSONL, once, in %s", file, target.parent)
+        with write_whole(target) as out, _Beside(media_beside(str(target))) as media:  # media first there, rows last
+            for piece in read(file, media):
+                out.write(piece)
+    return Lines(file=str(target), rewritten_from=digest, origin=str(file))
+
+
+@contextmanager
+def _content(file: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file, decompressed where its name says so."""
+    compression = COMPRESSED.get(file.suffix.lower())
+    if compression is None:
+        with open(file, "rb") as content:
+            yield content
+        return
+    try:
+        # Arrow's streams read on where one frame ends and another begins, and refuse a file that ends inside one.
+        with pa.input_stream(str(file), compression=compression) as content:
+            yield content
+    except OSError as error:
+        raise UserError(f"{file}: cannot be decompressed: {error}") from None
+
+
+def _unpacked_lines(file: Path, _: _Beside) -> Iterator[bytes]:
+    with _content(file) as content:
+        while block := content.read(1 << 20):
+            yield block
+
+
+def _array_rows(file: Path, _: _Beside) -> Iterator[bytes]:
+    """Element by element: the file's text is in memory once, its parsed rows never are."""
+    with _content(file) as content:
+        whole = content.read()
+    try:
+        text = whole.removeprefix(BOM).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: not UTF-8: {error}") from None
+    decoder, space = json.JSONDecoder(), " \t\r\n"
+
+    def skip(position: int) -> int:
+        while position < len(text) and text[position] in space:
+            position += 1
+        return position
+
+    def fail(position: int, message: str) -> UserError:
+        return UserError(f"{file}: broken JSON array at line {text.count(chr(10), 0, position) + 1}: {message}")
+
+    position = skip(text.index("[") + 1)
+    more = text[position : position + 1] != "]"
+    while more:
+        try:
+            row, end = decoder.raw_decode(text, position)
+            line = dumped(row)
+        except json.JSONDecodeError as error:
+            raise fail(error.pos, error.msg) from None
+        except RecursionError:
+            raise fail(position, "too deeply nested") from None
+        except ValueError as error:  # a number of thousands of digits
+            raise fail(position, str(error)) from None
+        yield line
+        position = skip(end)
+        more = text[position : position + 1] == ","
+        if more:
+            position = skip(position + 1)
+        elif text[position : position + 1] != "]":
+            raise fail(position, "expected , or ] after an element")
+    position = skip(position + 1)
+    if position < len(text):
+        raise fail(position, "text after the array; is it two files in one?")
+
+
+def _table_rows(file: Path, _: _Beside) -> Iterator[bytes]:
+    """Of CSV and TSV: every cell is a text, and an empty one is absent."""
+    csv.field_size_limit(sys.maxsize)  # the default refuses cells above 128 KiB, and a conversation may have more
+    dialect = "excel-tab" if kind_of(file) == ".tsv" else "excel"
+    with _content(file) as content:
+        # strict: otherwise a quote that is never closed takes all rows that follow into its cell.
+        table = csv.reader(io.TextIOWrapper(content, "utf-8-sig", newline=""), dialect, strict=True)
+        try:
+            header = next(table, None)
+            if header is None:
+                return  # an empty file
+            if not header or "" in header or len(set(header)) < len(header):
+                raise UserError(f"{file}: the first line must name the columns, each differently; got {header}")
+            for cells in table:
+                if len(cells) > len(header):
+                    told = f"line {table.line_num}: {len(cells)} cells where the first line names {len(header)} columns"
+                    yield dumped({PROBLEM: told})
+                elif cells:  # a blank line is no row
+                    yield dumped({name: cell for name, cell in zip(header, cells, strict=False) if cell})
+        except csv.Error as error:
+            raise UserError(f"{file}: line {table.line_num}: {error}; is a quotation mark not doubled?") from None
+        except UnicodeDecodeError as error:
+            raise UserError(f"{file}: not UTF-8: {error}") from None
+
+
+def _parquet_rows(file: Path, media: _Beside) -> Iterator[bytes]:
+    """Rows as JSON; bytes of embedded media go to `media.bin` beside, and the row points there."""
+    try:
+        for batch in pq.ParquetFile(file).iter_batches(batch_size=256):
+            for row in batch.to_pylist():
+                yield dumped(with_bytes_moved(row, media, str(media.path)))
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
+        raise UserError(f"{file}: not a readable parquet file: {error}") from None
+
+
+def _arrow_rows(file: Path, media: _Beside) -> Iterator[bytes]:
+    for row in arrow_rows(file):
+        yield dumped(with_bytes_moved(row, media, str(media.path)))
+
+
+def with_bytes_moved(value: Any, media: MediaFile, path: str) -> Any:
+    """A JSON value of the row (or of a part of it): its bytes move to the end of `media`, and `path` and offset stay.
+
+    {"image": b"abc"} and 10 bytes in media.bin -> {"image": {"path": "media.bin", "offset": 10, "length": 3}}
+    """
+    if isinstance(value, bytes):
+        value = {"bytes": value}
+    if isinstance(value, dict) and isinstance(value.get("bytes"), bytes):
+        start = media.tell()
+        media.write(value["bytes"])
+        return {"path": path, "offset": start, "length": len(value["bytes"])}
+    if isinstance(value, dict):
+        return {key: with_bytes_moved(item, media, path) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_bytes_moved(item, media, path) for item in value]
+    return value

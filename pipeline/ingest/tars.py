@@ -1,0 +1,164 @@
+"""Webdataset tars as rows: samples by key, media by their place in the tar, which is not unpacked.
+
+Of the members 7.json, 7.0.jpg and 7.1.jpg comes the row that 7.json has, and {"images": [place, place]} with it.
+"""
+
+import json
+import logging
+import tarfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..config import UserError
+from ..records import MediaKind
+from .lines import PROBLEM
+
+# Under which column of a row media go, if its JSON does not say where.
+COLUMNS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "audios"}
+KINDS: dict[MediaKind, tuple[str, ...]] = {
+    "image": ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff"),
+    "video": ("mp4", "webm", "mkv", "avi", "mov"),
+    "audio": ("wav", "mp3", "flac", "ogg", "m4a", "opus"),
+}
+_KIND_OF = {extension: kind for kind, extensions in KINDS.items() for extension in extensions}
+_BLOCK = 512
+
+logger = logging.getLogger(__name__)
+
+Sample = dict[str, tarfile.TarInfo]  # by extension: what follows the first dot of the name ("0.jpg")
+
+
+def tar_rows(file: Path, columns: Mapping[MediaKind, str] = COLUMNS) -> Iterator[dict[str, Any]]:
+    """One row per sample, in the order of the tar; `columns` names those of the media."""
+    idle: Counter[str] = Counter()
+    with open(file, "rb") as content:
+        for key, sample in _samples(file, content):
+            idle.update(extension for extension in sample if not _means_something(extension))
+            try:
+                yield {**_row(sample, content, str(file), columns), "__key__": key}
+            except ValueError as error:
+                yield {PROBLEM: f"sample {key!r} of {file.name}: {error}"}
+    if idle:
+        told = ", ".join(f"{extension} ({count})" for extension, count in idle.most_common(10))
+        logger.info("%s: members of these kinds are not looked at: %s", file, told)
+
+
+def _samples(file: Path, content: BinaryIO) -> Iterator[tuple[str, Sample]]:
+    """Neighbours of one key. A key that comes again later is another sample, and so is one that has a name twice."""
+    current, sample = "", Sample()
+    for member in _members(file, content):
+        folder, slash, base = member.name.rpartition("/")
+        stem, dot, extension = base.partition(".")
+        if not stem or not dot:  # as webdataset: hidden files, and files without an extension, are no samples
+            continue
+        key, extension = folder + slash + stem, extension.lower()
+        if sample and (key != current or extension in sample):
+            yield current, sample
+            sample = {}
+        current, sample[extension] = key, member
+    if sample:
+        yield current, sample
+
+
+def _members(file: Path, content: BinaryIO) -> Iterator[tarfile.TarInfo]:
+    """All members but folders; the tar must be whole."""
+
+    def broken(what: str) -> UserError:
+        return UserError(f"{file}: {what}; write or download it again")
+
+    try:
+        with tarfile.open(fileobj=content, mode="r:") as tar:
+            while (member := tar.next()) is not None:
+                tar.members.clear()  # type: ignore[attr-defined]  # or it keeps them all
+                if not member.isdir():
+                    yield member
+            position = tar.offset
+    except tarfile.TarError as error:
+        raise broken(f"not a readable tar: {error}") from None
+    # tarfile takes a header that it cannot read for the end, and looks no further than the first end.
+    content.seek(position)
+    if len(end := content.read(_BLOCK)) < _BLOCK:
+        raise broken(f"a tar without its end; it was cut off at byte {position}")
+    while end:
+        if end.strip(b"\0"):
+            raise broken(
+                f"a tar with something else than a member at byte {position}; is it broken, or two tars in one?"
+            )
+        end = content.read(1 << 20)
+
+
+def _means_something(extension: str) -> bool:
+    last = extension.rpartition(".")[2]
+    return last in _KIND_OF or last in ("json", "txt", "cls")
+
+
+def _row(sample: Sample, content: BinaryIO, path: str, columns: Mapping[MediaKind, str]) -> dict[str, Any]:
+    """What the sample says; ValueError: it cannot be read."""
+    for member in sample.values():
+        if not member.isreg() or member.issparse():
+            raise ValueError(f"{member.name} is a link or a sparse file, which cannot be read in place")
+    row = _said(sample, content)
+    places = {
+        extension: {"path": path, "offset": member.offset_data, "length": member.size}
+        for extension, member in sample.items()
+        if extension.rpartition(".")[2] in _KIND_OF
+    }
+    names = {sample[extension].name.rpartition("/")[2]: extension for extension in places}
+    named: set[str] = set()  # extensions of media that the JSON names
+    media_columns = {*COLUMNS, *COLUMNS.values(), *columns.values()}
+
+    def placed(value: Any, is_medium: bool) -> Any:
+        """The JSON with places for the names of members, in columns of media."""
+        if isinstance(value, list):
+            return [placed(item, is_medium) for item in value]
+        if isinstance(value, dict):
+            changed = {
+                key: placed(item, key in media_columns or (is_medium and key == "path")) for key, item in value.items()
+            }
+            inner = changed.get("path")
+            return {**changed, **inner} if is_medium and isinstance(inner, dict) else changed
+        if not is_medium or not isinstance(value, str):
+            return value
+        extension = value.lower() if value.lower() in places else names.get(value.rpartition("/")[2], "")
+        if extension:
+            named.add(extension)
+        return places.get(extension, value)
+
+    row = {key: placed(value, key in media_columns) for key, value in row.items()}
+    for kind, column in columns.items():
+        others = [
+            place
+            for extension, place in places.items()
+            if extension not in named and _KIND_OF[extension.rpartition(".")[2]] == kind
+        ]
+        if others and row.get(column) is None:
+            row[column] = others
+    return row
+
+
+def _said(sample: Sample, content: BinaryIO) -> dict[str, Any]:
+    """The JSON of a sample; without one, its text and class."""
+
+    def read(member: tarfile.TarInfo) -> bytes:
+        content.seek(member.offset_data)
+        return content.read(member.size)
+
+    found = [extension for extension in sample if extension.rpartition(".")[2] == "json"]
+    if len(found) > 1 and "json" not in found:
+        raise ValueError(
+            f"{len(found)} JSON members: {', '.join(found)}; expected one, or one that is called .json alone"
+        )
+    if found:
+        try:
+            row = json.loads(read(sample["json" if "json" in found else found[0]]))
+        except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, thousands of digits
+            raise ValueError(f"broken JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"its JSON is a {type(row).__name__}; expected an object")
+    else:
+        row = {"caption": read(sample["txt"]).decode("utf-8")} if "txt" in sample else {}
+    if "cls" in sample:
+        row.setdefault("cls", read(sample["cls"]).decode("utf-8").strip())
+    return row

@@ -1,0 +1,159 @@
+"""file_name of a meta JSON: one file or many, in an order that is always the same, none twice."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from helpers import assert_verified, tiny_config
+
+from neatpack.loaders.online.datasets import make_meta_dataset
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.ingest.imported import lines_of, num_files
+from neatpack.pipeline.ingest.lines import Source, joined, part_ranges, rows, scan, source_of
+from neatpack.pipeline.ingest.meta import Dataset, read_meta
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.verify import read_ledger
+
+
+def said(word: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": "Yes."}]}
+
+
+def put(path: Path, *words: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(said(word)) + "\n" for word in words))
+    return path
+
+
+def dataset_of(folder: Path, file_name: Any, **more: Any) -> Dataset:
+    (folder / "meta.json").write_text(json.dumps({"all": {"file_name": file_name, **more}}))
+    (dataset,) = read_meta(folder / "meta.json")
+    return dataset
+
+
+def source_in(dataset: Dataset, folder: Path) -> Source:
+    sources = []
+    for number in range(num_files(dataset)):
+        lines = lines_of(dataset, folder / "imported", number)
+        ranges = part_ranges(lines)
+        sources.append(source_of(lines, ranges, scan(lines, ranges)))
+    return joined(sources)
+
+
+def words_in(dataset: Dataset, folder: Path) -> list[tuple[int, int, str]]:
+    """Row, line and word of every row."""
+    found = [row for part in source_in(dataset, folder).parts for row in rows(part)]
+    return [(row.number, row.line, json.loads(row.text)["messages"][0]["content"]) for row in found]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The data files data/b.jsonl, data/a.json (an array) and data/deep/c.jsonl, among others."""
+    put(tmp_path / "data" / "b.jsonl", "b0", "b1")
+    (tmp_path / "data" / "a.json").write_text(json.dumps([said("a0")]))
+    put(tmp_path / "data" / "deep" / "c.jsonl", "c0")
+    put(tmp_path / "data" / ".hidden.jsonl", "hidden")
+    (tmp_path / "data" / "README.md").write_text("read me")
+    (tmp_path / "data" / "cat.png").touch()
+    return tmp_path
+
+
+NAMES: dict[str, tuple[Any, list[str]]] = {
+    "a path": ("data/b.jsonl", ["b.jsonl"]),
+    "a list keeps its order": (["data/deep/c.jsonl", "data/a.json"], ["c.jsonl", "a.json"]),
+    "a pattern is sorted": ("data/*.json*", ["a.json", "b.jsonl"]),
+    "two stars": ("data/**/*.jsonl", ["b.jsonl", "c.jsonl"]),
+    "a folder": ("data", ["a.json", "b.jsonl", "c.jsonl"]),
+    "a list of a pattern and a folder": (["data/b.*", "data/deep"], ["b.jsonl", "c.jsonl"]),
+}
+
+
+@pytest.mark.parametrize(("file_name", "expected"), NAMES.values(), ids=NAMES)
+def test_names(folder: Path, file_name: Any, expected: list[str]) -> None:
+    assert [Path(file).name for file in dataset_of(folder, file_name).files] == expected
+
+
+def test_rows_are_numbered_through_and_lines_by_file(folder: Path) -> None:
+    assert words_in(dataset_of(folder, "data"), folder) == [(0, 1, "a0"), (1, 1, "b0"), (2, 2, "b1"), (3, 1, "c0")]
+
+
+def test_a_name_that_looks_like_a_pattern_is_a_file_where_there_is_one(tmp_path: Path) -> None:
+    put(tmp_path / "a[1].jsonl", "one")
+    put(tmp_path / "a1.jsonl", "another")
+    assert [Path(file).name for file in dataset_of(tmp_path, "a[1].jsonl").files] == ["a[1].jsonl"]
+
+
+def test_the_meta_json_is_no_data_file_of_its_folder(tmp_path: Path) -> None:
+    put(tmp_path / "a.jsonl", "one")
+    assert [Path(file).name for file in dataset_of(tmp_path, ".").files] == ["a.jsonl"]
+
+
+def test_a_file_by_two_names_is_refused(folder: Path) -> None:
+    """Its rows would come twice, and a link is the same file."""
+    (folder / "link.jsonl").symlink_to(folder / "data" / "b.jsonl")
+    with pytest.raises(UserError, match=r"data/b\.jsonl 2 times.*name it once"):
+        dataset_of(folder, ["data", "link.jsonl"])
+
+
+def test_the_digest_of_one_file_is_its_own_and_of_several_that_of_all(folder: Path) -> None:
+    def digest(file_name: Any) -> str:
+        return source_in(dataset_of(folder, file_name), folder).digest
+
+    one = digest("data/b.jsonl")
+    assert one == digest(["data/b.jsonl"])
+    both = digest(["data/b.jsonl", "data/deep/c.jsonl"])
+    assert len({one, both, digest(["data/deep/c.jsonl", "data/b.jsonl"])}) == 3
+    put(folder / "data" / "deep" / "c.jsonl", "other")
+    assert digest(["data/b.jsonl", "data/deep/c.jsonl"]) != both
+
+
+def test_packing_many_files(folder: Path) -> None:
+    """Each row is in the ledger once, in the order of the files; what is wrong with one names its file."""
+    with open(folder / "data" / "deep" / "c.jsonl", "a") as file:
+        file.write("{broken\n")
+    dataset_of(folder, "data")
+    run_pack(tiny_config(folder / "meta.json", folder / "out"))
+    lines = read_ledger(folder / "out", assert_verified(folder / "out")).to_pylist()
+    assert [(line["row"], line["reason"]) for line in lines] == [*((row, "") for row in range(4)), (4, "bad_row")]
+    assert lines[4]["detail"].startswith("line 2 of c.jsonl: broken JSON")
+    online = make_meta_dataset(str(folder / "meta.json"))
+    assert [example["conversation"][0]["content"][0]["text"] for example in online] == ["a0", "b0", "b1", "c0"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEATPACK_CACHE", str(tmp_path / "online"))
+
+
+# ---------------------------------------------------------------- save_to_disk
+
+
+def test_a_saved_data_set_in_shards(tmp_path: Path) -> None:
+    words = [f"word {number}" for number in range(7)]
+    given = datasets.Dataset.from_list([said(word) for word in words])
+    given.save_to_disk(tmp_path / "saved", num_shards=3)
+    dataset = dataset_of(tmp_path, "saved")
+    assert len(dataset.files) == 3
+    assert [word for *_, word in words_in(dataset, tmp_path)] == words
+    # In a folder, what `datasets` writes about the data is no data.
+    put(tmp_path / "more" / "z.jsonl", "last")
+    (tmp_path / "saved").rename(tmp_path / "more" / "saved")
+    assert [word for *_, word in words_in(dataset_of(tmp_path, "more"), tmp_path)] == [*words, "last"]
+
+
+def test_splits_of_a_saved_data_set(tmp_path: Path) -> None:
+    splits = {name: datasets.Dataset.from_list([said(f"{name} 0")]) for name in ("train", "test")}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+    assert [word for *_, word in words_in(dataset_of(tmp_path, "saved"), tmp_path)] == ["train 0"]
+    assert [word for *_, word in words_in(dataset_of(tmp_path, "saved", split="test"), tmp_path)] == ["test 0"]
+    with pytest.raises(UserError, match="has no split 'dev'; it has train, test: set split to one"):
+        dataset_of(tmp_path, "saved", split="dev")
+
+
+def test_a_saved_data_set_with_a_file_missing(tmp_path: Path) -> None:
+    datasets.Dataset.from_list([said("a"), said("b")]).save_to_disk(tmp_path / "saved", num_shards=2)
+    (tmp_path / "saved" / "data-00001-of-00002.arrow").unlink()
+    with pytest.raises(UserError, match=r"data-00001-of-00002\.arrow is not there"):
+        dataset_of(tmp_path, "saved")
