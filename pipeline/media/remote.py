@@ -15,7 +15,7 @@ from typing import Any
 from pyarrow import fs
 
 from ..records import MediaError, without_secrets
-from ..runtime.storage import write_whole
+from ..runtime.storage import Hashed, write_json, write_whole
 
 # Environment variable: the folder where downloads are kept. Empty or absent: nothing is downloaded.
 DOWNLOADS = "NEATPACK_DOWNLOADS"
@@ -116,7 +116,8 @@ def _download(url: str, path: Path) -> None:
             errors.append(error)
         except ValueError as error:
             raise MediaError("missing_media", f"{url}: {error}") from None
-    raise _unreachable(url, errors[-1])
+    # Of many hosts some are gone for good, and none of them may end a run; a store of the user's own is another matter.
+    raise MediaError("missing_media", f"{url}: cannot be read, {TRIES} times over: {errors[-1]}")
 
 
 def _copy(url: str, path: Path) -> None:
@@ -125,7 +126,8 @@ def _copy(url: str, path: Path) -> None:
     request = urllib.request.Request(
         urllib.parse.quote(url, safe="%/:=&?~#+!$,;'@()*[]"), headers={"User-Agent": "neatpack"}
     )
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as response, write_whole(path) as out:
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response, write_whole(path) as file:
+        out = Hashed(file)
         if not is_http(response.url):
             raise MediaError("missing_media", f"{url}: leads to {response.url}, which is no http")
         while block := response.read(1 << 20):
@@ -135,6 +137,9 @@ def _copy(url: str, path: Path) -> None:
         told = response.headers.get("Content-Length")
         if told is not None and int(told) != out.tell():  # http.client takes a connection that broke for the end
             raise ConnectionError(f"{out.tell()} of {told} bytes came")
+        # What came, on record: a file behind a URL may be another one tomorrow.
+        record = {"url": without_secrets(url), "bytes": out.tell(), "sha256": out.digest()}
+        write_json(path.with_suffix(".json"), record)
 
 
 def _wait(num_errors: int) -> None:

@@ -9,12 +9,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..ingest.corpus import Corpus, Split
+from ..ingest.formats.detect import detect
 from ..ingest.lines import rows
 from ..planned import Planned
 from ..records import REASONS
@@ -48,7 +50,8 @@ _NOT_ASKED: dict[Split, str] = {
     "train": ", for there is nothing to take: rows are absent, sampled out or held out",
     "holdout": ", for no row is held out; raise --holdout, or leave it away",
 }
-_ABSENT = re.compile(r"column '([^']*)' is absent")
+_ABSENT = re.compile(r"column '[^']*' is absent")
+KEYS = "; the row has "  # from there on a detail lists them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -165,9 +168,10 @@ def _described(tally: Tally) -> str:
 
 def _told(group: _Group, corpus: Corpus) -> str:
     if group.count == 1:
-        detail, row = clipped(group.detail, MAX_SHOWN), f"row {group.row}"
+        detail, row = group.detail, f"row {group.row}"
     else:
-        detail, row = clipped(group.words, MAX_SHOWN), f"row {group.row}" + ("" if group.is_alike else ", for one")
+        detail, row = group.words, f"row {group.row}" + ("" if group.is_alike else ", for one")
+    detail = clipped(detail.partition(KEYS)[0], MAX_SHOWN)  # the remedy names the keys of the row
     return f"{group.count:,}x {group.reason}: {detail} ({row}){_remedy(group, corpus)}"
 
 
@@ -212,22 +216,22 @@ def _numberless(text: str) -> str:
 
 def _remedy(group: _Group, corpus: Corpus) -> str:
     """As it follows the row: "; rows have id, image: set columns" or ": is media_dir right?"."""
-    if group.reason == "bad_row" and (absent := _ABSENT.search(group.detail)):
-        keys = _keys(corpus, group.row)
-        if keys and "rows have" not in group.detail:
+    if group.reason == "bad_row" and (row := _row(corpus, group.row)):
+        keys, told = list(row), detect([row])
+        other = f', or "format": "{told}"' if told and told != corpus.dataset.format else ""
+        if other or _ABSENT.search(group.detail):
             shown = ", ".join(keys[:MAX_KEYS]) + (", …" if len(keys) > MAX_KEYS else "")
-            llava = ', or "format": "llava"' if "conversations" in keys and absent[1] == "messages" else ""
-            return f"; rows have {shown}: set columns and tags{llava}"
+            return f"; rows have {shown}: set columns and tags{other}"
     return ": " + REMEDIES[group.reason].format(media_dir=corpus.dataset.media_dir)
 
 
-def _keys(corpus: Corpus, number: int) -> list[str]:
-    """The keys of a row, if its file still has it."""
+def _row(corpus: Corpus, number: int) -> dict[str, Any]:
+    """A row, if its file still has it; else an empty one."""
     for part in corpus.source.parts:
         if part.first_row <= number < part.first_row + part.num_rows:
             try:
                 row = next((json.loads(row.text) for row in rows(part) if row.number == number), None)
             except (OSError, ValueError, RecursionError):
-                return []
-            return list(row) if isinstance(row, dict) else []
-    return []
+                return {}
+            return row if isinstance(row, dict) else {}
+    return {}

@@ -541,7 +541,10 @@ def test_paths_and_uris(given: str, path: str) -> None:
 def test_other_schemes_are_never_glued_to_a_folder(given: str) -> None:
     skip = first_medium(images=[given])
     assert isinstance(skip, Skip) and skip.reason == "bad_row"
-    assert f"unknown scheme {given.partition(':')[0]}://; known: file, s3, gs, http, https, data" in skip.detail
+    assert (
+        f"unknown scheme {given.partition(':')[0]}://; known: file, s3, gs, gcs, abfs, abfss, hdfs, http, https, data"
+        in skip.detail
+    )
     for other in ("file://host/cat.jpg", "file://[", "file:///%ff.jpg"):
         assert isinstance(first_medium(images=[other]), Skip)
 

@@ -145,7 +145,7 @@ def test_paths_are_relative_to_the_meta_file_and_absolute_ones_stay(
 ) -> None:
     elsewhere, pictures = tmp_path / "elsewhere", tmp_path / "pictures"
     elsewhere.mkdir()
-    pictures.mkdir()
+    pictures.mkdir(exist_ok=True)
     monkeypatch.chdir(elsewhere)
     entries = {
         "relative": {"file_name": "../a.jsonl", "media_dir": "../pictures"},

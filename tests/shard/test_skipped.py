@@ -114,11 +114,9 @@ def test_where_the_rows_came_from_is_on_disk_and_no_part_of_the_identity(data: T
     first = run_pack(tiny_config(data.write(), tmp_path / "out")).manifest
     (place,) = json.loads((tmp_path / "out/sources.json").read_text()).values()
     file = str(data.folder / "rows.jsonl")
-    assert place == {
-        "given": "rows.jsonl",
-        "files": [{"file": file, "lines": file}],
-        "media_dir": str(data.folder),
-    }
+    (digest,) = (entry["content"] for entry in first.identity.inputs.values())
+    files = [{"file": file, "lines": file, "digest": digest, "rows": 4}]  # one line is blank
+    assert place == {"files": files, "media_dir": str(data.folder)}
     data.folder.rename(tmp_path / "moved")
     second = run_pack(tiny_config(tmp_path / "moved/meta.json", tmp_path / "other")).manifest
     assert second.identity == first.identity
@@ -127,14 +125,29 @@ def test_where_the_rows_came_from_is_on_disk_and_no_part_of_the_identity(data: T
     assert str(tmp_path / "moved") in (tmp_path / "out/sources.json").read_text()
 
 
-def test_ids_are_listed_where_the_ledger_has_them(data: TinyData, tmp_path: Path) -> None:
-    run_pack(tiny_config(data.write(), tmp_path / "out"))
-    path = tmp_path / "out/ledger/00000.parquet"
-    ledger = pq.read_table(path)
-    ids = pa.array([f"id{row}" for row in ledger["row"].to_pylist()])
-    if "id" in ledger.column_names:
-        ledger = ledger.drop_columns(["id"])
-    pq.write_table(ledger.append_column("id", ids), path)
-    rows, _ = listed(tmp_path / "out")
-    assert [row.id for row in rows] == ["id1", "id2", "id3"]
-    assert ": tiny row 2 (id id2): no_target: " in rows[1].described()
+def test_ids_are_listed(data: TinyData, tmp_path: Path) -> None:
+    data.rows.append({"id": "the bad one", "messages": []})
+    manifest = run_pack(tiny_config(data.write(), tmp_path / "out")).manifest
+    *_, last = skipped_rows(tmp_path / "out", manifest, problems=[])
+    assert last.id == "the bad one" and "tiny row 4 (id the bad one): bad_row: " in last.described()
+
+
+def test_rows_of_several_files(tmp_path: Path) -> None:
+    good = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(good) + "\n[1]\n")
+    (tmp_path / "b.json").write_text(json.dumps([good, {"messages": []}]))
+    (tmp_path / "c.jsonl").write_text("\n" + json.dumps(good) + "\n{\n")
+    (tmp_path / "meta.json").write_text(json.dumps({"all": {"file_name": ["a.jsonl", "b.json", "c.jsonl"]}}))
+    manifest = run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out")).manifest
+    problems: list[str] = []
+    found = list(skipped_rows(tmp_path / "out", manifest, problems=problems))
+    assert problems == []
+    assert [(Path(row.file).name, row.row, row.line) for row in found] == [
+        ("a.jsonl", 1, 2),
+        ("b.json", 3, None),
+        ("c.jsonl", 5, 3),
+    ]
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    again = list(skipped_rows(tmp_path / "out", manifest, problems=problems))
+    assert problems == [f"{tmp_path}/a.jsonl: has changed since it was packed"]
+    assert [(row.row, row.text is None) for row in again] == [(1, True), (3, False), (5, False)]

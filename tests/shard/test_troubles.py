@@ -125,10 +125,12 @@ def test_generic(detail: str, reason: str, expected: str) -> None:
 
 
 def llava(folder: Path) -> Path:
-    """A data set whose columns nobody set."""
+    """A data set whose columns nobody set, and whose format somebody set wrong."""
     data = TinyData(folder)
     data.rows = [{"id": i, "image": "a.jpg", "conversations": [{"from": "human", "value": "?"}]} for i in range(6)]
-    return data.write()
+    meta = data.write()
+    meta.write_text(json.dumps({"tiny": json.loads(meta.read_text())["tiny"] | {"format": "messages"}}))
+    return meta
 
 
 def test_of_a_run_and_of_its_plan(tmp_path: Path) -> None:
@@ -136,8 +138,8 @@ def test_of_a_run_and_of_its_plan(tmp_path: Path) -> None:
     packed = run_pack(config)
     assert packed.troubles == (
         "nothing is packed; 6 of 6 samples skipped, 100.0%: more than max_skipped allows, 5.0%",
-        "tiny: 6 of 6 skipped: 6x bad_row: column 'messages' is absent; expected a list of turns (row 0); rows have "
-        'id, image, conversations: set columns and tags, or "format": "llava"',
+        "tiny: 6 of 6 skipped: 6x bad_row: turn 0: unknown role None; known: user, assistant, system, developer, tool, "
+        'function, observation (row 0); rows have id, image, conversations: set columns and tags, or "format": "llava"',
         f"every row that is skipped: neatpack skipped {tmp_path / 'out'}",
         END,
     )
