@@ -9,7 +9,7 @@
     measure   measure/media.py (headers), measure/length.py (Example -> Measured), measure/part.py (the task),
               measure/store.py (the token store)
     plan      plan/knapsack.py and plan/balance.py (ints to ints), plan/assign.py (token store -> Plan)
-    render    render/media.py (pixels), render/sample.py (Measured -> Sample), render/pack.py (Samples -> Pack)
+    render    render/sample.py (Measured -> Sample), render/pack.py (Samples -> Pack)
     shard     shard/codec.py (Pack <-> tar), shard/writer.py (the task: one shard), shard/note.py (what it leaves),
               shard/commit.py (the rest), shard/verify.py
 
@@ -18,4 +18,4 @@ the stages, `identity.py` (what an output is made from), `planned.py` (what is k
 `manifest.py` (what came out).
 """
 
-__version__ = "0.2.0"
+__version__ = "0.4.0"
