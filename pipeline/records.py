@@ -21,7 +21,7 @@ REASONS = {
     "sampled_out": "left out by the data set's sample_ratio",
     "held_out": "kept for the holdout output (see --holdout)",
     "not_held_out": "belongs to the training output; this is the holdout output (see --holdout)",
-    "bad_row": "not a usable conversation: broken JSON, not an object, unknown role, empty, wrong types",
+    "bad_row": "not a usable row: broken JSON, unknown keys, roles or types, or what the template cannot write",
     "bad_placeholders": "the number of <image>/<video>/<audio> tags differs from the number of media",
     "no_target": "nothing is left to learn from: no assistant turn, or none with words that are trained on",
     "missing_media": "a media file does not exist or may not be read",

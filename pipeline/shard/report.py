@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -17,6 +18,7 @@ from ..runtime.tables import column_sum
 from .stats import media_bytes, ratio_taken, step_imbalance, times_at_load
 from .words import counted, percent, size
 
+MOST_NAMED = 6  # data sets that a line names one by one
 NOTABLE_COPIES = 0.1  # of the bytes of an output: from there on its copies are worth a word
 
 Line = tuple[str, str]
@@ -55,7 +57,8 @@ def describe_output(out: Path, manifest: Manifest, *, reused_shards: int = 0) ->
     figures = pq.read_table(out / "stats" / "datasets.parquet").to_pylist()
     columns = ("weight", "ratio", "times", "tokens", "media_bytes", "repeated_media_bytes")
     shares = [Share(name=line["dataset"], **{name: line[name] for name in columns}) for line in figures]
-    lines = [_sum_line(counts.rows, counts.packed, counts.skipped, "packed"), *lines, *_mixture_lines(shares),
+    lines = [_sum_line(counts.rows, counts.packed, counts.skipped, "packed"),
+             _format_line(manifest.identity.inputs), *lines, *_mixture_lines(shares),
              ("on disk", shards), *_copies_lines(shares, num_bytes)]  # fmt: skip
     return "\n".join([str(out), *_table(lines), *_skips(counts.skipped, counts.samples, f"neatpack skipped {out}")])
 
@@ -97,6 +100,7 @@ def _describe_plan(title: str, planned: Planned) -> str:
     shares = _planned_shares(planned)
     lines = [
         _sum_line(inputs.identity.num_rows, len(plan.packed), counts, "to pack"),
+        _format_line(inputs.identity.inputs),
         *_load_lines(plan.per_pack("tokens"), plan.per_pack("visual_tokens"), inputs.config.pack_size),
         *_mixture_lines(shares),
         ("on disk", f"about {size(num_bytes)}"),
@@ -160,6 +164,18 @@ def _mixture_lines(shares: Sequence[Share]) -> list[Line]:
         stored = ", stored once" if share.times > 1 else ""
         lines.append(("" if lines else "mixture", f"{share.name} {asked}{packed}, {_times(share.ratio)}{stored}"))
     return lines
+
+
+def _format_line(inputs: Mapping[str, Mapping[str, Any]]) -> Line:
+    """How rows were read, for most data sets are not told how: "llava (coco, vg), document (web)"."""
+    names: dict[str, list[str]] = {}
+    for name, entry in inputs.items():
+        names.setdefault(entry["format"] if not entry.get("source") else f"source {entry['source']}", []).append(name)
+    told = [
+        f"{format_} ({', '.join(of) if len(of) <= MOST_NAMED else counted(len(of), 'data set')})"
+        for format_, of in names.items()
+    ]
+    return "read as", ", ".join(told)
 
 
 def _times(ratio: float) -> str:

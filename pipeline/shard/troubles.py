@@ -51,6 +51,7 @@ _NOT_ASKED: dict[Split, str] = {
     "holdout": ", for no row is held out; raise --holdout, or leave it away",
 }
 _ABSENT = re.compile(r"column '[^']*' is absent")
+_TELLS = re.compile(r"; (?:fix|give|join|remove|set|take) |--[a-z]")  # a detail that has its remedy in it
 KEYS = "; the row has "  # from there on a detail lists them
 
 
@@ -222,6 +223,8 @@ def _remedy(group: _Group, corpus: Corpus) -> str:
         if other or _ABSENT.search(group.detail):
             shown = ", ".join(keys[:MAX_KEYS]) + (", …" if len(keys) > MAX_KEYS else "")
             return f"; rows have {shown}: set columns and tags{other}"
+    if _TELLS.search(group.detail):
+        return ""
     return ": " + REMEDIES[group.reason].format(media_dir=corpus.dataset.media_dir)
 
 

@@ -190,7 +190,7 @@ def test_ratios_are_told_too(two: Path, tmp_path: Path) -> None:
     assert re.search(r"^            long \d+\.\d% of tokens, 50.0% of its rows$", summary, re.MULTILINE)
     del entries["long"]["sample_ratio"]
     _, summary = packed_of(write_meta(two, entries), tmp_path / "one")
-    assert line_of(summary, "mixture").startswith("short ") and "long" not in summary
+    assert line_of(summary, "mixture").startswith("short ") and "\n            long" not in summary
 
 
 # ---------------------------------------------------------------- copies
