@@ -279,7 +279,8 @@ def test_nothing_packed_is_a_failure(run: Run, tmp_path: Path) -> None:
         values = flags(tmp_path / "meta.json", tmp_path / f"out{len(rows)}", datasets="none")
         code, _, errors = run("pack", *values)
         assert code == 1
-        assert "nothing is packed" in errors.splitlines()[0] and words in errors.splitlines()[1]
+        told = errors[errors.index("neatpack: ") :].splitlines()  # after a warning: no format fits these rows
+        assert "nothing is packed" in told[0] and words in told[1]
 
 
 # ---------------------------------------------------------------- skipped
@@ -394,7 +395,7 @@ def test_plan_prints_what_packing_would_give(run: Run, meta: Path, tmp_path: Pat
     assert (code, errors) == (0, "")
     lines = planned.splitlines()
     assert lines[:2] == ["plan", "  samples   19 = 19 rows + 0 repeats = 16 to pack + 3 skipped"]
-    assert [line.split()[0] for line in lines[2:5]] == ["packs", "tokens", "on"]
+    assert [line.split()[0] for line in lines[2:6]] == ["read", "packs", "tokens", "on"]
     assert "  skipped   3 of 19; the ledger will name each row" in lines
     # and packing gives it: fake images aside, which only packing adds
     code, packed, _ = run("pack", *flags(meta, tmp_path / "out"))
