@@ -307,7 +307,7 @@ def test_conservation_for_any_rows(rows, ratio, size, seed, tmp_path_factory):
     data = TinyData(folder / "data")
     for kind, number in rows:
         if kind == "text":
-            data.text("?", "a b " * number)
+            data.text("?", "a b " * number)  # none at all is no_target
         elif kind in ("image", "unreadable"):
             data.image(number, number + 3)
             if kind == "unreadable":

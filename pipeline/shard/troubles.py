@@ -35,7 +35,7 @@ REMEDIES = {
     "not_held_out": "raise --holdout",
     "bad_row": "do columns and tags say how its rows are written? repair the rows, or set them",
     "bad_placeholders": "repair the rows, or give --placeholders lenient",
-    "no_target": "is tags.assistant_tag what its rows call the assistant?",
+    "no_target": "is tags.assistant_tag what its rows call the assistant? is loss as it was meant?",
     "missing_media": "is media_dir right? it is {media_dir}",
     "bad_media": "fetch or make these files again, then pack with --overwrite",
     "image_unsupported": "take a processor that takes images, or leave the data set out by --datasets",

@@ -89,7 +89,7 @@ def test_packed_equals_alone(tiny, tmp_path):
     for number, (height, width) in enumerate(SIZES):
         data.image(height, width, answer=f"Picture {number}.")
     data.row([("user", "<image>and<image>?"), ("assistant", "No.")], images=["0.png", "3.png"])
-    for number in (0, 5, 20, 60, 120, 180, 180, 180):
+    for number in (1, 5, 20, 60, 120, 180, 180, 180):
         data.text("How many?", "so many " * number)
     out = tmp_path / "out"
     run_pack(tiny_config(data.write(), out, processor=tiny.source, pack_size=400))

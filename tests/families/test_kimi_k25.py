@@ -185,7 +185,7 @@ def out(family, tmp_path_factory):
     data.row([("user", "<image>and<video><video><image>?"), ("assistant", "No."), ("user", "<video>"),
               ("assistant", "All.")], videos=["1.mp4", "2.mp4", "0.mp4"], images=["0.png", "2.png"])  # fmt: skip
     for number in range(8):
-        data.text("How many?", "so many " * (20 * number))
+        data.text("How many?", "so many " * (20 * number + 1))
     made = folder / "out"
     run_pack(tiny_config(data.write(), made, processor=family.source, pack_size=400))
     return made

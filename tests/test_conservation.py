@@ -1,0 +1,74 @@
+"""Whatever rows a data set has, in whichever format: every row is in the ledger, once per repetition, and no other."""
+
+import json
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from helpers import assert_verified, tiny_config
+from hypothesis import given, settings, strategies as st
+
+from neatpack.pipeline.ingest.formats import FORMATS
+from neatpack.pipeline.run import run_pack
+
+QUESTION, ANSWER = st.text(max_size=20), st.text(max_size=20)
+# Rows that look like the format's, some of them good.
+LIKELY: dict[str, st.SearchStrategy[Any]] = {
+    "messages": st.builds(
+        lambda asked, said, loss: {
+            "id": asked,
+            "messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said, "loss": loss}],
+        },
+        QUESTION, ANSWER, st.sampled_from([None, True, False, 0.5]),
+    ),
+    "vsft": st.builds(
+        lambda asked, said, index: {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": asked}, {"type": "image", "index": index}]},
+                {"role": "assistant", "content": [{"type": "text", "text": said}]},
+            ],
+            "images": ["absent.png"],
+        },
+        QUESTION, ANSWER, st.integers(-1, 2),
+    ),
+    "sharegpt": st.builds(
+        lambda asked, said: {"conversations": [{"from": "human", "value": asked}, {"from": "gpt", "value": said}]},
+        QUESTION, ANSWER,
+    ),
+    "llava": st.builds(
+        lambda asked, said: {"conversations": [{"from": "human", "value": asked}, {"from": "gpt", "value": said}]},
+        st.sampled_from(["<image>?", "?"]), ANSWER,
+    ),
+    "cauldron": st.builds(lambda asked, said: {"texts": [{"user": asked, "assistant": said}]}, QUESTION, ANSWER),
+    "alpaca": st.builds(lambda asked, said: {"instruction": asked, "input": "", "output": said}, QUESTION, ANSWER),
+    "prompt_response": st.builds(lambda asked, said: {"prompt": asked, "response": said}, QUESTION, ANSWER),
+    "document": st.builds(lambda text: {"text": text}, QUESTION),
+}  # fmt: skip
+ANY = st.one_of(
+    st.none(), st.integers(), st.text(max_size=5), st.just("{broken"), st.just({}), st.just({"text": 7, "images": "x"}),
+    st.dictionaries(st.sampled_from(["messages", "texts", "text", "image", "conversations"]), st.text(max_size=3)),
+)  # fmt: skip
+
+
+def test_every_format_is_here():
+    assert LIKELY.keys() == FORMATS.keys()
+
+
+@pytest.mark.parametrize("name", LIKELY)
+@settings(max_examples=6)
+@given(data=st.data(), ratio=st.sampled_from([0.4, 1.0, 1.7]))
+def test_rows_in_are_rows_out(name, data, ratio, tmp_path_factory):
+    rows = data.draw(st.lists(st.one_of(LIKELY[name], LIKELY[name], ANY), max_size=12))
+    folder = tmp_path_factory.mktemp("rows")
+    lines = [row if row == "{broken" else json.dumps(row) for row in rows]
+    (folder / "rows.jsonl").write_text("".join(line + "\n" for line in lines))
+    meta = {"any": {"file_name": "rows.jsonl", "format": name, "sample_ratio": ratio}}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    counts = run_pack(tiny_config(folder / "meta.json", folder / "out", pack_size=64)).manifest.counts
+    assert assert_verified(folder / "out").counts == counts
+    ledger = pq.read_table(folder / "out" / "ledger").to_pylist()
+    assert {line["row"] for line in ledger} == set(range(len(rows)))
+    places = [(line["row"], line["repeat"]) for line in ledger]
+    assert len(set(places)) == len(places) == counts.samples == counts.packed + sum(counts.skipped.values())
+    ids = {number: row.get("id", "") if isinstance(row, dict) else "" for number, row in enumerate(rows)}
+    assert all(line["id"] == ids[line["row"]] for line in ledger if line["reason"] != "sampled_out")
