@@ -76,7 +76,7 @@ def test_nothing_is_packed() -> None:
     assert said(tally("a", 0, (0, "no_target", "no assistant turn"))) == [
         "nothing is packed; 1 of 1 sample skipped, 100.0%: more than max_skipped allows, 5.0%",
         "a: 1 of 1 skipped: 1x no_target: no assistant turn (row 0): is tags.assistant_tag what its rows call the "
-        "assistant?",
+        "assistant? is loss as it was meant?",
         END,
     ]
     assert said(tally("a", 0, ratio=0.0)) == [
