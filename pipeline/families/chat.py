@@ -148,6 +148,10 @@ class Chat:
 
     def untold(self, example: Example) -> str:
         """What a conversation says that the chat template would leave out in silence, in words; "": nothing."""
+        if not example.tools and not any(
+            turn.tool_calls or turn.reasoning or turn.role == "tool" for turn in example.turns
+        ):
+            return ""  # nearly all
         said = {
             "tools": bool(example.tools),
             "tool_calls": any(turn.tool_calls for turn in example.turns),
@@ -272,15 +276,22 @@ def _asides(turn: Turn) -> dict[str, Any]:
 
 
 def _texts(example: Example) -> list[str]:
-    """All texts that a template writes."""
-    texts: list[str] = []
+    """All texts that a template writes: those that `_with_texts` changes. Every row comes here, so without copies."""
+    texts = [part for turn in example.turns for part in turn.parts if isinstance(part, str)]
+    for turn in example.turns:
+        texts += [text for text in (turn.reasoning, turn.name, turn.call_id) if text]
+        if turn.tool_calls:
+            texts += _texts_inside(turn.tool_calls)
+    return texts + _texts_inside(example.tools) if example.tools else texts
 
-    def noted(text: str) -> str:
-        texts.append(text)
-        return text
 
-    _with_texts(example, noted)
-    return texts
+def _texts_inside(value: Any) -> list[str]:
+    """Keys and texts of JSON."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [*value, *(text for item in value.values() for text in _texts_inside(item))]
+    return [text for item in value for text in _texts_inside(item)] if isinstance(value, list | tuple) else []
 
 
 def _with_texts(example: Example, change: Callable[[str], str]) -> Example:
