@@ -86,7 +86,7 @@ def resolved(dataset: Dataset, first: Sequence[dict[str, Any]]) -> Dataset:
 
     Where no format fits it is "messages", so that each row says what it lacks.
     """
-    if dataset.source:
+    if dataset.is_converted:
         return dataset
     how, level = "as given", logging.INFO
     if dataset.format == AUTO:

@@ -149,7 +149,7 @@ def _rows(where: str, entry: dict[str, Any]) -> dict[str, Any]:
     given = entry.get("format")
     if given is not None and not isinstance(given, str):
         raise UserError(f"{where}: format must be a name, got {given!r}; known: {_format_names()}")
-    named = entry.get("columns") is not None or entry.get("tags") is not None or "source" in entry
+    named = entry.get("columns") is not None or entry.get("tags") is not None or entry.get("source", HUB) != HUB
     name = ALIASES.get(given or AUTO, given or AUTO)
     if name == AUTO and named:
         name = "messages"

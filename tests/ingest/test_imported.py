@@ -219,6 +219,20 @@ def test_rows_of_any_data_set_as_they_are(files: list[bytes], tmp_path: Path) ->
     assert [line["status"] for line in ledger] == ["packed", "packed"]
 
 
+def test_the_format_of_a_hub_data_set_is_told_from_its_rows(files: list[bytes], tmp_path: Path) -> None:
+    """The Cauldron's rows, with nothing said but where they are."""
+    rows = [
+        {"images": [{"bytes": files[0], "path": None}], "texts": [{"user": "Who?", "assistant": "Tom.", "source": "x"}]}
+    ]
+    (tmp_path / "owner").mkdir()
+    given = datasets.Dataset.from_list(rows).cast_column("images", datasets.List(datasets.Image()))
+    given.to_parquet(tmp_path / "owner" / "train.parquet")
+    (tmp_path / "meta.json").write_text(json.dumps({"all": {"source": "hub", "path_or_dataset": "owner"}}))
+    manifest = run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out")).manifest
+    assert manifest.identity.inputs["all"]["format"] == "cauldron"
+    assert (manifest.counts.packed, manifest.counts.skipped) == (1, {})
+
+
 def test_a_hub_data_set_that_is_not_there(tmp_path: Path) -> None:
     dataset = Dataset(name="d", source="hub", path_or_dataset="owner/absent", split="dev")
     with pytest.raises(UserError, match="owner/absent, split 'dev': cannot be loaded: "):
