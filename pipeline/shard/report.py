@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ..ingest.meta import HUB
 from ..manifest import Counts, Manifest
 from ..plan.assign import pack_bytes
 from ..planned import Planned
@@ -170,7 +171,8 @@ def _format_line(inputs: Mapping[str, Mapping[str, Any]]) -> Line:
     """How rows were read, for most data sets are not told how: "llava (coco, vg), document (web)"."""
     names: dict[str, list[str]] = {}
     for name, entry in inputs.items():
-        names.setdefault(entry["format"] if not entry.get("source") else f"source {entry['source']}", []).append(name)
+        source = entry.get("source", HUB)
+        names.setdefault(entry["format"] if source == HUB else f"source {source}", []).append(name)
     told = [
         f"{format_} ({', '.join(of) if len(of) <= MOST_NAMED else counted(len(of), 'data set')})"
         for format_, of in names.items()
