@@ -293,7 +293,7 @@ def test_plan_tells_of_both(data: Path, outputs: tuple[Path, Path], capsys: pyte
         skipped = sum(counts.skipped.values())
         assert (
             f"  samples   76 = 76 rows + 0 repeats = {counts.packed} to pack + {skipped} skipped\n"
-            f"  packs     {counts.packs} of 512 tokens"
+            f"  read as   messages (tiny)\n  packs     {counts.packs} of 512 tokens"
         ) in text
         assert f"{counts.skipped[reason]}  {reason}: " in text
         assert f"  skipped   {skipped} of 76; " in text

@@ -48,7 +48,7 @@ def test_the_keys_on_disk_are_those_that_other_readers_know(tmp_path: Path) -> N
     assert list(found) == [
         "format", "neatpack", "fingerprint", "identity", "family", "pixels", "counts", "shards", "files",
     ]  # fmt: skip
-    assert (found["format"], found["neatpack"]) == (FORMAT, __version__) == (3, __version__)
+    assert (found["format"], found["neatpack"]) == (FORMAT, __version__) == (4, __version__)
     assert found["shards"] == [
         {"name": "pack-000000.tar", "bytes": 1024, "sha256": "a1", "first_pack": 0, "num_packs": 1}
     ]
@@ -71,7 +71,7 @@ def without(*keys: str) -> Callable[[dict[str, Any]], Any]:
     return change
 
 
-KNOWN = f"this neatpack ({__version__}) reads format 3; use the neatpack that made it, or pack again"
+KNOWN = f"this neatpack ({__version__}) reads format 4; use the neatpack that made it, or pack again"
 
 
 @pytest.mark.parametrize(

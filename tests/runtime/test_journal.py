@@ -86,7 +86,7 @@ def test_pictures_that_crash_the_decoder_are_skipped(engine, tiny, tmp_path):
     (tmp_path / "site" / "sitecustomize.py").write_text(CRASHING)
     command = [sys.executable, "-m", "neatpack.pipeline.cli", "pack", "--meta", str(meta),
                "--processor", str(DEMO_PROCESSOR), "--out", str(tmp_path / "out"),
-               "--pack-size", "512", "--engine", engine]  # fmt: skip
+               "--pack-size", "512", "--engine", engine, "--max-skipped", "0.2"]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     codes, said = [], ""
     while not codes or codes[-1] != 0:
