@@ -1,7 +1,7 @@
 """Which tokens of a conversation or document are trained on: what its row asks for, else what the config says."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +17,7 @@ def asked_loss(example: Example) -> str:
     "" if it asks nothing of any. A text, for it goes into the JSON of packs, where readers want one type for a key.
     """
     asked = [turn.loss for turn in example.turns if turn.role == "assistant"]
-    return "".join({True: "1", False: "0", None: "."}[loss] for loss in asked) if any_asked(asked) else ""
-
-
-def any_asked(losses: Sequence[bool | None]) -> bool:
-    return any(loss is not None for loss in losses)
+    return "".join({True: "1", False: "0", None: "."}[loss] for loss in asked) if set(asked) - {None} else ""
 
 
 def is_trained(number: int, num_turns: int, asked: str, train_on: TrainOn) -> bool:
