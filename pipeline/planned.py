@@ -23,6 +23,7 @@ class Inputs:
     family: Family
     corpora: Sequence[Corpus]
     identity: Identity
+    place: Path  # where the output is written: OUT, or beside a finished one that it takes the place of
 
     @property
     def out(self) -> Path:

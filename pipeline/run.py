@@ -30,9 +30,11 @@ from .media.remote import DOWNLOADS
 from .plan.assign import Plan, make_plan, shard_starts
 from .planned import Inputs, Planned
 from .runtime.engine import Engine, engine
+from .runtime.lock import locked
 from .runtime.storage import write_json
 from .runtime.tables import open_arrow, write_arrow
 from .shard.commit import claim, commit, refuse_old_holdout, refuse_strangers
+from .shard.exchange import place_for, put_in_place
 from .shard.troubles import troubles_of_output, troubles_of_plan
 from .shard.writer import ShardJob, finished, shard_task
 
@@ -59,12 +61,21 @@ def run_pack(config: PackConfig) -> Packed:
         refuse_strangers(beside)
     else:
         refuse_old_holdout(out, beside)
-    with engine(config.engine, config.num_workers, _environment(config)) as running:
-        outputs = _inputs(config, running)
-        done = claim({inputs.out: inputs.identity for inputs in outputs}, overwrite=config.overwrite)
-        todo = _plan([inputs for inputs in outputs if inputs.out not in done], running)
+    outs = [out, beside] if config.holdout else [out]
+    in_use = [config.work_dir, *(each / "work" for each in outs)]
+    with locked(in_use), engine(config.engine, config.num_workers, _environment(config)) as running:
+        for each in outs:
+            put_in_place(each)  # what a run that was killed at it left to do
+        outputs = [
+            dataclasses.replace(inputs, place=place_for(inputs.out, overwrite=config.overwrite))
+            for inputs in _inputs(config, running)
+        ]
+        done = claim({inputs.place: inputs.identity for inputs in outputs}, overwrite=config.overwrite)
+        todo = _plan([inputs for inputs in outputs if inputs.place not in done], running)
         packed = {place: Packed(manifest=manifest, already_done=True) for place, manifest in done.items()}
-        packed |= {planned.inputs.out: _render(planned, running) for planned in todo}
+        for planned in todo:
+            packed[planned.inputs.out] = _render(planned, running)
+            put_in_place(planned.inputs.out)
     for inputs in outputs:
         lost = troubles_of_output(inputs.out, inputs.corpora, config.max_skipped)
         packed[inputs.out] = dataclasses.replace(packed[inputs.out], troubles=lost)
@@ -73,7 +84,10 @@ def run_pack(config: PackConfig) -> Packed:
 
 def run_plan(config: PackConfig) -> Planned:
     """Measure and plan only."""
-    with engine(config.engine, config.num_workers, _environment(config)) as running:
+    with (
+        locked([config.work_dir]),
+        engine(config.engine, config.num_workers, _environment(config)) as running,
+    ):
         plans = _plan(_inputs(config, running), running)
     planned, *holdout = (dataclasses.replace(each, troubles=troubles_of_plan(each)) for each in plans)
     return dataclasses.replace(planned, holdout=holdout[0] if holdout else None)
@@ -149,7 +163,7 @@ def _output(split: Split, config: PackConfig, family: Family, data: Sequence[Spl
         versions=versions(),
         code=own_code(family.revision),
     )
-    return Inputs(config=config, family=family, corpora=corpora, identity=identity)
+    return Inputs(config=config, family=family, corpora=corpora, identity=identity, place=Path(config.out))
 
 
 def _read(datasets: Sequence[Dataset], config: PackConfig, imported: Path, running: Engine) -> list[SplitRows]:
@@ -262,8 +276,8 @@ def _shard_jobs(planned: Planned) -> list[ShardJob]:
             resize=config.resize,
             fake_image=config.fake_image,
             align=config.align,
-            out=inputs.out,
-            done=inputs.out / "work" / "done" / f"{number:06d}.json",
+            out=inputs.place,
+            done=inputs.place / "work" / "done" / f"{number:06d}.json",
             fingerprint=inputs.identity.fingerprint,
         )
         for number, (first, last) in enumerate(zip(starts, starts[1:], strict=False))

@@ -1,6 +1,7 @@
 """The commands as a user meets them: exit codes, words, and what is left on disk."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from PIL import Image
 
 import neatpack.pipeline.measure.part
 from neatpack.pipeline.cli import main
+from neatpack.pipeline.runtime.lock import locked
 
 ROOT = Path(__file__).resolve().parents[1]
 PROCESSOR = str(ROOT / "jobs" / "demo" / "processor")
@@ -91,11 +93,11 @@ def test_pack_says_what_came_out(run: Run, meta: Path, tmp_path: Path) -> None:
 
 
 def test_a_second_run_says_that_there_is_nothing_to_do(run: Run, meta: Path, out: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     code, printed, errors = run("pack", *flags(meta, out))
     assert (code, errors) == (0, "")
     assert printed.splitlines()[0] == f"{out} is finished and made from the same inputs: nothing to do"
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
 
 
 def test_a_changed_config_is_refused_by_name_and_overwritten_on_demand(run: Run, meta: Path, out: Path) -> None:
@@ -590,3 +592,13 @@ def test_version(run: Run) -> None:
     from neatpack import __version__
 
     assert run("--version")[:2] == (0, f"neatpack {__version__}\n")
+
+
+def test_two_runs_into_one_output(run: Run, meta: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with locked([out / "work"]):
+        code, _, errors = run("pack", *flags(meta, out))
+    assert code == 2
+    assert errors.startswith(f"neatpack: {out}/work is in use by another run (process {os.getpid()} on ")
+    assert errors.count("\n") == 1
+    assert run("pack", *flags(meta, out))[0] == 0

@@ -4,7 +4,6 @@ The manifest is written last, after index, stats, ledger and pixel tables: its e
 """
 
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,29 +15,14 @@ from ..config import UserError
 from ..identity import Identity
 from ..manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels
 from ..planned import Planned
-from ..runtime.storage import read_json, sha256_of, write_json, write_whole
+from ..runtime.storage import read_json, remove, sha256_of, write_json, write_whole
 from ..runtime.tables import column_sum, write_parquet
 from .codec import member_names
+from .exchange import BEGUN, OURS, is_halfway
 from .ledger import fitted_counts, make_ledger, reason_counts
 from .note import ShardNote
-from .sources import FILE as SOURCES, write_sources
+from .sources import write_sources
 from .stats import dataset_stats, make_index, pack_stats, shard_stats
-
-BEGUN = "work/run.json"  # what a begun output is made from; of a finished one its manifest says it
-# The manifest first: without it nobody takes the rest for a finished output.
-OURS = (
-    MANIFEST,
-    SOURCES,
-    "index.parquet",
-    "image_table.npy",
-    "video_table.npy",
-    "stats",
-    "ledger",
-    "shards",
-    ".nv-meta",  # of `neatpack export energon`
-    "work/done",
-    BEGUN,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +32,8 @@ def refuse_strangers(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; give a directory")
     strangers = [path.name for path in out.iterdir() if path.name != "work"] if out.is_dir() else []
-    if strangers and not any((out / record).exists() for record in (MANIFEST, BEGUN)):
+    ours = is_halfway(out) or any((out / record).exists() for record in (MANIFEST, BEGUN))
+    if strangers and not ours:
         raise UserError(f"--out {out} holds other files ({', '.join(sorted(strangers)[:3])}); give an empty directory")
 
 
@@ -75,7 +60,7 @@ def claim(outputs: Mapping[Path, Identity], *, overwrite: bool) -> dict[Path, Ma
         for out in outputs:
             logger.info("overwrite: %s starts anew", out)
             for name in OURS:
-                _remove(out / name)
+                remove(out / name)
     done = {out: manifest for out, identity in outputs.items() if (manifest := _finished(out, identity)) is not None}
     for out in done:
         logger.info("%s is finished and made from the same inputs", out)
@@ -114,7 +99,7 @@ def _records(out: Path) -> tuple[Manifest | None, list[Identity]]:
 def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
     """Write everything but the shards, whose notes these are, the manifest last."""
     inputs = planned.inputs
-    out, family, config = inputs.out, inputs.family, inputs.config
+    out, family, config = inputs.place, inputs.family, inputs.config
     fake_tokens = len(family.fake_image_ids) if config.fake_image else 0
     index = make_index(notes, member_names(family.media), fake_tokens, planned.plan.times_per_pack)
     ledgers = make_ledger(planned.plan, inputs.corpora, [row for note in notes for row in note.lost])
@@ -159,10 +144,3 @@ def count_all(identity: Identity, ledger: pa.Table, index: pa.Table) -> Counts:
         visual_tokens=column_sum(index["visual_tokens"]),
         target_tokens=column_sum(index["target_tokens"]),
     )
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

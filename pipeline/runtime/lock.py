@@ -1,0 +1,130 @@
+"""One run at a time in a folder: a lock file that names its owner, which a heartbeat keeps alive.
+
+The kernel's lock on the file (flock) goes with the process that holds it: what a killed run of this machine left is
+free at once. Not every shared file system tells other machines of it. So the owner also counts in the file, and a run
+on another machine that finds an owner watches whether the count goes on; clocks of machines need not agree.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ..config import UserError
+
+FILE = "lock"
+BEAT = 5.0  # seconds between two counts
+PATIENCE = 6  # beats without a count after which an owner on another machine is taken for dead
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owner:
+    host: str
+    pid: int
+    since: str
+    beat: int
+
+
+@contextlib.contextmanager
+def locked(folders: Iterable[Path]) -> Iterator[None]:
+    """Held by this run until it ends. A UserError names the run that holds one of them already."""
+    with contextlib.ExitStack() as stack:
+        for folder in sorted(set(folders)):
+            stack.enter_context(_locked(folder))
+        yield
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    path = folder / FILE
+    file = _acquired(path)
+    stop = threading.Event()
+    mine = Owner(host=socket.gethostname(), pid=os.getpid(), since=time.strftime("%Y-%m-%d %H:%M:%S"), beat=0)
+    _write(file, mine)
+    beating = threading.Thread(target=_keep_beating, args=(file, mine, stop), daemon=True)
+    beating.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        beating.join()
+        path.unlink(missing_ok=True)
+        os.close(file)
+        with contextlib.suppress(OSError):  # it holds more than the lock, or is gone
+            folder.rmdir()
+
+
+def _acquired(path: Path) -> int:
+    """The lock file, open and locked by this process."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(file, path)
+            if _is_still(path, file):  # else its owner has just ended, and removed it
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+
+
+def _lock(file: int, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _busy(path, _read(file)) from None
+    owner = _read(file)
+    if owner is None or owner.host == socket.gethostname():
+        return
+    logger.warning("%s: a run on %s was here; watching for %.0f s whether it lives", path, owner.host, BEAT * PATIENCE)
+    for _ in range(PATIENCE):
+        time.sleep(BEAT)
+        if _read(file) not in (owner, None):
+            raise _busy(path, owner)
+    logger.warning("%s: it does not; going on", path)
+
+
+def _is_still(path: Path, file: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    return False
+
+
+def _keep_beating(file: int, owner: Owner, stop: threading.Event) -> None:
+    beat = 0
+    while not stop.wait(BEAT):
+        beat += 1
+        try:
+            _write(file, Owner(host=owner.host, pid=owner.pid, since=owner.since, beat=beat))
+        except OSError as error:  # a full disk: the run itself will say so, and flock still holds
+            logger.debug("heartbeat: %s", error)
+
+
+def _write(file: int, owner: Owner) -> None:
+    content = json.dumps(asdict(owner)).encode()
+    os.pwrite(file, content.ljust(256), 0)  # always as long: what is read is never half old and half new
+
+
+def _read(file: int) -> Owner | None:
+    """The owner that the file names; None for one that was created a moment ago, or by something else."""
+    try:
+        return Owner(**json.loads(os.pread(file, 4096, 0)))
+    except (ValueError, TypeError):
+        return None
+
+
+def _busy(path: Path, owner: Owner | None) -> UserError:
+    who = f"process {owner.pid} on {owner.host}, since {owner.since}" if owner else "a process that has just begun"
+    return UserError(
+        f"{path.parent} is in use by another run ({who}); wait for it or end it, or give another --out and --work"
+    )

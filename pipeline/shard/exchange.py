@@ -1,0 +1,73 @@
+"""A finished output that is overwritten stays until the new one is complete, which is written beside it.
+
+OUT/work/anew is an output like any other. When it is complete, its files and those of OUT change places by renames:
+those of OUT go to OUT/work/old, the manifest first; the folder of the new ones is renamed to OUT/work/installing, which
+says that nothing old is left in OUT; and they move in, the manifest last. A run that is killed in between leaves one of
+these states, and the next one goes on from it.
+"""
+
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..manifest import FILE as MANIFEST
+from ..runtime.storage import remove, sync_folder
+from .sources import FILE as SOURCES
+
+BEGUN = "work/run.json"  # what a begun output is made from; of a finished one its manifest says it
+# The manifest first: without it nobody takes the rest for a finished output.
+OURS = (
+    MANIFEST,
+    SOURCES,
+    "index.parquet",
+    "image_table.npy",
+    "video_table.npy",
+    "stats",
+    "ledger",
+    "shards",
+    ".nv-meta",  # of `neatpack export energon`
+    "work/done",
+    BEGUN,
+)
+ANEW, INSTALLING, OLD = "work/anew", "work/installing", "work/old"
+
+logger = logging.getLogger(__name__)
+
+
+def place_for(out: Path, *, overwrite: bool) -> Path:
+    """Where a run writes: OUT, or beside the finished output that it overwrites."""
+    remove(out / ANEW)  # of a run that did not get to its end
+    return out / ANEW if overwrite and (out / MANIFEST).exists() else out
+
+
+def is_halfway(out: Path) -> bool:
+    """Whether a complete new output waits for its place."""
+    return (out / INSTALLING).exists() or (out / ANEW / MANIFEST).exists()
+
+
+def put_in_place(out: Path) -> None:
+    """The complete new output, if there is one, and the old one away."""
+    anew, installing, old = (out / name for name in (ANEW, INSTALLING, OLD))
+    if not is_halfway(out):
+        return
+    if not installing.exists():
+        if (out / MANIFEST).exists():
+            remove(old)
+        _move(OURS, out, old)
+        os.replace(anew, installing)
+        sync_folder(out / "work")
+    _move(reversed(OURS), installing, out)
+    remove(installing)
+    remove(old)
+    logger.info("%s: the new output has taken the place of the old one", out)
+
+
+def _move(names: Iterable[str], source: Path, target: Path) -> None:
+    """What is there of them. Each move is on disk before the next begins."""
+    for name in names:
+        if (source / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(source / name, target / name)
+            sync_folder((target / name).parent)
+            sync_folder((source / name).parent)

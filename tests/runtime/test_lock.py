@@ -1,0 +1,107 @@
+"""One run at a time in a folder, whatever became of the run before."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.runtime import lock
+from neatpack.pipeline.runtime.lock import locked
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from neatpack.pipeline.runtime.lock import locked
+with locked([Path(sys.argv[1])]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds the lock of tmp_path/work."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "work")], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_second_run_is_refused_by_name(tmp_path, holder):
+    with pytest.raises(UserError, match=rf"work is in use by another run \(process {holder.pid} on .*; wait for it"):
+        locked([tmp_path / "work"]).__enter__()
+
+
+def test_what_a_killed_run_left_is_free_at_once(tmp_path, holder):
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert json.loads((tmp_path / "work/lock").read_text())["pid"] == holder.pid
+    with locked([tmp_path / "work"]):
+        assert json.loads((tmp_path / "work/lock").read_text())["pid"] == os.getpid()
+
+
+def test_nothing_is_left(tmp_path):
+    with locked([tmp_path / "a/work", tmp_path / "b", tmp_path / "b"]):
+        (tmp_path / "b/file").touch()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "file"]
+
+
+def test_a_lock_is_released_on_an_error_and_its_folders_too(tmp_path):
+    (tmp_path / "b").mkdir()
+    with pytest.raises(ZeroDivisionError), locked([tmp_path / "a", tmp_path / "b"]):
+        raise ZeroDivisionError
+    with locked([tmp_path / "a", tmp_path / "b"]):
+        pass
+
+
+def elsewhere(path, beat):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"host": "another", "pid": 7, "since": "today", "beat": beat}).ljust(256))
+
+
+def test_an_owner_on_another_machine_is_watched(tmp_path, monkeypatch):
+    """On file systems whose locks do not reach other machines: the file is free here, but somebody counts in it."""
+    file = tmp_path / "work/lock"
+    elsewhere(file, 3)
+    monkeypatch.setattr(lock.time, "sleep", lambda _: elsewhere(file, 4))
+    with pytest.raises(UserError, match="process 7 on another, since today"):
+        locked([tmp_path / "work"]).__enter__()
+    assert json.loads(file.read_text())["pid"] == 7
+
+
+def test_a_dead_owner_on_another_machine_is_followed(tmp_path, monkeypatch):
+    elsewhere(tmp_path / "work/lock", 3)
+    waited = []
+    monkeypatch.setattr(lock.time, "sleep", waited.append)
+    with locked([tmp_path / "work"]):
+        assert json.loads((tmp_path / "work/lock").read_text())["pid"] == os.getpid()
+    assert sum(waited) == lock.BEAT * lock.PATIENCE
+
+
+def test_the_owner_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT", 0.01)
+    with locked([tmp_path]):
+        while json.loads((tmp_path / "lock").read_text())["beat"] < 2:
+            time.sleep(0.01)
+
+
+def test_a_lock_that_its_owner_removed_meanwhile_is_none(tmp_path, monkeypatch):
+    """Opened before, locked after the owner removed it: the file under the name is another one, or none."""
+    opened = lock.os.open
+    first = []
+
+    def open_then_lose(path, *arguments):
+        file = opened(path, *arguments)
+        if not first:
+            first.append(os.unlink(path))
+        return file
+
+    monkeypatch.setattr(lock.os, "open", open_then_lose)
+    with locked([tmp_path / "work"]):
+        assert (tmp_path / "work/lock").exists()
