@@ -36,7 +36,18 @@ class Planned:
 
     inputs: Inputs
     parts: Sequence[MeasuredPart]
-    plan: Plan
-    plan_file: Path
+    plan: Plan  # mended, where rows turned out unreadable
+    plan_file: Path  # the plan as it was made
+    shards: tuple[int, ...]  # of that plan: the first pack of each shard, and the number of packs
     troubles: tuple[str, ...] = ()  # of `run_plan`: what would be lost, in words; none: no more than may be
     holdout: "Planned | None" = None  # the same for the rows that --holdout keeps, where there is one
+
+    @property
+    def mended_file(self) -> Path:
+        return self.plan_file.with_suffix(".mended.arrow")
+
+    @property
+    def shard_starts(self) -> list[int]:
+        """Shards stay where they were cut when the plan is mended, or all behind the first hole would change."""
+        count = self.plan.num_packs
+        return [*(first for first in self.shards[:-1] if first < count), count] if count else [0]

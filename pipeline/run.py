@@ -28,7 +28,9 @@ from .measure.part import PartJob, measure_part
 from .measure.store import MeasuredPart, has_media_trouble
 from .media.remote import DOWNLOADS
 from .plan.assign import Plan, make_plan, shard_starts
+from .plan.repair import Key, repaired
 from .planned import Inputs, Planned
+from .records import Skip
 from .runtime.engine import Engine, engine
 from .runtime.lock import locked
 from .runtime.storage import write_json
@@ -112,18 +114,35 @@ def run_split(config: PackConfig) -> dict[str, int]:
 
 
 def _render(planned: Planned, running: Engine) -> Packed:
-    """Decode, pack and write."""
-    jobs = _shard_jobs(planned)
-    notes = {job: note for job in jobs if (note := finished(job)) is not None}
-    todo = [job for job in jobs if job not in notes]
-    logger.info("shards: %d, of which %d were finished by an earlier run", len(jobs), len(notes))
-    written = running.run(shard_task, [(job,) for job in todo], title="render", unit="shard")
-    notes |= dict(zip(todo, written, strict=True))
+    """Decode, pack and write. Where rows turn out unreadable, the plan is mended and what changed is written again."""
+    reused: int | None = None
+    while True:
+        jobs = _shard_jobs(planned)
+        notes = {job: note for job in jobs if (note := finished(job)) is not None}
+        todo = [job for job in jobs if job not in notes]
+        if reused is None:
+            reused = len(notes)
+            logger.info("shards: %d, of which %d were finished by an earlier run", len(jobs), len(notes))
+        written = running.run(shard_task, [(job,) for job in todo], title="render", unit="shard")
+        notes |= dict(zip(todo, written, strict=True))
+        lost = {(row.dataset, row.row, row.repeat): row.skip for note in notes.values() for row in note.lost}
+        if not lost:
+            break
+        planned = _mended(planned, lost)
     manifest = commit(planned, [notes[job] for job in jobs])
     counts = manifest.counts
     logger.info("%d samples in %d packs, %d tokens", counts.packed, counts.packs, counts.tokens)
     _log_skips("in all", counts.skipped)
-    return Packed(manifest=manifest, reused_shards=len(jobs) - len(todo))
+    return Packed(manifest=manifest, reused_shards=reused)
+
+
+def _mended(planned: Planned, lost: Mapping[Key, Skip]) -> Planned:
+    """A new plan, in the place of the old one: a run that is killed goes on with it."""
+    inputs = planned.inputs
+    plan = repaired(planned.plan, lost, inputs.config, len(inputs.family.fake_image_ids))
+    write_arrow(planned.mended_file, plan.table)
+    logger.info("%d rows turned out unreadable; their packs are filled up and written again", len(lost))
+    return dataclasses.replace(planned, plan=plan)
 
 
 def write_plan_lengths(planned: Planned, folder: Path, *, keeps_work: bool) -> dict[str, int]:
@@ -201,7 +220,10 @@ def _plan(outputs: Sequence[Inputs], running: Engine) -> list[Planned]:
 def _planned(inputs: Inputs, parts: Sequence[MeasuredPart]) -> Planned:
     config = inputs.config
     plan_file = config.work_dir / "plans" / f"{inputs.identity.fingerprint}.arrow"
-    if plan_file.exists() and not config.overwrite:
+    if config.overwrite:
+        for file in plan_file.parent.glob(f"{plan_file.stem}.*"):
+            file.unlink()
+    if plan_file.exists():
         plan = Plan(open_arrow(plan_file))
         logger.info("plan: %d packs, made by an earlier run", plan.num_packs)
     else:
@@ -209,7 +231,16 @@ def _planned(inputs: Inputs, parts: Sequence[MeasuredPart]) -> Planned:
         write_arrow(plan_file, plan.table)
         logger.info("plan: %d samples in %d packs", len(plan.packed), plan.num_packs)
     _log_skips("by the plan", plan.skip_counts())
-    return Planned(inputs=inputs, parts=parts, plan=plan, plan_file=plan_file)
+    planned = Planned(
+        inputs=inputs,
+        parts=parts,
+        plan=plan,
+        plan_file=plan_file,
+        shards=tuple(shard_starts(plan, config.shard_mb << 20)),
+    )
+    if planned.mended_file.exists():
+        return dataclasses.replace(planned, plan=Plan(open_arrow(planned.mended_file)))
+    return planned
 
 
 def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
@@ -263,13 +294,14 @@ def _shard_jobs(planned: Planned) -> list[ShardJob]:
     inputs, config = planned.inputs, planned.inputs.config
     parts_file = planned.plan_file.with_suffix(".parts.json")
     write_json(parts_file, [str(part.path) for part in planned.parts])
-    starts = shard_starts(planned.plan, config.shard_mb << 20)
+    plan_file = planned.mended_file if planned.mended_file.exists() else planned.plan_file
+    starts = planned.shard_starts
     return [
         ShardJob(
             number=number,
             first=first,
             last=last,
-            plan=planned.plan_file,
+            plan=plan_file,
             parts=parts_file,
             corpora=tuple(corpus.name for corpus in inputs.corpora),
             processor=_processor_key(config),
@@ -278,7 +310,7 @@ def _shard_jobs(planned: Planned) -> list[ShardJob]:
             align=config.align,
             out=inputs.place,
             done=inputs.place / "work" / "done" / f"{number:06d}.json",
-            fingerprint=inputs.identity.fingerprint,
+            fingerprint=fingerprint(inputs.identity.fingerprint, planned.plan.digest(first, last)),
         )
         for number, (first, last) in enumerate(zip(starts, starts[1:], strict=False))
     ]

@@ -26,6 +26,7 @@ from helpers import (
 )
 from hypothesis import given, settings, strategies as st
 
+from neatpack.pipeline import run as run_module
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.manifest import Manifest
@@ -64,32 +65,74 @@ def test_ledger_says_where_each_row_is(tiny, tmp_path):
         assert (document.row, document.repeat, document.tokens) == (line["row"], line["repeat"], line["tokens"])
 
 
-def test_unreadable_pictures_leave_their_pack_and_the_rest_stays(tiny, tmp_path):
+def cut(path):
+    """Opens with a valid size, and fails on decode."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def test_the_holes_of_unreadable_pictures_are_filled(tiny, tmp_path):
     mixed_rows(tiny)
-    whole = (tiny.folder / "35.png").read_bytes()
     meta = tiny.write()
     run_pack(tiny_config(meta, tmp_path / "whole"))
-    (tiny.folder / "35.png").write_bytes(whole[: len(whole) // 2])  # opens with a valid size, fails on decode
+    cut(tiny.folder / "40.png")
     run_pack(tiny_config(meta, tmp_path / "out"))
     assert_verified(tmp_path / "out")
-    whole_lines, lines = ledger_of(tmp_path / "whole"), ledger_of(tmp_path / "out")
-    assert (lines[35]["status"], lines[35]["reason"], lines[35]["pack"]) == ("skipped", "bad_media", -1)
-    assert [line["pack"] for i, line in enumerate(lines) if i != 35] == [
-        line["pack"] for i, line in enumerate(whole_lines) if i != 35
-    ]
+    whole, lines = ledger_of(tmp_path / "whole"), ledger_of(tmp_path / "out")
+    assert (lines[40]["status"], lines[40]["reason"], lines[40]["pack"]) == ("skipped", "bad_media", -1)
+    holed, last = whole[40]["pack"], max(line["pack"] for line in whole)
+    assert holed < last
+    for before, after in zip(whole, lines, strict=True):
+        if before["pack"] not in (holed, last):
+            assert before == after
+    before, after = (
+        pq.read_table(tmp_path / name / "index.parquet")["tokens"].to_pylist() for name in ("whole", "out")
+    )
+    assert before[holed] - whole[40]["tokens"] < after[holed] <= 512
+    assert after[last] < before[last]
+
+
+def test_killed_while_holes_are_filled(tiny, tmp_path, monkeypatch):
+    """The second round of writing shards goes on where it was, with the plan that was mended."""
+    mixed_rows(tiny)
+    meta = tiny.write()
+    for number in (31, 35, 38):
+        cut(tiny.folder / f"{number}.png")
+    run_pack(tiny_config(meta, tmp_path / "whole", pack_size=256))
+    writer = run_module.shard_task
+    for stop in range(1, 30):
+        out = tmp_path / f"out{stop}"
+        calls = []
+
+        def task(job, calls=calls, stop=stop):
+            calls.append(job.number)
+            if len(calls) == stop:
+                raise KeyboardInterrupt
+            return writer(job)
+
+        monkeypatch.setattr(run_module, "shard_task", task)
+        try:
+            run_pack(tiny_config(meta, out, pack_size=256))
+        except KeyboardInterrupt:
+            monkeypatch.setattr(run_module, "shard_task", writer)
+            run_pack(tiny_config(meta, out, pack_size=256))
+            assert files_of(out) == files_of(tmp_path / "whole")
+        else:
+            break
+    assert stop > 2, "the first round and the second"
 
 
 def test_a_pack_whose_only_row_is_unreadable_is_not_written(tiny, tmp_path):
     tiny.text("a", "word " * 40).image(100, 100)
-    content = (tiny.folder / "1.png").read_bytes()
     meta = tiny.write()
-    (tiny.folder / "1.png").write_bytes(content[: len(content) // 2])
+    cut(tiny.folder / "1.png")
     manifest = run_pack(tiny_config(meta, tmp_path / "out", pack_size=64)).manifest
     assert_verified(tmp_path / "out")
     assert dataclasses.asdict(manifest.counts) | {"tokens": 0, "target_tokens": 0} == {
         "rows": 2, "samples": 2, "packed": 1, "skipped": {"bad_media": 1}, "fitted": {}, "packs": 1, "tokens": 0,
         "visual_tokens": 1, "target_tokens": 0,
     }  # fmt: skip
+    assert [line["pack"] for line in pq.read_table(tmp_path / "out/index.parquet").to_pylist()] == [0]
 
 
 def test_nothing_to_pack(tiny, tmp_path):

@@ -1,5 +1,6 @@
 """The plan of a run: which row goes into which pack, at which position, and which row goes nowhere, and why."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,8 @@ from .mixture import copies, ratios
 from .plan import plan_bins
 
 FITTED = ("tokens", "visual_tokens", "media_bytes", "limit", "shrink", "reason", "detail")  # fitting changes these
+# What a pack is made of, by columns of the plan; names of rows and counts follow from them.
+SHAPING = ("pack", "dataset", "row", "repeat", "part", "line", "tokens", "limit", "shrink")
 MAX_SHRINK = 16  # halvings: 768 frames are down to 4 after 8, and 100 megapixels to one patch after 16
 
 
@@ -79,6 +82,14 @@ class Plan:
         lines: list[PlanLine] = self.packed.slice(start, end - start).to_pylist()
         return lines
 
+    def digest(self, first: int, last: int) -> str:
+        """Of what packs [first, last) are made of."""
+        start, end = self.starts[[first, last]].tolist()
+        lines, digest = self.packed.slice(start, end - start), hashlib.sha256()
+        for name in SHAPING:
+            digest.update(np.ascontiguousarray(lines[name].to_numpy()).data)
+        return digest.hexdigest()
+
     @property
     def times_per_pack(self) -> np.ndarray:
         times: np.ndarray = self.packed["times"].to_numpy()[self.starts[:-1]]
@@ -94,7 +105,7 @@ class Plan:
 def make_plan(corpora: Sequence[Corpus], parts: Sequence[MeasuredPart], family: Family, config: PackConfig) -> Plan:
     """Assign every measured row, as often as its corpus takes it."""
     lines = _lines(corpora, parts)
-    reserve = int(aligned(np.array(len(family.fake_image_ids)), config.align)) if config.fake_image else 0
+    reserve = reserved(config, len(family.fake_image_ids))
     fitting = _Fitting(corpora=corpora, parts=parts, family=family, config=config, reserve=reserve)
     lines = _mixed(fitting.fitted(lines), corpora, repeat_at_load=config.repeat_at_load)
     tokens, visual = aligned(lines["tokens"].to_numpy(), config.align), lines["visual_tokens"].to_numpy()
@@ -128,6 +139,11 @@ def shard_starts(plan: Plan, shard_bytes: int) -> list[int]:
             filled = 0
         filled += size
     return [*starts, plan.num_packs] if plan.num_packs else [0]
+
+
+def reserved(config: PackConfig, num_fake_ids: int) -> int:
+    """Tokens that a pack without visual tokens keeps free, for the fake image."""
+    return int(aligned(np.array(num_fake_ids), config.align)) if config.fake_image else 0
 
 
 def aligned(tokens: np.ndarray, align: int) -> np.ndarray:

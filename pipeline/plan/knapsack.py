@@ -85,11 +85,11 @@ def best_fit(bin_of: Ints, num_bins: int, todo: Ints, sizes: Ints, samples: Samp
     capacity, reserve = samples.capacity, samples.text_reserve
     is_visual = samples.is_visual
     with_visual, text_only = Shelves(capacity), Shelves(capacity)
-    room = capacity - bin_sums(bin_of, sizes, num_bins)
+    room = np.maximum(capacity - bin_sums(bin_of, sizes, num_bins), 0)  # sizes may overrate what is in there
     has_visual = bin_sums(bin_of, samples.visual_tokens, num_bins) > 0
     for value, bins in runs(room, np.flatnonzero(has_visual)):
         with_visual.put(value, bins)
-    for value, bins in runs(room - reserve, np.flatnonzero(~has_visual)):
+    for value, bins in runs(room - reserve, np.flatnonzero(~has_visual & (room >= reserve))):
         text_only.put(value, bins)
 
     for key, batch in runs(-2 * sizes - is_visual, todo):  # longest first, at equal size the visual ones

@@ -102,7 +102,7 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
     out, family, config = inputs.place, inputs.family, inputs.config
     fake_tokens = len(family.fake_image_ids) if config.fake_image else 0
     index = make_index(notes, member_names(family.media), fake_tokens, planned.plan.times_per_pack)
-    ledgers = make_ledger(planned.plan, inputs.corpora, [row for note in notes for row in note.lost])
+    ledgers = make_ledger(planned.plan, inputs.corpora)
     tables = {
         "index.parquet": index,
         "stats/shards.parquet": shard_stats(index),
@@ -127,8 +127,17 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
         shards=tuple(note.entry for note in notes),
         files={name: sha256_of(out / name) for name in (*tables, *pixel_tables.values())},
     )
+    _remove_other_shards(out, manifest)
     manifest.write(out)
     return manifest
+
+
+def _remove_other_shards(out: Path, manifest: Manifest) -> None:
+    """A mended plan may need fewer shards than the one before it."""
+    names = {shard.name for shard in manifest.shards}
+    for path in (out / "shards").glob("pack-*.tar"):
+        if path.name not in names:
+            path.unlink()
 
 
 def count_all(identity: Identity, ledger: pa.Table, index: pa.Table) -> Counts:

@@ -9,7 +9,6 @@ import pyarrow.compute as pc
 from ..ingest.corpus import Corpus
 from ..plan.assign import Plan
 from ..runtime.tables import column_sum, value_counts
-from .note import LostRow
 
 SCHEMA = pa.schema(
     [
@@ -28,20 +27,13 @@ SCHEMA = pa.schema(
 )
 
 
-def make_ledger(plan: Plan, corpora: Sequence[Corpus], lost: Sequence[LostRow]) -> list[pa.Table]:
-    """A table per corpus, by row and repetition. `lost`: planned rows whose media turned out unreadable."""
+def make_ledger(plan: Plan, corpora: Sequence[Corpus]) -> list[pa.Table]:
+    """A table per corpus, by row and repetition."""
     table = plan.table
-    pack, dataset = table["pack"].to_numpy().copy(), table["dataset"].to_numpy()
+    pack, dataset = table["pack"].to_numpy(), table["dataset"].to_numpy()
     row, repeat = table["row"].to_numpy(), table["repeat"].to_numpy()
     reason = np.array(table["reason"].to_pylist(), dtype=object)
     detail = np.array(table["detail"].to_pylist(), dtype=object)
-    if lost:
-        found = {(line.dataset, line.row, line.repeat): line for line in lost}
-        affected = np.isin(row, [line.row for line in lost])
-        for index in np.flatnonzero(affected).tolist():
-            if line := found.pop((int(dataset[index]), int(row[index]), int(repeat[index])), None):
-                pack[index], reason[index], detail[index] = -1, line.reason, line.detail
-        assert not found, "a lost row that was not planned"
     is_packed = pack >= 0
     columns = {
         "row": row,
@@ -51,7 +43,7 @@ def make_ledger(plan: Plan, corpora: Sequence[Corpus], lost: Sequence[LostRow]) 
         "reason": reason,
         "detail": detail,
         "pack": pack,
-        "position": _positions(pack),
+        "position": table["position"].to_numpy(),
         "tokens": np.where(is_packed, table["tokens"].to_numpy(), 0),
         "visual_tokens": np.where(is_packed, table["visual_tokens"].to_numpy(), 0),
     }
@@ -74,17 +66,6 @@ def fitted_counts(ledger: pa.Table) -> dict[str, int]:
     packed = ledger.filter(pc.equal(ledger["status"], "packed"))
     counts = {word: column_sum(pc.starts_with(packed["detail"], word)) for word in ("truncated", "shrunk")}
     return {word: count for word, count in counts.items() if count}
-
-
-def _positions(pack: np.ndarray) -> np.ndarray:
-    """Index of each line among those of its pack; lines come in pack order. packs [0, 0, -1, 1] -> [0, 1, -1, 0]."""
-    positions = np.full(len(pack), -1, dtype=np.int32)
-    packed = np.flatnonzero(pack >= 0)
-    if len(packed):
-        numbers = pack[packed]
-        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
-        positions[packed] = np.arange(len(packed)) - np.repeat(starts, np.diff(starts, append=len(packed)))
-    return positions
 
 
 def _left_out(corpus: Corpus) -> Iterator[pa.Table]:

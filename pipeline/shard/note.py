@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..manifest import ShardEntry
-from ..records import Pack
+from ..records import Pack, Skip
 from ..runtime.storage import read_json, write_json
 
 
@@ -61,10 +61,14 @@ class LostRow:
     reason: str
     detail: str
 
+    @property
+    def skip(self) -> Skip:
+        return Skip(reason=self.reason, detail=self.detail)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardNote:
-    fingerprint: str  # of the identity it was made from
+    fingerprint: str  # of the identity it was made from, and of its packs in the plan
     shard: str  # the file's name
     bytes: int
     sha256: str

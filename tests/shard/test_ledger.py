@@ -7,7 +7,6 @@ from helpers import corpus_of, plan_of
 
 from neatpack.pipeline.plan.assign import Plan
 from neatpack.pipeline.shard.ledger import fitted_counts, make_ledger, reason_counts
-from neatpack.pipeline.shard.note import LostRow
 
 
 def packed(pack: int, dataset: int, row: int, repeat: int = 0, detail: str = "") -> dict[str, Any]:
@@ -34,7 +33,7 @@ def lines(ledger: Any, *columns: str) -> list[tuple[Any, ...]]:
 
 
 def test_a_table_per_corpus_by_row_and_repetition(plan: Plan) -> None:
-    a, b = make_ledger(plan, CORPORA, [])
+    a, b = make_ledger(plan, CORPORA)
     assert lines(a, "dataset", "row", "repeat", "status", "reason", "pack", "position", "tokens") == [
         ("a", 0, 0, "packed", "", 1, 1, 5),
         ("a", 1, 0, "skipped", "bad_row", -1, -1, 0),
@@ -47,26 +46,12 @@ def test_a_table_per_corpus_by_row_and_repetition(plan: Plan) -> None:
     ]
 
 
-def test_a_lost_row_leaves_its_pack_and_the_rest_moves_up(plan: Plan) -> None:
-    a, b = make_ledger(plan, CORPORA, [LostRow(dataset=1, row=0, repeat=0, reason="bad_media", detail="cat.png: cut")])
-    assert lines(b, "repeat", "status", "reason", "detail", "pack", "position", "tokens") == [
-        (0, "skipped", "bad_media", "cat.png: cut", -1, -1, 0),
-        (1, "packed", "", "truncated from 9 to 5 tokens", 0, 1, 5),
-    ]
-    assert lines(a, "row", "pack", "position")[0] == (0, 1, 0)  # it stood behind the lost one
-
-
-def test_a_lost_row_must_have_been_planned(plan: Plan) -> None:
-    with pytest.raises(AssertionError, match="not planned"):
-        make_ledger(plan, CORPORA, [LostRow(dataset=1, row=0, repeat=7, reason="bad_media", detail="")])
-
-
 def test_counts(plan: Plan) -> None:
-    a, b = make_ledger(plan, CORPORA, [])
+    a, b = make_ledger(plan, CORPORA)
     assert (reason_counts(a), reason_counts(b)) == ({"bad_row": 1, "sampled_out": 1}, {})
     assert (fitted_counts(a), fitted_counts(b)) == ({}, {"truncated": 1})
 
 
 def test_nothing_planned() -> None:
-    (ledger,) = make_ledger(plan_of(), [corpus_of("empty", [])], [])
+    (ledger,) = make_ledger(plan_of(), [corpus_of("empty", [])])
     assert len(ledger) == 0
