@@ -33,6 +33,7 @@ from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.report import describe_output
 from neatpack.pipeline.shard.verify import read_ledger
+from neatpack.pipeline.shard.writer import shard_task
 
 
 def ledger_of(out):
@@ -99,7 +100,6 @@ def test_killed_while_holes_are_filled(tiny, tmp_path, monkeypatch):
     for number in (31, 35, 38):
         cut(tiny.folder / f"{number}.png")
     run_pack(tiny_config(meta, tmp_path / "whole", pack_size=256))
-    writer = run_module.shard_task
     for stop in range(1, 30):
         out = tmp_path / f"out{stop}"
         calls = []
@@ -108,13 +108,13 @@ def test_killed_while_holes_are_filled(tiny, tmp_path, monkeypatch):
             calls.append(job.number)
             if len(calls) == stop:
                 raise KeyboardInterrupt
-            return writer(job)
+            return shard_task(job)
 
         monkeypatch.setattr(run_module, "shard_task", task)
         try:
             run_pack(tiny_config(meta, out, pack_size=256))
         except KeyboardInterrupt:
-            monkeypatch.setattr(run_module, "shard_task", writer)
+            monkeypatch.setattr(run_module, "shard_task", shard_task)
             run_pack(tiny_config(meta, out, pack_size=256))
             assert files_of(out) == files_of(tmp_path / "whole")
         else:

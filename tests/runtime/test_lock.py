@@ -69,7 +69,7 @@ def test_an_owner_on_another_machine_is_watched(tmp_path, monkeypatch):
     """On file systems whose locks do not reach other machines: the file is free here, but somebody counts in it."""
     file = tmp_path / "work/lock"
     elsewhere(file, 3)
-    monkeypatch.setattr(lock.time, "sleep", lambda _: elsewhere(file, 4))
+    monkeypatch.setattr(time, "sleep", lambda _: elsewhere(file, 4))
     with pytest.raises(UserError, match="process 7 on another, since today"):
         locked([tmp_path / "work"]).__enter__()
     assert json.loads(file.read_text())["pid"] == 7
@@ -78,7 +78,7 @@ def test_an_owner_on_another_machine_is_watched(tmp_path, monkeypatch):
 def test_a_dead_owner_on_another_machine_is_followed(tmp_path, monkeypatch):
     elsewhere(tmp_path / "work/lock", 3)
     waited = []
-    monkeypatch.setattr(lock.time, "sleep", waited.append)
+    monkeypatch.setattr(time, "sleep", waited.append)
     with locked([tmp_path / "work"]):
         assert json.loads((tmp_path / "work/lock").read_text())["pid"] == os.getpid()
     assert sum(waited) == lock.BEAT * lock.PATIENCE
@@ -93,15 +93,16 @@ def test_the_owner_counts(tmp_path, monkeypatch):
 
 def test_a_lock_that_its_owner_removed_meanwhile_is_none(tmp_path, monkeypatch):
     """Opened before, locked after the owner removed it: the file under the name is another one, or none."""
-    opened = lock.os.open
+    opened = os.open
     first = []
 
     def open_then_lose(path, *arguments):
         file = opened(path, *arguments)
         if not first:
-            first.append(os.unlink(path))
+            first.append(path)
+            os.unlink(path)
         return file
 
-    monkeypatch.setattr(lock.os, "open", open_then_lose)
+    monkeypatch.setattr(os, "open", open_then_lose)
     with locked([tmp_path / "work"]):
         assert (tmp_path / "work/lock").exists()

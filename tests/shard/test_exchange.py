@@ -7,7 +7,7 @@ from helpers import assert_verified, files_of, tiny_config
 
 from neatpack.pipeline import run
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard import exchange
+from neatpack.pipeline.shard.commit import commit
 
 
 class Killed(BaseException):
@@ -53,8 +53,8 @@ def test_killed_at_any_rename_the_next_run_finishes_the_exchange(meta, tmp_path,
             left, moves = left - 1, moves + 1
             replaced(source, target)
 
-        monkeypatch.setattr(exchange.os, "replace", replace_until)
-        monkeypatch.setattr(run, "commit", _with_renames_of_its_own(run.commit, monkeypatch, replace_until))
+        monkeypatch.setattr(os, "replace", replace_until)
+        monkeypatch.setattr(run, "commit", _with_renames_of_its_own(monkeypatch, replace_until))
         try:
             run_pack(tiny_config(meta, out, pack_size=256, overwrite=True))
         except Killed:
@@ -69,13 +69,13 @@ def test_killed_at_any_rename_the_next_run_finishes_the_exchange(meta, tmp_path,
     assert at > 15 and moves > 100
 
 
-def _with_renames_of_its_own(commit, monkeypatch, counted, replaced=os.replace):
+def _with_renames_of_its_own(monkeypatch, counted, replaced=os.replace):
     """Only the renames of the exchange are counted, which come after."""
-    monkeypatch.setattr(exchange.os, "replace", replaced)
+    monkeypatch.setattr(os, "replace", replaced)
 
     def committed(*arguments):
         manifest = commit(*arguments)
-        monkeypatch.setattr(exchange.os, "replace", counted)
+        monkeypatch.setattr(os, "replace", counted)
         return manifest
 
     return committed
