@@ -87,7 +87,6 @@ class Example:
 
     turns: tuple[Turn, ...]
     tools: tuple[Any, ...] = ()  # JSON: the functions that the assistant may call
-    id: str = ""  # what the row calls itself
 
     @property
     def is_document(self) -> bool:

@@ -149,7 +149,7 @@ class Renderer:
             id=line["id"],
             form=measured.form,
             loss=measured.loss,
-            targets=tuple(mask_spans(sample.labels != IGNORE)),
+            targets=tuple((start, stop) for start, stop in mask_spans(sample.labels != IGNORE).tolist()),
             tokens=line["tokens"],
             visual_tokens=line["visual_tokens"],
             **{f"num_{kind}s": count for kind, count in measured.num_media.items()},

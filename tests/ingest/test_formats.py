@@ -161,7 +161,7 @@ GOOD: dict[str, tuple[str, dict[str, Any], tuple[Turn, ...]]] = {
 def test_each_format(name: str, row: dict[str, Any], turns: tuple[Turn, ...]) -> None:
     assert detect([row]) == name
     example = convert(row, dataset(name))
-    assert example == Example(turns=turns, id=str(row.get("id", "")))
+    assert example == Example(turns=turns)
     assert from_conversation(to_conversation(example)) == Example(turns=turns)  # as it is handed on online
 
 
@@ -489,10 +489,8 @@ def test_what_nobody_learns_from() -> None:
      ({"id": True}, ""), ({"uid": 1}, ""), ({}, ""), ({"id": "\ud83d"}, "")],
 )  # fmt: skip
 def test_the_id_of_a_row(row: dict[str, Any], found: str) -> None:
-    example = spoken(USER, ANSWER, **row)
-    assert isinstance(example, Example) and example.id == found
-    named = convert({"messages": ASKED, "uid": "x"}, dataset("messages", id_column="uid"))
-    assert isinstance(named, Example) and named.id == "x"
+    assert dataset("messages").id_of(row) == found
+    assert dataset("messages", id_column="uid").id_of({"messages": ASKED, "uid": "x"}) == "x"
 
 
 # ---------------------------------------------------------------- spellings of media
