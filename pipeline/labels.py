@@ -71,7 +71,8 @@ def mask_spans(mask: np.ndarray) -> np.ndarray:
     """Int32 [n, 2]: [0, 1, 1, 0, 1] -> [[1, 3], [4, 5]]."""
     padded = np.zeros(len(mask) + 2, dtype=bool)  # np.diff with prepend and append takes twice as long
     padded[1:-1] = mask
-    return (padded[1:] != padded[:-1]).nonzero()[0].astype(np.int32).reshape(-1, 2)
+    edges: np.ndarray = (padded[1:] != padded[:-1]).nonzero()[0]
+    return edges.astype(np.int32).reshape(-1, 2)
 
 
 def labels_of(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

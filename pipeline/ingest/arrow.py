@@ -82,7 +82,7 @@ def _values(array: pa.Array, places: Places, at: tuple[str, ...]) -> list[Any]:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _places(array: pa.Array, file: Path, content: pa.Buffer) -> list[Any]:
