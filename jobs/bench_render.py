@@ -63,7 +63,7 @@ def main() -> int:
         texts = [family.chat.template(e.turns) for e, _ in good]
         bare = family.chat.tokenizer.backend_tokenizer
         compare(
-            "measure (convert, template, tokenize, probe)",
+            "measure (probe, template, tokenize, targets)",
             lambda: measure([e for e, _ in good], family),
             "the bare tokenizer",
             lambda: bare.encode_batch(texts),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 VIDEO_KEYS = ("video_fps", "video_min_frames", "video_max_frames", "video_min_pixels", "video_max_pixels")
+ParquetMedia = Literal["copy", "in-place"]
 
 
 class UserError(ValueError):
@@ -42,6 +43,11 @@ class PackConfig:
         "run Python code that a processor brings along, as Kimi's published tokenizers do; only if you trust it",
     )
     allow_http: bool = _key(False, "download media that rows name by http(s)://, once, into WORK/fetched")
+    parquet_media: ParquetMedia = _key(
+        "copy",
+        "media in parquet files. copy: out of them, once, into WORK. in-place: read where they are, without the disk "
+        "that copies take, but by whole row groups, which is slow",
+    )
     placeholders: Literal["strict", "lenient"] = _key(
         "strict",
         "strict: the number of <image> tags must equal the number of images. lenient: surplus tags stay as text, "

@@ -51,7 +51,7 @@ class MediaRef:
 
     A video may also be a list of pictures, `frames`; then `path` is the first of them. `inside` says where in those
     bytes the medium is, if they are not its own: a JSON pointer ("/images/0") into a line of JSON, which has it as
-    base64.
+    base64, or a cell of a parquet file ("0/17/images/bytes", see media/parquet.py).
 
     A medium may be `held` in memory: its file's bytes, a PIL image, or a sound as (samples, sampling rate). Online that
     is all there is of it, and `path` only names it; what is packed can be read again by the other fields.
@@ -87,7 +87,6 @@ class Example:
 
     turns: tuple[Turn, ...]
     tools: tuple[Any, ...] = ()  # JSON: the functions that the assistant may call
-    id: str = ""  # what the row calls itself
 
     @property
     def is_document(self) -> bool:

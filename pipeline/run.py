@@ -187,7 +187,11 @@ def _output(split: Split, config: PackConfig, family: Family, data: Sequence[Spl
 
 def _read(datasets: Sequence[Dataset], config: PackConfig, imported: Path, running: Engine) -> list[SplitRows]:
     """Each data set with its numbered rows, and which of them are held out."""
-    files = [(dataset, imported, number) for dataset in datasets for number in range(num_files(dataset))]
+    files = [
+        (dataset, imported, number, config.parquet_media)
+        for dataset in datasets
+        for number in range(num_files(dataset))
+    ]
     scanned = iter(_scan(running.run(lines_of, files, title="open", unit="file"), running))
     sources = [joined([next(scanned) for _ in range(num_files(dataset))]) for dataset in datasets]
     datasets = [resolved(each, first_rows(source.parts)) for each, source in zip(datasets, sources, strict=True)]

@@ -70,6 +70,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--datasets": ("a, b,", ("a", "b")),
         "--holdout": ("0.01", 0.01),
         "--family": ("qwen3_vl", "qwen3_vl"),
+        "--parquet-media": ("in-place", "in-place"),
         "--placeholders": ("lenient", "lenient"),
         "--min-pixels": ("1", 1),
         "--max-pixels": ("2", 2),
@@ -348,8 +349,8 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     assert everything == config.shaping("measure") | config.shaping("plan") | config.shaping("render")
     unshaped = {field.name for field in dataclasses.fields(config)} - everything.keys()
     free = {
-        "meta", "processor", "out", "datasets", "trust_remote_code", "allow_http", "max_skipped", "work", "engine",
-        "num_workers", "overwrite",
+        "meta", "processor", "out", "datasets", "trust_remote_code", "allow_http", "parquet_media", "max_skipped",
+        "work", "engine", "num_workers", "overwrite",
     }  # fmt: skip
     assert unshaped == free
 

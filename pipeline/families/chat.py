@@ -106,7 +106,7 @@ class Chat:
             if untold := self.untold(example):
                 ids[index] = Skip(reason="bad_row", detail=untold)
                 continue
-            prepared = replace(example, turns=tuple(self.prepared(example.turns, media[index])))
+            prepared = self.prepared(example, media[index])
             try:
                 if any(map(self._structural.search, _texts(prepared))):
                     ids[index] = self._encode_guarded(prepared)
@@ -115,7 +115,8 @@ class Chat:
             except TemplateError as error:
                 ids[index] = Skip(reason="bad_row", detail=f"the chat template refuses it: {error}")
         if texts:
-            for index, encoded in zip(texts, self.tokenizer(list(texts.values()))["input_ids"], strict=True):
+            encodings = self.tokenizer(list(texts.values()), return_attention_mask=False)
+            for index, encoded in zip(texts, encodings["input_ids"], strict=True):
                 ids[index] = np.array(encoded, dtype=np.int32)
         return [ids[index] for index in range(len(examples))]
 
@@ -187,15 +188,15 @@ class Chat:
 
     def _writes(self, probe: Example) -> bool:
         try:
-            text = self.text(replace(probe, turns=tuple(self.prepared(probe.turns, ()))))
+            text = self.text(self.prepared(probe, ()))
         except (TemplateError, TypeError, ValueError):  # Jinja's own, and what filters raise of unexpected values
             return False
         spans = assistant_spans(np.array(self.tokenizer(text)["input_ids"]), self.markers)
         return _SENTINEL in text and len(spans) == sum(turn.role == "assistant" for turn in probe.turns)
 
-    def prepared(self, turns: Sequence[Turn], media: Sequence[MeasuredMedia]) -> Sequence[Turn]:
-        """The turns as the template is to see them, where a family changes them first."""
-        return turns
+    def prepared(self, example: Example, media: Sequence[MeasuredMedia]) -> Example:
+        """The conversation as the template is to see it, where a family changes it first."""
+        return example
 
     def template(self, turns: Sequence[Turn], tools: Sequence[Any] = ()) -> str:
         """A conversation as text, by the processor's chat template."""

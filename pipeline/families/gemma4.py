@@ -18,7 +18,7 @@ from ..config import UserError
 from ..layout import Delivery, MediaArray
 from ..media.pixels import Resize, rescale_table, resize_torch
 from ..media.resize import budget_resize
-from ..records import MeasuredMedia, MediaKind, Turn
+from ..records import Example, MeasuredMedia, MediaKind, Turn
 from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size, VideoRule
 from .chat import Chat, ChatFormat
 from .rules import PixelRule, SoundFeatures, set_over, thinned
@@ -244,8 +244,8 @@ class GemmaSound(SoundFeatures):
 
 
 class GemmaChat(Chat):
-    def prepared(self, turns: Sequence[Turn], media: Sequence[MeasuredMedia]) -> Sequence[Turn]:
-        return [_without_thoughts(turn) for turn in turns]
+    def prepared(self, example: Example, media: Sequence[MeasuredMedia]) -> Example:
+        return replace(example, turns=tuple(map(_without_thoughts, example.turns)))
 
     def template(self, turns: Sequence[Turn], tools: Sequence[Any] = ()) -> str:
         """Each model turn opens with an empty thought, one even where the template writes it, too.

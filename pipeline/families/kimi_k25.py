@@ -22,7 +22,7 @@ import numpy as np
 
 from ..layout import MediaArray
 from ..media.pixels import Resize, resize_torch
-from ..records import MeasuredMedia, MediaKind, MediaRef, Turn
+from ..records import Example, MeasuredMedia, MediaKind, MediaRef
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size, VideoRule
 from .chat import Chat
 from .kimi_vl import CHAT, MoonViT, MoonViTImages
@@ -168,7 +168,7 @@ class K25Videos(MoonViT, VideoRule):
 
 
 class K25Chat(Chat):
-    def prepared(self, turns: Sequence[Turn], media: Sequence[MeasuredMedia]) -> Sequence[Turn]:
+    def prepared(self, example: Example, media: Sequence[MeasuredMedia]) -> Example:
         """Each chunk of a video is its time and its tokens between markers. The time of the first may merge with the
         words before it when it is encoded, so it goes into the conversation; the others stand between special tokens.
         """
@@ -180,7 +180,11 @@ class K25Chat(Chat):
             medium = next(waiting)
             return (clock(medium, 0), part) if part.kind == "video" else (part,)
 
-        return [replace(turn, parts=tuple(piece for part in turn.parts for piece in parts_of(part))) for turn in turns]
+        turns = (
+            replace(turn, parts=tuple(piece for part in turn.parts for piece in parts_of(part)))
+            for turn in example.turns
+        )
+        return replace(example, turns=tuple(turns))
 
 
 class KimiK25(Family):

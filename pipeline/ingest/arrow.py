@@ -4,7 +4,7 @@ Arrow keeps the bytes of a value as they are, one after the other, unless the fi
 is a stretch of the file, and the row says which: {"path": "data.arrow", "offset": 4096, "length": 81920}.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from ..config import UserError
+from ..media.parquet import items_of
 
 ROWS = 256  # in memory at once: a batch may be the whole file
+Places = Callable[[pa.Array, tuple[str, ...]], list[Any]]  # bytes at names of columns and fields -> where they are
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream; Arrow would take one that is cut between two batches for whole
 
 
@@ -26,9 +28,7 @@ def arrow_rows(file: Path) -> Iterator[dict[str, Any]]:
             batch.validate(full=True)  # offsets of a damaged file would lead anywhere
             for start in range(0, batch.num_rows, ROWS):
                 piece = batch.slice(start, ROWS)
-                columns = [_values(column, file, content) for column in piece.columns]
-                for values in zip(*columns, strict=True):
-                    yield dict(zip(piece.schema.names, values, strict=True))
+                yield from rows_of(piece, lambda array, _: _places(array, file, content))
     except UserError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8, odd buffers
@@ -51,26 +51,38 @@ def _batches(file: Path, content: pa.Buffer) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
-def _values(array: pa.Array, file: Path, content: pa.Buffer) -> list[Any]:
+def rows_of(batch: pa.RecordBatch, places: Places) -> Iterator[dict[str, Any]]:
+    columns = [_values(batch.column(name), places, (name,)) for name in batch.schema.names]
+    for values in zip(*columns, strict=True):
+        yield dict(zip(batch.schema.names, values, strict=True))
+
+
+def _values(array: pa.Array, places: Places, at: tuple[str, ...]) -> list[Any]:
     """The values of an array for JSON."""
     kind = array.type
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return _places(array, file, content)
+    if _is_bytes(kind):
+        return places(array, at)
     valid = array.is_valid().to_pylist()
     if pa.types.is_struct(kind):
-        fields = {field.name: _values(array.field(number), file, content) for number, field in enumerate(kind)}
+        fields = {
+            field.name: _values(array.field(number), places, (*at, field.name)) for number, field in enumerate(kind)
+        }
         rows = [{name: values[row] for name, values in fields.items()} for row in range(len(array))]
-        if "bytes" in fields and pa.types.is_binary(kind.field("bytes").type):
+        if "bytes" in fields and _is_bytes(kind.field("bytes").type):
             # {"bytes": …, "path": "cat.png"}, as `datasets` has it, is its bytes where it has some.
             rows = [row["bytes"] if isinstance(row["bytes"], dict) else row for row in rows]
         return [row if is_there else None for row, is_there in zip(rows, valid, strict=True)]
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         ends = array.offsets.to_pylist()
-        items = _values(array.values.slice(ends[0], ends[-1] - ends[0]), file, content)
+        items = _values(items_of(array), places, at)
         bounds = [end - ends[0] for end in ends]
         return [items[bounds[row] : bounds[row + 1]] if is_there else None for row, is_there in enumerate(valid)]
     plain: list[Any] = array.to_pylist()
     return plain
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _places(array: pa.Array, file: Path, content: pa.Buffer) -> list[Any]:

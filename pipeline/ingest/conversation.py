@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..media.parquet import is_cell
 from ..records import Example, MediaRef, Skip, Turn
 from .dialect import Columns, Dialect
 from .formats import messages
@@ -55,7 +56,7 @@ def from_conversation(example: Mapping[str, Any], media_dir: str = "") -> Exampl
     dialect = Dialect(columns=COLUMNS, media_dir=media_dir)
     said = _document(example, turns) or messages.read(example, dialect)
     found = said if isinstance(said, Skip) else in_parts(said, dialect, of_file=False)
-    if isinstance(found, Skip) or not any(ref.inside for ref in found.media):
+    if isinstance(found, Skip) or not any(ref.inside and not ref.path for ref in found.media):
         return found
     return replace(found, turns=tuple(replace(turn, parts=tuple(map(_in_memory, turn.parts))) for turn in found.turns))
 
@@ -73,7 +74,7 @@ def _document(example: Mapping[str, Any], turns: list[Any]) -> Said | None:
 
 def _in_memory(part: str | MediaRef) -> str | MediaRef:
     """A medium that is written into the example: there is no file of which it is a line."""
-    if isinstance(part, str) or not part.inside:
+    if isinstance(part, str) or not part.inside or part.path:
         return part
     return replace(part, path=f"({part.kind} in memory)", inside="")
 
@@ -82,7 +83,9 @@ def _given(ref: MediaRef) -> Any:
     """A path where that says all; otherwise an object."""
     if ref.held is not None and not isinstance(ref.held, bytes):
         return ref.held
-    where = {} if not ref.offset and ref.length < 0 else {"offset": ref.offset, "length": ref.length}
+    where: dict[str, Any] = {} if not ref.offset and ref.length < 0 else {"offset": ref.offset, "length": ref.length}
+    if is_cell(ref.inside):
+        where["cell"] = ref.inside
     asked = {
         "fps": ref.sampling.fps,
         "frame_indices": list(ref.sampling.frame_indices) if ref.sampling.frame_indices is not None else None,

@@ -44,27 +44,31 @@ def convert(row: dict[str, Any], dataset: Dataset, *, lenient: bool = False) -> 
     if dataset.is_converted:  # a row of our own import, see pipeline/ingest/imported.py
         example = from_conversation(row, dataset.media_dir)
     else:
-        said = said_of(row, dataset)
-        example = said if isinstance(said, Skip) else example_of(said, replace(_dialect(dataset), lenient=lenient))
-    if isinstance(example, Skip):
-        return example
-    if any(isinstance(ref.held, tuple) for ref in example.media):
+        dialect = _dialect(dataset, lenient=lenient)
+        said = _said(row, dataset, dialect)
+        example = said if isinstance(said, Skip) else example_of(said, dialect)
+    if isinstance(example, Example) and any(isinstance(ref.held, tuple) for ref in example.media):
         return Skip(reason="bad_row", detail="a sound as numbers in the row; expected the path of a file")
-    return replace(example, id=dataset.id_of(row))
+    return example
 
 
 def said_of(row: dict[str, Any], dataset: Dataset) -> Said | Skip:
     """What a row says, with its media as it names them."""
+    return _said(row, dataset, _dialect(dataset, lenient=False))
+
+
+def _said(row: dict[str, Any], dataset: Dataset, dialect: Dialect) -> Said | Skip:
     assert dataset.format != AUTO, f"{dataset.name}: its format is not told yet; see `resolved`"
-    return FORMATS[dataset.format].read(row, _dialect(dataset))
+    return FORMATS[dataset.format].read(row, dialect)
 
 
-def _dialect(dataset: Dataset) -> Dialect:
+def _dialect(dataset: Dataset, *, lenient: bool) -> Dialect:
     return Dialect(
         columns=dataset.row_columns,
         tags=dataset.tags,
         media_dir=dataset.media_dir,
         ignore_keys=dataset.ignore_keys,
+        lenient=lenient,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..media.parquet import cell_bytes, cell_of
 from ..records import Skip
 from ..runtime.storage import sha256_of
 from .convert import said_of
@@ -35,6 +36,8 @@ def row_hash(line: bytes, dataset: Dataset, embedded: tuple[str, ...] = ()) -> i
         """Null is absent, as Arrow has it. A place in those depends on the rows before: its bytes stand for it."""
         if embedded and value.keys() == {"path", "offset", "length"} and value["path"] in embedded:
             return sha256_of(Path(value["path"]), value["offset"], value["offset"] + value["length"])
+        if embedded and value.keys() == {"path", "cell"} and value["path"] in embedded:
+            return hashlib.sha256(cell_bytes(value["path"], cell_of(value["cell"]))).hexdigest()
         return {key: item for key, item in value.items() if item is not None}
 
     try:

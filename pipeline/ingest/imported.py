@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..config import fingerprint
+from ..config import ParquetMedia, fingerprint
 from ..runtime.storage import Hashed, Sink, write_whole
 from .dialect import MEDIA_COLUMNS
 from .kinds import MediaFile, as_lines, with_bytes_moved
@@ -21,12 +21,12 @@ def num_files(dataset: Dataset) -> int:
     return 1 if dataset.source else len(dataset.files)
 
 
-def lines_of(dataset: Dataset, imported: Path, number: int = 0) -> Lines:
+def lines_of(dataset: Dataset, imported: Path, number: int = 0, parquet_media: ParquetMedia = "copy") -> Lines:
     """The task: of a data set's file `number`."""
     if dataset.source:
         return _imported(dataset, imported)
     columns = {kind: getattr(dataset.row_columns, column) for column, kind in MEDIA_COLUMNS.items()}
-    return as_lines(Path(dataset.files[number]), imported, columns)
+    return as_lines(Path(dataset.files[number]), imported, columns, parquet_media)
 
 
 def _imported(dataset: Dataset, imported: Path) -> Lines:

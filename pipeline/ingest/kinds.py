@@ -3,7 +3,8 @@
 JSONL is read where it lies. Everything else is rewritten as JSONL once, under the work directory, in a folder named by
 what it was made from. Embedded media stay where they are if their bytes lie in the file as they are (tar, Arrow): the
 row then has path, offset and length. Otherwise (parquet, compressed Arrow) they go into one `media.bin` beside it.
-Parquet could be read in place, too, but only by whole row groups: 100 pictures are read and decompressed for one.
+Parquet can be read in place, too, if the user wants it, but only by whole row groups: 100 pictures are read and
+decompressed for one.
 """
 
 import csv
@@ -12,18 +13,21 @@ import json
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..config import UserError, fingerprint
+from ..config import ParquetMedia, UserError, fingerprint
+from ..media.parquet import Cell, batches
 from ..records import MediaKind
 from ..runtime.storage import Sink, sha256_of, write_whole
-from .arrow import arrow_rows
+from .arrow import arrow_rows, rows_of
 from .lines import BLANK, BOM, PROBLEM, Lines, dumped, media_beside
 from .tars import COLUMNS, tar_rows
 
@@ -79,7 +83,9 @@ def kind_of(file: Path) -> str:
     return suffix if suffix in TEXT_KINDS + BINARY_KINDS else ""
 
 
-def as_lines(file: Path, imported: Path, columns: Mapping[MediaKind, str] = COLUMNS) -> Lines:
+def as_lines(
+    file: Path, imported: Path, columns: Mapping[MediaKind, str] = COLUMNS, parquet_media: ParquetMedia = "copy"
+) -> Lines:
     """The file itself if it is JSONL, else a rewriting of it under `imported`. `columns`: where a tar's media go."""
     file = Path(os.path.abspath(file))  # rows of a rewriting may name it
     with open(file, "rb") as head:
@@ -98,6 +104,8 @@ def as_lines(file: Path, imported: Path, columns: Mapping[MediaKind, str] = COLU
     if kind in (".arrow", ".feather"):
         return _rewrite(file, imported, _arrow_rows, str(file))
     if kind == ".parquet":
+        if parquet_media == "in-place":
+            return _rewrite(file, imported, _parquet_rows_in_place, str(file), parquet_media)
         return _rewrite(file, imported, _parquet_rows)
     if kind in (".csv", ".tsv"):
         return _rewrite(file, imported, _table_rows)
@@ -127,6 +135,8 @@ def _rewrite(file: Path, imported: Path, read: Reader, *also: str) -> Lines:
         with write_whole(target) as out, _Beside(media_beside(str(target))) as media:  # media first there, rows last
             for piece in read(file, media):
                 out.write(piece)
+            if media.tell():
+                logger.info("%s: %d bytes of media copied out of it into %s", file, media.tell(), media.path)
     return Lines(file=str(target), rewritten_from=digest, origin=str(file))
 
 
@@ -227,6 +237,32 @@ def _parquet_rows(file: Path, media: _Beside) -> Iterator[bytes]:
                 yield dumped(with_bytes_moved(row, media, str(media.path)))
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
         raise UserError(f"{file}: not a readable parquet file: {error}") from None
+
+
+def _parquet_rows_in_place(file: Path, media: _Beside) -> Iterator[bytes]:
+    """Rows as JSON; embedded media by the cell they are in."""
+    try:
+        with pq.ParquetFile(file) as table:
+            num_groups = table.num_row_groups
+        for group in range(num_groups):
+            counts: Counter[tuple[str, ...]] = Counter()
+            for batch in batches(str(file), group):
+                for row in rows_of(batch, partial(_cells, str(file), group, counts)):
+                    yield dumped(with_bytes_moved(row, media, str(media.path)))  # what is in no cell of its own
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
+        raise UserError(f"{file}: not a readable parquet file: {error}") from None
+
+
+def _cells(
+    file: str, group: int, counts: Counter[tuple[str, ...]], array: pa.Array, column: tuple[str, ...]
+) -> list[Any]:
+    """`counts`: the values of each column that are counted already; these follow."""
+    first = counts[column]
+    counts[column] += len(array)
+    return [
+        {"path": file, "cell": str(Cell(row_group=group, number=number, column=column))} if is_there else None
+        for number, is_there in enumerate(array.is_valid().to_pylist(), first)
+    ]
 
 
 def _arrow_rows(file: Path, media: _Beside) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from PIL import Image
 
 from ..media.inline import bytes_of_text, is_data_uri, pointer
+from ..media.parquet import cell_of
 from ..media.remote import SCHEMES, located
 from ..records import MediaKind, MediaRef, Sampling, Skip
 
@@ -44,6 +45,12 @@ def media_reference(
     where: dict[str, Any] = {key: given[key] for key in ("offset", "length") if given.get(key) is not None}
     if not all(type(number) is int and 0 <= number < 1 << 63 for number in where.values()):
         return bad(f"offset and length must be whole numbers, got {shown(where)}")
+    cell = given.get("cell") or ""
+    try:
+        if cell:
+            cell_of(str(cell))
+    except ValueError as error:
+        return bad(f"cell {shown(cell)}: {error}")
     sampling = _sampling(given) if kind == "video" else Sampling()
     if isinstance(sampling, str):
         return bad(sampling)
@@ -67,7 +74,7 @@ def media_reference(
     path = _path(value, media_dir)
     if isinstance(path, Skip):
         return bad(path.detail, path.reason)
-    return MediaRef(kind=kind, path=path, sampling=sampling, **where)
+    return MediaRef(kind=kind, path=path, inside=str(cell), sampling=sampling, **where)
 
 
 def _medium(entry: Any, kind: MediaKind, at: Steps) -> tuple[Any, str, Steps]:

@@ -58,7 +58,7 @@ def with_lengths(
 
     targets: which of the ids are trained on. said: form and loss of the example.
     """
-    said["targets"] = np.array(mask_spans(targets), dtype=np.int32).reshape(-1, 2)
+    said["targets"] = mask_spans(targets)
     if not media:
         return Measured(ids=ids, media=(), tokens=len(ids) - 1, visual_tokens=0, media_bytes=0, **said)
     placed = expansions(ids, media, family)
@@ -133,11 +133,12 @@ def shrunk(whole: Measured, level: int, family: Family) -> Measured | None:
 
 
 def _probe(example: Example, family: Family) -> tuple[MeasuredMedia, ...] | Skip:
-    for ref in example.media:  # before any file is opened
+    refs = example.media
+    for ref in refs:  # before any file is opened
         if ref.kind not in family.takes:
             return Skip(reason=f"{ref.kind}_unsupported", detail=f"{family.name} does not take {ref.kind}s")
-    num_images = sum(ref.kind == "image" for ref in example.media)
+    num_images = sum(ref.kind == "image" for ref in refs)
     try:
-        return tuple(measure_medium(ref, family, num_images) for ref in example.media)
+        return tuple(measure_medium(ref, family, num_images) for ref in refs)
     except MediaError as error:
         return error.skip

@@ -17,7 +17,9 @@ def asked_loss(example: Example) -> str:
     "" if it asks nothing of any. A text, for it goes into the JSON of packs, where readers want one type for a key.
     """
     asked = [turn.loss for turn in example.turns if turn.role == "assistant"]
-    return "".join({True: "1", False: "0", None: "."}[loss] for loss in asked) if set(asked) - {None} else ""
+    if asked.count(None) == len(asked):
+        return ""
+    return "".join({True: "1", False: "0", None: "."}[loss] for loss in asked)
 
 
 def is_trained(number: int, num_turns: int, asked: str, train_on: TrainOn) -> bool:

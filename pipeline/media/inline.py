@@ -35,10 +35,9 @@ def pointed(value: Any, pointer: str) -> Any:
     A step into a text goes into what that text is as JSON, {"a": "[5, 6]"}, "/a/1" -> 6, for some tables have
     conversations so; ValueError where it is no JSON.
     """
-    for step in pointer.split("/")[1:]:
+    for key in steps(pointer):
         if isinstance(value, str):
             value = json.loads(value)
-        key = step.replace("~1", "/").replace("~0", "~")
         value = value[int(key)] if isinstance(value, list) else value[key]
     return value
 
@@ -46,6 +45,11 @@ def pointed(value: Any, pointer: str) -> Any:
 def pointer(*steps: str | int) -> str:
     """The pointer to a place: ("a/b", 1) -> "/a~1b/1"."""
     return "".join(f"/{str(step).replace('~', '~0').replace('/', '~1')}" for step in steps)
+
+
+def steps(pointer: str) -> list[str]:
+    """ "/a~1b/1" -> ["a/b", "1"]."""
+    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
 
 
 def bytes_in_line(line: bytes, pointer: str) -> bytes:

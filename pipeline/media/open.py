@@ -10,6 +10,7 @@ import av
 
 from ..records import MediaError, MediaRef
 from .inline import bytes_in_line
+from .parquet import cell_bytes, cell_of, is_cell
 from .remote import fetched, is_http, is_stored, stored_bytes
 
 
@@ -17,6 +18,8 @@ def open_media(ref: MediaRef) -> BinaryIO:
     """The bytes of a medium as a file."""
     if isinstance(ref.held, bytes):
         return io.BytesIO(ref.held)
+    if is_cell(ref.inside):
+        return io.BytesIO(_in_cell(ref))
     if is_stored(ref.path):
         return io.BytesIO(stored_bytes(ref.path, ref.offset, ref.length))
     path = fetched(ref.path) if is_http(ref.path) else ref.path
@@ -41,6 +44,15 @@ def open_media(ref: MediaRef) -> BinaryIO:
 def _inside(line: bytes, ref: MediaRef) -> bytes:
     try:
         return bytes_in_line(line, ref.inside)
+    except ValueError as error:
+        raise MediaError("bad_media", f"{ref.path}: {error}; has it changed since it was measured?") from None
+
+
+def _in_cell(ref: MediaRef) -> bytes:
+    try:
+        return cell_bytes(ref.path, cell_of(ref.inside))
+    except OSError as error:
+        raise MediaError("missing_media", f"{ref.path}: {error.strerror or error}") from None
     except ValueError as error:
         raise MediaError("bad_media", f"{ref.path}: {error}; has it changed since it was measured?") from None
 

@@ -10,12 +10,12 @@ import urllib.parse
 import urllib.request
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyarrow import fs
 
-from ..records import MediaError, without_secrets
-from ..runtime.storage import Hashed, write_json, write_whole
+from ..records import MediaError, MediaRef, without_secrets
+from ..runtime.storage import Hashed, read_json, write_json, write_whole
 
 # Environment variable: the folder where downloads are kept. Empty or absent: nothing is downloaded.
 DOWNLOADS = "NEATPACK_DOWNLOADS"
@@ -99,6 +99,20 @@ def fetched(url: str) -> Path:
     return path
 
 
+class Fetched(NamedTuple):
+    """A download, on record: a file behind a URL may be another one tomorrow."""
+
+    url: str  # without user, password and query
+    bytes: int
+    sha256: str
+
+
+def fetched_for(ref: MediaRef) -> list[Fetched]:
+    """The downloads that a medium was read from."""
+    urls = [path for path in ref.frames or (ref.path,) if is_http(path)]
+    return [Fetched(**read_json(fetched(url).with_suffix(".json"))) for url in urls]
+
+
 def _download(url: str, path: Path) -> None:
     errors: list[Exception] = []
     while len(errors) < TRIES:
@@ -137,9 +151,8 @@ def _copy(url: str, path: Path) -> None:
         told = response.headers.get("Content-Length")
         if told is not None and int(told) != out.tell():  # http.client takes a connection that broke for the end
             raise ConnectionError(f"{out.tell()} of {told} bytes came")
-        # What came, on record: a file behind a URL may be another one tomorrow.
-        record = {"url": without_secrets(url), "bytes": out.tell(), "sha256": out.digest()}
-        write_json(path.with_suffix(".json"), record)
+        record = Fetched(url=without_secrets(url), bytes=out.tell(), sha256=out.digest())
+        write_json(path.with_suffix(".json"), record._asdict())
 
 
 def _wait(num_errors: int) -> None:

@@ -24,6 +24,8 @@ from .note import ShardNote
 from .sources import write_sources
 from .stats import dataset_stats, make_index, pack_stats, shard_stats
 
+FETCHED = pa.schema({"url": pa.string(), "bytes": pa.int64(), "sha256": pa.string()})
+
 logger = logging.getLogger(__name__)
 
 
@@ -110,6 +112,8 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
         "stats/datasets.parquet": dataset_stats(inputs.corpora, ledgers, planned.plan),
         **{f"ledger/{number:05d}.parquet": ledger for number, ledger in enumerate(ledgers)},
     }
+    if fetched := sorted({each for note in notes for each in note.fetched}):
+        tables["fetched.parquet"] = pa.Table.from_pylist([each._asdict() for each in fetched], schema=FETCHED)
     for name, table in tables.items():
         write_parquet(out / name, table)
     write_sources(out, inputs.corpora)

@@ -21,6 +21,7 @@ OURS = (
     MANIFEST,
     SOURCES,
     "index.parquet",
+    "fetched.parquet",
     "image_table.npy",
     "video_table.npy",
     "stats",

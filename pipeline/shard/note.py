@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..manifest import ShardEntry
+from ..media.remote import Fetched
 from ..records import Pack, Skip
 from ..runtime.storage import read_json, write_json
 
@@ -74,6 +75,7 @@ class ShardNote:
     sha256: str
     packs: tuple[PackLine, ...]
     lost: tuple[LostRow, ...]
+    fetched: tuple[Fetched, ...] = ()  # the downloads that its media were read from, each once
 
     @property
     def entry(self) -> ShardEntry:
@@ -96,4 +98,5 @@ class ShardNote:
             return None
         packs = (PackLine(**line | {"members": tuple(map(tuple, line["members"]))}) for line in found["packs"])
         lost = (LostRow(**line) for line in found["lost"])
-        return cls(**found | {"packs": tuple(packs), "lost": tuple(lost)})
+        fetched = (Fetched(*line) for line in found["fetched"])
+        return cls(**found | {"packs": tuple(packs), "lost": tuple(lost), "fetched": tuple(fetched)})

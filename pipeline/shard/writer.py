@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from ..families.registry import family_for
 from ..labels import mask_spans
 from ..measure.length import shrunk, truncated
 from ..measure.store import read_measured
+from ..media.remote import Fetched, fetched_for
 from ..plan.assign import Plan, PlanLine
 from ..records import IGNORE, Document, Measured, MediaError, Pack, Sample
 from ..render.pack import build_pack
@@ -92,6 +93,7 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
         sha256=hashed.digest(),
         packs=tuple(lines),
         lost=tuple(lost),
+        fetched=tuple(sorted(renderer.fetched)),
     )
     note.write(job.done)
     logger.debug("%s: %d packs, %d bytes, %d rows lost", note.shard, len(note.packs), note.bytes, len(note.lost))
@@ -107,6 +109,7 @@ class Renderer:
     plan: Plan
     parts: Sequence[Path]
     watch: Journal
+    fetched: set[Fetched] = field(default_factory=set)  # downloads that are in a pack, filled on the way
 
     def pack(self, number: int) -> tuple[Pack | None, list[LostRow]]:
         """Pack `number` without the rows whose media fail, and those rows; None where no row is left."""
@@ -142,6 +145,8 @@ class Renderer:
                 reason=error.skip.reason,
                 detail=error.skip.detail,
             )
+        for medium in measured.media:
+            self.fetched.update(fetched_for(medium.ref))
         document = Document(
             dataset=self.job.corpora[line["dataset"]],
             row=line["row"],
@@ -149,7 +154,7 @@ class Renderer:
             id=line["id"],
             form=measured.form,
             loss=measured.loss,
-            targets=tuple(mask_spans(sample.labels != IGNORE)),
+            targets=tuple((start, stop) for start, stop in mask_spans(sample.labels != IGNORE).tolist()),
             tokens=line["tokens"],
             visual_tokens=line["visual_tokens"],
             **{f"num_{kind}s": count for kind, count in measured.num_media.items()},

@@ -110,7 +110,6 @@ def test_another_dialect() -> None:
             Turn(role="user", parts=(image("a.jpg"), "Who?")),
             Turn(role="assistant", parts=("Me.",)),
         ),
-        id="7",
     )
 
 

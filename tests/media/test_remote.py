@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from helpers import assert_verified, files_of, picture, tiny_config
 from object_store import serving
@@ -16,13 +17,14 @@ from pyarrow import fs
 
 from neatpack.pipeline.ingest.media import media_reference
 from neatpack.pipeline.ingest.meta import read_meta
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.media import remote
 from neatpack.pipeline.media.image import image_size
 from neatpack.pipeline.media.open import open_media
 from neatpack.pipeline.media.remote import DOWNLOADS, located
 from neatpack.pipeline.records import MediaError, MediaRef, without_secrets
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_ledger
+from neatpack.pipeline.shard.verify import read_ledger, verify_ledger
 
 
 @pytest.fixture(autouse=True)
@@ -271,3 +273,30 @@ def test_packing_with_downloads(web: Web, tmp_path: Path, engine: str, monkeypat
     lines = read_ledger(tmp_path / "off", assert_verified(tmp_path / "off")).to_pylist()
     assert [line["reason"] for line in lines] == ["missing_media"] * 2
     assert lines[0]["detail"].endswith("downloads are off; give --allow-http")
+    assert not (tmp_path / "off/fetched.parquet").exists()
+
+
+def test_an_output_tells_what_was_downloaded(web: Web, tmp_path: Path) -> None:
+    """Each file once, those that are in a pack alone, without the key in the URL."""
+    names = ("cat", "dog", "text")
+    contents = {name: picture(tmp_path / f"{name}.png", 40, 60, seed=len(name)).read_bytes() for name in names[:2]}
+    contents["text"] = b"no picture"
+    web.answers |= {f"/{name}.png": [(200, content)] for name, content in contents.items()}
+    row = {"messages": [{"role": "user", "content": "<image>?"}, {"role": "assistant", "content": "."}]}
+    rows = [row | {"images": [web.url(f"/{name}.png?key=secret")]} for name in ("dog", "cat", "text", "dog")]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "meta.json").write_text(json.dumps({"d": {"file_name": "rows.jsonl"}}))
+    out = tmp_path / "out"
+    run_pack(tiny_config(tmp_path / "meta.json", out, allow_http=True))
+    assert pq.read_table(out / "fetched.parquet").to_pylist() == [
+        {"url": web.url(f"/{name}.png"), "bytes": len(contents[name]),
+         "sha256": hashlib.sha256(contents[name]).hexdigest()}
+        for name in ("cat", "dog")
+    ]  # fmt: skip
+    assert "fetched.parquet" in assert_verified(out).files
+    (out / "manifest.json").unlink()  # a finished shard's downloads are known from its note
+    before = (out / "fetched.parquet").read_bytes()
+    assert run_pack(tiny_config(tmp_path / "meta.json", out, allow_http=True)).reused_shards == 1
+    assert (out / "fetched.parquet").read_bytes() == before
+    (out / "fetched.parquet").write_bytes(b"other")
+    assert verify_ledger(out, Manifest.read(out)) == ["fetched.parquet: sha256 differs from the manifest's"]

@@ -1,6 +1,7 @@
 """`messages`: a list of turns with role and content, OpenAI's way; by columns and tags, any other names for them."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -28,9 +29,9 @@ def read(row: Row, dialect: Dialect) -> Said | Skip:
         return bad_row(_no_turns(row, column))
     if not messages:
         return bad_row("empty conversation")
-    turns = []
+    names, turns = _names(dialect.tags, dialect.ignore_keys), []
     for number, message in enumerate(messages):
-        turn = _turn(message, number, column, dialect)
+        turn = _turn(message, number, column, names)
         if isinstance(turn, Skip):
             return turn
         turns.append(turn)
@@ -62,19 +63,34 @@ def _no_turns(row: Row, column: str) -> str:
     return f"column {column!r} is a JSON {json_name(row.get(column))}; expected a list of turns"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Names:
+    """What a data set calls roles and keys of turns: the same for all its rows, so it is worked out once."""
+
+    tags: Tags
+    roles: dict[str, Role]
+    ignored: frozenset[str]
+    known: frozenset[str]
+
+
 @cache
-def roles_of(tags: Tags) -> dict[str, Role]:
+def _names(tags: Tags, ignore_keys: tuple[str, ...]) -> _Names:
     named: dict[str, Role] = {tags.user_tag: "user", tags.assistant_tag: "assistant", tags.system_tag: "system"}
-    return {**named, **{name: role for name, role in OTHER_ROLES.items() if name not in named}}
+    others = {name: role for name, role in OTHER_ROLES.items() if name not in named}
+    own = (tags.role_tag, tags.content_tag)
+    return _Names(
+        tags=tags,
+        roles={**named, **others},
+        ignored=frozenset(ignore_keys).difference(own),
+        known=frozenset((*own, *HONOURED)),
+    )
 
 
-def _turn(message: Any, number: int, column: str, dialect: Dialect) -> Spoken | Skip:
+def _turn(message: Any, number: int, column: str, names: _Names) -> Spoken | Skip:
     if not isinstance(message, Mapping):
         return bad_row(f"turn {number} is a JSON {json_name(message)}; expected an object")
-    tags, roles = dialect.tags, roles_of(dialect.tags)
-    own = (tags.role_tag, tags.content_tag)
-    ignored = set(dialect.ignore_keys) - set(own)
-    turn = {key: value for key, value in message.items() if value is not None and key not in ignored}
+    tags, roles = names.tags, names.roles
+    turn = {key: value for key, value in message.items() if value is not None and key not in names.ignored}
     tag, content = turn.get(tags.role_tag), turn.get(tags.content_tag)
     role = roles.get(tag) if isinstance(tag, str) else None
     if tag == CALL and role is None:
@@ -99,7 +115,7 @@ def _turn(message: Any, number: int, column: str, dialect: Dialect) -> Spoken | 
         content=content,
         at=(column, number, tags.content_tag),
         label=f"turn {number}",
-        unknown=tuple(str(key) for key in turn if key not in (*own, *HONOURED)),
+        unknown=tuple([str(key) for key in turn if key not in names.known]),
         **extras,
     )
 

@@ -13,7 +13,15 @@ TEXTS = ("text", "input_text", "output_text")
 TYPES: dict[str, MediaKind] = {
     f"{before}{kind}{after}": kind for kind in KINDS for before, after in (("", ""), ("", "_url"), ("input_", ""))
 }
-ASKED = ("fps", "frame_indices", "video_start", "video_end", "offset", "length")  # beside the medium, of the medium
+ASKED = (
+    "fps",
+    "frame_indices",
+    "video_start",
+    "video_end",
+    "offset",
+    "length",
+    "cell",
+)  # beside the medium, of the medium
 MEANINGLESS = ("detail", "format")  # what OpenAI asks of its own models, and what the bytes tell themselves
 
 

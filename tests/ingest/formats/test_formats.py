@@ -1,12 +1,12 @@
-"""Every format literally, which one rows are in, every spelling of a medium, and no row that raises."""
+"""Every format literally, which one rows are in, and no row that raises."""
 
-import base64
 import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
+from format_rows import ASKED, TEXT_OF_PNG, USER, asked, dataset, turns_of
 from hypothesis import given, strategies as st
 
 from neatpack.pipeline.ingest import convert as convert_module
@@ -17,37 +17,18 @@ from neatpack.pipeline.ingest.formats.detect import detect
 from neatpack.pipeline.ingest.holdout import row_hash
 from neatpack.pipeline.ingest.lines import Part
 from neatpack.pipeline.ingest.meta import Dataset
-from neatpack.pipeline.media.inline import bytes_in_line, pointed
-from neatpack.pipeline.media.open import open_media
+from neatpack.pipeline.media.inline import bytes_in_line
 from neatpack.pipeline.records import REASONS, Example, MediaRef, Skip, Turn
-
-PNG = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
-TEXT_OF_PNG = base64.b64encode(PNG).decode()
-
-
-def dataset(name: str, **keys: Any) -> Dataset:
-    """A data set of a format, as `read_meta` gives it."""
-    preset = FORMATS[name]
-    given = {"columns": preset.columns, "tags": preset.tags, "media_dir": "/media"} | keys
-    return Dataset(name="d", files=("rows.jsonl",), format=name, **given)
 
 
 def image(name: str) -> MediaRef:
     return MediaRef(kind="image", path=f"/media/{name}")
 
 
-def asked(*parts: str | MediaRef) -> tuple[Turn, Turn]:
-    """A user's turn, and the answer "Me."."""
-    return Turn(role="user", parts=parts), Turn(role="assistant", parts=("Me.",))
-
-
 def document(*parts: str | MediaRef) -> tuple[Turn]:
     return (Turn(role="document", parts=parts),)
 
 
-ASKED = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}]
 SHAREGPT = [{"from": "human", "value": "<image>Who?"}, {"from": "gpt", "value": "Me."}]
 VSFT = [
     {"role": "user", "content": [{"type": "image", "index": 1, "text": None}, {"type": "text", "text": "Who?"}]},
@@ -161,7 +142,7 @@ GOOD: dict[str, tuple[str, dict[str, Any], tuple[Turn, ...]]] = {
 def test_each_format(name: str, row: dict[str, Any], turns: tuple[Turn, ...]) -> None:
     assert detect([row]) == name
     example = convert(row, dataset(name))
-    assert example == Example(turns=turns, id=str(row.get("id", "")))
+    assert example == Example(turns=turns)
     assert from_conversation(to_conversation(example)) == Example(turns=turns)  # as it is handed on online
 
 
@@ -315,337 +296,6 @@ def test_long_rows_are_not_all_read_for_their_format(tmp_path: Path, monkeypatch
     assert len(first_rows([part])) == 100
     monkeypatch.setattr(convert_module, "FIRST_BYTES", 20)  # a row has 9
     assert len(first_rows([part])) == 3
-
-
-# ---------------------------------------------------------------- keys of turns
-
-
-def spoken(*turns: dict[str, Any], **columns: Any) -> Example | Skip:
-    keys = {key: columns.pop(key) for key in ("ignore_keys",) if key in columns}
-    return convert({"messages": list(turns), **columns}, dataset("messages", **keys))
-
-
-def turns_of(example: Example | Skip) -> tuple[Turn, ...]:
-    assert isinstance(example, Example), example
-    return example.turns
-
-
-USER, ANSWER = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Me."}
-
-
-@pytest.mark.parametrize(
-    ("keys", "loss"),
-    [({}, None), ({"loss": False}, False), ({"loss": 1}, True), ({"weight": 0}, False), ({"weight": 1.0}, True),
-     ({"loss": None, "weight": None}, None), ({"loss": True, "weight": 1}, True)],
-)  # fmt: skip
-def test_loss_of_a_turn(keys: dict[str, Any], loss: bool | None) -> None:
-    assert turns_of(spoken(USER, ANSWER | keys, ANSWER))[1].loss is loss
-
-
-@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
-def test_reasoning(key: str) -> None:
-    assert turns_of(spoken(USER, ANSWER | {key: " Hm. "}))[1] == Turn(
-        role="assistant", parts=("Me.",), reasoning=" Hm. "
-    )
-
-
-CALL = {"type": "function", "function": {"name": "weather", "arguments": {"place": "Rome"}}}
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        CALL,
-        {"type": "function", "function": {"name": "weather", "arguments": '{"place": "Rome"}'}},
-        {"name": "weather", "arguments": {"place": "Rome"}},
-        {"name": "weather", "arguments": '{"place": "Rome"}', "function": None},
-    ],
-)
-def test_tool_calls(call: dict[str, Any]) -> None:
-    calling = {"role": "assistant", "content": None, "tool_calls": [call]}
-    result = {"role": "tool", "content": "Sunny.", "name": "weather", "tool_call_id": "c1"}
-    assert turns_of(spoken(USER, calling, result, ANSWER))[1:3] == (
-        Turn(role="assistant", parts=("",), tool_calls=(CALL,)),
-        Turn(role="tool", parts=("Sunny.",), name="weather", call_id="c1"),
-    )
-
-
-def test_a_call_keeps_its_id_and_sharegpt_has_calls_as_turns() -> None:
-    (_, turn) = turns_of(spoken(USER, {"role": "assistant", "content": "", "tool_calls": [CALL | {"id": "c1"}]}))
-    assert turn.tool_calls == ({"id": "c1", **CALL},)
-    row = {
-        "conversations": [
-            {"from": "human", "value": "Weather?"},
-            {"from": "function_call", "value": '{"name": "weather", "arguments": {"place": "Rome"}}'},
-            {"from": "observation", "value": "Sunny."},
-            {"from": "gpt", "value": "Sun."},
-        ]
-    }
-    turns = turns_of(convert(row, dataset("sharegpt")))
-    assert [turn.role for turn in turns] == ["user", "assistant", "tool", "assistant"]
-    assert turns[1].tool_calls == (CALL,)
-
-
-def test_other_roles() -> None:
-    turns = [{"role": role, "content": "x"} for role in ("developer", "user", "tool", "function", "observation")]
-    assert [turn.role for turn in turns_of(spoken(*turns, ANSWER))] == [
-        "system", "user", "tool", "tool", "tool", "assistant",
-    ]  # fmt: skip
-
-
-TOOL = {"name": "weather", "parameters": {}}
-WRAPPED = {"type": "function", "function": TOOL}
-
-
-@pytest.mark.parametrize(
-    "columns",
-    [{"tools": [TOOL]}, {"tools": [WRAPPED]}, {"tools": json.dumps([TOOL])}, {"functions": [TOOL]}, {"tools": TOOL}],
-)
-def test_tools(columns: dict[str, Any]) -> None:
-    example = spoken(USER, ANSWER, **columns)
-    assert isinstance(example, Example) and example.tools == (WRAPPED,)
-
-
-def test_everything_that_a_turn_says_survives_the_online_form() -> None:
-    calling = {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning": "Hm.", "loss": False}
-    result = {"role": "tool", "content": "Sunny.", "name": "weather", "tool_call_id": "c1"}
-    example = spoken(USER, calling, result, ANSWER, tools=[TOOL])
-    assert from_conversation(json.loads(json.dumps(to_conversation(example)))) == example
-
-
-# Turns -> words of the detail.
-BAD_TURNS: dict[str, tuple[list[dict[str, Any]], str]] = {
-    "unknown key": (
-        [USER, ANSWER | {"wieght": 0}],
-        "turn 1: unknown key 'wieght'; fix it, or list it under \"ignore_keys\" of the data set",
-    ),
-    "unknown key of a text": (
-        [{"role": "user", "content": [{"type": "text", "text": "x", "lang": "en"}]}, ANSWER],
-        "turn 0: a part of type 'text': unknown key 'lang'; fix it, or list it",
-    ),
-    "unknown key of a picture": (
-        [{"role": "user", "content": [{"type": "image", "image": "a.jpg", "max_pixels": 9}]}, ANSWER],
-        "turn 0: a part of type 'image': unknown key 'max_pixels'",
-    ),
-    "a slip of the pen": (
-        [{"role": "user", "content": [{"type": "image", "imge": "a.jpg"}]}, ANSWER],
-        "turn 0: a part of type 'image': unknown key 'imge'",
-    ),
-    "half a weight": ([USER, ANSWER | {"weight": 0.5}], "turn 1: 'weight' is 0.5; expected 0 or 1"),
-    "loss is a text": ([USER, ANSWER | {"loss": "no"}], "turn 1: 'loss' is 'no'; expected 0 or 1"),
-    "contradiction": ([USER, ANSWER | {"loss": True, "weight": 0}], "'loss' and 'weight' contradict each other"),
-    "two thoughts": ([USER, ANSWER | {"reasoning": "a", "thinking": "b"}], "'reasoning' and 'thinking' differ"),
-    "a user who reasons": ([USER | {"reasoning": "a"}, ANSWER], "'reasoning' in a turn of role 'user' is not used"),
-    "a user who calls": ([USER | {"tool_calls": [CALL]}, ANSWER], "'tool_calls' in a turn of role 'user' is not used"),
-    "a name": ([USER | {"name": "Tom"}, ANSWER], "'name' in a turn of role 'user' is not used; remove it, or list"),
-    "refusal": ([USER, ANSWER | {"refusal": "No."}], "unknown key 'refusal'"),
-    "arguments": (
-        [USER, ANSWER | {"tool_calls": [{"name": "f", "arguments": "{"}]}],
-        "turn 1: tool call 0: its arguments are no JSON object",
-    ),
-    "a call without a name": ([USER, ANSWER | {"tool_calls": [{}]}], "turn 1: tool call 0 has no name"),
-    "calls are a number": (
-        [USER, ANSWER | {"tool_calls": 7}],
-        "turn 1: 'tool_calls' is a JSON number; expected a list",
-    ),
-    "a picture of a tool": (
-        [USER, {"role": "tool", "content": [{"type": "image", "image": "a.jpg"}]}, ANSWER],
-        "turn 1: image in a turn of role 'tool'; expected text only",
-    ),
-}
-
-
-@pytest.mark.parametrize(("turns", "words"), BAD_TURNS.values(), ids=BAD_TURNS)
-def test_bad_turns(turns: list[dict[str, Any]], words: str) -> None:
-    skip = spoken(*turns)
-    assert isinstance(skip, Skip) and skip.reason == "bad_row"
-    assert words in skip.detail
-
-
-@pytest.mark.parametrize("tools", ["[", 7, ["weather"], [{"description": "no name"}]])
-def test_bad_tools(tools: Any) -> None:
-    skip = spoken(USER, ANSWER, tools=tools)
-    assert isinstance(skip, Skip) and skip.reason == "bad_row" and skip.detail.startswith("column 'tools'")
-
-
-def test_ignored_keys_and_nulls_are_absent() -> None:
-    part = {"type": "text", "text": "Who?", "lang": "en", "image": None}
-    turns = [{"role": "user", "content": [part], "emotion": "calm"}, ANSWER | {"weight": 0.5, "refusal": None}]
-    assert turns_of(spoken(*turns, ignore_keys=("lang", "emotion", "weight"))) == asked("Who?")
-
-
-def test_what_nobody_learns_from() -> None:
-    silent = {"role": "assistant", "content": ""}
-    assert isinstance(spoken(USER, silent, USER, ANSWER), Example)
-    assert isinstance(spoken(USER, silent | {"reasoning": "Hm."}), Example)
-    detail = "no assistant turn that is trained on has text, reasoning or tool calls"
-    for turns in ([USER, silent], [USER, ANSWER | {"loss": 0}], [USER, ANSWER | {"loss": 0}, silent]):
-        assert spoken(*turns) == Skip(reason="no_target", detail=detail)
-
-
-@pytest.mark.parametrize(
-    ("row", "found"),
-    [({"id": 7}, "7"), ({"id": "a/b"}, "a/b"), ({"id": 0.5}, "0.5"), ({"id": None}, ""), ({"id": [1]}, ""),
-     ({"id": True}, ""), ({"uid": 1}, ""), ({}, ""), ({"id": "\ud83d"}, "")],
-)  # fmt: skip
-def test_the_id_of_a_row(row: dict[str, Any], found: str) -> None:
-    example = spoken(USER, ANSWER, **row)
-    assert isinstance(example, Example) and example.id == found
-    named = convert({"messages": ASKED, "uid": "x"}, dataset("messages", id_column="uid"))
-    assert isinstance(named, Example) and named.id == "x"
-
-
-# ---------------------------------------------------------------- spellings of media
-
-
-def first_medium(*parts: Any, **columns: Any) -> MediaRef | Skip:
-    content: Any = list(parts) or "<image>"
-    example = spoken({"role": "user", "content": content}, ANSWER, **columns)
-    return example if isinstance(example, Skip) else example.media[0]
-
-
-# Spelling in a column -> the path of the reference.
-PATHS = {
-    "cat.jpg": "/media/cat.jpg",
-    "/far/cat.jpg": "/far/cat.jpg",
-    "file:///far/my%20cat%23.jpg": "/far/my cat#.jpg",
-    "file://localhost/far/cat.jpg": "/far/cat.jpg",
-    "s3://bucket/cat.jpg": "s3://bucket/cat.jpg",
-    "gs://bucket/a b.jpg": "gs://bucket/a b.jpg",
-    "https://x.org/cat.jpg?size=1": "https://x.org/cat.jpg?size=1",
-    "C:\\cats\\cat.jpg": "/media/C:\\cats\\cat.jpg",
-    "A" * 100: "/media/" + "A" * 100,  # base64's alphabet, but of no known kind
-    "//server/" + "pictures/" * 8 + "cat": "//server/" + "pictures/" * 8 + "cat",  # bytes that an MP3 may begin with
-    "iVBORw0KGgo": "/media/iVBORw0KGgo",  # a PNG's beginning, but too short for one
-}
-
-
-@pytest.mark.parametrize(("given", "path"), PATHS.items(), ids=[given[:30] for given in PATHS])
-def test_paths_and_uris(given: str, path: str) -> None:
-    expected = MediaRef(kind="image", path=path)
-    assert first_medium(images=[given]) == first_medium(images=given) == first_medium(images={"url": given}) == expected
-    for part in (
-        {"type": "image", "image": given},
-        {"type": "image", "url": given},
-        {"type": "image", "path": given},
-        {"type": "image", "image_url": given},
-        {"type": "image_url", "image_url": given},
-        {"type": "image_url", "image_url": {"url": given, "detail": "high"}},
-        {"type": "input_image", "image_url": given, "detail": "low"},
-        {"type": "image_url", "value": given},
-    ):
-        assert first_medium(part) == expected, part
-
-
-@pytest.mark.parametrize("given", ["ftp://x/cat.jpg", "hdfs2://x/cat.jpg", "FTP://x/cat.jpg"])
-def test_other_schemes_are_never_glued_to_a_folder(given: str) -> None:
-    skip = first_medium(images=[given])
-    assert isinstance(skip, Skip) and skip.reason == "bad_row"
-    assert (
-        f"unknown scheme {given.partition(':')[0]}://; known: file, s3, gs, gcs, abfs, abfss, hdfs, http, https, data"
-        in skip.detail
-    )
-    for other in ("file://host/cat.jpg", "file://[", "file:///%ff.jpg"):
-        assert isinstance(first_medium(images=[other]), Skip)
-
-
-# Row with a picture as text -> where in the row.
-WRITTEN: dict[str, tuple[dict[str, Any], str]] = {
-    "base64": ({"images": [TEXT_OF_PNG]}, "/images/0"),
-    "one entry": ({"images": TEXT_OF_PNG}, "/images"),
-    "with line breaks": ({"images": [TEXT_OF_PNG[:76] + "\n" + TEXT_OF_PNG[76:]]}, "/images/0"),
-    "without padding": ({"images": [TEXT_OF_PNG.rstrip("=")]}, "/images/0"),
-    "data URI": ({"images": [f"data:image/png;base64,{TEXT_OF_PNG}"]}, "/images/0"),
-    "bytes": ({"images": [{"bytes": TEXT_OF_PNG, "path": "a.png"}]}, "/images/0/bytes"),
-    "base64 of an object": ({"images": {"base64": TEXT_OF_PNG}}, "/images/base64"),
-}
-
-
-@pytest.mark.parametrize(("columns", "place"), WRITTEN.values(), ids=WRITTEN)
-def test_pictures_as_text_of_a_column(columns: dict[str, Any], place: str) -> None:
-    assert first_medium(**columns) == MediaRef(kind="image", path="", inside=place, held=PNG)
-    assert bytes_in_line(json.dumps(columns).encode(), place) == PNG
-
-
-DATA = f"data:image/png;base64,{TEXT_OF_PNG}"
-PARTS: dict[str, tuple[dict[str, Any], str]] = {
-    "image": ({"type": "image", "image": TEXT_OF_PNG}, "/image"),
-    "base64": ({"type": "image", "base64": TEXT_OF_PNG}, "/base64"),
-    "image_url": ({"type": "image_url", "image_url": {"url": DATA}}, "/image_url/url"),
-    "image_url as text": ({"type": "image_url", "image_url": DATA}, "/image_url"),
-    "a sound": ({"type": "input_audio", "input_audio": {"data": TEXT_OF_PNG, "format": "wav"}}, "/input_audio/data"),
-    "a video": ({"type": "video_url", "video_url": {"url": DATA}}, "/video_url/url"),
-    "a video that is sampled": ({"type": "video", "video": DATA, "fps": 2}, "/video"),
-}
-
-
-@pytest.mark.parametrize(("part", "place"), PARTS.values(), ids=PARTS)
-def test_media_as_text_of_a_part(part: dict[str, Any], place: str) -> None:
-    """Also where the messages are a text themselves: it is found again by the line alone."""
-    turns = [{"role": "user", "content": [{"type": "input_text", "text": "Who?"}, part]}, ANSWER]
-    for messages in (turns, json.dumps(turns)):
-        row = {"messages": messages}
-        example = convert(row, dataset("messages"))
-        assert isinstance(example, Example), example
-        (ref,) = example.media
-        assert (ref.path, ref.inside, ref.held) == ("", f"/messages/0/content/1{place}", PNG)
-        assert ref.sampling.fps == part.get("fps")
-        assert bytes_in_line(json.dumps(row).encode(), ref.inside) == PNG
-        online = from_conversation(to_conversation(example))
-        assert isinstance(online, Example)
-        assert online.media[0].held == PNG and not online.media[0].inside
-        assert online.media[0].sampling == ref.sampling
-
-
-def test_a_picture_in_a_line_is_read_again_from_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    line = json.dumps({"images": [TEXT_OF_PNG]}).encode()
-    file.write_bytes(b"{}\n" + line + b"\n")
-    ref = MediaRef(kind="image", path=str(file), offset=3, length=len(line), inside="/images/0")
-    with open_media(ref) as opened:
-        assert opened.read() == PNG
-
-
-def test_pointers_go_into_texts_that_are_json() -> None:
-    assert pointed({"a": '[{"b/c": 5}]'}, "/a/0/b~1c") == 5
-    for nowhere in ({"a": "plain"}, {"a": "7"}, {"a": {}}):
-        with pytest.raises((LookupError, TypeError, ValueError)):
-            pointed(nowhere, "/a/0")
-
-
-HEADS = {
-    "JPEG": b"\xff\xd8\xff\xe0", "GIF": b"GIF89a", "BMP": b"BM\x99\0\0\0\0\0\0\0", "TIFF": b"II*\0", "TIFF 2": b"MM\0*",
-    "WebP": b"RIFF\0\0\0\0WEBP", "MP4": b"\0\0\0\x18ftypmp42", "WebM": b"\x1a\x45\xdf\xa3", "MP3": b"ID3\3",
-    "Ogg": b"OggS", "FLAC": b"fLaC",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
-def test_kinds_of_files_that_base64_is_told_by(head: bytes) -> None:
-    content = head + bytes(range(100))
-    assert first_medium(images=[base64.b64encode(content).decode()]).held == content
-    sound = b"\xff\xfb" + bytes(4000)
-    assert first_medium(images=[base64.b64encode(sound).decode()]).held == sound
-
-
-def test_bytes_in_memory() -> None:
-    for spelled in (PNG, {"bytes": PNG}, bytearray(PNG)):
-        assert first_medium(images=[spelled]) == MediaRef(kind="image", path="(image in memory)", held=PNG)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [f"data:image/png;base64,{TEXT_OF_PNG}?", {"bytes": TEXT_OF_PNG + "?"}, "data:image/png;base64", "B" * 5000,
-     [[TEXT_OF_PNG]], {"link": TEXT_OF_PNG}],
-    ids=["a stray character", "of bytes", "no comma", "no known kind", "nested", "unknown key"],
-)  # fmt: skip
-def test_what_is_no_base64_is_skipped_and_not_quoted(given: Any) -> None:
-    skip = first_medium(images=[given])
-    assert isinstance(skip, Skip)
-    wanted = "missing_media" if given == "B" * 5000 else "bad_row" if isinstance(given, list) or "link" in given else ""
-    assert skip.reason == (wanted or "bad_media")
-    assert skip.detail.startswith("column 'images': ")
-    assert TEXT_OF_PNG[:20] not in skip.detail and "BBBB" not in skip.detail
 
 
 # ---------------------------------------------------------------- holding out

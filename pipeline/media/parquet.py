@@ -1,0 +1,120 @@
+"""Media in cells of parquet files, read where they are.
+
+Parquet keeps a column of a row group as one compressed stretch, so that for one picture the pictures of its whole row
+group are read. The last ones that were read are kept.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .inline import pointer, steps
+
+ROWS = 256  # decoded at once
+KEPT_BYTES = 256 << 20  # in each process; one stretch is kept whatever its size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """The value `number` of a column of bytes in a row group, lists in it laid end to end.
+
+    ("images", "bytes"): in the column `images`, of lists of {"bytes", "path"} or of one, the bytes.
+    """
+
+    row_group: int
+    number: int
+    column: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """ "0/17/images/bytes": a JSON pointer but for the slash that it begins with."""
+        return pointer(self.row_group, self.number, *self.column)[1:]
+
+
+def is_cell(inside: str) -> bool:
+    """Of MediaRef.inside, which may be a JSON pointer."""
+    return bool(inside) and not inside.startswith("/")
+
+
+def cell_of(text: str) -> Cell:
+    """Of a cell's text. Raises ValueError where it is none."""
+    try:
+        row_group, number, *column = steps(f"/{text}")
+        cell = Cell(row_group=int(row_group), number=int(number), column=tuple(column))
+    except ValueError:
+        cell = None
+    if cell is None or not cell.column or min(cell.row_group, cell.number) < 0:
+        raise ValueError("expected row group/number/column, as in 0/17/image/bytes")
+    return cell
+
+
+def cell_bytes(file: str, cell: Cell) -> bytes:
+    """Raises OSError where the file cannot be opened, ValueError where there is no such cell in it."""
+    number = cell.number
+    for values in _kept().stretch(file, cell.row_group, cell.column):
+        if number < len(values):
+            found = values[number].as_py()
+            if found is not None:
+                return bytes(found)
+            break
+        number -= len(values)
+    raise ValueError(f"no bytes in cell {cell}")
+
+
+def batches(file: str, row_group: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(file) as table:
+        yield from table.iter_batches(batch_size=ROWS, row_groups=[row_group], columns=columns)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Stretches by file, row group and column; the one that was used last is at the end."""
+
+    num_bytes: int = 0
+    stretches: OrderedDict[tuple[str, int, tuple[str, ...]], list[pa.Array]] = field(default_factory=OrderedDict)
+
+    def stretch(self, file: str, row_group: int, column: tuple[str, ...]) -> list[pa.Array]:
+        key = file, row_group, column
+        if key not in self.stretches:
+            self.stretches[key] = _read(*key)
+            self.num_bytes += _size(self.stretches[key])
+        self.stretches.move_to_end(key)
+        while self.num_bytes > KEPT_BYTES and len(self.stretches) > 1:
+            self.num_bytes -= _size(self.stretches.popitem(last=False)[1])
+        return self.stretches[key]
+
+
+@cache
+def _kept() -> _Kept:
+    return _Kept()
+
+
+def _size(arrays: list[pa.Array]) -> int:
+    return sum(array.nbytes for array in arrays)
+
+
+def _read(file: str, row_group: int, column: tuple[str, ...]) -> list[pa.Array]:
+    try:
+        return [_inner(batch.column(column[0]), column[1:]) for batch in batches(file, row_group, [column[0]])]
+    except (pa.ArrowInvalid, KeyError, IndexError) as error:
+        raise ValueError(f"no column {'.'.join(column)} in row group {row_group}: {error}") from None
+
+
+def _inner(array: pa.Array, names: tuple[str, ...]) -> pa.Array:
+    """The bytes inside of lists and objects."""
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+        return _inner(items_of(array), names)
+    if not names:
+        return array
+    if not pa.types.is_struct(array.type):
+        raise KeyError(names[0])
+    return _inner(array.field(names[0]), names[1:])
+
+
+def items_of(lists: pa.Array) -> pa.Array:
+    """The items of all lists, end to end."""
+    ends = lists.offsets
+    return lists.values.slice(ends[0].as_py(), ends[-1].as_py() - ends[0].as_py())
