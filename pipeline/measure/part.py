@@ -33,6 +33,7 @@ class PartJob:
     dataset: Dataset
     part: Part
     is_taken: NDArray[np.bool_]  # by row of the part: rows that no output takes are not even parsed
+    max_row_bytes: int
     lenient: bool  # about placeholders
     train_on: TrainOn
     processor: ProcessorKey
@@ -72,9 +73,13 @@ def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
             continue
         if watch.is_poison(str(row)):
             logger.warning("%s row %d: %s; skipped as bad_media", job.dataset.name, row, CRASHED)
-            yield _Read(row, _id_of(parse_row(text, line_number), job), Skip(reason="bad_media", detail=CRASHED))
+            yield _Read(
+                row,
+                _id_of(parse_row(text, line_number, job.max_row_bytes), job),
+                Skip(reason="bad_media", detail=CRASHED),
+            )
             continue
-        parsed = parse_row(text, _where(job, line_number))
+        parsed = parse_row(text, _where(job, line_number), job.max_row_bytes)
         found = parsed if isinstance(parsed, Skip) else convert(parsed, job.dataset, lenient=job.lenient)
         if isinstance(found, Example):
             found = _placed(found, job.part.file, offset, len(text))

@@ -10,15 +10,19 @@ import av
 import numpy as np
 
 from ..records import MediaError, MediaRef
-from .open import ffmpeg_error, open_container
+from .limits import limits
+from .open import blamed, open_container
 
 
 def decode_audio(ref: MediaRef, sampling_rate: int) -> np.ndarray:
     """The first audio stream as float32 samples at this rate, its channels averaged to one."""
-    try:
-        pieces = list(_resampled(_frames(ref), sampling_rate))
-    except (av.FFmpegError, UnicodeDecodeError) as error:
-        raise ffmpeg_error(ref, error) from None
+    pieces: list[np.ndarray] = []
+    seconds = 0.0
+    with blamed(ref):
+        for piece in _resampled(_frames(ref), sampling_rate):
+            pieces.append(piece)
+            seconds += len(piece) / sampling_rate
+            limits().check("max_media_seconds", seconds, ref, "seconds and more")
     samples = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.float32)
     if not len(samples):
         raise MediaError("bad_media", f"{ref.path}: has no sound in it")

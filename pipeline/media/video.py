@@ -10,6 +10,7 @@ import numpy as np
 
 from ..records import MeasuredMedia, MediaError, MediaRef
 from .image import decode_image, image_size
+from .limits import limits
 from .open import open_container
 
 UNKNOWN_FPS = 24.0  # of a list of pictures, or of a single frame: what transformers assumes
@@ -33,9 +34,17 @@ def video_facts(ref: MediaRef) -> VideoFacts:
             raise MediaError("bad_media", f"{ref.path}: has no video stream")
         stream = container.streams.video[0]
         header_rate = float(stream.average_rate or 0)
-        packets = [packet for packet in container.demux(stream) if packet.size and not packet.is_discard]
-        times = [float(p.pts * p.time_base) for p in packets if p.pts is not None]
-    if not packets:
+        size = stream.codec_context
+        limits().check(
+            "max_image_pixels", size.width * size.height, ref, f"pixels in a frame ({size.width}x{size.height})"
+        )
+        num_packets, times = 0, []
+        for packet in container.demux(stream):
+            if packet.size and not packet.is_discard:
+                num_packets += 1
+                if packet.pts is not None:
+                    times.append(float(packet.pts * packet.time_base))
+    if not num_packets:
         raise MediaError("bad_media", f"{ref.path}: has no frames")
     with open_container(ref) as container:
         first = next(container.decode(video=0), None)
@@ -44,9 +53,10 @@ def video_facts(ref: MediaRef) -> VideoFacts:
         turned = first.rotation % 180 == 90
         height, width = (first.width, first.height) if turned else (first.height, first.width)
     fps = _rate(header_rate, times)
-    if len(times) < len(packets):  # no timestamps: frames are as far apart as their rate says
-        times = [number / fps for number in range(len(packets))]
+    if len(times) < num_packets:  # no timestamps: frames are as far apart as their rate says
+        times = [number / fps for number in range(num_packets)]
     ascending = np.sort(np.array(times, dtype=np.float64))
+    limits().check("max_media_seconds", ascending[-1] - ascending[0], ref, "seconds")
     return VideoFacts(height=height, width=width, fps=fps, times=ascending - ascending[0])
 
 
