@@ -17,7 +17,7 @@ from ..ingest.lines import Part, rows
 from ..ingest.meta import Dataset
 from ..labels import TrainOn
 from ..records import Example, Measured, MediaRef, Skip
-from ..runtime.journal import CRASHED, Journal, journal
+from ..runtime.journal import Journal, journal
 from .length import measure
 from .store import write_measured
 
@@ -71,12 +71,12 @@ def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
     for row, line_number, offset, text in rows(job.part):
         if not job.is_taken[row - job.part.first_row]:
             continue
-        if watch.is_poison(str(row)):
-            logger.warning("%s row %d: %s; skipped as bad_media", job.dataset.name, row, CRASHED)
+        if why := watch.poison(str(row)):
+            logger.warning("%s row %d: %s; skipped as bad_media", job.dataset.name, row, why)
             yield _Read(
                 row,
                 _id_of(parse_row(text, line_number, job.max_row_bytes), job),
-                Skip(reason="bad_media", detail=CRASHED),
+                Skip(reason="bad_media", detail=why),
             )
             continue
         parsed = parse_row(text, _where(job, line_number), job.max_row_bytes)

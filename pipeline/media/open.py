@@ -8,8 +8,9 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
@@ -17,6 +18,7 @@ import av
 from PIL import UnidentifiedImageError
 
 from ..records import MediaError, MediaRef
+from .budget import Budget
 from .inline import bytes_in_line
 from .limits import limits
 from .remote import Unreachable, fetched, is_http, is_stored, stored_bytes
@@ -125,31 +127,42 @@ def _words(error: Exception) -> str:
 @contextmanager
 def open_picture(ref: MediaRef) -> Iterator[BinaryIO]:
     """The bytes of a picture; what is raised inside the `with` is blamed on it."""
-    with open_media(ref) as file, blamed(ref):
+    with open_media(ref) as file, Budget(ref), blamed(ref):
         yield file
 
 
 @contextmanager
-def open_container(ref: MediaRef) -> Iterator[Any]:
-    """A video or sound as PyAV's container; what is raised inside the `with` is blamed on it."""
-    with open_media(ref) as file, blamed(ref):
+def open_containers(ref: MediaRef) -> Iterator[tuple[Callable[[], Any], Budget]]:
+    """A video or sound as what opens PyAV's container, as often as it is called, and what all of it may take.
+
+    What is raised inside the `with` is blamed on the medium.
+    """
+    with open_media(ref) as file, Budget(ref) as budget, blamed(ref):
         _refuse_lists(ref, file)
-        # Without its name, by which FFmpeg might take it for something else than it is, or look for files beside it.
-        nameless = SimpleNamespace(read=file.read, seek=file.seek, tell=file.tell)
-        try:
-            # Some files have metadata that is not UTF-8, which must not cost the medium.
-            container = av.open(nameless, "r", metadata_errors="ignore", options=_BYTES_ALONE)
-        except av.ArgumentError:
-            raise MediaError(
-                "bad_media", f"{ref.path}: not a container that is read; convert it, to mp4 or flac say ({CONTAINERS})"
-            ) from None
-        with container:
-            yield container
+        yield partial(_container, ref, file), budget
+
+
+@contextmanager
+def open_container(ref: MediaRef) -> Iterator[tuple[Any, Budget]]:
+    """The same, opened once."""
+    with open_containers(ref) as (opened, budget), opened() as container:
+        yield container, budget
+
+
+def _container(ref: MediaRef, file: BinaryIO) -> Any:
+    file.seek(0)
+    # Without its name, by which FFmpeg might take it for something else than it is, or look for files beside it.
+    nameless = SimpleNamespace(read=file.read, seek=file.seek, tell=file.tell)
+    try:
+        # Some files have metadata that is not UTF-8, which must not cost the medium.
+        return av.open(nameless, "r", metadata_errors="ignore", options=_BYTES_ALONE)
+    except av.ArgumentError:
+        told = f"not a container that is read; convert it, to mp4 or flac say ({CONTAINERS})"
+        raise MediaError("bad_media", f"{ref.path}: {told}") from None
 
 
 def _refuse_lists(ref: MediaRef, file: BinaryIO) -> None:
     beginning = file.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()
-    file.seek(0)
     for what, pattern in _LISTS.items():
         if pattern.match(beginning):
             raise MediaError(

@@ -41,16 +41,16 @@ def test_a_row_that_crashed_twice_is_poison(tmp_path):
     folder = tmp_path / "journal"
     segfault = "import ctypes; ctypes.string_at(0)"
     assert crash_in(folder, "7", segfault) == -11
-    assert not Journal(folder).is_poison("7")
+    assert Journal(folder).poison("7") == ""
     assert crash_in(folder, "7", segfault) == -11
-    assert Journal(folder).is_poison("7")
-    assert not Journal(folder).is_poison("8")
+    assert Journal(folder).poison("7") == "reading its media crashed the process twice"
+    assert Journal(folder).poison("8") == ""
 
 
 def test_a_kill_from_outside_is_nobodys_fault(tmp_path):
     for _ in range(3):
         assert crash_in(tmp_path / "journal", "7", "import os; os.kill(os.getpid(), 9)") == -9
-    assert not Journal(tmp_path / "journal").is_poison("7")
+    assert Journal(tmp_path / "journal").poison("7") == ""
 
 
 def test_the_attempt_after_a_crash_says_so(tmp_path, caplog):
