@@ -19,7 +19,7 @@ from .limits import limits
 
 MEMORY = 4 << 30  # bytes beyond what the process has; 100 megapixels with alpha take 2.4 GB
 CLOCK = 5  # seconds on the clock for a second of CPU: disks are slow, and others use them, too
-LATE = 1.5  # the process is ended after so many times the budget: our own loops come first
+LATE = 0.5  # the process is ended so many times --media-timeout behind the budget: our own loops come first
 
 
 class Budget:
@@ -38,7 +38,7 @@ class Budget:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._stop()
         if isinstance(error, MemoryError) and is_watched():
-            raise MediaError("bad_media", f"{self._ref.path}: takes more than {MEMORY >> 30} GiB of memory") from None
+            raise MediaError("bad_media", f"{self._ref.path}: takes more than {MEMORY >> 20} MiB of memory") from None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -68,7 +68,7 @@ class Budget:
         self._since = time.process_time(), time.monotonic()
         if self._bounds_time:
             for timer, left in zip(ALARMS, self._left, strict=True):
-                signal.setitimer(timer, max(LATE * left, 0.001))
+                signal.setitimer(timer, max(left, 0.0) + LATE * limits().media_timeout)
         if is_watched():
             _bound_memory(MEMORY)
 

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 CRASHES_TO_SKIP = 2
+MAX_RETRIES = 20  # of a task whose process crashed; a row that crashes is skipped before
 CRASHED = "reading its media crashed the process twice"
 OVERTIME = "took longer than --media-timeout allows"
 # Timers that end the process when they run out, and their signals: of CPU, and on the clock. See media/budget.py.

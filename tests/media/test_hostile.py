@@ -3,10 +3,13 @@
 import errno
 import io
 import re
+import resource
+import signal
 import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,10 +23,12 @@ from processors import qwen3_omni
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.manifest import Manifest
-from neatpack.pipeline.media import audio, image, video
+from neatpack.pipeline.media import audio, budget, image, video
 from neatpack.pipeline.media.limits import LIMITS, Limits
+from neatpack.pipeline.media.open import open_container
 from neatpack.pipeline.records import MeasuredMedia, MediaError, MediaRef
 from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.runtime.journal import journal
 from neatpack.pipeline.shard.verify import read_ledger
 
 # ---------------------------------------------------------------- a folder of them
@@ -252,7 +257,7 @@ def test_limits_are_those_of_the_task(good: Path, monkeypatch: pytest.MonkeyPatc
     cases = {
         MediaRef(kind="image", path=str(good / "a.png")): "600 pixels (30x20), above --max-image-pixels 599",
         MediaRef(
-            kind="image", path=str(good / "a.mp4"), offset=1, length=2001
+            kind="image", path=str(good / "a.wav"), offset=1, length=2001
         ): "2001 bytes, above --max-media-bytes 2000",
         MediaRef(kind="image", path="x", held=bytes(2001)): "2001 bytes, above --max-media-bytes 2000",
     }
@@ -276,3 +281,77 @@ def test_another_limit_is_another_output(tiny: TinyData, tmp_path: Path) -> None
         run_pack(tiny_config(meta, out))
     run_pack(tiny_config(meta, out, overwrite=True))
     assert read_ledger(out, Manifest.read(out))["reason"].to_pylist() == ["", ""]
+
+
+# ---------------------------------------------------------------- time and memory (more in runtime/test_journal.py)
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a task, but that nothing ends the process of the tests."""
+    monkeypatch.setattr(budget, "LATE", 1e7)
+    with journal(tmp_path / "journal"):
+        yield
+
+
+def test_videos_and_sounds_that_take_too_long(good: Path, watched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    readers = [reader for name, reader in READERS.items() if name in ("facts", "frames", "sound")]
+    for timeout, fails in ((1e-5, True), (100, False), (0, False)):
+        monkeypatch.setenv(LIMITS, Limits(media_timeout=timeout).as_text())
+        for _, name, read in readers:
+            ref = MediaRef(kind="video", path=str(good / name))
+            with pytest.raises(MediaError) if fails else nullcontext() as caught:
+                read(ref)
+            if caught:
+                assert caught.value.skip.detail == f"{ref.path}: took longer than --media-timeout allows"
+
+
+def test_what_others_do_with_a_frame_is_not_counted(good: Path, watched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor may it take no more memory than the medium."""
+    clock = [0.0]
+    monkeypatch.setattr(budget.time, "process_time", lambda: clock[0])
+    medium = MeasuredMedia(
+        ref=MediaRef(kind="video", path=str(good / "a.mp4")),
+        height=64, width=96, size=(64, 96), grid=(1, 1, 1), frames=(0, 1, 2, 3), fps=5.0,
+    )  # fmt: skip
+    for _ in video.wanted_frames(medium):
+        assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
+        assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+        clock[0] += 1000.0
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_longer_medium_may_take_longer(good: Path, watched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(budget.time, "process_time", lambda: clock[0])
+    monkeypatch.setenv(LIMITS, Limits(media_timeout=10).as_text())
+    with budget.Budget(MediaRef(kind="video", path="a.mp4")) as left:
+        clock[0] = 9.0
+        left.check()
+        left.extend(120)  # two minutes
+        clock[0] = 29.0
+        left.check()
+        clock[0] = 31.0
+        with pytest.raises(MediaError, match="took longer"):
+            left.check()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is bounded on Linux alone")
+def test_a_picture_that_takes_too_much_memory(tmp_path: Path, watched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ref = MediaRef(kind="image", path=str(tmp_path / "a.png"))
+    Image.new("RGBA", (4000, 4000)).save(ref.path)
+    assert image.decode_image(ref).shape == (4000, 4000, 3)
+    monkeypatch.setattr(budget, "MEMORY", 100 << 20)
+    with pytest.raises(MediaError) as caught:
+        image.decode_image(ref)
+    assert caught.value.skip.detail == f"{ref.path}: takes more than 100 MiB of memory"
+    assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
+
+
+def test_nothing_is_bounded_in_other_programs(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training process that reads a picture must not be ended for it."""
+    monkeypatch.setenv(LIMITS, Limits(media_timeout=1e-6).as_text())
+    with open_container(MediaRef(kind="video", path=str(good / "a.mp4"))) as (_, left):
+        assert signal.getitimer(signal.ITIMER_REAL) == signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+        assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
+        left.check()
