@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Self
 
 from ..records import MediaError, MediaRef
@@ -82,14 +83,24 @@ class Budget:
 
 
 def _bound_memory(more: int | None) -> None:
-    """So many bytes beyond what the process has; None: as many as there are. Where the system tells how many it has."""
-    most = resource.RLIM_INFINITY
-    if more is not None:
-        try:
-            with open("/proc/self/statm", "rb") as file:
-                most = int(file.read().split()[5]) * resource.getpagesize() + more
-        except FileNotFoundError:
-            return
+    """So many bytes beyond what the process has; None: as many as there are."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard == resource.RLIM_INFINITY:  # otherwise somebody has set a bound already
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+    if hard != resource.RLIM_INFINITY:
+        return  # somebody has set a bound already
+    most = resource.RLIM_INFINITY
+    if more is not None and (now := _data_bytes(int(10 * time.monotonic()))):
+        most = now + more
+    resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
+@lru_cache(maxsize=1)
+def _data_bytes(_tenth_of_a_second: int) -> int:
+    """What counts against the bound so far; 0 where the system does not tell, and there is no bound then.
+
+    Asked for ten times a second at most: headers are read faster than this.
+    """
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[5]) * resource.getpagesize()
+    except FileNotFoundError:  # Linux alone has it
+        return 0
