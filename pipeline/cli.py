@@ -16,6 +16,7 @@ from . import __version__
 from .config import PackConfig, UserError, absolute, add_flags, load_config
 from .extras import remedy
 from .manifest import Manifest, OutputError
+from .runtime.again import run_again
 from .runtime.logs import logged_to_stderr
 from .runtime.storage import write_whole
 from .shard.words import counted
@@ -23,8 +24,15 @@ from .shard.words import counted
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def command() -> int:
+    """What the shell calls: a process of our own, which may be forked."""
+    return main(in_fork=True)
+
+
+def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
+    """`in_fork`: jobs of --engine inline run in a forked process, so that they survive media that crash it."""
     args = _parser().parse_args(argv)
+    args.in_fork = in_fork
     # Nothing here trains; libraries that warn about missing accelerators only confuse.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
@@ -146,6 +154,14 @@ def _command(commands: Any, name: str, run: Callable[[argparse.Namespace], int],
 
 def _pack(args: argparse.Namespace) -> int:
     config = load_config(args)
+    return _survived(args, config, lambda: _print_packed(config))
+
+
+def _survived(args: argparse.Namespace, config: PackConfig, job: Callable[[], int]) -> int:
+    return run_again(job) if args.in_fork and config.engine == "inline" else job()
+
+
+def _print_packed(config: PackConfig) -> int:
     # Here and not above: torch and transformers take seconds, which --help and a wrong flag should not.
     from .run import run_pack
     from .shard.report import describe_output
@@ -171,10 +187,11 @@ def _say_troubles(where: str, troubles: Sequence[str]) -> bool:
 def _plan(args: argparse.Namespace) -> int:
     config = load_config(args, optional=("out",))
     if config.out or config.work:
-        return _print_plan(args, config, keeps_work=True)
+        return _survived(args, config, lambda: _print_plan(args, config, keeps_work=True))
     with tempfile.TemporaryDirectory(prefix="neatpack-plan-") as folder:
         args.work = folder
-        return _print_plan(args, load_config(args, optional=("out",)), keeps_work=False)
+        config = load_config(args, optional=("out",))
+        return _survived(args, config, lambda: _print_plan(args, config, keeps_work=False))
 
 
 def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: bool) -> int:
@@ -286,4 +303,4 @@ def _export(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(command())

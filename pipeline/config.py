@@ -14,6 +14,8 @@ from typing import Any, Literal
 VIDEO_KEYS = ("video_fps", "video_min_frames", "video_max_frames", "video_min_pixels", "video_max_pixels")
 ParquetMedia = Literal["copy", "in-place"]
 
+PILLOW_PIXELS = 178_956_970  # of a picture: what Pillow opens at most
+
 
 class UserError(ValueError):
     """The user's input is wrong (exit code 2): says what was got, what was expected and the remedy."""
@@ -77,6 +79,23 @@ class PackConfig:
     use_audio_in_video: bool = _key(
         False, "Qwen-Omni: use the sound track of a video, interleaved with its frames", shapes="measure"
     )
+    max_image_pixels: int = _key(
+        100_000_000,
+        "refuse pictures, and videos with frames, of more pixels (bad_media): they take up to 24 bytes of memory each",
+        shapes="measure",
+    )
+    max_media_seconds: float = _key(
+        6 * 3600.0, "refuse videos and sounds that last longer (bad_media)", shapes="measure"
+    )
+    max_media_bytes: int = _key(4 << 30, "refuse media of more bytes (bad_media)", shapes="measure")
+    max_row_bytes: int = _key(
+        64 << 20, "refuse rows whose line of JSON has more bytes (bad_row), before they are parsed", shapes="measure"
+    )
+    media_timeout: float = _key(
+        60.0,
+        "seconds of CPU for a medium, and for each minute that a video or sound lasts; on the clock, five times that. "
+        "What takes longer is bad_media. 0: no limit",
+    )
     pack_size: int = _key(8192, "tokens in a pack, at most", shapes="plan")
     packing_ratio: float = _key(1.0, "fill packs to this share of pack-size only", shapes="plan")
     max_visual_tokens: int = _key(
@@ -128,12 +147,25 @@ class PackConfig:
             raise UserError(f"packing_ratio is {self.packing_ratio}; it must be above 0 and at most 1")
         if not 0 <= self.max_skipped <= 1:
             raise UserError(f"max_skipped is {self.max_skipped}; it is a share: at least 0 and at most 1")
+        if not 1 <= self.max_image_pixels <= PILLOW_PIXELS:
+            raise UserError(
+                f"max_image_pixels is {self.max_image_pixels}; it must be 1 to {PILLOW_PIXELS}, all that Pillow opens"
+            )
         if not 0 <= self.holdout < 1:
             raise UserError(f"holdout is {self.holdout}; it must be at least 0 and below 1")
-        for key in ("min_pixels", "max_pixels", "max_visual_tokens", "max_packs", "num_workers", "seed", *VIDEO_KEYS):
+        for key in (
+            "min_pixels",
+            "max_pixels",
+            "max_visual_tokens",
+            "max_packs",
+            "num_workers",
+            "seed",
+            "media_timeout",
+            *VIDEO_KEYS,
+        ):
             if getattr(self, key) < 0:
                 raise UserError(f"{key} is {getattr(self, key)}; it must not be negative")
-        for key in ("group_size", "shard_mb", "align"):
+        for key in ("group_size", "shard_mb", "align", "max_media_seconds", "max_media_bytes", "max_row_bytes"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1")
         if self.pack_size % self.align:

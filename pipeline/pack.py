@@ -14,4 +14,4 @@ if __name__ == "__main__":
     sys.argv[0] = str(checkout / "neatpack")
     from neatpack.pipeline.cli import main
 
-    raise SystemExit(main(["pack", *sys.argv[1:]]))
+    raise SystemExit(main(["pack", *sys.argv[1:]], in_fork=True))

@@ -26,6 +26,7 @@ from .manifest import Manifest
 from .measure.hints import write_lengths
 from .measure.part import PartJob, measure_part
 from .measure.store import MeasuredPart, has_media_trouble
+from .media.limits import LIMITS, Limits
 from .media.remote import DOWNLOADS
 from .plan.assign import Plan, make_plan, shard_starts
 from .plan.repair import Key, repaired
@@ -194,11 +195,12 @@ def _read(datasets: Sequence[Dataset], config: PackConfig, imported: Path, runni
     ]
     scanned = iter(_scan(running.run(lines_of, files, title="open", unit="file"), running))
     sources = [joined([next(scanned) for _ in range(num_files(dataset))]) for dataset in datasets]
-    datasets = [resolved(each, first_rows(source.parts)) for each, source in zip(datasets, sources, strict=True)]
+    first = [first_rows(source.parts, config.max_row_bytes) for source in sources]
+    datasets = [resolved(*each) for each in zip(datasets, first, strict=True)]
     held = [np.zeros(source.num_rows, dtype=np.bool_) for source in sources]
     if config.holdout:
         parts = [(index, part) for index, source in enumerate(sources) for part in source.parts]
-        items = [(datasets[index], part, config.holdout) for index, part in parts]
+        items = [(datasets[index], part, config.holdout, config.max_row_bytes) for index, part in parts]
         for (index, part), found in zip(parts, running.run(held_out, items, title="hold out"), strict=True):
             held[index][part.first_row : part.first_row + part.num_rows] = found
     return list(zip(datasets, sources, held, strict=True))
@@ -264,6 +266,7 @@ def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
                         dataset=corpus.dataset,
                         part=part,
                         is_taken=corpus.is_taken(part),
+                        max_row_bytes=config.max_row_bytes,
                         lenient=config.placeholders == "lenient",
                         train_on=TrainOn(turns=config.train_on, reasoning=config.reasoning),
                         processor=_processor_key(config),
@@ -322,7 +325,10 @@ def _shard_jobs(planned: Planned) -> list[ShardJob]:
 
 def _environment(config: PackConfig) -> dict[str, str]:
     """Of every task: media are opened far below what the config reaches."""
-    return {DOWNLOADS: str(config.work_dir / "fetched") if config.allow_http else ""}
+    return {
+        DOWNLOADS: str(config.work_dir / "fetched") if config.allow_http else "",
+        LIMITS: Limits.of(config).as_text(),
+    }
 
 
 def _processor_key(config: PackConfig) -> ProcessorKey:

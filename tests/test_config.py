@@ -79,6 +79,11 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--video-max-frames": ("8", 8),
         "--video-min-pixels": ("3", 3),
         "--video-max-pixels": ("4", 4),
+        "--max-image-pixels": ("8", 8),
+        "--max-media-seconds": ("1.5", 1.5),
+        "--max-media-bytes": ("9", 9),
+        "--max-row-bytes": ("10", 10),
+        "--media-timeout": ("2.5", 2.5),
         "--pack-size": ("32", 32),
         "--packing-ratio": ("0.5", 0.5),
         "--max-visual-tokens": ("3", 3),
@@ -184,6 +189,11 @@ WRONG_VALUES = {
     ("--max-packs", "-1"): "max_packs is -1; it must not be negative",
     ("--group-size", "0"): "group_size is 0; it must be at least 1",
     ("--shard-mb", "0"): "shard_mb is 0; it must be at least 1",
+    ("--max-row-bytes", "0"): "max_row_bytes is 0; it must be at least 1",
+    ("--media-timeout", "-1"): "media_timeout is -1.0; it must not be negative",
+    ("--max-image-pixels", "200000000"): (
+        "max_image_pixels is 200000000; it must be 1 to 178956970, all that Pillow opens"
+    ),
     ("--align", "0"): "align is 0; it must be at least 1",
     ("--pack-size", "16", "--align", "16"): "packing_ratio 1.0 fills packs to 16 tokens; it must be at least 32",
     ("--pack-size", "100", "--align", "8"): "pack_size 100 is not a multiple of align 8",
@@ -329,6 +339,10 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
         "video_min_pixels": 0,
         "video_max_pixels": 0,
         "use_audio_in_video": False,
+        "max_image_pixels": 100_000_000,
+        "max_media_seconds": 21_600.0,
+        "max_media_bytes": 4 << 30,
+        "max_row_bytes": 64 << 20,
     }
     assert config.shaping("render") == {"resize": "torch", "shard_mb": 256}
     assert config.shaping("plan") == {
@@ -350,7 +364,7 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     unshaped = {field.name for field in dataclasses.fields(config)} - everything.keys()
     free = {
         "meta", "processor", "out", "datasets", "trust_remote_code", "allow_http", "parquet_media", "max_skipped",
-        "work", "engine", "num_workers", "overwrite",
+        "media_timeout", "work", "engine", "num_workers", "overwrite",
     }  # fmt: skip
     assert unshaped == free
 

@@ -64,7 +64,8 @@ POLICIES = {
     "images/white-1x1.jpg": ("packed", 4),  # grown to the processor's min_pixels
     "images/png-transparent.png": ("packed", 4),  # the same, on white
     "images/161x1.jpg": ("packed", 26),  # 161:1 is below the model's 200:1
-    "images/black_large.webp": ("packed", 16320),  # 144 MP, below Pillow's limit; shrunk to max_pixels
+    # 144 MP of black; with --max-image-pixels 178956970 it is packed, shrunk to max_pixels.
+    "images/black_large.webp": ("144000000 pixels (12000x12000), above --max-image-pixels 100000000", 0),
     # 400:1 is above it: a grid of such a picture does not exist.
     "images/ui-bg_glass_50_3baae3_1x400.png": ("aspect ratio 400:1 is above 200:1 (1x400); crop the picture", 0),
 }
@@ -75,14 +76,14 @@ REFUSALS = {
     "images/half_download_dev.jpg": "OSError: image file is truncated (32 bytes not processed)",
     "images/decompression_bomb.gif": "DecompressionBombError: Image size (4364696535 pixels) exceeds limit of",
     "images/zPug_3.heic": "not a picture of a kind that Pillow knows",
-    "images/zero_byte.jpg": "not a picture of a kind that Pillow knows",
+    "images/zero_byte.jpg": "is empty",
     "images/error_page.jpg": "not a picture of a kind that Pillow knows",
     "images/broken.png": "not a picture of a kind that Pillow knows",
 }
 VIDEO_REFUSALS = {
     "videos/corrupted.mp4": "InvalidDataError: Invalid data found when processing input",  # 28 of 50 frames decode
     "videos/sample_audio_only.mp4": "has no video stream",
-    "videos/zero_byte.webm": "InvalidDataError: Invalid data found when processing input",
+    "videos/zero_byte.webm": "is empty",
     "videos/Mpeg4.mp4": "has no video stream",
 }
 

@@ -14,7 +14,7 @@ from .formats import AUTO, FORMATS
 from .formats.detect import detect, used_and_unused
 from .formats.example import example_of
 from .formats.said import Said
-from .lines import PROBLEM, Part, rows
+from .lines import MAX_ROW_BYTES, PROBLEM, Part, rows
 from .media import json_name
 from .meta import Dataset
 
@@ -24,8 +24,12 @@ FIRST_BYTES = 16 << 20  # of them; rows with media in them are long, and the dri
 logger = logging.getLogger(__name__)
 
 
-def parse_row(line: bytes, line_number: int | str) -> dict[str, Any] | Skip:
-    """`line_number`: for whoever looks for the row; also "7 of b.jsonl"."""
+def parse_row(line: bytes, line_number: int | str, max_bytes: int = MAX_ROW_BYTES) -> dict[str, Any] | Skip:
+    """`line_number`: for whoever looks for the row; also "7 of b.jsonl". Longer rows are not even parsed."""
+    if len(line) > max_bytes:
+        return Skip(
+            reason="bad_row", detail=f"line {line_number}: {len(line)} bytes, above --max-row-bytes {max_bytes}"
+        )
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, a number of thousands of digits
@@ -72,11 +76,11 @@ def _dialect(dataset: Dataset, *, lenient: bool) -> Dialect:
     )
 
 
-def first_rows(parts: Iterable[Part]) -> list[dict[str, Any]]:
+def first_rows(parts: Iterable[Part], max_bytes: int = MAX_ROW_BYTES) -> list[dict[str, Any]]:
     """The first rows of a data set, as far as they are objects; fewer where they are long."""
     found, num_bytes = [], 0
     for line in islice(chain.from_iterable(map(rows, parts)), NUM_FIRST_ROWS):
-        row = parse_row(line.text, line.line)
+        row = parse_row(line.text, line.line, max_bytes)
         if not isinstance(row, Skip):
             found.append(row)
         num_bytes += len(line.text)

@@ -18,18 +18,18 @@ from ..records import Skip
 from ..runtime.storage import sha256_of
 from .convert import said_of
 from .formats.parts import KINDS
-from .lines import Part, media_beside, rows
+from .lines import MAX_ROW_BYTES, Part, media_beside, rows
 from .meta import Dataset
 
 
-def held_out(dataset: Dataset, part: Part, share: float) -> NDArray[np.bool_]:
+def held_out(dataset: Dataset, part: Part, share: float, max_row_bytes: int = MAX_ROW_BYTES) -> NDArray[np.bool_]:
     """The task: which rows of a part are held out."""
     embedded = (str(media_beside(part.file)), part.origin) if part.origin else ()  # what was rewritten may have some
-    below = (row_hash(line, dataset, embedded) < share * 2**64 for *_, line in rows(part))
+    below = (row_hash(line, dataset, embedded, max_row_bytes) < share * 2**64 for *_, line in rows(part))
     return np.fromiter(below, dtype=np.bool_, count=part.num_rows)
 
 
-def row_hash(line: bytes, dataset: Dataset, embedded: tuple[str, ...] = ()) -> int:
+def row_hash(line: bytes, dataset: Dataset, embedded: tuple[str, ...] = (), max_bytes: int = MAX_ROW_BYTES) -> int:
     """64 bits of what a row says. `embedded`: the files where our rewriting of the data set has its media."""
 
     def plain(value: dict[str, Any]) -> Any:
@@ -41,6 +41,8 @@ def row_hash(line: bytes, dataset: Dataset, embedded: tuple[str, ...] = ()) -> i
         return {key: item for key, item in value.items() if item is not None}
 
     try:
+        if len(line) > max_bytes:
+            raise ValueError("too long to be parsed")
         said = _said(json.loads(line, object_hook=plain), dataset)
         content = json.dumps(said, sort_keys=True).encode()
     except (ValueError, RecursionError):  # as in `parse_row`: a bad row is a row, too

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..config import fingerprint
+from ..config import PackConfig, fingerprint
 from ..runtime.storage import sha256_of
 
 PART_BYTES = 4 << 20  # about a second of tokenizing; fixed, so that parts do not depend on the number of workers
+MAX_ROW_BYTES: int = PackConfig().max_row_bytes  # where no config says otherwise
 # A row of a rewriting that could not be made: {PROBLEM: why}. It is a row all the same, and ends in the ledger.
 PROBLEM = "__problem__"
 

@@ -17,7 +17,7 @@ from ..ingest.lines import Part, rows
 from ..ingest.meta import Dataset
 from ..labels import TrainOn
 from ..records import Example, Measured, MediaRef, Skip
-from ..runtime.journal import CRASHED, Journal, journal
+from ..runtime.journal import Journal, journal
 from .length import measure
 from .store import write_measured
 
@@ -33,6 +33,7 @@ class PartJob:
     dataset: Dataset
     part: Part
     is_taken: NDArray[np.bool_]  # by row of the part: rows that no output takes are not even parsed
+    max_row_bytes: int
     lenient: bool  # about placeholders
     train_on: TrainOn
     processor: ProcessorKey
@@ -70,11 +71,15 @@ def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
     for row, line_number, offset, text in rows(job.part):
         if not job.is_taken[row - job.part.first_row]:
             continue
-        if watch.is_poison(str(row)):
-            logger.warning("%s row %d: %s; skipped as bad_media", job.dataset.name, row, CRASHED)
-            yield _Read(row, _id_of(parse_row(text, line_number), job), Skip(reason="bad_media", detail=CRASHED))
+        if why := watch.poison(str(row)):
+            logger.warning("%s row %d: %s; skipped as bad_media", job.dataset.name, row, why)
+            yield _Read(
+                row,
+                _id_of(parse_row(text, line_number, job.max_row_bytes), job),
+                Skip(reason="bad_media", detail=why),
+            )
             continue
-        parsed = parse_row(text, _where(job, line_number))
+        parsed = parse_row(text, _where(job, line_number), job.max_row_bytes)
         found = parsed if isinstance(parsed, Skip) else convert(parsed, job.dataset, lenient=job.lenient)
         if isinstance(found, Example):
             found = _placed(found, job.part.file, offset, len(text))

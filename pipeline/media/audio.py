@@ -10,15 +10,14 @@ import av
 import numpy as np
 
 from ..records import MediaError, MediaRef
-from .open import ffmpeg_error, open_container
+from .limits import limits
+from .open import blamed, open_container
 
 
 def decode_audio(ref: MediaRef, sampling_rate: int) -> np.ndarray:
     """The first audio stream as float32 samples at this rate, its channels averaged to one."""
-    try:
+    with blamed(ref):
         pieces = list(_resampled(_frames(ref), sampling_rate))
-    except (av.FFmpegError, UnicodeDecodeError) as error:
-        raise ffmpeg_error(ref, error) from None
     samples = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.float32)
     if not len(samples):
         raise MediaError("bad_media", f"{ref.path}: has no sound in it")
@@ -27,13 +26,13 @@ def decode_audio(ref: MediaRef, sampling_rate: int) -> np.ndarray:
 
 def has_audio(ref: MediaRef) -> bool:
     """Whether a video has a sound track."""
-    with open_container(ref) as container:
+    with open_container(ref) as (container, _):
         return bool(container.streams.audio)
 
 
 def own_rate(ref: MediaRef) -> int:
     """The sampling rate that a file has."""
-    with open_container(ref) as container:
+    with open_container(ref) as (container, _):
         return int(_stream(container, ref).rate)
 
 
@@ -52,9 +51,17 @@ def _frames(ref: MediaRef) -> Iterator[av.AudioFrame]:
         frame.sample_rate = int(rate)
         yield frame
         return
-    with open_container(ref) as container:
+    with open_container(ref) as (container, budget):
         _stream(container, ref).codec_context.thread_count = 1  # a task has one core
-        yield from container.decode(audio=0)
+        seconds, granted = 0.0, 0
+        for frame in container.decode(audio=0):
+            yield frame
+            seconds += frame.samples / frame.sample_rate
+            limits().check("max_media_seconds", seconds, ref, "seconds and more")
+            if seconds > granted + 60:
+                granted += 60
+                budget.extend(60)
+            budget.check()
 
 
 def _resampled(frames: Iterator[av.AudioFrame], rate: int) -> Iterator[np.ndarray]:

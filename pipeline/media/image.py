@@ -2,15 +2,18 @@
 
 import struct
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import BinaryIO
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
-from ..records import MediaError, MediaRef
-from .open import open_media
+from ..records import MediaRef
+from .limits import limits
+from .open import blamed, open_picture
 
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
 
@@ -19,7 +22,7 @@ def image_size(ref: MediaRef) -> tuple[int, int]:
     """Height and width as displayed, that is after the EXIF orientation is applied; nothing is decoded."""
     if isinstance(ref.held, Image.Image):  # a picture that a program holds in memory is displayed as it is
         return ref.held.height, ref.held.width
-    with open_media(ref) as file:
+    with _quietly(), open_picture(ref) as file:
         image = _opened(ref, file)
         width, height = image.size
         return (width, height) if _orientation(image, file) in _TURNED else (height, width)
@@ -27,12 +30,11 @@ def image_size(ref: MediaRef) -> tuple[int, int]:
 
 def decode_image(ref: MediaRef) -> np.ndarray:
     """RGB pixels [height, width, 3] as displayed: the first frame, turned by its EXIF orientation, alpha on white."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if isinstance(ref.held, Image.Image):
-            return _pixels(ref, ref.held, turn=False)
-        with open_media(ref) as file:
-            return _pixels(ref, _opened(ref, file), turn=True)
+    if isinstance(ref.held, Image.Image):
+        with _quietly(), blamed(ref):
+            return _pixels(ref.held, turn=False)
+    with _quietly(), open_picture(ref) as file:
+        return _pixels(_opened(ref, file), turn=True)
 
 
 def rgb_image(ref: MediaRef) -> Image.Image:
@@ -40,44 +42,38 @@ def rgb_image(ref: MediaRef) -> Image.Image:
     return Image.fromarray(decode_image(ref))
 
 
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Pillow warns of large pictures and odd metadata; what it cannot read it raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _opened(ref: MediaRef, file: BinaryIO) -> Image.Image:
     """An image whose header has been read and whose pixels have not."""
-    with warnings.catch_warnings():
-        # Pillow warns of large pictures and odd metadata; what it cannot read it raises.
-        warnings.simplefilter("ignore")
-        try:
-            return Image.open(file)
-        except MemoryError:
-            raise  # says nothing about the picture
-        except UnidentifiedImageError:  # its message holds the file object's address, another one in every run
-            raise MediaError("bad_media", f"{ref.path}: not a picture of a kind that Pillow knows") from None
-        except Exception as error:  # broken files raise anything: OSError, SyntaxError, struct.error, EOFError …
-            raise _bad_media(ref, error) from None
-
-
-def _bad_media(ref: MediaRef, error: Exception) -> MediaError:
-    return MediaError("bad_media", f"{ref.path}: {type(error).__name__}: {error}")
+    image = Image.open(file)
+    limits().check("max_image_pixels", image.width * image.height, ref, f"pixels ({image.width}x{image.height})")
+    return image
 
 
 def _orientation(image: Image.Image, file: BinaryIO) -> object:
     """A number of 1 to 8, or whatever else the file has there: a text is no orientation, also not to Pillow."""
     if isinstance(image, TiffImageFile) and ExifTags.Base.Orientation in image.tag_v2:
         return 1  # Pillow turns TIFFs itself, and has exchanged `size` already
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            if isinstance(image, PngImageFile):
-                # PngImageFile.getexif decodes the whole picture to look for metadata behind the pixels.
-                if _metadata_after_pixels(file):
-                    image.load()
-                exif = Image.Image.getexif(image)
-            else:
-                exif = image.getexif()
-            return exif.get(ExifTags.Base.Orientation, 1)
-        except MemoryError:
-            raise
-        except Exception:  # a broken EXIF block must not cost the picture, and decoding treats it the same way
-            return 1
+    try:
+        if isinstance(image, PngImageFile):
+            # PngImageFile.getexif decodes the whole picture to look for metadata behind the pixels.
+            if _metadata_after_pixels(file):
+                image.load()
+            exif = Image.Image.getexif(image)
+        else:
+            exif = image.getexif()
+        return exif.get(ExifTags.Base.Orientation, 1)
+    except MemoryError:
+        raise
+    except Exception:  # a broken EXIF block must not cost the picture, and decoding treats it the same way
+        return 1
 
 
 def _metadata_after_pixels(file: BinaryIO) -> bool:
@@ -97,14 +93,9 @@ def _metadata_after_pixels(file: BinaryIO) -> bool:
         position += 12 + length
 
 
-def _pixels(ref: MediaRef, image: Image.Image, *, turn: bool) -> np.ndarray:
-    try:
-        image.load()
-        return _rgb(_as_displayed(image) if turn else image)
-    except MemoryError:
-        raise  # says nothing about the picture
-    except Exception as error:  # broken files raise anything: OSError, SyntaxError, zlib.error, struct.error …
-        raise _bad_media(ref, error) from None
+def _pixels(image: Image.Image, *, turn: bool) -> np.ndarray:
+    image.load()
+    return _rgb(_as_displayed(image) if turn else image)
 
 
 def _as_displayed(image: Image.Image) -> Image.Image:

@@ -1,44 +1,95 @@
-"""The bytes of a medium as a file, or as an FFmpeg container; what cannot be opened is a MediaError."""
+"""The bytes of a medium as a file, or as an FFmpeg container. What cannot be read is a MediaError: see `blamed`.
 
+Nothing but the bytes of the medium itself is read, whatever they say: media come from strangers.
+"""
+
+import errno
 import io
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import av
+from PIL import UnidentifiedImageError
 
 from ..records import MediaError, MediaRef
+from .budget import Budget
 from .inline import bytes_in_line
+from .limits import limits
 from .parquet import cell_bytes, cell_of, is_cell
-from .remote import fetched, is_http, is_stored, stored_bytes
+from .remote import Unreachable, fetched, is_http, is_stored, stored_bytes
+
+# Containers that hold what they show. FFmpeg knows others that name further files and URLs, which it opens (playlists,
+# scripts, session descriptions), or that draw text as a video.
+CONTAINERS = (  # by FFmpeg's first name: mov is mp4, m4a and 3gp, too; matroska webm; asf wmv and wma
+    "mov,matroska,avi,flv,mpegts,mpeg,mpegvideo,m4v,h264,hevc,obu,ivf,mjpeg,asf,gif,apng,ogg,rm,mxf,dv,nut,"
+    "wav,w64,aiff,au,caf,mp3,flac,aac,ac3,eac3,amr,ape,wv"
+)
+_BYTES_ALONE = {"format_whitelist": CONTAINERS, "protocol_whitelist": ""}
+_LISTS = {  # how they begin
+    "an HLS playlist": re.compile(rb"#EXTM3U"),
+    "a concat script": re.compile(rb"ffconcat"),
+    "an SDP file": re.compile(rb"v=0\s"),
+    "a DASH manifest": re.compile(rb"(<\?xml.{0,500})?<MPD", re.DOTALL),
+}
+# These say that something is wrong with the machine, or its mounts: the medium may be as good as any.
+_TROUBLE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def open_media(ref: MediaRef) -> BinaryIO:
     """The bytes of a medium as a file."""
     if isinstance(ref.held, bytes):
-        return io.BytesIO(ref.held)
+        return _in_memory(ref, ref.held)
     if is_cell(ref.inside):
-        return io.BytesIO(_in_cell(ref))
+        return _in_memory(ref, _in_cell(ref))
     if is_stored(ref.path):
-        return io.BytesIO(stored_bytes(ref.path, ref.offset, ref.length))
+        return _in_memory(ref, stored_bytes(ref.path, ref.offset, ref.length, limits().max_media_bytes))
     path = fetched(ref.path) if is_http(ref.path) else ref.path
     try:
-        file = open(path, "rb")  # noqa: SIM115 (the caller closes it)
-        if not ref.offset and ref.length < 0:
-            return file
-        with file:
-            size = os.fstat(file.fileno()).st_size
-            end = ref.offset + ref.length if ref.length >= 0 else size
-            if max(ref.offset, end) > size:
-                raise MediaError("bad_media", f"{ref.path}: has {size} bytes, and not {ref.offset} to {end}")
+        with ExitStack() as on_error:
+            file = on_error.enter_context(open(path, "rb", opener=_without_waiting))
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise MediaError("bad_media", f"{ref.path}: not a regular file but a pipe, device or socket")
+            end = ref.offset + ref.length if ref.length >= 0 else status.st_size
+            if max(ref.offset, end) > status.st_size:
+                raise MediaError("bad_media", f"{ref.path}: has {status.st_size} bytes, and not {ref.offset} to {end}")
+            _check_size(ref, end - ref.offset)
+            if not ref.offset and ref.length < 0:
+                on_error.pop_all()
+                return file
             file.seek(ref.offset)
             content = file.read(end - ref.offset)
-        return io.BytesIO(_inside(content, ref) if ref.inside else content)
+        return _in_memory(ref, _inside(content, ref) if ref.inside else content)
+    except Unreachable:
+        raise
     except OSError as error:
+        if error.errno in _TROUBLE:
+            raise Unreachable(f"{ref.path}: cannot be read: {error.strerror}") from None
         raise MediaError("missing_media", f"{ref.path}: {error.strerror or error}") from None
     except ValueError as error:  # a name that no file can have, with a zero byte in it
         raise MediaError("missing_media", f"{ref.path!r}: {error}") from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opening a pipe would wait for somebody to write to it."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _in_memory(ref: MediaRef, content: bytes) -> BinaryIO:
+    _check_size(ref, len(content))
+    return io.BytesIO(content)
+
+
+def _check_size(ref: MediaRef, size: int) -> None:
+    if not size:
+        raise MediaError("bad_media", f"{ref.path}: is empty")
+    limits().check("max_media_bytes", size, ref, "bytes")
 
 
 def _inside(line: bytes, ref: MediaRef) -> bytes:
@@ -58,18 +109,74 @@ def _in_cell(ref: MediaRef) -> bytes:
 
 
 @contextmanager
-def open_container(ref: MediaRef) -> Iterator[Any]:
-    """A video or sound as PyAV's container; what FFmpeg says against it inside the `with` is a MediaError."""
-    with open_media(ref) as file:
-        try:
-            # Some files have metadata that is not UTF-8, which must not cost the medium.
-            with av.open(file, "r", metadata_errors="ignore") as container:
-                yield container
-        except (av.FFmpegError, UnicodeDecodeError) as error:
-            raise ffmpeg_error(ref, error) from None
+def blamed(ref: MediaRef) -> Iterator[None]:
+    """Around all that decoders and parsers do with a medium: whatever they raise is its fault, and costs its row alone.
+
+    Broken files make them raise anything: OSError, SyntaxError, struct.error, EOFError, AssertionError … What says
+    nothing about the medium passes: a lack of memory, and a disk or mount that fails.
+    """
+    try:
+        yield
+    except (MediaError, MemoryError, Unreachable):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and not isinstance(error, av.FFmpegError) and error.errno in _TROUBLE:
+            raise Unreachable(f"{ref.path}: cannot be read: {error.strerror}") from None
+        raise MediaError("bad_media", f"{ref.path}: {_words(error)}") from None
 
 
-def ffmpeg_error(ref: MediaRef, error: Exception) -> MediaError:
-    """FFmpeg's message without the name of the file object that PyAV adds, which holds an address."""
-    words = (getattr(error, "strerror", None) or str(error)).split(":")[0]
-    return MediaError("bad_media", f"{ref.path}: {type(error).__name__}: {words}")
+def _words(error: Exception) -> str:
+    """Without what differs from run to run: addresses of file objects, which Pillow and PyAV put into messages."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not a picture of a kind that Pillow knows"
+    if isinstance(error, (OSError, av.FFmpegError)) and error.strerror:
+        return f"{type(error).__name__}: {error.strerror.split(':')[0]}"
+    if isinstance(error, av.FFmpegError):
+        return f"{type(error).__name__}: {str(error).split(':')[0]}"
+    return f"{type(error).__name__}: {re.sub(r' at 0x[0-9a-fA-F]+', '', str(error))}"
+
+
+@contextmanager
+def open_picture(ref: MediaRef) -> Iterator[BinaryIO]:
+    """The bytes of a picture; what is raised inside the `with` is blamed on it."""
+    with open_media(ref) as file, Budget(ref), blamed(ref):
+        yield file
+
+
+@contextmanager
+def open_containers(ref: MediaRef) -> Iterator[tuple[Callable[[], Any], Budget]]:
+    """A video or sound as what opens PyAV's container, as often as it is called, and what all of it may take.
+
+    What is raised inside the `with` is blamed on the medium.
+    """
+    with open_media(ref) as file, Budget(ref) as budget, blamed(ref):
+        _refuse_lists(ref, file)
+        yield partial(_container, ref, file), budget
+
+
+@contextmanager
+def open_container(ref: MediaRef) -> Iterator[tuple[Any, Budget]]:
+    """The same, opened once."""
+    with open_containers(ref) as (opened, budget), opened() as container:
+        yield container, budget
+
+
+def _container(ref: MediaRef, file: BinaryIO) -> Any:
+    file.seek(0)
+    # Without its name, by which FFmpeg might take it for something else than it is, or look for files beside it.
+    nameless = SimpleNamespace(read=file.read, seek=file.seek, tell=file.tell)
+    try:
+        # Some files have metadata that is not UTF-8, which must not cost the medium.
+        return av.open(nameless, "r", metadata_errors="ignore", options=_BYTES_ALONE)
+    except av.ArgumentError:
+        told = f"not a container that is read; convert it, to mp4 or flac say ({CONTAINERS})"
+        raise MediaError("bad_media", f"{ref.path}: {told}") from None
+
+
+def _refuse_lists(ref: MediaRef, file: BinaryIO) -> None:
+    beginning = file.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()
+    for what, pattern in _LISTS.items():
+        if pattern.match(beginning):
+            raise MediaError(
+                "bad_media", f"{ref.path}: {what}, which only names other files; give the video or sound itself"
+            )

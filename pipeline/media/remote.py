@@ -32,6 +32,13 @@ _HTTP = re.compile(r"https?://", re.IGNORECASE)
 _TRY_LATER = (408, 429)  # of the 4xx statuses, these say nothing about the file
 
 
+class Unreachable(OSError):
+    """A store, disk or mount that fails: it ends the run, for it says nothing about the medium."""
+
+    def __init__(self, told: str) -> None:
+        super().__init__(f"{without_secrets(told)}; run again when it can, what is done is kept")
+
+
 def is_stored(path: str) -> bool:
     return _STORE.match(path) is not None
 
@@ -52,11 +59,11 @@ def located(path: str, media_dir: str) -> str:
     return f"{folder.rstrip('/')}/{path}{mark}{query}"
 
 
-def stored_bytes(uri: str, offset: int = 0, length: int = -1) -> bytes:
-    """An object of a store, or `length` bytes of it.
+def stored_bytes(uri: str, offset: int = 0, length: int = -1, most: int = MAX_BYTES) -> bytes:
+    """An object of a store, or `length` bytes of it; more than `most` are not read.
 
-    missing_media says that it is not there, and nothing else does: a store that does not answer is an OSError, which
-    ends the run. What is done by then is kept, and the next run goes on from there.
+    missing_media says that it is not there, and nothing else does: a store that does not answer is `Unreachable`,
+    which ends the run. What is done by then is kept, and the next run goes on from there.
     """
     place, mark, query = uri.partition("?")
     bucket, _, key = place.partition("://")[2].partition("/")
@@ -71,6 +78,8 @@ def stored_bytes(uri: str, offset: int = 0, length: int = -1) -> bytes:
                 end = offset + length if length >= 0 else size
                 if max(offset, end) > size:
                     raise MediaError("bad_media", f"{uri}: has {size} bytes, and not {offset} to {end}")
+                if end - offset > most:
+                    raise MediaError("bad_media", f"{uri}: {end - offset} bytes, above --max-media-bytes {most}")
                 return bytes(file.read_at(end - offset, offset))
         except FileNotFoundError:
             raise MediaError("missing_media", f"{uri}: no such object") from None
@@ -160,6 +169,5 @@ def _wait(num_errors: int) -> None:
         time.sleep(BACKOFF * 4 ** (num_errors - 1))
 
 
-def _unreachable(uri: str, error: Exception) -> OSError:
-    told = without_secrets(f"{uri}: cannot be read, {TRIES} times over: {error}")
-    return OSError(f"{told}; run again when it can, what is done is kept")
+def _unreachable(uri: str, error: Exception) -> Unreachable:
+    return Unreachable(f"{uri}: cannot be read, {TRIES} times over: {error}")

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..records import MeasuredMedia, MediaError, MediaRef
+from .cuts import FROM_START, Uncountable, can_have_cuts, cuts_of, frames_between, video_packets
 from .image import decode_image, image_size
-from .open import open_container
+from .limits import limits
+from .open import open_containers
 
 UNKNOWN_FPS = 24.0  # of a list of pictures, or of a single frame: what transformers assumes
 MAX_RATE_ERROR = 1.5  # a header's frame rate further off than this from the counted one is wrong
@@ -28,25 +30,32 @@ def video_facts(ref: MediaRef) -> VideoFacts:
     """One pass over the packets; only the first frame is decoded, for it alone tells how the picture is turned."""
     if ref.frames:
         return _facts_of_pictures(ref)
-    with open_container(ref) as container:
-        if not container.streams.video:
-            raise MediaError("bad_media", f"{ref.path}: has no video stream")
-        stream = container.streams.video[0]
-        header_rate = float(stream.average_rate or 0)
-        packets = [packet for packet in container.demux(stream) if packet.size and not packet.is_discard]
-        times = [float(p.pts * p.time_base) for p in packets if p.pts is not None]
-    if not packets:
-        raise MediaError("bad_media", f"{ref.path}: has no frames")
-    with open_container(ref) as container:
-        first = next(container.decode(video=0), None)
+    with open_containers(ref) as (opened, budget):
+        with opened() as container:
+            if not container.streams.video:
+                raise MediaError("bad_media", f"{ref.path}: has no video stream")
+            stream = container.streams.video[0]
+            header_rate = float(stream.average_rate or 0)
+            size = f"{stream.codec_context.width}x{stream.codec_context.height}"
+            num_pixels = stream.codec_context.width * stream.codec_context.height
+            limits().check("max_image_pixels", num_pixels, ref, f"pixels in a frame ({size})")
+            num_packets, times = 0, []
+            for packet in video_packets(container):
+                budget.check()
+                num_packets += 1
+                if packet.pts is not None:
+                    times.append(float(packet.pts * packet.time_base))
+        with opened() as container:
+            first = next(container.decode(video=0), None) if num_packets else None
         if first is None:
             raise MediaError("bad_media", f"{ref.path}: has no frames")
         turned = first.rotation % 180 == 90
         height, width = (first.width, first.height) if turned else (first.height, first.width)
     fps = _rate(header_rate, times)
-    if len(times) < len(packets):  # no timestamps: frames are as far apart as their rate says
-        times = [number / fps for number in range(len(packets))]
+    if len(times) < num_packets:  # no timestamps: frames are as far apart as their rate says
+        times = [number / fps for number in range(num_packets)]
     ascending = np.sort(np.array(times, dtype=np.float64))
+    limits().check("max_media_seconds", ascending[-1] - ascending[0], ref, "seconds")
     return VideoFacts(height=height, width=width, fps=fps, times=ascending - ascending[0])
 
 
@@ -77,8 +86,8 @@ def wanted_frames(medium: MeasuredMedia) -> Iterator[np.ndarray]:
     ref = medium.ref
     last = None
     left = list(medium.frames)
-    for number, pixels in enumerate(_listed(ref) if ref.frames else _decoded(ref, set(left))):
-        if pixels is None or number < left[0]:
+    for number, pixels in _listed(ref) if ref.frames else _decoded(medium):
+        if number != left[0]:
             continue
         if pixels.shape[:2] != (medium.height, medium.width):
             was, now = f"{medium.width}x{medium.height}", f"{pixels.shape[1]}x{pixels.shape[0]}"
@@ -95,19 +104,30 @@ def wanted_frames(medium: MeasuredMedia) -> Iterator[np.ndarray]:
         yield last
 
 
-def _decoded(ref: MediaRef, wanted: set[int]) -> Iterator[np.ndarray | None]:
-    """Every frame in order, as None where nobody asks for it: converting to RGB is half the work."""
-    with open_container(ref) as container:
-        container.streams.video[0].codec_context.thread_count = 1  # a task has one core
-        for number, frame in enumerate(container.decode(video=0)):
-            if number not in wanted:
-                yield None
-                continue
-            # FFmpeg counts the turn that the picture needs counterclockwise, as numpy does.
-            pixels = frame.to_ndarray(format="rgb24")
-            yield np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90) % 4))
+def _decoded(medium: MeasuredMedia) -> Iterator[tuple[int, np.ndarray]]:
+    """The wanted frames with their numbers: converting the others to RGB would be half the work."""
+    wanted = sorted(set(medium.frames))
+    with open_containers(medium.ref) as (opened, budget):
+        budget.extend(wanted[-1] / (medium.fps or UNKNOWN_FPS))
+        with opened() as container:
+            cuts = cuts_of(container) if can_have_cuts(container) else FROM_START
+        while True:
+            try:
+                with opened() as container:
+                    container.streams.video[0].codec_context.thread_count = 1  # a task has one core
+                    for number, frame in frames_between(container, cuts, wanted):
+                        budget.check()
+                        if wanted and number == wanted[0]:
+                            # FFmpeg counts the turn that the picture needs counterclockwise, as numpy does.
+                            turned = np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90) % 4)
+                            pixels = np.ascontiguousarray(turned)
+                            with budget.paused():
+                                yield wanted.pop(0), pixels
+                return
+            except Uncountable:
+                cuts = FROM_START
 
 
-def _listed(ref: MediaRef) -> Iterator[np.ndarray]:
-    for path in ref.frames:
-        yield decode_image(MediaRef(kind="image", path=path))
+def _listed(ref: MediaRef) -> Iterator[tuple[int, np.ndarray]]:
+    for number, path in enumerate(ref.frames):
+        yield number, decode_image(MediaRef(kind="image", path=path))

@@ -1,1 +1,4 @@
-"""What runs a job and keeps its files: engine.py (Ray or in-process), storage.py, journal.py (rows that crash)."""
+"""What runs a job and keeps its files.
+
+engine.py (Ray or in-process), journal.py (rows that crash), again.py (jobs that survive it), storage.py.
+"""

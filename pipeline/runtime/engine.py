@@ -14,12 +14,11 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 from tqdm import tqdm
 
 from ..config import UserError
+from .journal import MAX_RETRIES
 from .logs import ROOT, LogLine, Relay, collected
 
 Result = TypeVar("Result")
 Arguments = tuple[Any, ...]  # of a task; keep them small, they are sent to other machines
-
-MAX_RETRIES = 20  # of a crashed worker; the journal of a task sees to it that a row that crashes is skipped before
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from ..config import UserError
-from ..ingest.lines import Row
+from ..ingest.lines import MAX_ROW_BYTES, Row
 from ..manifest import Manifest
 from ..records import REASONS
 from .sources import DataFile, SourceError, files_of
@@ -41,6 +41,8 @@ class SkippedRow:
         if self.text is None:
             return said
         try:
+            if len(self.text) > MAX_ROW_BYTES:
+                raise ValueError("too long to be parsed")
             return said | {"json": json.loads(self.text)}
         except (ValueError, RecursionError):  # as in `parse_row`
             return said | {"text": self.text.decode("utf-8", "replace").rstrip("\r\n")}

@@ -4,7 +4,6 @@ A job whose column names are wrong skips every row, each with a reason in the le
 that succeed. So such a job does not: its output is complete, and the command ends with exit code 1.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ..ingest.convert import parse_row
 from ..ingest.corpus import Corpus, Split
 from ..ingest.formats.detect import detect
 from ..ingest.lines import rows
@@ -233,8 +233,8 @@ def _row(corpus: Corpus, number: int) -> dict[str, Any]:
     for part in corpus.source.parts:
         if part.first_row <= number < part.first_row + part.num_rows:
             try:
-                row = next((json.loads(row.text) for row in rows(part) if row.number == number), None)
-            except (OSError, ValueError, RecursionError):
+                row = next((parse_row(row.text, row.line) for row in rows(part) if row.number == number), None)
+            except OSError:
                 return {}
             return row if isinstance(row, dict) else {}
     return {}

@@ -16,7 +16,7 @@ from ..plan.assign import Plan, PlanLine
 from ..records import IGNORE, Document, Measured, MediaError, Pack, Sample
 from ..render.pack import build_pack
 from ..render.sample import render_sample
-from ..runtime.journal import CRASHED, Journal, journal
+from ..runtime.journal import Journal, journal
 from ..runtime.storage import Hashed, read_json, write_whole
 from ..runtime.tables import open_arrow
 from .codec import write_end, write_pack
@@ -133,9 +133,9 @@ class Renderer:
         try:
             if measured.media:
                 self.watch.at(name)
-            if self.watch.is_poison(name):
-                logger.warning("row %s: %s; skipped as bad_media", name, CRASHED)
-                raise MediaError("bad_media", CRASHED)
+            if why := self.watch.poison(name):
+                logger.warning("row %s: %s; skipped as bad_media", name, why)
+                raise MediaError("bad_media", why)
             sample = render_sample(measured, self.family, self.job.resize)
         except MediaError as error:
             return LostRow(

@@ -19,9 +19,11 @@ from neatpack.pipeline.ingest.media import media_reference
 from neatpack.pipeline.ingest.meta import read_meta
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.media import remote
-from neatpack.pipeline.media.image import image_size
+from neatpack.pipeline.media.audio import decode_audio
+from neatpack.pipeline.media.image import decode_image, image_size
 from neatpack.pipeline.media.open import open_media
 from neatpack.pipeline.media.remote import DOWNLOADS, located
+from neatpack.pipeline.media.video import video_facts
 from neatpack.pipeline.records import MediaError, MediaRef, without_secrets
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger, verify_ledger
@@ -117,6 +119,10 @@ def test_a_store_that_does_not_answer_is_no_missing_media(tmp_path: Path, monkey
         OSError, match=r"s3://bucket/a\.png: cannot be read, 3 times over: slow down s3://b/x; run again"
     ):
         open_media(image("s3://me:secret@bucket/a.png"))
+    for read in (image_size, decode_image, video_facts, lambda ref: decode_audio(ref, 16_000)):
+        errors += [OSError("slow down")] * 3
+        with pytest.raises(remote.Unreachable):  # through all that is blamed on media
+            read(image("s3://bucket/a.png"))
 
 
 def test_packing_from_a_store(tmp_path: Path) -> None:

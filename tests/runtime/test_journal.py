@@ -9,21 +9,23 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from helpers import DEMO_PROCESSOR, mixed_rows
+from hostile import slow_jpeg
 
 from neatpack.pipeline.runtime.journal import Journal, journal
 
-# A decoder with a bug, in every process that finds this on its path: a picture whose name says so brings it down.
+# A decoder with bugs, in every process that finds this on its path: a picture whose name says so brings it down, or
+# keeps it in C code for ever, with the interpreter's lock.
 CRASHING = """
 import ctypes
-import PIL.Image, PIL.ImageFile
-def crash_on(word, function):
+import PIL.Image
+def do_on(word, deed, function):
     def wrapper(self, *args, **kwargs):
         if word in str(getattr(getattr(self, "fp", self), "name", "")):
-            ctypes.string_at(0)
+            deed()
         return function(self, *args, **kwargs)
     return wrapper
-PIL.Image.open = crash_on("poison-open", PIL.Image.open)
-PIL.ImageFile.ImageFile.load = crash_on("poison-load", PIL.ImageFile.ImageFile.load)
+PIL.Image.open = do_on("poison-open", lambda: ctypes.string_at(0), PIL.Image.open)
+PIL.Image.open = do_on("hang-open", lambda: ctypes.PyDLL(None).sleep(1000), PIL.Image.open)
 """
 
 
@@ -41,16 +43,26 @@ def test_a_row_that_crashed_twice_is_poison(tmp_path):
     folder = tmp_path / "journal"
     segfault = "import ctypes; ctypes.string_at(0)"
     assert crash_in(folder, "7", segfault) == -11
-    assert not Journal(folder).is_poison("7")
+    assert Journal(folder).poison("7") == ""
     assert crash_in(folder, "7", segfault) == -11
-    assert Journal(folder).is_poison("7")
-    assert not Journal(folder).is_poison("8")
+    assert Journal(folder).poison("7") == "reading its media crashed the process twice"
+    assert Journal(folder).poison("8") == ""
 
 
 def test_a_kill_from_outside_is_nobodys_fault(tmp_path):
     for _ in range(3):
         assert crash_in(tmp_path / "journal", "7", "import os; os.kill(os.getpid(), 9)") == -9
-    assert not Journal(tmp_path / "journal").is_poison("7")
+    assert Journal(tmp_path / "journal").poison("7") == ""
+
+
+@pytest.mark.parametrize(("timer", "code"), [("ITIMER_PROF", -27), ("ITIMER_REAL", -14)])
+def test_a_row_that_took_too_long_is_poison_at_once(tmp_path, timer, code):
+    """The interpreter's lock is held all the time."""
+    wait = f"import signal, ctypes; signal.setitimer(signal.{timer}, 0.05); sum(range(10**12))"
+    assert crash_in(tmp_path / "journal", "7", wait) == code
+    opened = Journal(tmp_path / "journal")
+    assert opened.poison("7") == "reading its media took longer than --media-timeout allows"
+    assert opened.poison("8") == ""
 
 
 def test_the_attempt_after_a_crash_says_so(tmp_path, caplog):
@@ -75,33 +87,40 @@ def test_nothing_is_left_behind(tmp_path):
     assert not (tmp_path / "journal").exists()
 
 
+ENDS = ("SIGSEGV", "SIGALRM", "SIGPROF")
+
+
 @pytest.mark.parametrize("engine", ["inline", "ray"])
-def test_pictures_that_crash_the_decoder_are_skipped(engine, tiny, tmp_path):
-    mixed_rows(tiny, num_text=6, num_images=6)
-    for index, name in ((7, "poison-open.png"), (9, "poison-load.png")):
+def test_pictures_that_crash_the_decoder_or_keep_it_busy_are_skipped(engine, tiny, tmp_path):
+    mixed_rows(tiny, num_text=6, num_images=7)
+    for index, name in ((7, "poison-open.png"), (8, "hang-open.png"), (9, "slow.jpg")):
         (tiny.folder / f"{index}.png").rename(tiny.folder / name)
         tiny.rows[index]["images"] = [name]
+    slow_jpeg(tiny.folder / "slow.jpg", scans=2000)  # 30 seconds
     meta = tiny.write()
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(CRASHING)
     command = [sys.executable, "-m", "neatpack.pipeline.cli", "pack", "--meta", str(meta),
                "--processor", str(DEMO_PROCESSOR), "--out", str(tmp_path / "out"),
-               "--pack-size", "512", "--engine", engine, "--max-skipped", "0.2"]  # fmt: skip
+               "--pack-size", "512", "--max-pixels", "20000", "--engine", engine, "--max-skipped", "0.3",
+               "--media-timeout", "1"]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    codes, said = [], ""
-    while not codes or codes[-1] != 0:
-        assert len(codes) < 6
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        codes.append(done.returncode)
-        said += done.stderr
-    # In-process, each crash ends the run, which is started again; Ray starts its workers again by itself.
-    assert codes == ([-11] * 4 + [0] if engine == "inline" else [0])
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    said = done.stderr
+    assert done.returncode == 0, said
+    # In-process, each crash ends the process of the job, and the command starts another; Ray does so with its workers.
+    assert [said.count(f"the process ended by {name}; going on in another") for name in ENDS] == (
+        [2, 1, 1] if engine == "inline" else [0, 0, 0]
+    )
     lines = pq.read_table(tmp_path / "out" / "ledger").to_pylist()
     skipped = {line["row"]: (line["reason"], line["detail"]) for line in lines if line["status"] == "skipped"}
     detail = "reading its media crashed the process twice"
-    assert skipped == {7: ("bad_media", detail), 9: ("bad_media", detail)}
+    late = "reading its media took longer than --media-timeout allows"
+    bad = {7: detail, 8: late, 9: late}
+    assert skipped == {row: ("bad_media", words) for row, words in bad.items()}
     assert not list((tmp_path / "out").rglob("*.journal"))
     # The crashes are in the log of the command, also where they happened in a worker; each skipped row once.
-    assert said.count("tiny row 7: " + detail) == said.count("row 0/9/0: " + detail) == 1
-    assert "the process crashed at row 7 (2 of 2 times before it is skipped); trying again" in said
+    assert said.count("tiny row 7: " + detail) == 1
+    assert said.count("tiny row 8: " + late) == said.count("row 0/9/0: " + late) == 1
+    assert "row 8 took longer than --media-timeout allows; trying again without it" in said
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["counts"]["packed"] == 10

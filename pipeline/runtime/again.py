@@ -1,0 +1,57 @@
+"""A job in a process of its own that is started again when a medium brings it down, as Ray does with its workers.
+
+The fork comes before anything heavy is imported or any thread is started, and there is one for the whole job.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from .journal import ALARMS, MAX_RETRIES
+
+# Crashes, and the end of a budget: what leaves a report in the journal. Whatever else ends the process is meant to.
+_REPORTED = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, *ALARMS.values()}
+_PR_SET_PDEATHSIG = 1  # of Linux
+
+
+def run_again(job: Callable[[], int]) -> int:
+    """The exit code of the job. Returns in two processes: there with what the job gave, and here with the same."""
+    for attempt in range(1 + MAX_RETRIES):
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        parent, child = os.getpid(), os.fork()
+        if not child:
+            _end_with(parent)
+            return job()
+        status = _waited_for(child)
+        if os.WIFEXITED(status):
+            return os.WEXITSTATUS(status)
+        if os.WTERMSIG(status) not in _REPORTED or attempt == MAX_RETRIES:
+            break
+        name = signal.Signals(os.WTERMSIG(status)).name
+        print(f"neatpack: the process ended by {name}; going on in another", file=sys.stderr)
+    signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+    os.kill(os.getpid(), os.WTERMSIG(status))
+    return 1  # not reached, unless the signal is blocked
+
+
+def _waited_for(child: int) -> int:
+    """Its status. Ctrl-C reaches it from the terminal, as it reaches us; other wishes to end are passed on."""
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        before[number] = signal.signal(number, lambda number, _: os.kill(child, number))
+    try:
+        return os.waitpid(child, 0)[1]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_with(parent: int) -> None:
+    """Whoever kills the command means this process, too. Elsewhere than on Linux it would go on."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed just now
+            os.kill(os.getpid(), signal.SIGKILL)
