@@ -1,6 +1,6 @@
 """Stored bytes back to the `pixel_values` of the HF processor, bit for bit, by table look-up."""
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from ..pipeline.layout import MediaArray
+from ..pipeline.manifest import REMEDY, Manifest, OutputError
+from ..pipeline.shard.codec import read_array
 
 STORED_KEY = "stored_pixels"  # in a batch whose pixels are still uint8: {name: how its bytes are restored}
 _CHUNK = 2048  # rows at a time: what is in work stays in the cache
@@ -30,6 +32,25 @@ class Stored:
 
 def _stored(table: np.ndarray, *rest: Any) -> Stored:
     return Stored(torch.from_numpy(table), *rest)
+
+
+def read_tables(manifest: Manifest, read: Callable[[str], bytes], out: str) -> dict[str, np.ndarray]:
+    """float32 [channels, 256]: what each stored byte stands for, by kind.
+
+    `read` gives the content of a file of the output, its digest compared; `out` is for messages.
+    """
+    tables = {}
+    for kind, name in manifest.pixels.tables.items():
+        try:
+            table = read_array(read(name))
+        except OutputError:
+            raise
+        except ValueError as error:
+            raise OutputError(f"{out}/{name}: {error}; {REMEDY}") from None
+        if table.dtype != np.float32 or table.ndim != 2 or table.shape[1] != 256 or not len(table):
+            raise OutputError(f"{out}/{name}: {table.dtype} {table.shape}, expected float32 [channels, 256]; {REMEDY}")
+        tables[kind] = table.copy()
+    return tables
 
 
 def stored_arrays(layout: Mapping[str, MediaArray], tables: Mapping[str, np.ndarray]) -> dict[str, Stored]:
