@@ -1,5 +1,6 @@
 """Stored bytes back to the `pixel_values` of the HF processor, bit for bit, by table look-up."""
 
+import math
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -54,17 +55,19 @@ def read_tables(manifest: Manifest, read: Callable[[str], bytes], out: str) -> d
 
 
 def stored_arrays(layout: Mapping[str, MediaArray], tables: Mapping[str, np.ndarray]) -> dict[str, Stored]:
-    """How each array of bytes in a layout is restored."""
-    return {
-        name: Stored(
-            torch.from_numpy(tables[array.deliver.table]),
-            array.deliver.repeat,
-            array.counts if array.deliver.per_medium else "",
-            array.deliver.first,
-        )
-        for name, array in layout.items()
-        if array.deliver.table
-    }
+    """How each array of bytes in a layout is restored. Raises OutputError where the tables are not for it."""
+    stored = {}
+    for name, array in layout.items():
+        deliver = array.deliver
+        if not deliver.table:
+            continue
+        table = tables.get(deliver.table)
+        if table is None or any(side < 1 for side in array.row) or math.prod(array.row) % len(table):
+            has = "no table" if table is None else f"a table of {len(table)} channels"
+            raise OutputError(f"{name}: rows of {array.row} bytes, and {has} for them; {REMEDY}")
+        counts = array.counts if deliver.per_medium else ""
+        stored[name] = Stored(torch.from_numpy(table), deliver.repeat, counts, deliver.first)
+    return stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class ShardReader:
         start, size, shard = int(self._offset[row]), int(self._bytes[row]), int(self._shard[row])
         if file is not None and self.is_local:
             self._notice_changes(shard, file)
-        content = memoryview(np.empty(size, np.uint8))
+        content = np.empty(size, np.uint8).data
         if file is None:
             found = _opened_remote(self.out, os.getpid(), f"shards/{self.manifest.shards[shard].name}")
             read = found.read_at(size, start)

@@ -115,7 +115,7 @@ def inside(root: Path, name: str) -> Path:
     return path
 
 
-def open_regular(path: Path) -> tuple[BinaryIO, os.stat_result]:
+def open_regular(path: Path) -> tuple[io.FileIO, os.stat_result]:
     """A file for reading, and what it is at this moment. Raises OSError, also for what is no plain file.
 
     Without waiting: opening a FIFO would wait for its writer.

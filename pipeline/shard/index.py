@@ -40,6 +40,7 @@ SCHEMA = pa.schema(
     ]
 )
 MAX_EPOCH = 1 << 30  # packs of an epoch, with all repetitions: more than anybody trains on, and few enough to count
+_PLACE = ("name", "offset", "size")  # of a member
 _OF_TOKENS = ("padding_tokens", "fake_tokens", "visual_tokens", "target_tokens", "num_documents")  # at most one each
 _COUNTS = (*_OF_TOKENS, "squares", "num_images", "num_videos", "num_audios")
 
@@ -70,9 +71,12 @@ def parse_index(content: bytes, manifest: Manifest, out: str) -> pa.Table:
 def index_problems(index: pa.Table, manifest: Manifest) -> Iterator[Finding]:
     """What is wrong with an index: each kind of damage once, at the first pack that has it."""
     if index.schema.remove_metadata() != SCHEMA:
-        yield Finding(f"columns are {str(index.schema.remove_metadata())[:200]}, expected those of format {FORMAT}")
+        columns = ", ".join(f"{field.name} {field.type}" for field in index.schema)
+        yield Finding(f"columns are {columns[:200]}, expected those of format {FORMAT}")
         return
-    if with_nulls := [name for name in SCHEMA.names if index[name].null_count]:
+    places = index["members"].combine_chunks().flatten()
+    cells = {name: index[name] for name in SCHEMA.names} | {f"members.{n}": places.field(n) for n in _PLACE}
+    if with_nulls := [name for name, column in cells.items() if column.null_count or places.null_count]:
         yield Finding(f"{', '.join(with_nulls)}: cells are empty")
         return
     shards, packs = index["shard"].to_pylist(), index["pack"].to_numpy()
@@ -115,9 +119,9 @@ def _impossible(index: pa.Table, manifest: Manifest) -> Iterator[tuple[np.ndarra
     members = index["members"].combine_chunks()
     is_other = members.value_lengths().to_numpy(zero_copy_only=False) != len(names)
     yield is_other, f"its members are not the {len(names)} of every pack"
-    places = members.flatten()
-    if is_other.any() or places.null_count or any(places.field(number).null_count for number in range(3)):
+    if is_other.any():
         return
+    places = members.flatten()
     shape = (len(index), len(names))
     codes = pc.index_in(places.field("name"), pa.array(names)).fill_null(-1).to_numpy().reshape(shape)
     yield (codes != np.arange(len(names))).any(axis=1), "its members have other names, or another order"

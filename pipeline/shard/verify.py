@@ -88,7 +88,9 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     """What reading it leaves open."""
     config, described = manifest.identity.config, manifest.family
     try:
-        layout_of(described)
+        needed = {array.deliver.table for array in layout_of(described).values()} - {""}
+        if needed != manifest.pixels.tables.keys():
+            yield f"pixels.tables: {', '.join(manifest.pixels.tables)}, but media want {', '.join(needed)}"
     except ValueError as error:
         yield str(error)
     if wrong := {name for name, kind in FAMILY_KEYS.items() if not isinstance(described.get(name), kind)}:
@@ -98,7 +100,8 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     elif set(described["placeholder_ids"]) - set(TOKEN_TYPES):
         yield f"family: placeholder_ids of {', '.join(described['placeholder_ids'])}"
     try:
-        check_types(TrainOn(turns=config.get("train_on"), reasoning=config.get("reasoning")), "identity.config")
+        asked: Any = {"turns": config.get("train_on"), "reasoning": config.get("reasoning")}
+        check_types(TrainOn(**asked), "identity.config")
     except ValueError as error:
         yield str(error)
     if manifest.fingerprint != manifest.identity.fingerprint:
@@ -203,7 +206,7 @@ def _shard_problems(out: Path, file: BinaryIO, shard: ShardEntry, manifest: Mani
     ledger = _ledger_of_packs(out, [line["pack"] for line in index], manifest)
     digest, is_whole = hashlib.sha256(), True
     for line in index:
-        content = memoryview(np.empty(line["bytes"], np.uint8))
+        content = np.empty(line["bytes"], np.uint8).data
         if read_into(file, content, line["offset"]) < len(content):
             yield f"pack {line['pack']}: the file ends before it does"
             return

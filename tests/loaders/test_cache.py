@@ -18,7 +18,7 @@ from neatpack import PackedShards
 from neatpack.loaders.cache import ShardCache
 from neatpack.loaders.media import BATCH_KEY
 from neatpack.loaders.reader import ShardReader
-from neatpack.pipeline.manifest import OutputError
+from neatpack.pipeline.manifest import OutputError, ShardError
 from neatpack.pipeline.run import run_pack
 
 PATIENCE = 300  # seconds until a process that says nothing is taken for stuck
@@ -183,6 +183,28 @@ def test_a_part_that_was_left_makes_room(bucket, tmp_path):
     (tmp_path / f"{other.sha256}.part").write_bytes(bytes(other.bytes))  # as a killed process leaves it
     cache.opened(shard, "out", content_of(bucket / "out/shards" / shard.name))
     assert kept(tmp_path) == names([shard])
+
+
+def test_a_cached_shard_that_was_cut_is_fetched_again(bucket, store, tmp_path):
+    packs = cached(store, tmp_path)
+    list(packs)
+    first = shards_of(bucket)[0]
+    os.truncate(tmp_path / f"{first.sha256}.tar", 1000)
+    packs.set_epoch(0)
+    assert_same(packs, PackedShards(bucket / "out"))
+    assert store.num("GET", first.name) == 2
+
+
+def test_a_cached_shard_that_was_damaged_is_told(bucket, store, tmp_path):
+    packs = PackedShards(store.uri("out"), cache=tmp_path, cache_gb=1.0)
+    packs.pack(0)
+    path = tmp_path / f"{shards_of(bucket)[0].sha256}.tar"
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    path.write_bytes(content)
+    again = PackedShards(store.uri("out"), cache=tmp_path, cache_gb=1.0)
+    with pytest.raises(ShardError, match=f"pack 0: its crc32 is .*; empty the cache {tmp_path}, or run"):
+        again.pack(0)
 
 
 # Eviction
