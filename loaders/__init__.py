@@ -1,6 +1,6 @@
 """Packed shards into a training loop. Thin: what can be done offline is done offline.
 
-OUT ──reader.py (mapped, cached or ranged reads)──▶ stream.py (PackedShards: balanced, shuffled, mixed, by order.py)
+OUT ──reader.py (local, cached or ranged reads)──▶ stream.py (PackedShards: balanced, shuffled, mixed, by order.py)
     ──model_inputs.py (PackCollater, on packed.py)──▶ batches.py (PackLoader: epochs, resume)──▶ model(**batch)
     or pp_media.py (pipeline parallel); hf.py and energon.py for trainers that share out packs themselves
 

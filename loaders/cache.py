@@ -9,14 +9,14 @@ killed, and the next one starts the file anew.
 import errno
 import fcntl
 import hashlib
-import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ..pipeline.manifest import OutputError, ShardEntry
+from ..pipeline.manifest import REMEDY, ShardEntry, ShardError
+from ..pipeline.runtime.storage import open_regular
 
 Chunks = Callable[[], Iterable[bytes]]
 
@@ -24,8 +24,8 @@ Chunks = Callable[[], Iterable[bytes]]
 class ShardCache:
     """Whole shards in a folder of at most max_bytes.
 
-    An evicted shard stays readable for who has it mapped, as POSIX says of unlinked files; its room on the disk is free
-    when the last map of it is gone.
+    An evicted shard stays readable for who has it open, as POSIX says of unlinked files; its room on the disk is free
+    when the last of them has closed it.
     """
 
     def __init__(self, folder: str | Path, max_bytes: int) -> None:
@@ -37,23 +37,23 @@ class ShardCache:
         except OSError as error:
             raise ValueError(f"cache={str(folder)!r}: {error}; give a folder that this process may write to") from None
 
-    def mapped(self, shard: ShardEntry, out: str, chunks: Chunks) -> mmap.mmap:
-        """The shard in memory. If it is not here, `chunks` gives its bytes, in one process of the node only.
+    def opened(self, shard: ShardEntry, out: str, chunks: Chunks) -> BinaryIO:
+        """The shard as a file. If it is not here, `chunks` gives its bytes, in one process of the node only.
 
-        Raises OutputError if they are not those of the manifest, OSError if there is no room for them, and whatever
+        Raises ShardError if they are not those of the manifest, OSError if there is no room for them, and whatever
         `chunks` raises; nothing is left behind. `out` is for messages.
         """
         path = self.folder / f"{shard.sha256}.tar"
         while True:
             try:
                 os.utime(path)  # used now
-                return map_shard(path)
+                return self._whole(path, shard)
             except FileNotFoundError:
-                mapped = self._download(shard, out, chunks, path)
-                if mapped is not None:
-                    return mapped
+                file = self._download(shard, out, chunks, path)
+                if file is not None:
+                    return file
 
-    def _download(self, shard: ShardEntry, out: str, chunks: Chunks, path: Path) -> mmap.mmap | None:
+    def _download(self, shard: ShardEntry, out: str, chunks: Chunks, path: Path) -> BinaryIO | None:
         """None: another process did it while we waited, or gave it up."""
         part = path.with_suffix(".part")
         with _locked(part) as file:
@@ -65,12 +65,22 @@ class ShardCache:
                     _fill(file, shard, out, chunks())
                     with self._renaming():
                         part.rename(path)
-                        return map_shard(path)
+                        return open_regular(path)[0]
             except BaseException:
                 self._remove(part)
                 raise
             self._remove(part)
             return None
+
+    def _whole(self, path: Path, shard: ShardEntry) -> BinaryIO:
+        """A file that is here. One of another size, which a full disk or somebody's hand has cut, is removed."""
+        file, found = open_regular(path)
+        if found.st_size == shard.bytes:
+            return file
+        file.close()
+        with self._renaming():
+            path.unlink(missing_ok=True)
+        raise FileNotFoundError(path)
 
     def _reserve(self, size: int, file: BinaryIO, part: Path) -> None:
         """Room for a shard in the folder and on the disk, before a byte of it is downloaded."""
@@ -103,12 +113,6 @@ class ShardCache:
             yield
 
 
-def map_shard(path: str | Path) -> mmap.mmap:
-    """A shard in memory, shared with every process that reads it. Copy-on-write: nobody can damage the file."""
-    with open(path, "rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-
-
 @contextmanager
 def _locked(path: Path, how: int = fcntl.LOCK_EX) -> Iterator[BinaryIO]:
     """A file, made if it is not there, that nobody else has locked."""
@@ -134,9 +138,10 @@ def _fill(file: BinaryIO, shard: ShardEntry, out: str, chunks: Iterable[bytes]) 
         digest.update(chunk)
         file.write(chunk)
     if digest.hexdigest() != shard.sha256:
-        raise OutputError(
+        raise ShardError(
             f"{out}/shards/{shard.name}: {file.tell()} bytes came, with the sha256 {digest.hexdigest()}; the manifest "
-            f"says {shard.bytes} and {shard.sha256}; run `neatpack verify`, and pack again what is broken"
+            f"says {shard.bytes} and {shard.sha256}; {REMEDY}",
+            shard.name,
         )
     file.flush()
     os.fdatasync(file.fileno())  # or a node that loses power may come up with zeros under the final name

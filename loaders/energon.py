@@ -12,16 +12,14 @@ Energon shards, shuffles, blends and resumes; `cook_pack` makes of its raw sampl
 Energon is not imported here: nothing of it is needed.
 """
 
-import io
+import hashlib
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from ..pipeline.layout import MediaArray, layout_of
-from ..pipeline.manifest import FILE as MANIFEST, Manifest
+from ..pipeline.manifest import FILE as MANIFEST, REMEDY, Manifest, OutputError
 from .item import PIXELS, pack_item
-from .pixels import Stored, stored_arrays
+from .pixels import Stored, read_tables, stored_arrays
 
 
 def cook_pack(sample: dict[str, Any], *, pixels: str = "bf16") -> dict[str, Any]:
@@ -43,7 +41,12 @@ cook_pack.__stateless__ = True  # type: ignore[attr-defined]  # as Energon's @st
 def _described(out: Any) -> tuple[dict[str, MediaArray], dict[str, Stored]]:
     """Layout and pixel tables of an output. `out` is Energon's path, which may be of an object store."""
     manifest = Manifest.parse((out / MANIFEST).read_bytes(), str(out))
-    layout, tables = layout_of(manifest.family), manifest.pixels.tables
-    return layout, stored_arrays(
-        layout, {kind: np.load(io.BytesIO((out / name).read_bytes())) for kind, name in tables.items()}
-    )
+    layout = layout_of(manifest.family)
+
+    def read(name: str) -> bytes:
+        content: bytes = (out / name).read_bytes()
+        if hashlib.sha256(content).hexdigest() != manifest.files[name]:
+            raise OutputError(f"{out}/{name}: sha256 differs from the manifest's; {REMEDY}")
+        return content
+
+    return layout, stored_arrays(layout, read_tables(manifest, read, str(out)))

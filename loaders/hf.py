@@ -39,7 +39,7 @@ class IndexedPacks(Dataset[Item]):
         seed: int = 0,
         shuffle: bool = True,
         pixels: str = "bf16",
-        check: str = "sizes",
+        check: str = "packs",
         cache: str | Path | None = None,
         cache_gb: float | None = None,
     ) -> None:

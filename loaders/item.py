@@ -24,9 +24,9 @@ def pack_item(
     """Arrays and JSON of a pack -> its item; pixels restored as `dtype`, or left as they are stored (None).
 
     Of the JSON, `pack`, `num_images`, `num_videos` and `num_audios` will do.
-    Pixels as stored are a view of what was read until the collater copies them into the batch. The other arrays are
-    small and copied, as the integers that torch wants: code that masks labels in place must not find them masked in
-    the next epoch. numpy copies them: torch.tensor takes three times as long.
+    Pixels as stored are a view of what was read for this item alone, until the collater copies them into the batch. The
+    other arrays are small and copied, as the integers that torch wants. numpy copies them: torch.tensor takes three
+    times as long.
     """
     small = {name: array for name, array in arrays.items() if name not in stored}
     tensors = {name: torch.from_numpy(array.astype(_dtype(array))) for name, array in small.items()}

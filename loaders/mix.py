@@ -31,7 +31,7 @@ class Mix:
     """
 
     def __init__(
-        self, out: Outputs, *, check: str = "sizes", cache: str | Path | None = None, cache_gb: float | None = None
+        self, out: Outputs, *, check: str = "packs", cache: str | Path | None = None, cache_gb: float | None = None
     ) -> None:
         listed = _listed(out)
         names, weights = [name for name, _, _ in listed], [weight for *_, weight in listed if weight is not None]

@@ -1,6 +1,7 @@
 """Stored bytes back to the `pixel_values` of the HF processor, bit for bit, by table look-up."""
 
-from collections.abc import Mapping, MutableMapping
+import math
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -9,6 +10,8 @@ import numpy as np
 import torch
 
 from ..pipeline.layout import MediaArray
+from ..pipeline.manifest import REMEDY, Manifest, OutputError
+from ..pipeline.shard.codec import read_array
 
 STORED_KEY = "stored_pixels"  # in a batch whose pixels are still uint8: {name: how its bytes are restored}
 _CHUNK = 2048  # rows at a time: what is in work stays in the cache
@@ -32,18 +35,39 @@ def _stored(table: np.ndarray, *rest: Any) -> Stored:
     return Stored(torch.from_numpy(table), *rest)
 
 
+def read_tables(manifest: Manifest, read: Callable[[str], bytes], out: str) -> dict[str, np.ndarray]:
+    """float32 [channels, 256]: what each stored byte stands for, by kind.
+
+    `read` gives the content of a file of the output, its digest compared; `out` is for messages.
+    """
+    tables = {}
+    for kind, name in manifest.pixels.tables.items():
+        try:
+            table = read_array(read(name))
+        except OutputError:
+            raise
+        except ValueError as error:
+            raise OutputError(f"{out}/{name}: {error}; {REMEDY}") from None
+        if table.dtype != np.float32 or table.ndim != 2 or table.shape[1] != 256 or not len(table):
+            raise OutputError(f"{out}/{name}: {table.dtype} {table.shape}, expected float32 [channels, 256]; {REMEDY}")
+        tables[kind] = table.copy()
+    return tables
+
+
 def stored_arrays(layout: Mapping[str, MediaArray], tables: Mapping[str, np.ndarray]) -> dict[str, Stored]:
-    """How each array of bytes in a layout is restored."""
-    return {
-        name: Stored(
-            torch.from_numpy(tables[array.deliver.table]),
-            array.deliver.repeat,
-            array.counts if array.deliver.per_medium else "",
-            array.deliver.first,
-        )
-        for name, array in layout.items()
-        if array.deliver.table
-    }
+    """How each array of bytes in a layout is restored. Raises OutputError where the tables are not for it."""
+    stored = {}
+    for name, array in layout.items():
+        deliver = array.deliver
+        if not deliver.table:
+            continue
+        table = tables.get(deliver.table)
+        if table is None or any(side < 1 for side in array.row) or math.prod(array.row) % len(table):
+            has = "no table" if table is None else f"a table of {len(table)} channels"
+            raise OutputError(f"{name}: rows of {array.row} bytes, and {has} for them; {REMEDY}")
+        counts = array.counts if deliver.per_medium else ""
+        stored[name] = Stored(torch.from_numpy(table), deliver.repeat, counts, deliver.first)
+    return stored
 
 
 @dataclass(frozen=True, slots=True)

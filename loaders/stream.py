@@ -37,7 +37,8 @@ class PackedShards(IterableDataset[dict[str, Any]]):
                  False: that step is filled up with packs from the epoch's start, which so come twice
     shuffle      False: the plan's own order in every epoch
     pixels       "bf16" or "fp32": restored; "uint8": as stored, for `restore_pixels(batch, device)` on the GPU
-    check        "none", "sizes" or "full" (sha256 of every shard) before the first read
+    check        "packs": sizes of all shards at once, and the crc32 of each pack when it is first read; "sizes" without
+                 the latter, "none" without both; "full" with the sha256 of every shard before the first read
     prefetch     packs read ahead, from remote shards only
     cache, cache_gb  a folder on this node's disk, and its size in GB: remote shards are downloaded whole, once per node
 
@@ -56,7 +57,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         drop_last: bool = True,
         shuffle: bool = True,
         pixels: str = "bf16",
-        check: str = "sizes",
+        check: str = "packs",
         prefetch: int = 4,
         cache: str | Path | None = None,
         cache_gb: float | None = None,

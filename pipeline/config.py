@@ -138,6 +138,11 @@ class PackConfig:
     work: str = _key("", "where measured tokens and plans are kept for the next run; default: OUT/work")
     engine: Literal["ray", "inline"] = _key("ray", "ray: a cluster (RAY_ADDRESS) or this machine. inline: in-process")
     num_workers: int = _key(0, "processes at once; 0: every CPU that Ray has")
+    record_paths: bool = _key(
+        False,
+        "write into OUT/sources.json where on this machine the meta JSON is, so that `neatpack skipped` finds the rows "
+        "also without OUT/work",
+    )
     overwrite: bool = _key(False, "start anew over an output made from other inputs or another config")
 
     def __post_init__(self) -> None:
@@ -168,6 +173,8 @@ class PackConfig:
         for key in ("group_size", "shard_mb", "align", "max_media_seconds", "max_media_bytes", "max_row_bytes"):
             if getattr(self, key) < 1:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1")
+        if self.group_size >= 1 << 24:
+            raise UserError(f"group_size is {self.group_size}; it must be below {1 << 24}: it is a number of ranks")
         if self.pack_size % self.align:
             raise UserError(f"pack_size {self.pack_size} is not a multiple of align {self.align}")
         least = max(16, 2 * self.align)  # the fake image and a document, at least
@@ -287,6 +294,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"--config {path}: not UTF-8: {error}") from None
     except yaml.YAMLError as error:
         raise UserError(f"--config {path}: not YAML: {error}") from None
+    except RecursionError:
+        raise UserError(f"--config {path}: nested too deep; expected keys and values like `pack_size: 8192`") from None
     if not isinstance(values, dict):
         raise UserError(
             f"--config {path}: expected keys and values like `pack_size: 8192`, got {type(values).__name__}"

@@ -6,7 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from .records import MediaKind
+from .identity import check_types
+from .records import TOKEN_TYPES, MediaKind
+
+# What arrays of a pack may hold: numbers of a fixed size, and so nothing that would be unpickled.
+DTYPES = ("uint8", "int16", "int32", "int64", "float32")
+COUNTING = ("int16", "int32", "int64")  # what tells how many rows there are
+MAX_REPEAT = 64  # times that a stored row may be repeated; temporal patches are of 2 or 4 frames
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,15 +131,73 @@ def delivered(layout: Layout) -> dict[str, MediaArray]:
 
 
 def layout_of(described: Mapping[str, Any]) -> dict[str, MediaArray]:
-    """The layout that a manifest's `family` describes."""
-    return {
-        name: MediaArray(
-            **{
-                **array,
-                "kinds": tuple(array["kinds"]),
-                "row": tuple(array["row"]),
-                "deliver": Delivery(**array["deliver"]),
-            }
-        )
-        for name, array in described["media"].items()
-    }
+    """The layout that a manifest's `family` describes. Raises ValueError where it is not one."""
+    try:
+        layout = {
+            str(name): MediaArray(
+                **{
+                    **array,
+                    "kinds": tuple(array["kinds"]),
+                    "row": tuple(array["row"]),
+                    "deliver": Delivery(**array["deliver"]),
+                }
+            )
+            for name, array in described["media"].items()
+        }
+    except (KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise ValueError(f"family.media: {type(error).__name__}: {error}") from None
+    for name, array in layout.items():
+        check_types(array, f"family.media.{name}")
+        check_types(array.deliver, f"family.media.{name}.deliver")
+        if wrong := _misdescribed(name, array, layout):
+            raise ValueError(f"family.media.{name}: {wrong}")
+    return layout
+
+
+def _misdescribed(name: str, array: MediaArray, layout: Layout) -> str:
+    """What no family would declare."""
+    deliver = array.deliver
+    if not name.isidentifier() or not array.kinds or not set(array.kinds) <= set(TOKEN_TYPES):
+        return f"an array of {array.kinds}"
+    if array.dtype not in DTYPES or deliver.mask_dtype not in ("int64", "bool"):
+        return f"of type {array.dtype}, its mask {deliver.mask_dtype}"
+    if any(side < -1 for side in array.row) or not 1 <= deliver.repeat <= MAX_REPEAT:
+        return f"rows of {array.row}, repeated {deliver.repeat} times"
+    if {array.counts, deliver.first} - {"", *layout} or deliver.table not in ("", "image", "video"):
+        return f"counted by {array.counts!r}, after {deliver.first!r}, by the table {deliver.table!r}"
+    counting = array.counts
+    for _ in layout:
+        counting = counting and layout[counting].counts if counting in layout else ""
+    if counting or (array.counts and (array.groups or layout[array.counts].dtype not in COUNTING)):
+        return f"counted by {array.counts!r}, which does not count"
+    if deliver.table and array.dtype != "uint8":
+        return f"{array.dtype}, and by a table of bytes"
+    return ""
+
+
+def misfit(arrays: Mapping[str, np.ndarray], layout: Layout, parts: Parts) -> str:
+    """How the media arrays of a pack disagree with the layout and with the media of its parts; "" if they agree.
+
+    Types and shapes of rows first: then the sums are of small integers.
+    """
+    for name, array in layout.items():
+        found = arrays[name]
+        sides = zip(found.shape[1:], array.row, strict=False)
+        if (
+            found.dtype != array.dtype
+            or found.ndim != len(array.row) + 1
+            or any(n not in (has, -1) for has, n in sides)
+        ):
+            return (
+                f"{name} {found.shape} of {found.dtype}: rows of another shape or type than {array.row} {array.dtype}"
+            )
+    for name, array in layout.items():
+        found = arrays[name]
+        try:
+            rows = sum(rows_per_part(name, arrays, layout, parts))
+        except IndexError:
+            rows = -1
+        if len(found) != rows:
+            media = " and ".join(f"{sum(parts[kind])} {kind}s" for kind in array.kinds)
+            return f"{name} {found.shape}: does not fit the {media} of the documents"
+    return ""

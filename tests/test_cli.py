@@ -506,7 +506,7 @@ def test_verify_does_not_hold_shards_against_a_broken_table(run: Run, out: Path)
     assert run("verify", out)[:2] == (
         1,
         "index.parquet: sha256 differs from the manifest's\n"
-        "shards: not checked, for they are held against the index and the ledger\n",
+        "shards: not checked, for they are held against manifest, index and ledger\n",
     )
 
 
@@ -524,7 +524,7 @@ def test_verify_a_broken_manifest(run: Run, out: Path) -> None:
     assert code == 1
     assert errors.startswith(f"neatpack: {out}/manifest.json: not JSON: ")
     (out / "manifest.json").write_text('{"format": 99}')
-    known = f"this neatpack ({neatpack.__version__}) reads format 4; use the neatpack that made it, or pack again"
+    known = f"this neatpack ({neatpack.__version__}) reads format 5; use the neatpack that made it, or pack again"
     assert run("verify", out)[::2] == (1, f"neatpack: {out}/manifest.json: format 99, {known}\n")
 
 

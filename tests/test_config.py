@@ -108,6 +108,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--drop-long-samples": True,
         "--repeat-at-load": True,
         "--no-fake-image": False,
+        "--record-paths": True,
         "--overwrite": True,
     }
     config = load(*(text for name, (value, _) in flags.items() for text in (name, value)), *switches)
@@ -364,7 +365,7 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     unshaped = {field.name for field in dataclasses.fields(config)} - everything.keys()
     free = {
         "meta", "processor", "out", "datasets", "trust_remote_code", "allow_http", "parquet_media", "max_skipped",
-        "media_timeout", "work", "engine", "num_workers", "overwrite",
+        "media_timeout", "work", "engine", "num_workers", "record_paths", "overwrite",
     }  # fmt: skip
     assert unshaped == free
 
@@ -387,3 +388,16 @@ def test_fingerprint_changes_with_every_part() -> None:
 def test_fingerprint_is_stable() -> None:
     """A literal: outputs that exist must be recognised by later versions."""
     assert fingerprint({"pack_size": 8192, "text": "é"}, [1, None]) == "4827e146209ae294fa07"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "a: " + "{b: " * 3000, "- " * 5000 + "x"])
+def test_deep_yaml_is_an_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "deep.yaml").write_text(text)
+    assert refused("--config", str(tmp_path / "deep.yaml")).startswith(f"--config {tmp_path}/deep.yaml: n")
+
+
+def test_a_group_is_a_number_of_ranks() -> None:
+    assert (
+        refused("--group-size", str(1 << 24))
+        == "group_size is 16777216; it must be below 16777216: it is a number of ranks"
+    )

@@ -1,9 +1,11 @@
 """Rows of media arrays go back to whom they came from, however they are counted."""
 
 import json
+import re
 from dataclasses import asdict
 
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 
 from neatpack.pipeline.layout import Delivery, MediaArray, delivered, layout_of, rows_per_part, split_media
@@ -96,8 +98,31 @@ def test_the_layout_goes_through_the_manifest():
     layout = {
         "a": MediaArray(
             kinds=("image", "video"), dtype="uint8", row=(3, 4), counts="b", deliver=Delivery(table="image")
-        )
+        ),
+        "b": MediaArray(kinds=("image", "video"), dtype="int64", row=(3,)),
     }
     described = json.loads(json.dumps({"media": {name: asdict(array) for name, array in layout.items()}}))
     assert described["media"]["a"]["kinds"] == ["image", "video"]
     assert layout_of(described) == layout
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dtype": "object"}, "of type object"),
+        ({"row": [1 << 40, -2]}, "rows of"),
+        ({"row": "abc"}, "row: expected tuple"),
+        ({"counts": "absent"}, "counted by 'absent'"),
+        ({"counts": "a"}, "which does not count"),
+        ({"kinds": ["smell"]}, "kinds: expected"),
+        ({"deliver": {"repeat": 1 << 31}}, "repeated 2147483648 times"),
+        ({"deliver": {"table": "../image"}}, "by the table '../image'"),
+        ({"deliver": {"colour": "red"}}, "unexpected keyword"),
+        ({"deliver": None}, "TypeError"),
+    ],
+)
+def test_what_no_family_declares_is_refused(change, words):
+    array = {"kinds": ["image"], "dtype": "uint8", "row": [3], "counts": "", "groups": False, "deliver": {}}
+    assert list(layout_of({"media": {"a": array}})) == ["a"]
+    with pytest.raises(ValueError, match=re.escape(words)):
+        layout_of({"media": {"a": array | change}})

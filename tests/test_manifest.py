@@ -13,26 +13,26 @@ from helpers import ROOT
 
 from neatpack import __version__
 from neatpack.pipeline.identity import Identity
-from neatpack.pipeline.manifest import FORMAT, Counts, Manifest, OutputError, Pixels, ShardEntry
+from neatpack.pipeline.manifest import FORMAT, Counts, Manifest, OutputError, Pixels, ShardEntry, signed
 
 IDENTITY = Identity(
     inputs={"coco": {"rows": 2, "content": "d1"}},
     processor="p1",
-    config={"pack_size": 64},
+    config={"pack_size": 64, "align": 1, "group_size": 2},
     versions={"torch": "2"},
     code={"neatpack": "0.2.0", "measure": 1, "family": 1},
 )
 MANIFEST = Manifest(
     fingerprint=IDENTITY.fingerprint,
     identity=IDENTITY,
-    family={"name": "qwen2_vl", "padding_id": 0},
+    family={"name": "qwen2_vl", "padding_id": 0, "position_axes": 3, "position_dtype": "int32"},
     pixels=Pixels(codec="u8", resize="torch", tables={"image": "image_table.npy"}),
     counts=Counts(
         rows=2, samples=2, packed=1, skipped={"bad_row": 1}, fitted={}, packs=1, tokens=60, visual_tokens=4,
         target_tokens=9,
     ),
-    shards=(ShardEntry(name="pack-000000.tar", bytes=1024, sha256="a1", first_pack=0, num_packs=1),),
-    files={"index.parquet": "b2"},
+    shards=(ShardEntry(name="pack-000000.tar", bytes=1024, sha256="a1" * 32, first_pack=0, num_packs=1),),
+    files={"index.parquet": "b2" * 32, "image_table.npy": "c3" * 32},
 )  # fmt: skip
 
 
@@ -46,18 +46,18 @@ def test_the_keys_on_disk_are_those_that_other_readers_know(tmp_path: Path) -> N
     MANIFEST.write(tmp_path)
     found = json.loads((tmp_path / "manifest.json").read_text())
     assert list(found) == [
-        "format", "neatpack", "fingerprint", "identity", "family", "pixels", "counts", "shards", "files",
+        "format", "neatpack", "fingerprint", "identity", "family", "pixels", "counts", "shards", "files", "digest",
     ]  # fmt: skip
-    assert (found["format"], found["neatpack"]) == (FORMAT, __version__) == (4, __version__)
+    assert (found["format"], found["neatpack"]) == (FORMAT, __version__) == (5, __version__)
     assert found["shards"] == [
-        {"name": "pack-000000.tar", "bytes": 1024, "sha256": "a1", "first_pack": 0, "num_packs": 1}
+        {"name": "pack-000000.tar", "bytes": 1024, "sha256": "a1" * 32, "first_pack": 0, "num_packs": 1}
     ]
     assert found["identity"]["code"] == {"neatpack": "0.2.0", "measure": 1, "family": 1}
 
 
 def test_keys_of_later_versions_are_passed_over(tmp_path: Path) -> None:
     later = MANIFEST.to_json() | {"colour": "red"}
-    assert Manifest.parse(json.dumps(later).encode(), "out") == MANIFEST
+    assert Manifest.parse(signed(later), "out") == MANIFEST
 
 
 def without(*keys: str) -> Callable[[dict[str, Any]], Any]:
@@ -71,13 +71,13 @@ def without(*keys: str) -> Callable[[dict[str, Any]], Any]:
     return change
 
 
-KNOWN = f"this neatpack ({__version__}) reads format 4; use the neatpack that made it, or pack again"
+KNOWN = f"this neatpack ({__version__}) reads format 5; use the neatpack that made it, or pack again"
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda found: found.update(format=2), f"format 2, {KNOWN}"),
+        (lambda found: found.update(format=4), f"format 4, {KNOWN}"),
         (without("format"), f"format None, {KNOWN}"),
         (without("files"), "lacks files; pack again"),
         (without("counts", "packs"), "counts: lacks packs; pack again"),
@@ -91,8 +91,87 @@ def test_a_manifest_of_another_kind_is_refused(change: Callable[[dict[str, Any]]
     found = MANIFEST.to_json()
     change(found)
     with pytest.raises(OutputError) as caught:
-        Manifest.parse(json.dumps(found).encode(), "packed")
+        Manifest.parse(signed(found), "packed")
     assert str(caught.value).startswith(f"packed/manifest.json: {words}")
+
+
+def edit(*keys: Any, value: Any) -> Callable[[dict[str, Any]], Any]:
+    """A change: the value that the keys lead to."""
+
+    def change(found: Any) -> None:
+        for key in keys[:-1]:
+            found = found[key]
+        found[keys[-1]] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (edit("shards", 0, "name", value="../../outside.tar"), "shards[0].name: expected pack-000000.tar, got '../"),
+        (edit("shards", 0, "name", value="/outside.tar"), "shards[0].name: expected pack-000000.tar, got '/outside"),
+        (edit("shards", 0, "name", value=7), "shards[0].name: expected str, got '7'"),
+        (edit("shards", 0, "bytes", value="1024"), "shards[0].bytes: expected int, got '1024'"),
+        (edit("shards", 0, "bytes", value=-1), "shards[0]: -1 bytes"),
+        (edit("shards", 0, "bytes", value=True), "shards[0].bytes: expected int"),
+        (edit("shards", 0, "num_packs", value=-1), "shards[0]: 1024 bytes, -1 packs"),
+        (edit("shards", value=None), "shards[0]: expected an object"),
+        (edit("files", "../secret.parquet", value="a" * 64), "files: '../secret.parquet' with"),
+        (edit("files", "/etc/passwd", value="a" * 64), "files: '/etc/passwd' with"),
+        (edit("files", "index.parquet", value="b2"), "files: 'index.parquet' with the sha256 'b2'"),
+        (edit("files", value={}), "files: lacks image_table.npy, index.parquet"),
+        (edit("pixels", "tables", "image", value="../x.npy"), "pixels.tables.image: expected image_table.npy, got"),
+        (edit("pixels", "tables", value=[]), "pixels.tables: expected dict"),
+        (edit("counts", "packs", value=None), "counts.packs: expected int"),
+        (edit("counts", "skipped", value={"bad_row": "1"}), "counts.skipped: expected dict"),
+        (edit("identity", "config", "pack_size", value=0), "identity.config.pack_size: expected a whole number"),
+        (edit("identity", "config", "group_size", value=1 << 61), "identity.config.group_size: expected a whole"),
+        (edit("identity", "inputs", value=[]), "identity.inputs: expected dict"),
+        (edit("identity", "inputs", "coco", value={}), "identity.inputs.coco.rows: expected"),
+        (edit("family", value="qwen"), "family: expected dict"),
+        (edit("family", "position_axes", value=2), "family: positions of 2 axes"),
+    ],
+)
+def test_a_manifest_that_was_edited_and_signed_again_is_refused(change: Callable[[Any], Any], words: str) -> None:
+    """Whoever can write a digest cannot make a reader leave OUT, or ask for what no file has."""
+    found = json.loads(signed(MANIFEST.to_json()))
+    change(found)
+    with pytest.raises(OutputError) as caught:
+        Manifest.parse(signed(found), "packed")
+    assert str(caught.value).startswith(f"packed/manifest.json: {words}")
+
+
+def test_every_flipped_byte_is_found() -> None:
+    content = signed(MANIFEST.to_json())
+    assert Manifest.parse(content, "out") == MANIFEST
+    for place in range(len(content)):
+        for bit in (1, 32):  # 32 makes a capital of a letter
+            flipped = content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :]
+            with pytest.raises(OutputError):
+                Manifest.parse(flipped, "out")
+        with pytest.raises(OutputError):
+            Manifest.parse(content[:place], "out")
+    for longer in (content + b" ", content + b"\n", b" " + content):
+        with pytest.raises(OutputError, match="its digest is not that of its content; pack again"):
+            Manifest.parse(longer, "out")
+
+
+@pytest.mark.parametrize("depth", [101, 500, 5000, 100_000])
+def test_deep_nesting_is_an_error(depth: int) -> None:
+    deep = json.dumps(MANIFEST.to_json())[:-1] + ', "deep": ' + "[" * depth + "]" * depth + "}"
+    with pytest.raises(OutputError, match="not JSON: nested deeper than 100 levels; pack again"):
+        Manifest.parse(deep.encode(), "out")
+
+
+def test_a_manifest_elsewhere_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    MANIFEST.write(tmp_path)
+    (tmp_path / "out/manifest.json").symlink_to(tmp_path / "manifest.json")
+    with pytest.raises(OutputError, match=r"manifest.json leads out of .*/out, to .*/manifest.json"):
+        Manifest.read(tmp_path / "out")
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert Manifest.read(tmp_path / "link") == MANIFEST, "the output itself may be reached by a link"
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b""])

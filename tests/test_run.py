@@ -309,7 +309,7 @@ def test_an_output_of_an_older_format_is_refused_and_overwritten_on_demand(tiny,
     config = tiny_config(tiny.text("a", "b").write(), tmp_path / "out")
     run_pack(config)
     manifest = tmp_path / "out/manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 4,', '"format": 2,'))
+    manifest.write_text(manifest.read_text().replace('"format": 5,', '"format": 2,'))
     with pytest.raises(UserError, match="format 2, this neatpack .* or give --overwrite to start anew"):
         run_pack(config)
     manifest.unlink()
@@ -420,6 +420,24 @@ def test_same_bytes_after_kills_at_any_instant(data, expected, tmp_path):
     assert theirs.identity.differences(Manifest.read(out).identity) == []
     assert files_of(out) == expected
     assert not list(out.rglob("*.part")), "left-overs of killed runs"
+
+
+def test_a_worker_that_is_killed_leaves_nothing_in_the_output(data, tmp_path, monkeypatch):
+    """Its task is tried again elsewhere; what it had begun is removed by the run that finishes, and nothing else is."""
+    out = tmp_path / "out"
+    left = ["shards/.pack-000000.tar.4711.part", "work/done/.000000.json.4711.part", "ledger/.00000.parquet.4711.part"]
+    others = ["shards/.pack-000000.tar.part", "shards/.mine.4711.part", "shards/notes.4711.part", ".index.4711.part"]
+
+    def killed_once(job):
+        for name in (*left, *others):
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_bytes(b"begun")
+        return shard_task(job)
+
+    monkeypatch.setattr("neatpack.pipeline.run.shard_task", killed_once)
+    run_pack(tiny_config(data, out))
+    assert [name for name in left if (out / name).exists()] == []
+    assert [name for name in others if not (out / name).exists()] == []
 
 
 def test_finished_shards_are_not_redone(data, expected, tmp_path):

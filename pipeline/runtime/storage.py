@@ -1,13 +1,20 @@
-"""Files of ours on disk: written whole or not at all."""
+"""Files of ours on disk: written whole or not at all, and read as what may be damaged."""
 
 import contextlib
 import hashlib
+import io
 import json
 import os
+import re
 import shutil
+import stat
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
+
+MAX_NESTING = 100  # of JSON; ours has less than ten, and Python's own limit is a crash somewhere later
+_PART = re.compile(r"\.(.+)\.\d+\.part")
 
 
 class Sink(Protocol):
@@ -17,15 +24,19 @@ class Sink(Protocol):
 
 
 class Hashed:
-    """A file that is hashed and counted while it is written; without one, only the hash is kept."""
+    """A file that is hashed and counted while it is written; without one, only the hash is kept.
+
+    `crc32` is that of what was written since somebody set it to 0.
+    """
 
     def __init__(self, file: Sink | None = None) -> None:
-        self._file, self._sha256, self.size = file, hashlib.sha256(), 0
+        self._file, self._sha256, self.size, self.crc32 = file, hashlib.sha256(), 0, 0
 
     def write(self, data: bytes | memoryview, /) -> None:
         if self._file is not None:
             self._file.write(data)
         self._sha256.update(data)
+        self.crc32 = zlib.crc32(data, self.crc32)
         self.size += len(data)
 
     def tell(self) -> int:
@@ -77,8 +88,71 @@ def write_json(path: Path, value: Any) -> None:
         file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
+def remove_parts(folder: Path, pattern: str) -> None:
+    """Remove what `write_whole` leaves in a folder if it is killed, of files whose names match `pattern` as a whole.
+
+    Not while others write there.
+    """
+    for path in folder.glob(".*.part"):
+        if (name := _PART.fullmatch(path.name)) and re.fullmatch(pattern, name[1]):
+            path.unlink(missing_ok=True)
+
+
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return parse_json(path.read_bytes())
+
+
+def parse_json(content: bytes) -> Any:
+    """A JSON value of a sane depth. Raises ValueError for whatever is not one."""
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise ValueError(f"nested deeper than {MAX_NESTING} levels") from None
+    level = [value]
+    for _ in range(MAX_NESTING):
+        level = [inner for outer in level for inner in _inner(outer) if isinstance(inner, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f"nested deeper than {MAX_NESTING} levels")
+
+
+def _inner(value: Any) -> Any:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def inside(root: Path, name: str) -> Path:
+    """A file under `root`. Raises ValueError where `name` leads out of it, by itself or by a symbolic link.
+
+    `root` itself may be reached by links. What is not there yet is inside.
+    """
+    path = root / name
+    place, top = os.path.realpath(path), os.path.realpath(root)
+    if os.path.commonpath([place, top]) != top or place == top:
+        raise ValueError(
+            f"{path} leads out of {root}, to {place}; an output is read from its own folder only, so copy it"
+        )
+    return path
+
+
+def open_regular(path: Path) -> tuple[io.FileIO, os.stat_result]:
+    """A file for reading, and what it is at this moment. Raises OSError, also for what is no plain file.
+
+    Without waiting: opening a FIFO would wait for its writer.
+    """
+    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode):
+        file.close()
+        raise FileNotFoundError(f"{path}: not a plain file")
+    return file, found
+
+
+def read_into(file: BinaryIO, buffer: memoryview, offset: int) -> int:
+    """Fill a buffer from a place in a file, in any thread; how much of it was filled before the file ended."""
+    done = 0
+    while done < len(buffer) and (got := os.preadv(file.fileno(), [buffer[done:]], offset + done)):
+        done += got
+    return done
 
 
 def sha256_of(path: Path, start: int = 0, end: int | None = None) -> str:

@@ -16,13 +16,17 @@ from typing import Any
 
 import numpy as np
 
+from ..identity import check_types
+from ..layout import DTYPES
 from ..records import Document, Pack
-from ..runtime.storage import Sink
+from ..runtime.storage import Sink, parse_json
 
 # Arrays of every pack; those of its media, which its family declares, come after them.
-TEXT_ARRAYS = ("input_ids", "labels", "position_ids", "seq_lens", "seq_lens_padded", "mm_token_type_ids")
+TEXT_ARRAYS = {"input_ids": "int32", "labels": "int32", "position_ids": "", "seq_lens": "int32",
+               "seq_lens_padded": "int32", "mm_token_type_ids": "uint8"}  # fmt: skip  # "": as the family says
 DOCUMENT = tuple(field.name for field in dataclasses.fields(Document))
-_BLOCK = tarfile.BLOCKSIZE
+BLOCK = tarfile.BLOCKSIZE
+END = 2 * BLOCK  # zeros that end a tar
 
 
 def member_names(media: Iterable[str]) -> tuple[str, ...]:
@@ -39,38 +43,79 @@ def write_pack(file: Sink, offset: int, pack: Pack) -> tuple[int, list[tuple[int
     places = []
     for member, head, body in _members(pack):
         size = len(head) + len(body)
-        info = tarfile.TarInfo(f"{pack_key(pack.number)}.{member}")
-        info.size, info.mode = size, 0o444
-        file.write(info.tobuf(format=tarfile.USTAR_FORMAT))
+        file.write(tar_header(pack.number, member, size))
         file.write(head)
         file.write(body)
-        file.write(bytes(-size % _BLOCK))
-        places.append((offset + _BLOCK, size))
-        offset += _BLOCK + size + -size % _BLOCK
+        file.write(bytes(-size % BLOCK))
+        places.append((offset + BLOCK, size))
+        offset += BLOCK + size + -size % BLOCK
     return offset, places
 
 
+def tar_header(pack: int, member: str, size: int) -> bytes:
+    info = tarfile.TarInfo(f"{pack_key(pack)}.{member}")
+    info.size, info.mode = size, 0o444
+    return info.tobuf(format=tarfile.USTAR_FORMAT)
+
+
 def write_end(file: Sink) -> None:
-    file.write(bytes(2 * _BLOCK))
+    file.write(bytes(END))
 
 
 def read_pack(members: Mapping[str, bytes | memoryview]) -> Pack:
-    """A pack from the contents of its members."""
-    header = json.loads(bytes(members["json"]))
-    return Pack(
-        number=header["pack"],
-        arrays={name.removesuffix(".npy"): read_array(member) for name, member in members.items() if name != "json"},
-        documents=tuple(_document(document) for document in header["documents"]),
-        fake_image=header["fake_image"],
-    )
+    """A pack from the contents of its members. Raises ValueError where they are not those of a pack."""
+    arrays = read_arrays(members)
+    header = parse_json(bytes(members["json"]))
+    try:
+        documents = tuple(_document(document) for document in header["documents"])
+        pack = Pack(number=header["pack"], arrays=arrays, documents=documents, fake_image=header["fake_image"])
+        is_ours = list(header) == list(_header(pack)) and header == parse_json(json.dumps(_header(pack)).encode())
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"json: {type(error).__name__}: {error}") from None
+    if not is_ours:
+        raise ValueError("json: does not fit its documents and arrays")
+    return pack
+
+
+def read_arrays(members: Mapping[str, bytes | memoryview]) -> dict[str, np.ndarray]:
+    """The arrays of a pack, as views. Raises ValueError that names the member."""
+    arrays = {}
+    for name, member in members.items():
+        if name != "json":
+            try:
+                arrays[name.removesuffix(".npy")] = read_array(member)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from None
+    return arrays
+
+
+def text_problem(arrays: Mapping[str, np.ndarray], position_axes: int, position_dtype: str) -> str:
+    """What is wrong with types and lengths of the arrays that every pack has; "" if nothing is."""
+    length, documents = len(arrays["input_ids"]), len(arrays["seq_lens"])
+    of_documents = ("seq_lens", "seq_lens_padded")
+    for name, dtype in TEXT_ARRAYS.items():
+        array = arrays[name]
+        shape: tuple[int, ...] = (documents if name in of_documents else length,)
+        if name == "position_ids" and position_axes == 3:
+            shape = (3, length)
+        if array.shape != shape or array.dtype != (dtype or position_dtype):
+            return f"{name} has shape {array.shape} of {array.dtype}, expected {shape} of {dtype or position_dtype}"
+    lengths, padded = (arrays[name].astype(np.int64) for name in of_documents)
+    if padded.sum() != length or (lengths < 0).any() or (padded < 0).any():
+        return f"documents of {lengths.tolist()[:8]} tokens, {padded.tolist()[:8]} with padding, in a pack of {length}"
+    return ""
 
 
 def _document(values: dict[str, Any]) -> Document:
-    return Document(**values | {"targets": tuple((start, stop) for start, stop in values["targets"])})
+    document = Document(**values | {"targets": tuple((start, stop) for start, stop in values["targets"])})
+    check_types(document, "json: documents")
+    return document
 
 
 # As numpy writes it: {'descr': '<i4', 'fortran_order': False, 'shape': (3, 8192), }
-_NPY_HEADER = re.compile(rb"\{'descr': '([<|][a-z]\d+)', 'fortran_order': False, 'shape': \(([\d, ]*)\), \}\s*")
+_NPY_HEADER = re.compile(rb"\{'descr': '([<|][a-z]\d+)', 'fortran_order': False, 'shape': \(([\d, ]{0,99})\), \}\s*")
+_DTYPES = {np.dtype(name).str: np.dtype(name) for name in DTYPES}
+_SIDE = 1 << 40  # longer than any file of ours: what numpy cannot hold is refused before it is asked for
 
 
 def read_array(content: bytes | memoryview) -> np.ndarray:
@@ -89,7 +134,9 @@ def _array_type(head: bytes) -> tuple[np.dtype, tuple[int, ...], int]:
     header = _NPY_HEADER.fullmatch(head, 10)
     if header is None:
         raise ValueError(f"an .npy header of another kind: {head[10:]!r}")
-    dtype, shape = np.dtype(header[1].decode()), tuple(int(side) for side in header[2].split(b",") if side.strip())
+    dtype, shape = _DTYPES.get(header[1].decode()), tuple(int(side) for side in header[2].split(b",") if side.strip())
+    if dtype is None or len(shape) > 8 or max(shape, default=0) > _SIDE:
+        raise ValueError(f"an array of {header[1].decode()} {shape}; packs hold {', '.join(DTYPES)}")
     return dtype, shape, dtype.itemsize * math.prod(shape)
 
 

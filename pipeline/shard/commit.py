@@ -15,7 +15,7 @@ from ..config import UserError
 from ..identity import Identity
 from ..manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels
 from ..planned import Planned
-from ..runtime.storage import read_json, remove, sha256_of, write_json, write_whole
+from ..runtime.storage import read_json, remove, remove_parts, sha256_of, write_json, write_whole
 from ..runtime.tables import column_sum, write_parquet
 from .codec import member_names
 from .exchange import BEGUN, OURS, is_halfway
@@ -25,6 +25,16 @@ from .sources import write_sources
 from .stats import dataset_stats, make_index, pack_stats, shard_stats
 
 FETCHED = pa.schema({"url": pa.string(), "bytes": pa.int64(), "sha256": pa.string()})
+
+# Where a process that is killed may leave a part of which files.
+LEFT_OVERS = {
+    "": r"manifest\.json|(index|fetched)\.parquet|sources\.json|(image|video)_table\.npy",
+    "shards": r"pack-\d{6,}\.tar",
+    "stats": r"[a-z]+\.parquet",
+    "ledger": r"\d{5,}\.parquet",
+    "work": r"(run|base)\.json",
+    "work/done": r"\d{6,}\.json",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +77,20 @@ def claim(outputs: Mapping[Path, Identity], *, overwrite: bool) -> dict[Path, Ma
     for out in done:
         logger.info("%s is finished and made from the same inputs", out)
     if len(done) < len(outputs):
-        for left_over in [path for out in outputs for path in out.rglob(".*.part")]:  # of a run that was killed
-            left_over.unlink(missing_ok=True)
+        for out in outputs:
+            remove_left_overs(out)
+            for folder in [path for path in (out / "work").rglob("*") if path.is_dir()]:
+                remove_parts(folder, ".+")
     for out, identity in outputs.items():
         if out not in done:
             write_json(out / BEGUN, {"identity": identity.to_json()})
     return done
+
+
+def remove_left_overs(out: Path) -> None:
+    """What killed processes have left of files of ours. Not while tasks write there."""
+    for folder, names in LEFT_OVERS.items():
+        remove_parts(out / folder, names)
 
 
 def _finished(out: Path, identity: Identity) -> Manifest | None:
@@ -116,7 +134,7 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
         tables["fetched.parquet"] = pa.Table.from_pylist([each._asdict() for each in fetched], schema=FETCHED)
     for name, table in tables.items():
         write_parquet(out / name, table)
-    write_sources(out, inputs.corpora)
+    write_sources(out, inputs.out, inputs.corpora, Path(config.meta).parent, record_paths=config.record_paths)
     pixel_tables = {}
     for kind, values in family.tables(config.resize).items():
         pixel_tables[kind] = f"{kind}_table.npy"
@@ -132,6 +150,7 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
         files={name: sha256_of(out / name) for name in (*tables, *pixel_tables.values())},
     )
     _remove_other_shards(out, manifest)
+    remove_left_overs(out)
     manifest.write(out)
     return manifest
 

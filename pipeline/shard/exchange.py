@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..manifest import FILE as MANIFEST
 from ..runtime.storage import remove, sync_folder
-from .sources import FILE as SOURCES
+from .sources import BASE, FILE as SOURCES
 
 BEGUN = "work/run.json"  # what a begun output is made from; of a finished one its manifest says it
 # The manifest first: without it nobody takes the rest for a finished output.
@@ -29,6 +29,7 @@ OURS = (
     "shards",
     ".nv-meta",  # of `neatpack export energon`
     "work/done",
+    BASE,
     BEGUN,
 )
 ANEW, INSTALLING, OLD = "work/anew", "work/installing", "work/old"

@@ -1,5 +1,6 @@
 """The ledger: one line per input row and repetition, packed (where) or skipped (why). It must add up."""
 
+import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -50,10 +51,30 @@ def make_ledger(plan: Plan, corpora: Sequence[Corpus]) -> list[pa.Table]:
     tables = []
     for index, corpus in enumerate(corpora):
         mine = np.flatnonzero(dataset == index)
-        lines = _table(corpus.name, {key: values[mine] for key, values in columns.items()})
+        own = {key: values[mine] for key, values in columns.items()}
+        folders = folders_of(corpus)
+        own["detail"] = np.array([without_folders(words, folders) for words in own["detail"]], dtype=object)
+        lines = _table(corpus.name, own)
         both = pa.concat_tables([lines, *_left_out(corpus)])
         tables.append(both.sort_by([("row", "ascending"), ("repeat", "ascending")]))
     return tables
+
+
+def folders_of(corpus: Corpus) -> list[str]:
+    """Where a corpus lies on this machine, the innermost folders first."""
+    files = {path for part in corpus.source.parts for path in (part.file, part.origin) if os.path.isabs(path)}
+    folders = {corpus.dataset.media_dir, *(os.path.dirname(file) for file in files)}
+    return sorted((folder for folder in folders if len(folder) > 1), key=len, reverse=True)
+
+
+def without_folders(detail: str, folders: Sequence[str]) -> str:
+    """What happened, without where on this machine: the same rows give the same ledger wherever they lie.
+
+    "/data/coco/a/7.jpg: No such file" in media_dir /data/coco -> "a/7.jpg: No such file".
+    """
+    for folder in folders:
+        detail = detail.replace(f"{folder.rstrip('/')}/", "")
+    return detail
 
 
 def reason_counts(ledger: pa.Table) -> dict[str, int]:

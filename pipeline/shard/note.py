@@ -1,14 +1,16 @@
 """The note of a finished shard: what its task hands back, and leaves on disk for the next run."""
 
 import dataclasses
+import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..manifest import ShardEntry
 from ..media.remote import Fetched
 from ..records import Pack, Skip
 from ..runtime.storage import read_json, write_json
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +20,7 @@ class PackLine:
     pack: int
     offset: int
     bytes: int
+    crc32: int  # of these bytes
     tokens: int  # length of input_ids
     padding_tokens: int  # of which alignment
     visual_tokens: int
@@ -31,13 +34,14 @@ class PackLine:
     members: tuple[tuple[int, int], ...]  # offset and size of each member, in the order of the tar
 
     @classmethod
-    def of(cls, pack: Pack, start: int, end: int, members: list[tuple[int, int]]) -> "PackLine":
+    def of(cls, pack: Pack, start: int, end: int, crc32: int, members: list[tuple[int, int]]) -> "PackLine":
         """`start` and `end`: its bytes in the shard."""
         lengths = pack.arrays["seq_lens"].astype("int64")
         return cls(
             pack=pack.number,
             offset=start,
             bytes=end - start,
+            crc32=crc32,
             tokens=len(pack.arrays["input_ids"]),
             padding_tokens=int((pack.arrays["seq_lens_padded"] - pack.arrays["seq_lens"]).sum()),
             visual_tokens=sum(document.visual_tokens for document in pack.documents),
@@ -90,13 +94,19 @@ class ShardNote:
 
     @classmethod
     def read(cls, path: Path, fingerprint: str) -> "ShardNote | None":
-        """None where there is no note, or one of another fingerprint (which may have other fields)."""
+        """None where there is no note, one of another fingerprint, or a damaged one: the shard is made again."""
         if not path.exists():
             return None
-        found: dict[str, Any] = read_json(path)
-        if found["fingerprint"] != fingerprint:
+        try:
+            found = read_json(path)
+            if found["fingerprint"] != fingerprint:
+                return None
+            packs = (PackLine(**line | {"members": tuple(map(tuple, line["members"]))}) for line in found["packs"])
+            lost = (LostRow(**line) for line in found["lost"])
+            fetched = (Fetched(*line) for line in found["fetched"])
+            return cls(**found | {"packs": tuple(packs), "lost": tuple(lost), "fetched": tuple(fetched)})
+        except (ValueError, TypeError, LookupError) as error:
+            logger.warning(
+                "%s: no note of a shard (%s: %s); the shard is made again", path, type(error).__name__, error
+            )
             return None
-        packs = (PackLine(**line | {"members": tuple(map(tuple, line["members"]))}) for line in found["packs"])
-        lost = (LostRow(**line) for line in found["lost"])
-        fetched = (Fetched(*line) for line in found["fetched"])
-        return cls(**found | {"packs": tuple(packs), "lost": tuple(lost), "fetched": tuple(fetched)})

@@ -1,8 +1,11 @@
 """OUT/sources.json: where the rows of an output came from, so that a skipped one can be looked at and repaired.
 
-Paths are no part of the identity, for data may move. So this file is beside the manifest, which does not name it.
+Paths are no part of the identity, for data may move. So this file is beside the manifest, which does not name it. They
+are relative to the folder of the meta JSON: an output may be given away, and a machine's folders are nobody's business.
+Where that folder is, is in the work folder, which stays, or here with --record-paths.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +13,10 @@ from typing import Any
 
 from ..ingest.corpus import Corpus
 from ..ingest.lines import Lines, Row, part_ranges, rows, scan, source_of
-from ..runtime.storage import read_json, write_json
+from ..runtime.storage import inside, read_json, write_json
 
 FILE = "sources.json"
+BASE = "work/base.json"  # the folder of the meta JSON
 
 
 class SourceError(ValueError):
@@ -52,24 +56,28 @@ class DataFile:
                 )
 
 
-def write_sources(out: Path, corpora: Sequence[Corpus]) -> None:
-    write_json(out / FILE, {corpus.name: _entry(out, corpus) for corpus in corpora})
+def write_sources(place: Path, out: Path, corpora: Sequence[Corpus], base: Path, *, record_paths: bool) -> None:
+    """`place`: where the output is written, `out`: where it will be. `base`: the folder of the meta JSON."""
+    write_json(place / BASE, {"base": str(base)})
+    datasets = {corpus.name: {"files": list(_files(out, corpus, base))} for corpus in corpora}
+    write_json(place / FILE, {"base": str(base) if record_paths else "", "datasets": datasets})
 
 
-def _entry(out: Path, corpus: Corpus) -> dict[str, Any]:
+def _files(out: Path, corpus: Corpus, base: Path) -> Iterator[dict[str, Any]]:
     source, dataset = corpus.source, corpus.dataset
     origins = {part.file: part.origin for part in source.parts}
     counts = dict.fromkeys(source.files, 0)
     for part in source.parts:
         counts[part.file] += part.num_rows
-    files = []
     for name, digest in zip(source.files, source.digests, strict=True):
-        lines = Path(name)
-        told = str(lines.relative_to(out)) if lines.is_relative_to(out) else name  # it moves with OUT
         origin = origins.get(name) or ("" if dataset.source else name)
-        files.append({"file": origin or dataset.path_or_dataset or dataset.source, "lines": told, "digest": digest,
-                      "rows": counts[name]})  # fmt: skip
-    return {"files": files, "media_dir": dataset.media_dir}
+        given = origin or dataset.path_or_dataset or dataset.source
+        told = {"file": os.path.relpath(given, base)} if os.path.isabs(given) else {"source": given}
+        if Path(name).is_relative_to(out):
+            told["in_output"] = str(Path(name).relative_to(out))  # our rewriting moves with OUT
+        elif name != given:
+            told["lines"] = os.path.relpath(name, base)
+        yield {**told, "digest": digest, "rows": counts[name]}
 
 
 def files_of(out: Path, name: str) -> list[DataFile]:
@@ -77,16 +85,25 @@ def files_of(out: Path, name: str) -> list[DataFile]:
     files: list[DataFile] = []
     first_row = 0
     try:
-        for entry in read_json(out / FILE)[name]["files"]:
+        found = read_json(out / FILE)
+        base = Path(found["base"] or _base(out))
+        for entry in found["datasets"][name]["files"]:
             num_rows = int(entry["rows"])
-            lines = out / entry["lines"]
+            file = os.path.normpath(base / entry["file"]) if "file" in entry else str(entry["source"])
+            lines = inside(out, entry["in_output"]) if "in_output" in entry else Path(base, entry.get("lines", file))
             files.append(
-                DataFile(file=str(entry["file"]), lines=lines, digest=str(entry["digest"]), first_row=first_row,
-                         num_rows=num_rows)
+                DataFile(file=file, lines=Path(os.path.normpath(lines)), digest=str(entry["digest"]),
+                         first_row=first_row, num_rows=num_rows)
             )  # fmt: skip
             first_row += num_rows
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise SourceError(
             f"{out / FILE} does not say where the rows of {name} are ({type(error).__name__}: {error})"
         ) from None
     return files
+
+
+def _base(out: Path) -> str:
+    if not (out / BASE).exists():
+        raise ValueError(f"its paths are from the folder of the meta JSON, which {BASE} tells, or --record-paths")
+    return str(read_json(out / BASE)["base"])

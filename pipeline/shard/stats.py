@@ -11,29 +11,9 @@ from ..ingest.corpus import Corpus
 from ..plan.assign import Plan
 from ..records import REASONS
 from ..runtime.tables import column_sum
+from .index import SCHEMA
 from .ledger import reason_counts
 from .note import ShardNote
-
-INDEX_SCHEMA = pa.schema(
-    [
-        ("pack", pa.int32()),
-        ("shard", pa.string()),
-        ("offset", pa.int64()),
-        ("bytes", pa.int64()),
-        ("tokens", pa.int32()),  # length of input_ids
-        ("padding_tokens", pa.int32()),  # of which alignment
-        ("fake_tokens", pa.int32()),  # of which the fake image's
-        ("visual_tokens", pa.int32()),
-        ("target_tokens", pa.int32()),
-        ("squares", pa.int64()),  # sum of squared document lengths: what attention costs
-        ("num_documents", pa.int32()),
-        ("num_images", pa.int32()),
-        ("num_videos", pa.int32()),
-        ("num_audios", pa.int32()),
-        ("times", pa.float64()),  # how often it comes in an epoch: see --repeat-at-load
-        ("members", pa.list_(pa.struct([("name", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]))),
-    ]
-)
 
 DATASETS_SCHEMA = pa.schema(
     [
@@ -52,7 +32,7 @@ SUMMED = (
     "bytes", "tokens", "visual_tokens", "target_tokens", "num_documents", "num_images", "num_videos", "num_audios"
 )  # fmt: skip
 # Columns that are fields of a PackLine; the others are made from them.
-_OF_PACK_LINE = [name for name in INDEX_SCHEMA.names if name not in ("shard", "fake_tokens", "times", "members")]
+_OF_PACK_LINE = [name for name in SCHEMA.names if name not in ("shard", "fake_tokens", "times", "members")]
 
 
 def make_index(
@@ -72,7 +52,7 @@ def make_index(
                     "members": [{"name": name, "offset": offset, "size": size} for name, (offset, size) in places],
                 }
             )
-    return pa.Table.from_pylist(lines, schema=INDEX_SCHEMA)
+    return pa.Table.from_pylist(lines, schema=SCHEMA)
 
 
 def shard_stats(index: pa.Table) -> pa.Table:
@@ -84,7 +64,7 @@ def shard_stats(index: pa.Table) -> pa.Table:
 
 def pack_stats(index: pa.Table, pack_size: int) -> pa.Table:
     fill = pc.divide(pc.cast(index["tokens"], pa.float64()), float(pack_size))
-    kept = index.drop_columns(["offset", "members"])
+    kept = index.drop_columns(["offset", "crc32", "members"])
     return kept.append_column("fill", fill)
 
 

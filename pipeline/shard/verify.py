@@ -2,12 +2,10 @@
 
 import dataclasses
 import hashlib
-import json
-import mmap
-import tarfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -15,25 +13,34 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..families.registry import FAMILIES
-from ..labels import TrainOn, TurnMarkers, assistant_spans, spans_mask
-from ..layout import MediaArray, layout_of, rows_per_part, split_media
-from ..manifest import Manifest, ShardEntry
-from ..measure.targets import is_trained
-from ..records import IGNORE, IMAGE, REASONS, TEXT, TOKEN_TYPES, VIDEO, Document, Pack
+from ..identity import check_types
+from ..labels import TrainOn
+from ..layout import layout_of
+from ..manifest import FILE, INDEX, Manifest, ShardEntry
+from ..records import REASONS, TOKEN_TYPES
 from ..runtime.engine import Engine
-from ..runtime.storage import sha256_of
+from ..runtime.storage import inside, open_regular, read_into
 from ..runtime.tables import column_sum
-from .codec import member_names, pack_key, read_pack
+from .check import check_pack
+from .codec import BLOCK, END, read_pack, tar_header
 from .commit import count_all
+from .index import index_problems
+from .ledger import SCHEMA as LEDGER
+from .note import PackLine
+from .stats import pack_stats, shard_stats
 
 MAX_PROBLEMS = 20  # of a shard; a broken one would fill the screen
+# What numbers that make no sense may lead to, where they come with checksums that fit them.
+UNREADABLE = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, MemoryError, RecursionError)
+FAMILY_KEYS = {"name": str, "placeholder_ids": dict, "assistant_header_ids": list, "assistant_header_tail": int,
+               "end_of_turn_id": int, "fake_image_ids": list, "padding_id": int, "facts": dict}  # fmt: skip
 
 
 def verify_output(out: Path, manifest: Manifest, running: Engine) -> list[str]:
     """All that is wrong with a finished output; nothing, if it is as promised."""
     problems = verify_ledger(out, manifest)
-    if any(problem.startswith(("index.parquet", "ledger/")) for problem in problems):
-        return [*problems, "shards: not checked, for they are held against the index and the ledger"]
+    if any(problem.startswith(("manifest.json", INDEX, "ledger/")) for problem in problems):
+        return [*problems, "shards: not checked, for they are held against manifest, index and ledger"]
     items = [(out, manifest, number) for number in range(len(manifest.shards))]
     for found in running.run(verify_shard, items, title="verify", unit="shard"):
         problems += found
@@ -42,18 +49,93 @@ def verify_output(out: Path, manifest: Manifest, running: Engine) -> list[str]:
 
 def verify_ledger(out: Path, manifest: Manifest) -> list[str]:
     """Digests of the tables, conservation of rows and tokens, index against manifest."""
-    problems = []
-    for name, digest in manifest.files.items():
-        if not (out / name).is_file():
-            problems.append(f"{name}: missing")
-        elif sha256_of(out / name) != digest:
-            problems.append(f"{name}: sha256 differs from the manifest's")
+    problems = [f"{FILE}: {problem}" for problem in _manifest_problems(manifest)]
+    problems += [f"{name}: {problem}" for name in manifest.files if (problem := _file_problem(out, name, manifest))]
+    problems += _strangers(out, manifest)
     if problems:
         return problems
-    index = pq.read_table(out / "index.parquet")
-    ledger = read_ledger(out, manifest)
+    tables: dict[str, pa.Table] = {}
+    for name in manifest.files:
+        if name.endswith(".parquet"):
+            try:
+                tables[name] = pq.read_table(out / name)
+            except (pa.ArrowException, OSError) as error:
+                problems.append(f"{name}: not parquet: {str(error)[:200]}")
+    if problems:
+        return problems
+    index = tables[INDEX]
+    ledgers = {name: table for name, table in tables.items() if name.startswith("ledger/")}
+    problems += [
+        f"{name}: other columns" for name, table in ledgers.items() if table.schema.remove_metadata() != LEDGER
+    ]
+    problems += [
+        f"{name}: cells are empty" for name, table in ledgers.items() if any(c.null_count for c in table.columns)
+    ]
+    problems += [f"{INDEX}: {words}" for words, _, _ in index_problems(index, manifest)]
+    if problems:
+        return problems
+    problems += _conservation(pa.concat_tables(ledgers.values()), manifest)
+    problems += _sum_problems(pa.concat_tables(ledgers.values()), index, manifest)
+    made = {"shards": shard_stats(index), "packs": pack_stats(index, manifest.identity.config["pack_size"])}
+    return problems + [
+        f"stats/{name}.parquet: not that of the index"
+        for name, table in made.items()
+        if not table.equals(tables[f"stats/{name}.parquet"])
+    ]
+
+
+def _manifest_problems(manifest: Manifest) -> Iterator[str]:
+    """What reading it leaves open."""
+    config, described = manifest.identity.config, manifest.family
+    try:
+        needed = {array.deliver.table for array in layout_of(described).values()} - {""}
+        if needed != manifest.pixels.tables.keys():
+            yield f"pixels.tables: {', '.join(manifest.pixels.tables)}, but media want {', '.join(needed)}"
+    except ValueError as error:
+        yield str(error)
+    if wrong := {name for name, kind in FAMILY_KEYS.items() if not isinstance(described.get(name), kind)}:
+        yield f"family: lacks {', '.join(sorted(wrong))}, or has another type"
+    elif described["name"] not in FAMILIES:
+        yield f"family: {described['name']!r} is unknown; known: {', '.join(FAMILIES)}"
+    elif set(described["placeholder_ids"]) - set(TOKEN_TYPES):
+        yield f"family: placeholder_ids of {', '.join(described['placeholder_ids'])}"
+    try:
+        asked: Any = {"turns": config.get("train_on"), "reasoning": config.get("reasoning")}
+        check_types(TrainOn(**asked), "identity.config")
+    except ValueError as error:
+        yield str(error)
+    if manifest.fingerprint != manifest.identity.fingerprint:
+        yield "its fingerprint is not that of its identity"
+    expected = {INDEX, *(f"stats/{name}.parquet" for name in ("shards", "packs", "datasets"))}
+    expected |= {f"ledger/{number:05d}.parquet" for number in range(len(manifest.identity.inputs))}
+    if manifest.files.keys() != expected | set(manifest.pixels.tables.values()):
+        yield f"files: {', '.join(sorted(manifest.files.keys() ^ expected))} are too many, or missing"
+    if (pixels := manifest.pixels.codec) != "u8":
+        yield f"pixels: the codec {pixels!r} is unknown"
+
+
+def _file_problem(out: Path, name: str, manifest: Manifest) -> str:
+    try:
+        with open_regular(inside(out, name))[0] as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {error}"
+    return "" if digest == manifest.files[name] else "sha256 differs from the manifest's"
+
+
+def _strangers(out: Path, manifest: Manifest) -> list[str]:
+    """Files beside the shards: whoever takes all of the folder would read them, too."""
+    known = {shard.name for shard in manifest.shards}
+    known |= {f"{name}.idx" for name in known}  # of `neatpack export energon`
+    found = sorted(path.name for path in (out / "shards").iterdir()) if (out / "shards").is_dir() else []
+    return [f"shards/{name}: not in the manifest; remove it" for name in found if name not in known]
+
+
+def _sum_problems(ledger: pa.Table, index: pa.Table, manifest: Manifest) -> list[str]:
+    problems = []
     packed = ledger.filter(pc.equal(ledger["status"], "packed"))
-    problems += _conservation(ledger, manifest)
     sums = {
         "tokens in the ledger": column_sum(packed["tokens"]),
         "tokens in the index, less fake images and padding": sum(
@@ -66,21 +148,12 @@ def verify_ledger(out: Path, manifest: Manifest) -> list[str]:
     places = packed.select(["pack", "position"]).group_by(["pack", "position"]).aggregate([])
     if len(places) != len(packed):
         problems.append("ledger: two rows at one position of a pack")
-    if (shards := sum(shard.num_packs for shard in manifest.shards)) != len(index):
-        problems.append(f"{len(index)} packs in the index, {shards} in the shards")
     said = dataclasses.asdict(manifest.counts)
-    problems += [
+    return problems + [
         f"manifest: counts.{name} is {said[name]}, index and ledger say {count}"
         for name, count in dataclasses.asdict(count_all(manifest.identity, ledger, index)).items()
         if said[name] != count
     ]
-    if manifest.fingerprint != manifest.identity.fingerprint:
-        problems.append("manifest: its fingerprint is not that of its identity")
-    firsts = dict(zip(reversed(index["shard"].to_pylist()), reversed(index["pack"].to_pylist()), strict=True))
-    for shard in manifest.shards:
-        if shard.first_pack != (first := firsts.get(shard.name, -1)):
-            problems.append(f"manifest: {shard.name} starts at pack {shard.first_pack}, by the index at {first}")
-    return problems
 
 
 def read_ledger(out: Path, manifest: Manifest) -> pa.Table:
@@ -88,183 +161,23 @@ def read_ledger(out: Path, manifest: Manifest) -> pa.Table:
 
 
 def verify_shard(out: Path, manifest: Manifest, number: int) -> list[str]:
-    """One shard: digest, tar structure, index, and every pack in it."""
+    """One shard: every byte of the tar, digest, index, and every pack in it."""
     shard = manifest.shards[number]
-    path = out / "shards" / shard.name
-    if not path.is_file():
+    try:
+        file, found = open_regular(inside(out, f"shards/{shard.name}"))
+    except FileNotFoundError:
         return [f"{shard.name}: missing"]
-    if path.stat().st_size != shard.bytes:
-        return [f"{shard.name}: {path.stat().st_size} bytes where the manifest has {shard.bytes}"]
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        view = memoryview(content)
+    except (OSError, ValueError) as error:
+        return [f"{shard.name}: cannot be read: {error}"]
+    with file:
+        if found.st_size != shard.bytes:
+            return [f"{shard.name}: {found.st_size} bytes where the manifest has {shard.bytes}"]
         try:
-            if hashlib.sha256(view).hexdigest() != shard.sha256:
-                return [f"{shard.name}: sha256 differs from the manifest's"]
-            found = [f"{shard.name}: {problem}" for problem in _tar_problems(out, view, shard, manifest)]
-        finally:
-            view.release()
-    more = [f"{shard.name}: and {len(found) - MAX_PROBLEMS} more"] if len(found) > MAX_PROBLEMS else []
-    return found[:MAX_PROBLEMS] + more
-
-
-def check_pack(pack: Pack, manifest: Manifest) -> list[str]:
-    """What is wrong with the arrays of a pack."""
-    arrays, length = pack.arrays, len(pack.arrays["input_ids"])
-    pack_size, align = (manifest.identity.config[key] for key in ("pack_size", "align"))
-    problems = []
-    if length > pack_size:
-        problems.append(f"{length} tokens, above pack_size {pack_size}")
-    shapes = {
-        "labels": (length,),
-        "mm_token_type_ids": (length,),
-        "position_ids": (3, length) if manifest.family["position_axes"] == 3 else (length,),
-        "seq_lens": (len(pack.documents),),
-        "seq_lens_padded": (len(pack.documents),),
-    }
-    problems += [
-        f"{name} has shape {arrays[name].shape}, expected {shape}"
-        for name, shape in shapes.items()
-        if arrays[name].shape != shape
-    ]
-    planned = [document.tokens for document in pack.documents]
-    if arrays["seq_lens"].tolist() != planned:
-        problems.append(f"document lengths {arrays['seq_lens'].tolist()} differ from the planned {planned}")
-    padded = [-(-tokens // align) * align for tokens in planned]
-    if not problems and (arrays["seq_lens_padded"].tolist() != padded or sum(padded) != length):
-        problems.append(f"padded lengths {arrays['seq_lens_padded'].tolist()}, expected {padded} of {length} in all")
-    if problems:
-        return problems
-    config = manifest.identity.config
-    train_on = TrainOn(turns=config["train_on"], reasoning=config["reasoning"])
-    return [f"document {index}: {problem}" for index, problem in _document_problems(pack, manifest.family, train_on)]
-
-
-def _document_problems(pack: Pack, described: dict[str, Any], train_on: TrainOn) -> Iterator[tuple[int, str]]:
-    """`described`: what the manifest says of the family."""
-    arrays, layout = pack.arrays, layout_of(described)
-    family, facts, padding_id = FAMILIES[described["name"]], described["facts"], described["padding_id"]
-    markers = TurnMarkers(
-        header=tuple(described["assistant_header_ids"]),
-        end=described["end_of_turn_id"],
-        tail=described["assistant_header_tail"],
-    )
-    parts = {kind: [getattr(document, f"num_{kind}s") for document in pack.documents] for kind in TOKEN_TYPES}
-    problem = _media_problem(arrays, layout, parts)
-    if problem:
-        yield len(pack.documents), problem
-        return
-    start = 0
-    for index, (document, media) in enumerate(zip(pack.documents, split_media(arrays, layout, parts), strict=True)):
-        stop = start + document.tokens
-        ids, labels = arrays["input_ids"][start:stop], arrays["labels"][start:stop]
-        is_fake = document.row < 0
-        if is_fake and ids.tolist() != described["fake_image_ids"]:
-            yield index, "the fake image has other tokens"
-        types = arrays["mm_token_type_ids"][start:stop]
-        if is_fake:
-            if (labels != IGNORE).any():
-                yield index, "the fake image has labels"
-        else:
-            yield from (
-                (index, problem) for problem in _label_problems(ids, labels, types, document, markers, train_on)
-            )
-        expected_types = np.zeros_like(types)
-        for kind, token in described["placeholder_ids"].items():
-            expected_types[ids == token] = TOKEN_TYPES[kind]
-        visual = int(np.count_nonzero((expected_types == IMAGE) | (expected_types == VIDEO)))
-        tokens, expected = int(np.count_nonzero(expected_types)), family.media_tokens(media, facts)
-        if visual != document.visual_tokens or expected not in (tokens, None):
-            planned = f"planned {document.visual_tokens} visual ones"
-            yield index, f"{tokens} media tokens, arrays for {expected}, {planned}"
-        elif not np.array_equal(types, expected_types):
-            yield index, "mm_token_type_ids differ from the media tokens"
-        else:
-            # Positions depend on what came before only, so the token that the shift cut off does not matter.
-            positions = family.positions(types, media, facts)
-            if not np.array_equal(arrays["position_ids"][..., start:stop], positions):
-                yield index, "positions differ from those of the document alone"
-        end = start + int(arrays["seq_lens_padded"][index])
-        if (arrays["labels"][stop:end] != IGNORE).any() or (arrays["input_ids"][stop:end] != padding_id).any():
-            yield index, "its padding has labels or tokens"
-        start = end
-
-
-def _media_problem(arrays: dict[str, np.ndarray], layout: dict[str, MediaArray], parts: dict[Any, list[int]]) -> str:
-    """Whether every media array has as many rows, of the shape, as its documents say."""
-    for name, array in layout.items():
-        shape = arrays[name].shape
-        sides = zip(shape[1:], array.row, strict=False)
-        if len(shape) != len(array.row) + 1 or any(side not in (has, -1) for has, side in sides):
-            return f"{name} {shape}: rows of another shape than {array.row}"
-        try:
-            rows = sum(rows_per_part(name, arrays, layout, parts))
-        except IndexError:
-            rows = -1
-        if shape[0] != rows:
-            media = " and ".join(f"{sum(parts[kind])} {kind}s" for kind in array.kinds)
-            return f"{name} {shape}: does not fit the {media} of the documents"
-    return ""
-
-
-def _label_problems(
-    ids: np.ndarray,
-    labels: np.ndarray,
-    types: np.ndarray,
-    document: Document,
-    markers: TurnMarkers,
-    train_on: TrainOn,
-) -> Iterator[str]:
-    """Labels are the next token in the spans that the pack's JSON names, and -100 elsewhere; the spans are those that
-    the config and the row ask for.
-
-    The shift has cut the last token off the inputs; it is known only through its label, if it has one.
-    """
-    targets = spans_mask(document.targets, len(labels))
-    following = np.append(ids[1:], labels[-1])
-    expected = np.where(targets, following, IGNORE)
-    if not np.array_equal(labels, expected):
-        at = int(np.flatnonzero(labels != expected)[0])
-        yield f"label {labels[at]} at token {at}, expected {expected[at]}"
-    if not targets.any():
-        yield "no target"
-        return
-    asked, free = _asked_targets(np.append(ids, labels[-1]), types, document, markers, train_on)
-    wrong = (targets != asked[1:]) & ~free[1:]
-    wrong[-1] &= labels[-1] != IGNORE  # a token that is not there cannot be told
-    if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
-        yield f"token {at + 1} is {'trained on' if targets[at] else 'masked'}, against --train-on and its row"
-
-
-def _asked_targets(
-    ids: np.ndarray, types: np.ndarray, document: Document, markers: TurnMarkers, train_on: TrainOn
-) -> tuple[np.ndarray, np.ndarray]:
-    """Which tokens are to be trained on, and which may be or not.
-
-    Free are, in answers, tokens of reasoning that is masked: where it stands only the tokenizer tells. In text that is
-    trained on as a whole, the markers beside media are.
-    """
-    is_text = np.append(types == TEXT, True)
-    spans = assistant_spans(ids, markers)
-    num_turns = len(document.loss) or len(spans)  # more than spans where the document was cut
-    trained = [is_trained(number, num_turns, document.loss, train_on) for number in range(len(spans))]
-    whole = document.form == "document" or train_on.turns == "all"
-    asked = is_text.copy() if whole else np.zeros(len(ids), dtype=bool)
-    free = _beside(~is_text) if whole else np.zeros(len(ids), dtype=bool)
-    if document.form == "document":
-        return asked, free
-    for (start, stop), is_asked in zip(spans, trained, strict=True):
-        asked[start:stop] = is_asked
-        free[start:stop] |= is_asked and train_on.reasoning == "mask"
-    return asked, free
-
-
-def _beside(media: np.ndarray) -> np.ndarray:
-    """Text between media tokens, or at most a few tokens from one: markers, and times of frames."""
-    reach, here = 16, np.arange(len(media))
-    before = np.concatenate([[0], np.cumsum(media)])  # media tokens before each place
-    near = before[np.minimum(here + reach + 1, len(media))] > before[np.maximum(here - reach, 0)]
-    return np.asarray(near & ~media)
+            problems = [f"{shard.name}: {problem}" for problem in _shard_problems(out, file, shard, manifest)]
+        except OSError as error:
+            return [f"{shard.name}: cannot be read: {error}"]
+    more = [f"{shard.name}: and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
+    return problems[:MAX_PROBLEMS] + more
 
 
 def _conservation(ledger: pa.Table, manifest: Manifest) -> list[str]:
@@ -287,48 +200,73 @@ def _conservation(ledger: pa.Table, manifest: Manifest) -> list[str]:
     return problems
 
 
-def _tar_problems(out: Path, view: memoryview, shard: ShardEntry, manifest: Manifest) -> Iterator[str]:
-    index = pq.read_table(out / "index.parquet", filters=[("shard", "=", shard.name)]).to_pylist()
-    if len(index) != shard.num_packs:
-        yield f"{shard.num_packs} packs by the manifest, {len(index)} by the index"
-    ledger = _ledger_of_packs(out, [line["pack"] for line in index])
-    with tarfile.open(out / "shards" / shard.name) as tar:
-        members = {member.name: (member.offset_data, member.size) for member in tar}
-    names = member_names(manifest.family["media"])
-    expected = {f"{pack_key(line['pack'])}.{name}" for line in index for name in names}
-    if members.keys() != expected:
-        yield f"tar members differ from the index: {sorted(members.keys() ^ expected)[:3]}"
-        return
+def _shard_problems(out: Path, file: BinaryIO, shard: ShardEntry, manifest: Manifest) -> Iterator[str]:
+    """The index was held against the manifest before: its places are inside the file, and leave no gap."""
+    index = pq.read_table(out / INDEX, filters=[("shard", "=", shard.name)]).to_pylist()
+    ledger = _ledger_of_packs(out, [line["pack"] for line in index], manifest)
+    digest, is_whole = hashlib.sha256(), True
     for line in index:
-        key = pack_key(line["pack"])
-        places = {place["name"]: (place["offset"], place["size"]) for place in line["members"]}
-        if places != {name: members[f"{key}.{name}"] for name in names}:
-            yield f"pack {line['pack']}: the index has other member offsets than the tar"
+        content = np.empty(line["bytes"], np.uint8).data
+        if read_into(file, content, line["offset"]) < len(content):
+            yield f"pack {line['pack']}: the file ends before it does"
+            return
+        digest.update(content)
+        if (crc32 := zlib.crc32(content)) != line["crc32"]:
+            is_whole = False
+            yield f"pack {line['pack']}: its crc32 is {crc32:08x}, by the index {line['crc32']:08x}"
             continue
         try:
-            pack = read_pack({name: view[start : start + size] for name, (start, size) in places.items()})
-        except (ValueError, KeyError, AssertionError, json.JSONDecodeError) as error:
-            yield f"pack {line['pack']}: cannot be read: {error}"
-            continue
-        yield from (f"pack {line['pack']}: {problem}" for problem in check_pack(pack, manifest))
-        if len(pack.arrays["input_ids"]) != line["tokens"]:
-            yield f"pack {line['pack']}: {len(pack.arrays['input_ids'])} tokens, the index has {line['tokens']}"
-        sources = [
-            (document.dataset, document.row, document.repeat, document.tokens, document.visual_tokens)
-            for document in pack.documents
-            if document.row >= 0
-        ]
-        if sources != ledger.get(line["pack"], []):
-            yield f"pack {line['pack']}: its documents differ from the ledger's"
-        del pack  # its arrays are views of the map, which must be free of them when it is closed
+            found = _line_problems(content, line, ledger.get(line["pack"], []), manifest)
+            yield from (f"pack {line['pack']}: {problem}" for problem in found)
+        except UNREADABLE as error:
+            yield f"pack {line['pack']}: cannot be read: {type(error).__name__}: {error}"
+    end = memoryview(bytearray(END))
+    read_into(file, end, shard.bytes - END)
+    digest.update(end)
+    if any(end):
+        yield "does not end with two blocks of zeros"
+    elif is_whole and digest.hexdigest() != shard.sha256:
+        yield "sha256 differs from the manifest's"
 
 
-def _ledger_of_packs(out: Path, packs: list[int]) -> dict[int, list[tuple[Any, ...]]]:
+def _line_problems(
+    content: memoryview, line: dict[str, Any], ledger: list[tuple[Any, ...]], manifest: Manifest
+) -> Iterator[str]:
+    """A pack by its bytes, against its line of the index, and its documents in the ledger."""
+    members, start = {}, 0
+    for place in line["members"]:
+        name, size = place["name"], place["size"]
+        begin, end = start + BLOCK, start + BLOCK + size
+        start = end + -size % BLOCK
+        if content[begin - BLOCK : begin] != tar_header(line["pack"], name, size) or any(content[end:start]):
+            yield f"{name}: its header in the tar, or what pads it, is another"
+            return
+        members[name] = content[begin:end]
+    pack = read_pack(members)
+    problems = check_pack(pack, manifest)
+    yield from problems
+    if problems:
+        return
+    places = [(place["offset"], place["size"]) for place in line["members"]]
+    found = dataclasses.asdict(PackLine.of(pack, line["offset"], line["offset"] + line["bytes"], line["crc32"], places))
+    found |= {"fake_tokens": len(manifest.family["fake_image_ids"]) if pack.fake_image else 0}
+    yield from (f"{name} is {line[name]} by the index, {value}" for name, value in found.items()
+                if name not in ("members", "fake_image") and line[name] != value)  # fmt: skip
+    sources = [
+        (document.dataset, document.row, document.repeat, document.tokens, document.visual_tokens)
+        for document in pack.documents
+        if document.row >= 0
+    ]
+    if sources != ledger:
+        yield "its documents differ from the ledger's"
+
+
+def _ledger_of_packs(out: Path, packs: list[int], manifest: Manifest) -> dict[int, list[tuple[Any, ...]]]:
     """Documents by pack and position, as the ledger has them."""
     if not packs:
         return {}
     within = [("pack", ">=", min(packs)), ("pack", "<=", max(packs))]
-    tables = [pq.read_table(path, filters=within) for path in sorted((out / "ledger").glob("*.parquet"))]
+    tables = [pq.read_table(out / name, filters=within) for name in manifest.files if name.startswith("ledger/")]
     lines = pa.concat_tables(tables).sort_by([("pack", "ascending"), ("position", "ascending")])
     documents: dict[int, list[tuple[Any, ...]]] = {}
     for line in lines.to_pylist():

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
 from ..labels import mask_spans
+from ..manifest import shard_name
 from ..measure.length import shrunk, truncated
 from ..measure.store import read_measured
 from ..media.remote import Fetched, fetched_for
@@ -45,7 +46,7 @@ class ShardJob:
 
     @property
     def name(self) -> str:
-        return f"pack-{self.number:06d}.tar"
+        return shard_name(self.number)
 
     @property
     def tar(self) -> Path:
@@ -82,9 +83,9 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
             pack, failed = renderer.pack(number)
             lost += failed
             if pack is not None:
-                start = hashed.size
+                start, hashed.crc32 = hashed.size, 0
                 end, members = write_pack(hashed, start, pack)
-                lines.append(PackLine.of(pack, start, end, members))
+                lines.append(PackLine.of(pack, start, end, hashed.crc32, members))
         write_end(hashed)
     note = ShardNote(
         fingerprint=job.fingerprint,

@@ -18,7 +18,7 @@ from neatpack import PackedShards
 from neatpack.loaders.cache import ShardCache
 from neatpack.loaders.media import BATCH_KEY
 from neatpack.loaders.reader import ShardReader
-from neatpack.pipeline.manifest import OutputError
+from neatpack.pipeline.manifest import OutputError, ShardError
 from neatpack.pipeline.run import run_pack
 
 PATIENCE = 300  # seconds until a process that says nothing is taken for stuck
@@ -168,12 +168,12 @@ def test_who_waits_for_a_download_that_fails_starts_anew(bucket, tmp_path):
         raise OSError("the store is gone")
 
     with ThreadPoolExecutor(1) as pool:
-        failing = pool.submit(cache.mapped, shard, "out", broken)
+        failing = pool.submit(cache.opened, shard, "out", broken)
         begun.wait(PATIENCE)
-        mapped = cache.mapped(shard, "out", content_of(bucket / "out/shards" / shard.name))
+        opened = cache.opened(shard, "out", content_of(bucket / "out/shards" / shard.name))
         with pytest.raises(OSError, match="the store is gone"):
             failing.result()
-    assert mapped[:] == (bucket / "out/shards" / shard.name).read_bytes()
+    assert opened.read() == (bucket / "out/shards" / shard.name).read_bytes()
     assert kept(tmp_path) == names([shard])
 
 
@@ -181,8 +181,30 @@ def test_a_part_that_was_left_makes_room(bucket, tmp_path):
     shard, other = shards_of(bucket)[:2]
     cache = ShardCache(tmp_path, shard.bytes)
     (tmp_path / f"{other.sha256}.part").write_bytes(bytes(other.bytes))  # as a killed process leaves it
-    cache.mapped(shard, "out", content_of(bucket / "out/shards" / shard.name))
+    cache.opened(shard, "out", content_of(bucket / "out/shards" / shard.name))
     assert kept(tmp_path) == names([shard])
+
+
+def test_a_cached_shard_that_was_cut_is_fetched_again(bucket, store, tmp_path):
+    packs = cached(store, tmp_path)
+    list(packs)
+    first = shards_of(bucket)[0]
+    os.truncate(tmp_path / f"{first.sha256}.tar", 1000)
+    packs.set_epoch(0)
+    assert_same(packs, PackedShards(bucket / "out"))
+    assert store.num("GET", first.name) == 2
+
+
+def test_a_cached_shard_that_was_damaged_is_told(bucket, store, tmp_path):
+    packs = PackedShards(store.uri("out"), cache=tmp_path, cache_gb=1.0)
+    packs.pack(0)
+    path = tmp_path / f"{shards_of(bucket)[0].sha256}.tar"
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    path.write_bytes(content)
+    again = PackedShards(store.uri("out"), cache=tmp_path, cache_gb=1.0)
+    with pytest.raises(ShardError, match=f"pack 0: its crc32 is .*; empty the cache {tmp_path}, or run"):
+        again.pack(0)
 
 
 # Eviction
@@ -193,20 +215,21 @@ def test_the_least_recently_used_go_first(bucket, tmp_path):
     cache = ShardCache(tmp_path, sum(shard.bytes for shard in shards) - 1)  # two of the three
 
     def read(shard):
-        return cache.mapped(shard, "out", content_of(bucket / "out/shards" / shard.name))
+        return cache.opened(shard, "out", content_of(bucket / "out/shards" / shard.name))
 
-    map_of_first = read(first)
+    file_of_first = read(first)
     read(second)
     os.utime(tmp_path / f"{second.sha256}.tar", (1, 1))  # used long ago
     read(third)
     assert kept(tmp_path) == names([first, third])
-    assert read(first)[:] == map_of_first[:]
+    assert read(first).read() == file_of_first.read()
     os.utime(tmp_path / f"{first.sha256}.tar", (2, 2))
     os.utime(tmp_path / f"{third.sha256}.tar", (1, 1))
     read(third)  # which is a use
     read(second)
     assert kept(tmp_path) == names([second, third])
-    assert map_of_first[:] == (bucket / "out/shards" / first.name).read_bytes(), "evicted, and still readable"
+    file_of_first.seek(0)
+    assert file_of_first.read() == (bucket / "out/shards" / first.name).read_bytes(), "evicted, and still readable"
 
 
 def test_a_small_cache_keeps_its_bound_and_the_items(bucket, store, tmp_path):
@@ -226,10 +249,10 @@ def test_shards_in_download_are_not_evicted(bucket, tmp_path):
     def chunks():
         yield content[:1000]
         with pytest.raises(OSError, match=f"downloading {shard.bytes} bytes, and {other.bytes} more do not fit"):
-            cache.mapped(other, "out", content_of(bucket / "out/shards" / other.name))
+            cache.opened(other, "out", content_of(bucket / "out/shards" / other.name))
         yield content[1000:]
 
-    assert cache.mapped(shard, "out", chunks)[:] == content
+    assert cache.opened(shard, "out", chunks).read() == content
     assert kept(tmp_path) == names([shard])
 
 

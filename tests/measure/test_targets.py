@@ -17,7 +17,7 @@ from neatpack.pipeline.measure.length import measure, truncated
 from neatpack.pipeline.records import IGNORE, Example, Measured, MediaRef, Skip, Turn
 from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import check_pack
+from neatpack.pipeline.shard.check import check_pack
 
 # As templates of reasoning models that call tools are: reasoning of the last answer only, tools in the system turn.
 TEMPLATE = """

@@ -2,13 +2,15 @@
 
 import gzip
 import json
+import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import TinyData, tiny_config
+from helpers import ROOT, TinyData, files_of, tiny_config
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.manifest import Manifest
@@ -112,17 +114,48 @@ def test_files_that_are_gone_or_changed(data: TinyData, tmp_path: Path) -> None:
 
 def test_where_the_rows_came_from_is_on_disk_and_no_part_of_the_identity(data: TinyData, tmp_path: Path) -> None:
     first = run_pack(tiny_config(data.write(), tmp_path / "out")).manifest
-    (place,) = json.loads((tmp_path / "out/sources.json").read_text()).values()
-    file = str(data.folder / "rows.jsonl")
     (digest,) = (entry["content"] for entry in first.identity.inputs.values())
-    files = [{"file": file, "lines": file, "digest": digest, "rows": 4}]  # one line is blank
-    assert place == {"files": files, "media_dir": str(data.folder)}
+    files = [{"file": "rows.jsonl", "digest": digest, "rows": 4}]  # one line is blank
+    found = json.loads((tmp_path / "out/sources.json").read_text())
+    assert found == {"base": "", "datasets": {"tiny": {"files": files}}}
     data.folder.rename(tmp_path / "moved")
     second = run_pack(tiny_config(tmp_path / "moved/meta.json", tmp_path / "other")).manifest
     assert second.identity == first.identity
     assert "sources.json" not in first.files
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "other"), "where the data lie is in no byte of an output"
     run_pack(tiny_config(tmp_path / "moved/meta.json", tmp_path / "out", overwrite=True))
-    assert str(tmp_path / "moved") in (tmp_path / "out/sources.json").read_text()
+    assert listed(tmp_path / "out")[0][0].file == str(tmp_path / "moved/rows.jsonl")
+
+
+def test_no_file_of_an_output_tells_of_the_machine(data: TinyData, tmp_path: Path) -> None:
+    """Rows of a file that was rewritten, too; only what the user asks for, or writes into a row, is there."""
+    data.write()
+    (data.folder / "rows.json").write_text(json.dumps([*data.rows[3:], data.rows[0]]))
+    both = {"a": {"file_name": "rows.jsonl"}, "b": {"file_name": "rows.json"}}
+    (data.folder / "meta.json").write_text(json.dumps(both))
+    run_pack(tiny_config(data.folder / "meta.json", tmp_path / "out"))
+    private = (str(tmp_path), socket.gethostname(), str(ROOT), str(Path.home()))
+    tables = [str(pq.read_table(tmp_path / "out" / name).to_pylist()) for name in files_of(tmp_path / "out")
+              if name.endswith(".parquet")]  # fmt: skip
+    rest = [content.decode("latin-1") for content in files_of(tmp_path / "out").values()]
+    assert not [word for word in private if any(word in text for text in tables + rest)]
+    missing = [row for row in listed(tmp_path / "out")[0] if row.reason == "missing_media"]
+    assert [(row.dataset, row.detail) for row in missing] == [
+        (name, "gone.png: No such file or directory") for name in "ab"
+    ]
+    assert missing[0].file == str(data.folder / "rows.jsonl") and missing[1].text is not None
+
+
+def test_paths_are_recorded_where_they_are_asked_for(data: TinyData, tmp_path: Path) -> None:
+    run_pack(tiny_config(data.write(), tmp_path / "out"))
+    run_pack(tiny_config(data.write(), tmp_path / "told", record_paths=True))
+    for name in ("out", "told"):
+        shutil.rmtree(tmp_path / name / "work")
+    rows, (problem,) = listed(tmp_path / "out")
+    assert "paths are from the folder of the meta JSON, which work/base.json tells, or --record-paths" in problem
+    assert {row.text for row in rows} == {None}
+    rows, problems = listed(tmp_path / "told")
+    assert problems == [] and rows[0].file == str(data.folder / "rows.jsonl") and rows[0].line == 3
 
 
 def test_ids_are_listed(data: TinyData, tmp_path: Path) -> None:

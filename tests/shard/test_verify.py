@@ -9,7 +9,7 @@ from helpers import TinyData, mixed_rows, packs_of, tiny_config
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.records import Pack
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import check_pack
+from neatpack.pipeline.shard.check import check_pack
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_good_packs_have_no_problems(output):
         ({"labels": lambda a: np.full_like(a, -100)}, "expected"),
         ({"labels": lambda a: np.roll(a, 1)}, "label"),
         ({"seq_lens": lambda a: a[::-1].copy()}, "differ from the planned"),
-        ({"seq_lens_padded": lambda a: a + 1}, "padded lengths"),
+        ({"seq_lens_padded": lambda a: a + 1}, "with padding"),
         ({"position_ids": lambda a: a + 1}, "positions differ"),
         ({"position_ids": put((0, -1), 10_000)}, "positions differ"),
         ({"position_ids": lambda a: a[::-1].copy()}, "positions differ"),

@@ -1,0 +1,1 @@
+"""What jobs/fuzz.py damages: a module per target."""

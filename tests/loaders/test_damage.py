@@ -1,0 +1,279 @@
+"""Files that are damaged, or edited with digests that fit: the loader refuses them by name, and verify tells them."""
+
+import os
+import pickle
+import shutil
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers import many_packs
+
+from jobs.fuzz import fuzz
+from jobs.fuzzing.output import OUTPUT, loaded, sign, verified
+from neatpack import PackedShards
+from neatpack.loaders.reader import ShardReader
+from neatpack.pipeline.manifest import OutputError, ShardError
+
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = many_packs(tmp_path_factory.mktemp("sound"))
+    shutil.rmtree(out / "work")
+    return out
+
+
+@pytest.fixture
+def out(sound: Path, tmp_path: Path) -> Path:
+    shutil.copytree(sound, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def edit_index(out: Path, change: Callable[[Lines], Any]) -> None:
+    table = pq.read_table(out / "index.parquet")
+    lines = table.to_pylist()
+    change(lines)
+    pq.write_table(pa.Table.from_pylist(lines, schema=table.schema), out / "index.parquet")
+    sign(out)
+
+
+def edit_array(out: Path, pack: int, name: str, change: Callable[[np.ndarray], Any]) -> None:
+    """Of a pack in its shard; the index and the manifest get the checksums that fit."""
+
+    def forge(lines: Lines) -> None:
+        line = lines[pack]
+        (place,) = (place for place in line["members"] if place["name"] == f"{name}.npy")
+        path = out / "shards" / line["shard"]
+        content = bytearray(path.read_bytes())
+        end = place["offset"] + place["size"]
+        dtype = np.int64 if name.endswith("thw") else np.int32
+        start = place["offset"] + 128
+        array = np.frombuffer(content[start:end], dtype).copy()
+        change(array)
+        content[start:end] = array.tobytes()
+        path.write_bytes(content)
+        line["crc32"] = zlib.crc32(content[line["offset"] : line["offset"] + line["bytes"]])
+
+    edit_index(out, forge)
+
+
+def put(**cells: Any) -> Callable[[Lines], None]:
+    """Other cells in line 3."""
+    return lambda lines: lines[3].update(cells)
+
+
+def member(number: int, **cells: Any) -> Callable[[Lines], None]:
+    return lambda lines: lines[3]["members"][number].update(cells)
+
+
+def exchange(key: str) -> Callable[[Lines], None]:
+    def change(lines: Lines) -> None:
+        lines[3][key], lines[4][key] = lines[4][key], lines[3][key]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            put(shard="../../../outside.tar"),
+            "line 3, pack 3, is of shard '../../../outside.tar', by the manifest of pack-",
+        ),
+        (put(shard="/outside.tar"), "line 3, pack 3, is of shard '/outside.tar'"),
+        (put(shard="pack-000001.tar"), "line 3, pack 3, is of shard 'pack-000001.tar', by the manifest of pack-000000"),
+        (put(offset=1 << 40), "pack 3 in pack-000000.tar: it does not start where the one before it ends"),
+        (put(offset=-512), "pack 3 in pack-000000.tar: it does not start where"),
+        (put(bytes=1 << 60), "pack 3 in pack-000000.tar: its bytes are not the sum of its members"),
+        (put(bytes=-1), "pack 3 in pack-000000.tar: its bytes are not the sum"),
+        (exchange("offset"), "pack 3 in pack-000000.tar: it does not start where"),
+        (exchange("members"), "pack 3 in pack-000000.tar: "),
+        (member(2, offset=0), "pack 3 in pack-000000.tar: offsets of its members are not those of their sizes"),
+        (
+            member(2, size=1 << 62),
+            "pack 3 in pack-000000.tar: the sizes of its members are not",
+        ),
+        (member(2, size=-1), "pack 3 in pack-000000.tar: the sizes of its members"),
+        (member(0, name="../x"), "pack 3 in pack-000000.tar: its members have other names, or another order"),
+        (member(0, name=None), "members.name: cells are empty"),
+        (
+            lambda lines: lines[3]["members"].pop(),
+            "pack 3 in pack-000000.tar: its members are not the 12",
+        ),
+        (put(pack=2), "pack 2 in pack-000000.tar: its number is not above that of the line before"),
+        (put(pack=7), "pack 4 in pack-000000.tar: its number is not above"),
+        (lambda lines: lines.reverse(), "line 0, pack"),
+        (lambda lines: lines.insert(3, lines[3]), "is of shard 'pack-000000.tar', by the manifest of pack-000001.tar"),
+        (lambda lines: lines.pop(), "by the manifest of pack-"),
+        (put(tokens=1 << 30), "pack 3 in pack-000000.tar: its tokens are not between 1 and pack_size 280"),
+        (put(num_images=-1), "pack 3 in pack-000000.tar: num_images cannot be"),
+        (put(visual_tokens=1 << 30), "pack 3 in pack-000000.tar: visual_tokens cannot be"),
+        (put(times=1e300), "pack 3 in pack-000000.tar: times cannot be"),
+        (put(times=float("nan")), "pack 3 in pack-000000.tar: times cannot be"),
+        (put(tokens=None), "tokens: cells are empty"),
+    ],
+)
+def test_an_index_that_was_edited(out: Path, change: Callable[[Lines], Any], words: str) -> None:
+    """Of a line whose every place follows from the manifest and the sizes before, none can be another."""
+    (out.parent / "outside.tar").write_bytes((out / "shards/pack-000000.tar").read_bytes())
+    edit_index(out, change)
+    with pytest.raises(ShardError) as caught:
+        PackedShards(out, check="none")
+    assert f"{out}/index.parquet: " in str(caught.value) and words in str(caught.value)
+    found = verified(out)
+    assert any(problem.startswith("index.parquet: ") and words in problem for problem in found), found
+
+
+def test_an_index_without_a_column(out: Path) -> None:
+    pq.write_table(pq.read_table(out / "index.parquet").drop_columns(["crc32"]), out / "index.parquet")
+    sign(out)
+    with pytest.raises(ShardError, match="index.parquet: columns are .*, expected those of format 5"):
+        ShardReader(out)
+    assert verified(out)[0].startswith("index.parquet: columns are")
+    (out / "index.parquet").write_bytes(b"PAR1, but not more")
+    sign(out)
+    with pytest.raises(OutputError, match="index.parquet: not parquet: .*; run `neatpack verify`"):
+        ShardReader(out)
+    assert verified(out)[0].startswith("index.parquet: not parquet")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("tokens", 7), ("num_documents", 1), ("target_tokens", 1), ("squares", 5), ("visual_tokens", 0), ("crc32", 0)],
+)
+def test_verify_holds_the_index_against_the_packs(out: Path, column: str, value: int) -> None:
+    edit_index(out, put(**{column: value}))
+    found = verified(out)
+    assert any("pack 3" in problem or "counts" in problem for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("seq_lens_padded", lambda array: array.fill((1 << 31) - 1), "with padding, in a pack of"),
+        ("seq_lens_padded", lambda array: array.fill(-1), "with padding, in a pack of"),
+        ("seq_lens", lambda array: array.fill(-1), "documents of [-1"),
+        ("image_grid_thw", lambda array: array.fill(1 << 40), "does not fit the"),
+        ("image_grid_thw", lambda array: array.fill(-1), "does not fit the"),
+    ],
+)
+def test_arrays_that_were_edited(out: Path, name: str, change: Callable[[np.ndarray], Any], words: str) -> None:
+    """Their checksums fit, and still nobody reserves memory by them."""
+    edit_array(out, 3, name, change)
+    packs = PackedShards(out, pixels="uint8")
+    with pytest.raises(ShardError, match=r"pack-000000.tar, pack 3: ") as caught:
+        packs.pack(3)
+    assert words in str(caught.value) and (caught.value.shard, caught.value.pack) == ("pack-000000.tar", 3)
+    assert packs.pack(2)["pack"] == 2
+    assert any(problem.startswith("pack-000000.tar: pack 3: ") for problem in verified(out))
+
+
+def test_a_repeat_that_was_changed(out: Path) -> None:
+    content = (out / "manifest.json").read_bytes()
+    (out / "manifest.json").write_bytes(content.replace(b'"repeat": 2', b'"repeat": 4', 1))
+    with pytest.raises(OutputError, match="manifest.json: damaged or edited, for its digest is not that"):
+        PackedShards(out)
+    assert "its digest is not that of its content" in verified(out)[0]
+
+
+def test_shards_beside_those_of_the_manifest_are_told(out: Path) -> None:
+    shutil.copy(out / "shards/pack-000000.tar", out / "shards/pack-000099.tar")
+    (out / "shards/pack-000000.tar.idx").touch()
+    assert verified(out) == ["shards/pack-000099.tar: not in the manifest; remove it"]
+
+
+# Places
+
+
+@pytest.mark.parametrize("name", ["shards/pack-000000.tar", "index.parquet", "image_table.npy", "shards"])
+def test_links_out_of_the_output_are_not_followed(out: Path, tmp_path: Path, name: str) -> None:
+    (out / name).rename(tmp_path / "elsewhere")
+    (out / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutputError, match="leads out of"):
+        loaded(out)
+    assert any("leads out of" in problem for problem in verified(out))
+    (out / name).unlink()
+    (out / "kept").mkdir()
+    (tmp_path / "elsewhere").rename(out / "kept/there")
+    (out / name).symlink_to(out / "kept/there")
+    assert len(loaded(out)) > 30, "inside, links are as good as files"
+    (tmp_path / "link").symlink_to(out)
+    assert len(loaded(tmp_path / "link")) > 30
+
+
+def test_a_pipe_is_not_waited_for(out: Path) -> None:
+    (out / "shards/pack-000001.tar").unlink()
+    os.mkfifo(out / "shards/pack-000001.tar")
+    with pytest.raises(ShardError, match="pack-000001.tar is missing"):
+        loaded(out)
+    assert any("pack-000001.tar: missing" in problem for problem in verified(out))
+
+
+# Tables and arrays
+
+
+def test_tables_are_compared_always(out: Path) -> None:
+    content = bytearray((out / "image_table.npy").read_bytes())
+    content[500] ^= 1
+    (out / "image_table.npy").write_bytes(content)
+    with pytest.raises(OutputError, match="image_table.npy: sha256 differs from the manifest's"):
+        PackedShards(out, check="none")
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return sys.exit, ("unpickled",)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        np.array([Evil()], dtype=object),
+        np.zeros((3, 256), np.float64),
+        np.zeros((3, 255), np.float32),
+        np.zeros((0, 256), np.float32),
+        np.zeros((3, 256), "U3"),
+    ],
+    ids=["pickled", "float64", "narrow", "empty", "text"],
+)
+def test_tables_are_float32_and_nothing_else(out: Path, table: np.ndarray) -> None:
+    np.save(out / "image_table.npy", table, allow_pickle=True)
+    sign(out)
+    with pytest.raises(OutputError, match="image_table.npy: "):
+        PackedShards(out)
+    assert pickle.loads(pickle.dumps(ShardError("words", "pack-000000.tar", 3))).pack == 3
+
+
+# All of it, drawn
+
+
+def test_fuzz(tmp_path: Path) -> None:
+    """A pass over all kinds of damage; `python jobs/fuzz.py` has more."""
+    sound = OUTPUT.make(tmp_path)
+    counts, failures = fuzz(OUTPUT, sound, tmp_path, 0, iter(range(len(OUTPUT.mutators))))
+    assert not failures, failures[0]
+    assert {name for name, _, _ in counts} >= {"shard: flip", "manifest: flip", "forged index", "forged pack"}
+    assert counts["shard: truncate", "loader", "found"] == counts["ledger: flip", "verify", "found"] == 1
+
+
+def test_the_fuzzer_tells_what_a_reader_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = OUTPUT.make(tmp_path)
+    monkeypatch.setattr("neatpack.loaders.reader.zlib.crc32", lambda content: None)
+    monkeypatch.setattr(ShardReader, "__init__", unchecked(ShardReader.__init__))
+    _, failures = fuzz(OUTPUT.only("packs exchanged"), sound, tmp_path, 0, iter(range(1)))
+    assert "WRONG PACKS" in failures[0] or "Error" in failures[0]
+
+
+def unchecked(init: Callable[..., None]) -> Callable[..., None]:
+    def without_checks(self: ShardReader, *arguments: Any, **options: Any) -> None:
+        init(self, *arguments, **options | {"check": "none"})
+
+    return without_checks

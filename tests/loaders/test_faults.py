@@ -1,0 +1,189 @@
+"""Faults under a live loader: files cut, replaced and written to while it reads, and more of them than may be open."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers import ROOT, many_packs
+
+from jobs.fuzzing.output import loaded, sign
+from neatpack import PackedShards
+from neatpack.loaders.reader import FILES_OPEN
+from neatpack.pipeline.manifest import ShardError, shard_name
+from neatpack.pipeline.shard.codec import END
+
+CHECKS = ("none", "sizes", "packs", "full")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = many_packs(tmp_path_factory.mktemp("sound"))
+    shutil.rmtree(out / "work")
+    return out
+
+
+@pytest.fixture
+def out(sound: Path, tmp_path: Path) -> Path:
+    shutil.copytree(sound, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def flip(path: Path, place: int) -> None:
+    """In place: who has the file open sees it."""
+    with open(path, "r+b") as file:
+        file.seek(place)
+        (old,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([old ^ 1]))
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_shard_cut_in_mid_epoch_is_an_error_and_no_signal(out: Path, check: str) -> None:
+    """Cut in place: a mapped one would end the process."""
+    packs = PackedShards(out, shuffle=False, check=check)
+    items = iter(packs)
+    first = next(items)
+    shard, last = out / "shards/pack-000000.tar", packs.reader.manifest.shards[0].num_packs - 1
+    os.truncate(shard, shard.stat().st_size // 2)
+    with pytest.raises(
+        ShardError, match="pack-000000.tar has .* bytes, the manifest .*; run `neatpack verify`"
+    ) as caught:
+        packs.pack(last)
+    assert caught.value.shard == "pack-000000.tar"
+    with pytest.raises(ShardError, match="pack-000000.tar has"):
+        list(items)
+    assert first["input_ids"].sum() > 0, "what was read before is there"
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_shard_replaced_in_mid_epoch_is_noticed(out: Path, check: str) -> None:
+    packs = PackedShards(out, shuffle=False, check=check)
+    packs.pack(0)
+    shard, line = out / "shards/pack-000000.tar", pq.read_table(out / "index.parquet").to_pylist()[1]
+    flip(shard, line["members"][0]["offset"] + 200)
+    os.utime(shard, ns=(0, shard.stat().st_mtime_ns + 1))  # clocks of file systems are coarse
+    with pytest.raises(
+        ShardError, match="replaced or written to since" if check in CHECKS[:2] else "pack 1: its crc32 is"
+    ):
+        packs.pack(1)
+
+
+def test_what_was_compared_is_compared_again_after_its_file_was_touched(out: Path) -> None:
+    packs = PackedShards(out, shuffle=False)
+    assert packs.pack(1)["pack"] == 1
+    shard, line = out / "shards/pack-000000.tar", pq.read_table(out / "index.parquet").to_pylist()[1]
+    flip(shard, line["members"][0]["offset"] + 200)
+    os.utime(shard, ns=(0, shard.stat().st_mtime_ns + 1))
+    with pytest.raises(ShardError, match="pack-000000.tar, pack 1: its crc32 is"):
+        packs.pack(1)
+
+
+def test_the_same_bytes_under_the_name_are_no_fault(out: Path) -> None:
+    """A copy of an output may be renewed under a training."""
+    packs = PackedShards(out, shuffle=False)
+    items = iter(packs)
+    next(items)
+    for shard in sorted((out / "shards").iterdir()):
+        shutil.copy(shard, out / "copy")
+        (out / "copy").rename(shard)
+    assert len(list(items)) == len(packs) - 1
+
+
+def test_another_output_under_the_name_is_never_mixed_in(out: Path, tmp_path: Path) -> None:
+    """Shards of another output, of the same names, while this one is read: what is open is still the old one."""
+    packs = PackedShards(out, shuffle=False)
+    items = iter(packs)
+    got = [next(items)]
+    other = many_packs(tmp_path / "other")
+    for number, shard in enumerate(sorted((other / "shards").iterdir())):
+        content = bytearray(shard.read_bytes())
+        content[2000 + number] ^= 1
+        (out / "new").write_bytes(content)
+        (out / "new").rename(out / "shards" / shard.name)
+    with pytest.raises(ShardError, match="pack-000001.tar, pack .*: its crc32"):
+        for item in items:
+            got.append(item)
+    assert len(got) == packs.reader.manifest.shards[0].num_packs
+
+
+def test_a_pack_is_compared_once_in_a_process(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def crc32(content: Any) -> int:
+        counted.append(len(content))
+        return zlib.crc32(content)
+
+    monkeypatch.setattr("neatpack.loaders.reader.zlib", type("zlib", (), {"crc32": staticmethod(crc32)}))
+    packs = PackedShards(out)
+    for _ in range(3):
+        assert len(list(packs)) == len(packs)
+    assert len(counted) == len(packs)
+    remote = PackedShards(f"file://{out}")
+    for _ in range(2):
+        assert len(list(remote)) == len(packs)
+    assert len(counted) == 3 * len(packs), "what comes over a network is another copy each time"
+
+
+# More shards than may be open
+
+
+def one_shard_per_pack(out: Path) -> None:
+    index = pq.read_table(out / "index.parquet")
+    lines, contents = index.to_pylist(), {}
+    for number, line in enumerate(lines):
+        content = (out / "shards" / line["shard"]).read_bytes()
+        contents[number] = content[line["offset"] : line["offset"] + line["bytes"]] + bytes(END)
+        for place in line["members"]:
+            place["offset"] -= line["offset"]
+        line |= {"shard": shard_name(number), "offset": 0}
+    shutil.rmtree(out / "shards")
+    (out / "shards").mkdir()
+    for number, content in contents.items():
+        (out / "shards" / shard_name(number)).write_bytes(content)
+    pq.write_table(pa.Table.from_pylist(lines, schema=index.schema), out / "index.parquet")
+
+    def change(found: dict[str, Any]) -> None:
+        entries = [{"name": shard_name(number), "bytes": 0, "sha256": "", "first_pack": line["pack"], "num_packs": 1}
+                   for number, line in enumerate(lines)]  # fmt: skip
+        found["shards"] = entries
+
+    sign(out, change)
+    sign(out)
+
+
+MANY = """
+import resource, sys
+import torch
+from neatpack import PackedShards
+limit = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+outputs = [(str(number), out) for number, out in enumerate(sys.argv[2:])]
+print(sum(1 for _ in PackedShards(outputs, pixels="uint8", shuffle=False)))
+"""
+
+
+def test_more_shards_than_files_may_be_open(out: Path, tmp_path: Path) -> None:
+    expected = loaded(out)
+    one_shard_per_pack(out)
+    assert loaded(out) == expected
+    copies = [str(shutil.copytree(out, tmp_path / f"copy-{number}")) for number in range(5)]
+    limit = FILES_OPEN + 40  # torch and the interpreter want some, too
+    num_shards = len(copies) * len(list((out / "shards").iterdir()))
+    assert num_shards > limit
+    done = subprocess.run([sys.executable, "-c", MANY, str(limit), *copies], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr[-500:]) == (f"{num_shards}\n", "")
+
+
+def test_reads_are_private(out: Path) -> None:
+    reader = PackedShards(out).reader
+    content = reader.content(0)
+    np.frombuffer(content, np.uint8)[:] = 0
+    assert any(reader.content(0))
