@@ -156,9 +156,7 @@ class _Row:
         start, stop = turn
         end = stop - self.stops_at(stop - 1)
         if not text.strip():
-            while end > start and self._is_blank(end - 1, end):
-                end -= 1
-            return end, stop
+            return next(first for first in range(start, end + 1) if self._is_blank(first, end)), stop
         found = self.matches(text, start, end)
         if not found:
             return None
@@ -210,7 +208,8 @@ class _Row:
         return at < len(self.ids) and self._text(self.ids[at]) in self.stops
 
     def _is_blank(self, start: int, stop: int) -> bool:
-        return all(not self._text(token) for token in self.ids[start:stop])
+        """Decoded as a whole: a no-break space may be two tokens, of a byte each."""
+        return not str(self.tokenizer.decode(self.ids[start:stop])).strip()
 
     def _text(self, token: int) -> str:
         return _decode_single_token(self.tokenizer, token).strip()
