@@ -129,8 +129,8 @@ class LengthGroupedSampler(Sampler[int]):
 
     def _media_tokens(self, example: Mapping[str, Any]) -> int:
         sizes = example.get("mm_inputs_meta")
-        is_sized = sizes is not None and (self._image_cfg is not None or self._video_cfg is not None)
-        if not is_sized or example.get("_media_tokens") is not None:
+        knows_sizes = self._image_cfg is not None or self._video_cfg is not None
+        if sizes is None or not knows_sizes or example.get("_media_tokens") is not None:
             return estimate_media_tokens(example, None, None)
         images = sizes.get("images_meta") if self._image_cfg is not None else None
         videos = sizes.get("videos_meta") if self._video_cfg is not None else None

@@ -62,8 +62,11 @@ def _rope_arguments(sample: Mapping[str, Any], get_rope_index: Callable[..., Any
     def media(name: str) -> Any:
         return sample[name] if has(sample, name) and len(sample[name]) else None
 
+    # Qwen3-Omni's processor, and its samples here, have other names for seconds and lengths than its get_rope_index.
     seconds = media("second_per_grid_ts") if has(sample, "second_per_grid_ts") else media("video_second_per_grid")
-    heard = media("feature_attention_mask")
+    heard = media("audio_feature_lengths")
+    if heard is None and (mask := media("feature_attention_mask")) is not None:
+        heard = mask.sum(-1)
     return {
         "input_ids": _row(sample["input_ids"])[None],
         "attention_mask": _row(sample["attention_mask"])[None] if has(sample, "attention_mask") else None,
@@ -72,7 +75,7 @@ def _rope_arguments(sample: Mapping[str, Any], get_rope_index: Callable[..., Any
         "video_grid_thw": media("video_grid_thw"),
         "second_per_grid_ts": seconds,
         "second_per_grids": seconds,
-        "audio_seqlens": None if heard is None else heard.sum(-1),
+        "audio_seqlens": heard,
     }
 
 

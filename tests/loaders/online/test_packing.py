@@ -7,8 +7,9 @@ from functools import partial, wraps
 import numpy as np
 import pytest
 import torch
-from helpers import DEMO_PROCESSOR, TinyData, clip, mixed_rows, picture, tiny_config
+from helpers import DEMO_PROCESSOR, TinyData, clip, mixed_rows, picture, tiny_config, tone
 from PIL import Image
+from processors import qwen3_omni
 from tiny_models import tiny_model
 from torch.utils.data import DataLoader
 
@@ -303,6 +304,16 @@ class TestRopeIndex:
             for key in ("input_ids", "labels", "position_ids", "mm_token_type_ids", "image_grid_thw", "pixel_values"):
                 assert torch.equal(pack[key], expected[key]), key
             assert (pack["n_images"], pack["n_videos"], pack["n_audios"]) == (2, 1, 0)
+
+    def test_sounds_and_seconds_by_the_names_of_qwen3_omni(self, tmp_path, samples):
+        heard = [talk("Heard?", "Yes.", ("audio", str(tone(tmp_path / "a.wav", 1.3)))), *samples]
+        inner = PreTokenizedDatasetWrapper(heard, str(qwen3_omni.make(tmp_path / "processor")))
+        rope = tiny_model("qwen3_omni").get_rope_index
+        own, given = (
+            PackedDatasetWrapper(inner, [[0, 1, 2, 3]], 2048, get_rope_index=each)[0] for each in (None, rope)
+        )
+        assert len(own["seq_lens"]) == 4
+        assert torch.equal(own["position_ids"], given["position_ids"])
 
     def test_the_signature_decides(self):
         asked = []
