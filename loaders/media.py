@@ -76,13 +76,14 @@ def media_counts(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor
     """n_images_per_sample, n_videos_per_sample, n_audios_per_sample: each where any sample has one."""
     result = {}
     for kind in TOKEN_TYPES:
-        counts = [_count(sample, kind) for sample in samples]
+        counts = [num_media(sample, kind) for sample in samples]
         if any(counts):
             result[f"n_{kind}s_per_sample"] = torch.tensor(counts, dtype=torch.long)
     return result
 
 
-def _count(sample: Mapping[str, Any], kind: str) -> int:
+def num_media(sample: Mapping[str, Any], kind: str) -> int:
+    """As the sample says, else by its grids."""
     if f"n_{kind}s" in sample:
         return int(sample[f"n_{kind}s"])
     rows = sample.get(_COUNTED_BY[kind])

@@ -107,8 +107,7 @@ def neat_packed_vlm_collater(
             types = result["mm_token_type_ids"] if bidirectional_vision else None
             sliding = made(sliding_mask(documents, sliding_window, types))
             result["attention_mask"] = {"full_attention": result["attention_mask"], "sliding_attention": sliding}
-    if documents.max() > 1:
-        result["_packed_seq_ids"] = documents
+    result["_packed_seq_ids"] = documents
     return handed_over(result | concatenated_media(batch) | media_counts(batch))
 
 

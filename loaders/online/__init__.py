@@ -53,6 +53,11 @@ from .datasets import (
     make_meta_dataset as make_meta_dataset,
 )
 from .grouped import LengthGroupedSampler as LengthGroupedSampler
+from .join import (
+    _build_packed_vlm_sample as _build_packed_vlm_sample,
+    _compute_mrope_position_ids as _compute_mrope_position_ids,
+    _shift_sample as _shift_sample,
+)
 from .kimi import _expand_image_tokens as _expand_image_tokens
 from .labels import (
     _IMSTART_TEMPLATE_PROCESSORS as _IMSTART_TEMPLATE_PROCESSORS,
@@ -67,9 +72,6 @@ from .labels import (
 from .packing import (
     PackedDatasetWrapper as PackedDatasetWrapper,
     PreTokenizedDatasetWrapper as PreTokenizedDatasetWrapper,
-    _build_packed_vlm_sample as _build_packed_vlm_sample,
-    _compute_mrope_position_ids as _compute_mrope_position_ids,
-    _shift_sample as _shift_sample,
     neat_pack_dataset_vlm as neat_pack_dataset_vlm,
 )
 from .padded import pad_collate_fn as pad_collate_fn

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.utils.data import Sampler, Subset
 
 from .estimate import (
@@ -18,6 +19,8 @@ from .processor import family_of
 from .processor_config import extract_image_config, extract_video_config
 
 logger = logging.getLogger(__name__)
+
+HEADROOM = 512  # tokens over max_length that an estimate may be wrong by
 
 
 def raw_samples(dataset: Any) -> Any:
@@ -47,13 +50,13 @@ class LengthGroupedSampler(Sampler[int]):
     dataset     raw examples ({"conversation": …, "_text_tokens": …}), or wrappers around such a list
     seed        the same on every rank; seed + epoch fix the order
     processor   media of recorded size are then counted by its smart_resize
-    max_length  what a sample costs at most. A longer one still comes (lengths here are estimates, and whether it is cut
-                or left out is for the tokenizing step to say), but is sorted as if it were this long
+    max_length  what is clearly longer, by more than 512 tokens, never comes: logged, and counted in `num_overlong`.
+                What is near it comes (lengths here are estimates), for the tokenizing step to cut or to replace
     batch_size  the DataLoader's: batches are cut from the sorted order, and none spans its longest and its shortest
 
-    Ranks whose data sets differ by a few samples begin at the same share of the order, so that position n is of
-    similar length on all of them. Where they do differ, the epoch of one rank is longer: use `drop_last`, or stop with
-    the shortest.
+    All ranks give as many indices as the one that has the fewest, so that none waits for others at the end of an epoch:
+    where torch.distributed is initialized, every rank must make its sampler, or all wait. The shortest samples of the
+    other ranks are left out, logged. Position n is of similar length on all ranks.
     """
 
     def __init__(
@@ -72,13 +75,23 @@ class LengthGroupedSampler(Sampler[int]):
         self._image_cfg = self._extract_image_config(processor)
         self._video_cfg = self._extract_video_config(processor)
         self.lengths = self._compute_or_load_lengths(dataset)
-        cap = max(self.lengths, default=0) if max_length is None else max_length
-        overlong = sum(length > cap for length in self.lengths)
-        if overlong:
-            logger.warning("%d of %d samples seem longer than max_length %d", overlong, len(self.lengths), cap)
-        self.sorted_indices = sorted(
-            range(len(self.lengths)), key=lambda index: (-min(self.lengths[index], cap), index)
-        )
+        kept = [
+            index for index, length in enumerate(self.lengths) if max_length is None or length <= max_length + HEADROOM
+        ]
+        self.num_overlong = len(self.lengths) - len(kept)
+        if self.num_overlong:
+            logger.warning(
+                "%d of %d samples are left out: they seem longer than max_length %s by more than %d tokens",
+                self.num_overlong, len(self.lengths), max_length, HEADROOM,
+            )  # fmt: skip
+        by_length = sorted(kept, key=lambda index: (-self.lengths[index], index))
+        fewest = _fewest(len(by_length))
+        if fewest < len(by_length):
+            logger.warning(
+                "the %d shortest of %d samples are left out: another rank has only %d",
+                len(by_length) - fewest, len(by_length), fewest,
+            )  # fmt: skip
+        self.sorted_indices = by_length[:fewest]
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -112,7 +125,18 @@ class LengthGroupedSampler(Sampler[int]):
                 f"a sample with the keys {', '.join(map(str, example))} has no length; expected 'conversation' or "
                 "'_text_tokens': give the raw examples, as make_meta_dataset returns them"
             )
-        return estimate_text_tokens(example), estimate_media_tokens(example, self._image_cfg, self._video_cfg)
+        return estimate_text_tokens(example), self._media_tokens(example)
+
+    def _media_tokens(self, example: Mapping[str, Any]) -> int:
+        sizes = example.get("mm_inputs_meta")
+        knows_sizes = self._image_cfg is not None or self._video_cfg is not None
+        if sizes is None or not knows_sizes or example.get("_media_tokens") is not None:
+            return estimate_media_tokens(example, None, None)
+        images = sizes.get("images_meta") if self._image_cfg is not None else None
+        videos = sizes.get("videos_meta") if self._video_cfg is not None else None
+        return sum(self._estimate_image_tokens(size) for size in images or () if size is not None) + sum(
+            self._estimate_video_tokens(size) for size in videos or () if size is not None
+        )
 
     def _estimate_image_tokens(self, img_meta: Sequence[float]) -> int:
         return UNKNOWN_MEDIUM_TOKENS if self._image_cfg is None else estimate_image_tokens(img_meta, self._image_cfg)
@@ -123,3 +147,12 @@ class LengthGroupedSampler(Sampler[int]):
     _extract_image_config = staticmethod(extract_image_config)
     _extract_video_config = staticmethod(extract_video_config)
     _get_raw_samples = staticmethod(raw_samples)
+
+
+def _fewest(count: int) -> int:
+    """The smallest of the counts of all ranks."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return count
+    counts = [count] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(counts, count)  # it knows which device the backend wants
+    return min(counts)

@@ -1,9 +1,13 @@
 """Labels of batches that were tokenized elsewhere: by the turn markers of the chat template, or by finding the answers.
 
-Both give token ids at what the assistant says, -100 elsewhere, and nothing is shifted yet.
+Both give token ids at what the assistant says, -100 elsewhere, and nothing is shifted yet. A conversation in which no
+assistant turn says anything has no labels at all: packing skips it as `no_target`. Beside turns that say something, one
+that does not is trained to end at once, as packing does.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,80 +16,252 @@ import numpy as np
 import torch
 
 from ...pipeline.config import UserError
+from ...pipeline.families.base import Family
 from ...pipeline.families.sentinel import derived_markers
-from ...pipeline.labels import TurnMarkers, labels_of, target_mask
+from ...pipeline.labels import Span, TurnMarkers, assistant_spans, labels_of, spans_mask, target_mask
 from ...pipeline.records import IGNORE
 from .processor import family_of
+
+logger = logging.getLogger(__name__)
 
 # Processor classes whose template writes <|im_start|>assistant … <|im_end|>
 _IMSTART_TEMPLATE_PROCESSORS = frozenset((
     "Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor", "Qwen3VLMoeProcessor", "Qwen3OmniMoeProcessor",
     "LlavaOnevisionProcessor",
 ))  # fmt: skip
+STOP_TOKENS = ("<|im_end|>", "<end_of_turn>", "<|eot_id|>")  # and the tokenizer's own
+
+# Answers without labels, by reason (not_found), and conversations (no_target); of this process
+unlabelled: Counter[str] = Counter()
+
+Message = Mapping[str, Any]
 
 
 def build_labels_from_template(
-    input_ids_batch: torch.Tensor, conversations: Sequence[Sequence[Mapping[str, Any]]], processor: Any
+    input_ids_batch: torch.Tensor, conversations: Sequence[Sequence[Message]], processor: Any
 ) -> torch.Tensor:
     """Labels by the markers around assistant turns: the family's own, or what a sentinel in the template tells.
 
-    Where no markers can be told, `build_labels`.
+    Where no markers can be told, or none is in the ids, `build_labels`.
     """
     markers = _markers(processor)
     rows = []
-    for number, ids in enumerate(np.asarray(input_ids_batch)):
-        masks = [target_mask(ids, found) for found in markers]
+    for number, (ids, conversation) in enumerate(zip(np.asarray(input_ids_batch), conversations, strict=True)):
+        masks = (target_mask(ids, found) for found in markers)
         mask = next((mask for mask in masks if mask.any()), None)
         if mask is None:
             only = torch.as_tensor(ids)[None]
             rows.append(build_labels(only, conversations[number : number + 1], processor)[0])
         else:
+            mask &= _has_target(conversation, number)
             rows.append(torch.from_numpy(labels_of(ids, mask)).long())
     return torch.stack(rows) if rows else torch.zeros_like(input_ids_batch)
 
 
 def build_labels(
-    input_ids_batch: torch.Tensor, conversations: Sequence[Sequence[Mapping[str, Any]]], processor: Any
+    input_ids_batch: torch.Tensor, conversations: Sequence[Sequence[Message]], processor: Any
 ) -> torch.Tensor:
-    """Labels by finding the tokens of each assistant text, one after the other, and the end-of-turn token behind it.
+    """Labels by finding the tokens of each assistant text, and the end-of-turn token if it follows.
 
-    Fragile where tokenizing in context differs from tokenizing alone: the first token may differ, no other.
+    An answer is looked for in its own turn only, where markers tell the turns apart; without markers, behind the turns
+    before it and before those after it. Only its own text is trained on, and not what a template writes around it (an
+    empty thought). One that is not found, or could be at two places, is not trained on, but logged and counted in
+    `unlabelled`.
     """
-    tokenizer = getattr(processor, "tokenizer", processor)
-    stop = _get_stop_token_id(tokenizer)
-    stops = {stop, getattr(tokenizer, "eos_token_id", None)} - {None}
+    markers, tokenizer = _markers(processor), _tokenizer(processor)
     labels = torch.full_like(input_ids_batch, IGNORE)
-    for row, (ids, conversation) in enumerate(zip(input_ids_batch.tolist(), conversations, strict=True)):
-        at = 0
-        for message in conversation:
-            if message.get("role") != "assistant":
-                continue
-            pattern = tokenizer.encode(_extract_assistant_text(message), add_special_tokens=False)
-            start, end = _find_pattern_indices(ids, pattern, at, allow_first_token_mismatch=True)
-            if start < 0:
-                continue
-            end += end < len(ids) and ids[end] in stops
-            labels[row, start:end] = input_ids_batch[row, start:end]
-            at = end
+    for number, (ids, conversation) in enumerate(zip(input_ids_batch.tolist(), conversations, strict=True)):
+        if not _has_target(conversation, number):
+            continue
+        row = _Row(ids, tokenizer)
+        mask = torch.from_numpy(spans_mask(_answers(row, conversation, markers, number), len(ids)))
+        labels[number][mask] = input_ids_batch[number][mask]
     return labels
+
+
+def _answers(row: "_Row", conversation: Sequence[Message], markers: Sequence[TurnMarkers], number: int) -> list[Span]:
+    """Tokens of what is said in each assistant turn, as far as it is found."""
+    texts = [_extract_assistant_text(message) for message in conversation if message.get("role") == "assistant"]
+    turns = next((found for found in (row.turns(known) for known in markers) if found), [])
+    if len(turns) == len(texts):
+        places = [row.inside(text, turn) for text, turn in zip(texts, turns, strict=True)]
+    elif turns:  # cut off, or a text that looks like a marker: which turn is which is not told
+        places = _in_order([[place for turn in turns if (place := row.inside(text, turn))] for text in texts])
+    else:
+        places = _behind_prompts(row, conversation)
+    for turn, (text, place) in enumerate(zip(texts, places, strict=True)):
+        if place is None and text.strip():
+            unlabelled["not_found"] += 1
+            logger.warning(
+                "row %d: its assistant turn %d is not trained on, for its tokens are not found, or in several places: "
+                "%.60r", number, turn, text,
+            )  # fmt: skip
+    return [place for place in places if place is not None]
+
+
+def _behind_prompts(row: "_Row", conversation: Sequence[Message]) -> list[Span | None]:
+    """Without markers: the texts of all turns, prompts too, lie behind each other.
+
+    Of an answer whose prompt is not found, nothing says that it is not a part of the prompt.
+    """
+    is_answer, candidates = [], []
+    for message in conversation:
+        answers = message.get("role") == "assistant"
+        texts = [_extract_assistant_text(message)] if answers else _texts(message)
+        for text in filter(str.strip, texts) if not answers else texts:
+            found = row.matches(text, 0, len(row.ids), every_way=True) if text.strip() else []
+            closed = [(start, stop + 1) for start, stop in found if row.stops_at(stop)] if answers else []
+            is_answer.append(answers)
+            candidates.append(closed or found)
+    places = _in_order(candidates)
+    told = [True, *(place is not None or answers for place, answers in zip(places, is_answer, strict=True))]
+    return [place if known else None for place, answers, known in zip(places, is_answer, told, strict=False) if answers]
+
+
+def _in_order(candidates: Sequence[Sequence[Span]]) -> list[Span | None]:
+    """One place for each, behind each other; None where the first possible and the last possible place differ.
+
+    [(0, 1), (4, 5)], [(2, 3)] -> (0, 1), (2, 3): the first cannot be at 4. [(0, 1), (2, 3)] alone -> None.
+    """
+    first, at = [], 0
+    for places in candidates:
+        first.append(next((place for place in places if place[0] >= at), None))
+        at = first[-1][1] if first[-1] else at
+    last: list[Span | None] = []
+    before = float("inf")
+    for places in reversed(candidates):
+        last.append(next((place for place in reversed(places) if place[1] <= before), None))
+        before = last[-1][0] if last[-1] else before
+    return [one if one == other else None for one, other in zip(first, reversed(last), strict=True)]
+
+
+class _Row:
+    """The ids of one sequence, in which texts are looked for."""
+
+    def __init__(self, ids: list[int], tokenizer: Any) -> None:
+        self.ids, self.tokenizer = ids, tokenizer
+        self.stops = {*STOP_TOKENS, getattr(tokenizer, "eos_token", None)}
+
+    def turns(self, markers: TurnMarkers) -> list[Span]:
+        """What markers enclose; the end-of-turn token, where it is there, is the last token."""
+        self.stops.add(self._text(markers.end))
+        return assistant_spans(np.array(self.ids), markers)
+
+    def inside(self, text: str, turn: Span) -> Span | None:
+        """Where a text lies in an assistant turn; white space that only the turn has at its ends counts as the text's.
+
+        A template may write something before it (a thought), in which the text may stand, too: so the last place, if
+        nothing follows there.
+        """
+        start, stop = turn
+        end = stop - self.stops_at(stop - 1)
+        if not text.strip():
+            return next(first for first in range(start, end + 1) if self._is_blank(first, end)), stop
+        found = self.matches(text, start, end)
+        if not found:
+            return None
+        first, last = next((place for place in found if self._is_blank(place[1], end)), found[0])
+        return (
+            start if self._is_blank(start, first) else first,
+            stop if self._is_blank(last, end) else last,
+        )
+
+    def matches(self, text: str, start: int, stop: int, *, every_way: bool = False) -> list[Span]:
+        """All places of a text among the tokens [start, stop): in the first way of writing it that is there, or in
+        every way; then what overlaps a place that was found before is the same one."""
+        ids = self.ids[start:stop]
+        found: list[Span] = []
+        for pattern, is_loose in self._patterns(text):
+            if found and (is_loose or not every_way):
+                break
+            at, more = 0, []
+            while True:
+                first, last = _find_pattern_indices(ids, pattern, at, allow_first_token_mismatch=is_loose)
+                if first < 0:
+                    break
+                if not is_loose or self._may_be(pattern[0], ids[first]):
+                    more.append((start + first, start + last))
+                at = first + 1
+            found += [place for place in more if not any(place[0] < last and place[1] > first for first, last in found)]
+        return sorted(found)
+
+    def _patterns(self, text: str) -> Iterator[tuple[list[int], bool]]:
+        """Tokens of a text as it is, with less and with no white space around it, and with another first token.
+
+        Tokens of a text alone and in its context differ at its ends: "\\n" of a template and "\\n Hi" become "\\n\\n"
+        and " Hi", a word gets a space before it, and some templates trim what they are given.
+        """
+        words = text.lstrip()
+        blanks = len(text) - len(words)
+        ways = [way for end in (None, len(text.rstrip())) for way in (text[:end], text[max(0, blanks - 1) : end])]
+        ways += [words, words.rstrip(), " " + words, " " + words.rstrip()]
+        patterns = [self.tokenizer.encode(way, add_special_tokens=False) for way in dict.fromkeys(ways)]
+        yield from ((pattern, False) for pattern in patterns)
+        yield from ((pattern, True) for pattern in patterns)
+
+    def _may_be(self, token: int, found: int) -> bool:
+        """Whether a first token is the one that was found, with something before it: "Hi" as " Hi"."""
+        text = self._text(token)
+        return bool(text) and self._text(found).endswith(text)
+
+    def stops_at(self, at: int) -> bool:
+        return at < len(self.ids) and self._text(self.ids[at]) in self.stops
+
+    def _is_blank(self, start: int, stop: int) -> bool:
+        """Decoded as a whole: a no-break space may be two tokens, of a byte each."""
+        return not str(self.tokenizer.decode(self.ids[start:stop])).strip()
+
+    def _text(self, token: int) -> str:
+        return _decode_single_token(self.tokenizer, token).strip()
 
 
 _KNOWN: WeakKeyDictionary[Any, list[TurnMarkers]] = WeakKeyDictionary()
 
 
 def _markers(processor: Any) -> list[TurnMarkers]:
-    """Those of the processor's family, and those that its template shows; told once per processor."""
-    if isinstance(processor, str):
+    """What may stand around assistant turns: of the processor's class or family, or as its template shows."""
+    if isinstance(processor, str | Family):
         return [family_of(processor).chat.markers]
-    if processor in _KNOWN:
-        return _KNOWN[processor]
-    found = []
+    by_name = _imstart_markers(_tokenizer(processor))
+    if type(processor).__name__ in _IMSTART_TEMPLATE_PROCESSORS and by_name:
+        return [by_name]
+    if processor not in _KNOWN:
+        _KNOWN[processor] = list(_told_markers(processor))
+    return _KNOWN[processor] or ([by_name] if by_name else [])
+
+
+def _told_markers(processor: Any) -> Iterator[TurnMarkers]:
+    """Half a second of work, for some processors."""
     with suppress(UserError):  # a class that no family serves
-        found.append(family_of(processor).chat.markers)
+        yield family_of(processor).chat.markers
     with suppress(UserError):  # a template without markers that could be told
-        found.append(derived_markers(getattr(processor, "tokenizer", processor)))
-    _KNOWN[processor] = found
-    return found
+        yield derived_markers(_tokenizer(processor))
+
+
+def _imstart_markers(tokenizer: Any) -> TurnMarkers | None:
+    header, end = _get_assistant_marker(tokenizer), _get_stop_token_id(tokenizer)
+    return None if header is None or end is None else TurnMarkers(header=tuple(header[:-1]), end=end, tail=1)
+
+
+def _tokenizer(processor: Any) -> Any:
+    if isinstance(processor, str | Family):
+        return family_of(processor).chat.tokenizer
+    return getattr(processor, "tokenizer", processor)
+
+
+def _has_target(conversation: Sequence[Message], number: int) -> bool:
+    """Whether any assistant turn says something."""
+    answers = [message for message in conversation if message.get("role") == "assistant"]
+    if not answers or any(map(_says_something, answers)):
+        return True
+    unlabelled["no_target"] += 1
+    logger.warning("row %d has no labels: no assistant turn of it says anything", number)
+    return False
+
+
+def _says_something(message: Message) -> bool:
+    beside = message.get("reasoning_content") or message.get("tool_calls")
+    return bool(_extract_assistant_text(message).strip() or beside)
 
 
 def _find_pattern_indices(
@@ -100,17 +276,22 @@ def _find_pattern_indices(
         return -1, -1
     wanted = list(pattern[skipped:])
     for start in range(search_start_index, len(template) - length + 1):
-        if list(template[start + skipped : start + length]) == wanted:
+        known = start + skipped  # most places differ in their first token already
+        if template[known] == wanted[0] and list(template[known : start + length]) == wanted:
             return start, start + length
     return -1, -1
 
 
-def _extract_assistant_text(message: Mapping[str, Any]) -> str:
+def _extract_assistant_text(message: Message) -> str:
+    return "".join(_texts(message))
+
+
+def _texts(message: Message) -> list[str]:
     content = message.get("content")
     if isinstance(content, str):
-        return content
+        return [content]
     parts = content if isinstance(content, list) else []
-    return "".join(part.get("text", "") for part in parts if isinstance(part, Mapping) and part.get("type") == "text")
+    return [part.get("text", "") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
 
 
 def _decode_single_token(tokenizer: Any, token_id: int) -> str:

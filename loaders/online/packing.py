@@ -5,23 +5,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import Dataset
 
 from ...pipeline.ingest.conversation import from_conversation
-from ...pipeline.labels import shifted
 from ...pipeline.measure.length import measure
 from ...pipeline.plan.knapsack import greedy_knapsack, greedy_knapsack_vt_balanced
-from ...pipeline.records import TOKEN_TYPES, Skip
-from ...pipeline.render.pack import end_to_end
-from ..media import LAYOUT_KEY, MEDIA_KEYS, document_numbers
+from ...pipeline.records import Skip
 from .estimate import estimate_sample_length
 from .grouped import raw_samples
+from .join import _build_packed_vlm_sample, _compute_mrope_position_ids, _shift_sample, aligned, has, token_types
 from .processor import family_of
 from .processor_config import extract_image_config, extract_video_config
-from .robust import Replacing, make_robust_collate
-from .tokenized import PER_TOKEN, fake_image_document, tokenized_example, with_fake_image
+from .robust import Replacing, make_robust_collate, type_of
+from .tokenized import fake_image_document, tokenized_example, with_fake_image
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +62,16 @@ class PreTokenizedDatasetWrapper(Replacing):
 class PackedDatasetWrapper(Dataset[dict[str, Any]]):
     """Pack k on request: the samples of bin k, each shifted, laid end to end. For `neat_packed_vlm_collater`.
 
-    A sample that fails is left out of its pack, and so is one for which the pack has no room left (bins come from
+    inner_dataset   a PreTokenizedDatasetWrapper, or any data set of tokenized samples that are not yet shifted
+    padding_idx     the token that fills documents up to `align`; with align 1 nothing is filled up here
+    get_rope_index  a model's own: its positions then take the place of those that samples come with
+    max_retries     a sample that fails to load is tried again so many times, unless it fails for what it is (with a
+                    reason of the ledger's); and so many packs after this one are tried where nothing of it is left
+    align           documents are padded to a multiple of it, for kernels of context parallelism
+
+    A sample that still fails is left out of its pack, and so is one for which the pack has no room left (bins come from
     estimated lengths): both are logged, and counted in `dropped`. Nothing random takes their place, unless nothing at
-    all is left; then another pack does, up to max_retries times. `neatpack pack` loses nothing: its lengths are exact.
+    all is left; then another pack does. `neatpack pack` loses nothing: its lengths are exact.
     """
 
     def __init__(
@@ -79,14 +82,15 @@ class PackedDatasetWrapper(Dataset[dict[str, Any]]):
         padding_idx: int = 0,
         get_rope_index: Callable[..., Any] | None = None,
         max_retries: int = 10,
+        *,
+        align: int = 1,
     ) -> None:
+        if max_retries < 0 or align < 1:
+            raise ValueError(f"max_retries is {max_retries} and align {align}; expected at least 0 and 1")
         self.inner_dataset, self.bins, self.pack_size = inner_dataset, bins, pack_size
         self.padding_idx, self.get_rope_index, self.max_retries = padding_idx, get_rope_index, max_retries
-        self.dropped: Counter[str] = Counter()
-
-    @property
-    def has_mrope(self) -> bool:
-        return self.get_rope_index is not None
+        self.has_mrope, self.align = get_rope_index is not None, align
+        self.dropped: Counter[str] = Counter()  # of this process: loader workers count their own
 
     def __len__(self) -> int:
         return len(self.bins)
@@ -95,12 +99,16 @@ class PackedDatasetWrapper(Dataset[dict[str, Any]]):
         if not -len(self.bins) <= pack_idx < len(self.bins):
             raise IndexError(f"pack {pack_idx} of {len(self.bins)}")
         for attempt in range(self.max_retries + 1):
-            samples = self._samples((pack_idx + attempt) % len(self.bins))
+            number = (pack_idx + attempt) % len(self.bins)
+            samples = self._samples(number)
             if samples:
                 if attempt:
                     self.dropped["empty_pack"] += 1
-                    logger.warning("pack %d has no sample left; pack %d takes its place", pack_idx, pack_idx + attempt)
-                return _build_packed_vlm_sample(samples, self.pack_size, self.padding_idx, self.has_mrope)
+                    logger.warning("pack %d has no sample left; pack %d takes its place", pack_idx, number)
+                has_positions = any(has(sample, "position_ids") for sample in samples)
+                return _build_packed_vlm_sample(
+                    samples, self.pack_size, self.padding_idx, has_positions, align=self.align
+                )
         raise RuntimeError(
             f"no sample of pack {pack_idx} nor of the {self.max_retries} after it could be had: {dict(self.dropped)}"
         )
@@ -109,30 +117,44 @@ class PackedDatasetWrapper(Dataset[dict[str, Any]]):
         samples: list[dict[str, Any]] = []
         room = self.pack_size
         for index in self.bins[pack_idx]:
+            sample = self._load(index)
+            if sample is None:
+                continue
+            placed = self._placed(sample)
+            shorter = _shift_sample(placed, has(placed, "position_ids"))
+            needed = aligned(len(shorter["input_ids"]), self.align)
+            if needed > room:
+                self._drop(index, "no_room", f"{needed} tokens, {room} left in pack {pack_idx}")
+                continue
+            room -= needed
+            samples.append(shorter)
+        fake = self._fake_image(samples)
+        if samples and fake is not None and aligned(len(fake["input_ids"]), self.align) <= room:
+            samples.append(self._placed(fake))
+        return samples
+
+    def _load(self, index: int) -> dict[str, Any] | None:
+        inner = self.inner_dataset
+        for attempt in range(self.max_retries + 1):
             try:
-                sample = self._load(index)
+                if isinstance(inner, PreTokenizedDatasetWrapper):
+                    return inner.tokenized(index)
+                return dict(inner[index])
             except MemoryError:
                 raise
             except Exception as error:  # whatever a foreign dataset raises
-                self._drop(index, getattr(error, "reason", None) or type(error).__name__, str(error))
-                continue
-            if sample.get("position_ids") is None and self.get_rope_index is not None:
-                sample["position_ids"] = _compute_mrope_position_ids(sample, self.get_rope_index)
-            shorter = _shift_sample(sample, self.has_mrope)
-            if len(shorter["input_ids"]) > room:
-                self._drop(index, "no_room", f"{len(shorter['input_ids'])} tokens, {room} left in pack {pack_idx}")
-                continue
-            room -= len(shorter["input_ids"])
-            samples.append(shorter)
-        fake = self._fake_image(samples)
-        if samples and fake is not None and len(fake["input_ids"]) <= room:
-            samples.append(fake)
-        return samples
+                if hasattr(error, "reason") or attempt == self.max_retries:
+                    self._drop(index, type_of(error), f"{error} (attempt {attempt + 1})")
+                    break
+        return None
 
-    def _load(self, index: int) -> dict[str, Any]:
-        if isinstance(self.inner_dataset, PreTokenizedDatasetWrapper):
-            return self.inner_dataset.tokenized(index)
-        return dict(self.inner_dataset[index])
+    def _placed(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """With the positions that get_rope_index gives, where it is given."""
+        if self.get_rope_index is None:
+            return sample
+        placed = sample | {"mm_token_type_ids": token_types(sample, self.get_rope_index)}
+        positions = _compute_mrope_position_ids(placed, self.get_rope_index)
+        return placed if positions is None else placed | {"position_ids": positions}
 
     def _fake_image(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         inner = self.inner_dataset
@@ -165,11 +187,13 @@ def neat_pack_dataset_vlm(
     balance_media_tokens: bool = True,
     *,
     exact_lengths: bool = False,
+    align: int = 1,
 ) -> PackedDatasetWrapper:
     """Plan packs from estimated lengths; they are filled when they are asked for.
 
     ds_raw holds the conversations to estimate by, with `_text_tokens` and `mm_inputs_meta` where they were computed
     (`neatpack plan --write-lengths`: then the estimate is exact); default: those that `dataset` wraps.
+    A sample that seems longer than a pack gets one of its own, unless drop_long_samples; whether it fits is seen then.
     exact_lengths tokenizes all of them here instead, half a millisecond each, and reads the headers of their media:
     no sample is left out of its pack for want of room. Those that cannot be used are left out of the plan, and logged.
     """
@@ -184,30 +208,26 @@ def neat_pack_dataset_vlm(
     video_cfg = extract_video_config(processor) if processor is not None else None
     if exact_lengths and processor is None:
         raise ValueError("exact_lengths needs the processor: give it here, or in a PreTokenizedDatasetWrapper")
-    capacity = int(pack_size * packing_ratio)
     kept, lengths, media = [], [], []
-    num_long = 0
     measured = _exact(raw, processor) if exact_lengths else (_length(item, image_cfg, video_cfg) for item in raw)
+    num_long = 0
     for index, found in enumerate(measured):
         if found is None:
             continue
-        length, media_tokens = found
-        if length > pack_size and not drop_long_samples:
-            raise ValueError(
-                f"sample {index} has about {length} tokens, a pack holds {pack_size}; raise pack_size, or set "
-                "drop_long_samples"
-            )
-        if length > pack_size:
-            num_long += 1
-            continue
-        kept.append(index)
-        lengths.append(length)
-        media.append(media_tokens)
-    if 0 in media and isinstance(dataset, PreTokenizedDatasetWrapper) and dataset.inject_fake_images:
-        capacity -= len(family_of(dataset.processor).fake_image_ids)  # a pack of text alone must have room for it
-    lengths = [min(length, capacity) for length in lengths]  # one between the two fills a pack of its own
+        num_long += found[0] > pack_size
+        if found[0] <= pack_size or not drop_long_samples:
+            kept.append(index)
+            lengths.append(found[0])
+            media.append(found[1])
     if num_long:
-        logger.warning("%d of %d samples are dropped: longer than a pack of %d tokens", num_long, len(raw), pack_size)
+        what = "are dropped" if drop_long_samples else "get a pack each, and are left out of it if they are"
+        logger.warning("%d of %d samples %s: longer than a pack of %d tokens", num_long, len(raw), what, pack_size)
+    capacity = int(pack_size * packing_ratio)
+    if 0 in media and isinstance(dataset, PreTokenizedDatasetWrapper) and dataset.inject_fake_images:
+        # A pack of text alone must have room for it.
+        capacity -= aligned(len(family_of(dataset.processor).fake_image_ids), align)
+    capacity = max(1, capacity)
+    lengths = [min(aligned(length, align), capacity) for length in lengths]  # a longer one fills a pack of its own
     if balance_media_tokens and any(media):
         bins = greedy_knapsack_vt_balanced(lengths, capacity, media)
     else:
@@ -217,7 +237,7 @@ def neat_pack_dataset_vlm(
         logger.warning("%d of %d packs are left out by max_packs", len(chosen) - max_packs, len(chosen))
         chosen = chosen[:max_packs]
     logger.info("%d samples in %d packs, %.1f%% full", len(kept), len(chosen), _fill(chosen, lengths, kept, pack_size))
-    return PackedDatasetWrapper(dataset, chosen, pack_size, padding_idx, get_rope_index)
+    return PackedDatasetWrapper(dataset, chosen, pack_size, padding_idx, get_rope_index, align=align)
 
 
 def _exact(raw: Any, processor: Any) -> Iterator[tuple[int, int] | None]:
@@ -250,55 +270,3 @@ def _length(example: Any, image_cfg: Any, video_cfg: Any) -> tuple[int, int]:
 def _fill(bins: Sequence[Sequence[int]], lengths: Sequence[int], kept: Sequence[int], pack_size: int) -> float:
     by_sample = dict(zip(kept, lengths, strict=True))
     return 100 * sum(by_sample[i] for bin_ in bins for i in bin_) / max(1, len(bins) * pack_size)
-
-
-# Steps of packing, by their names in the online API
-
-
-def _shift_sample(sample: dict[str, Any], has_mrope: bool = False) -> dict[str, Any]:
-    """The autoregressive shift of one sample, before it is laid behind others."""
-    return sample | shifted({name: sample[name] for name in PER_TOKEN if sample.get(name) is not None})
-
-
-def _compute_mrope_position_ids(sample: dict[str, Any], get_rope_index: Callable[..., Any]) -> torch.Tensor | None:
-    """[3, L] by a model's own `get_rope_index`; None where it gives no three axes."""
-    known = {
-        name: sample[name][None]
-        for name in ("input_ids", "attention_mask", "mm_token_type_ids")
-        if sample.get(name) is not None
-    }
-    grids = {
-        name: sample[name]
-        for name in ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
-        if sample.get(name) is not None and len(sample[name])
-    }
-    positions = get_rope_index(**known, **grids)
-    positions = positions[0] if isinstance(positions, tuple) else positions
-    return positions[:, 0] if positions is not None and positions.ndim == 3 else None
-
-
-def _build_packed_vlm_sample(
-    samples: list[dict[str, Any]], pack_size: int, padding_idx: int, has_mrope: bool = False
-) -> dict[str, Any]:
-    """Shifted samples end to end, as `PackedShards` gives a pack: not padded, attention_mask 1, 2, … by document."""
-    lengths = [len(sample["input_ids"]) for sample in samples]
-    if sum(lengths) > pack_size:
-        raise ValueError(f"samples of {lengths} tokens are {sum(lengths)} in all; a pack holds {pack_size}")
-    known = [name for name in ("input_ids", "labels", "position_ids", "mm_token_type_ids")
-             if all(sample.get(name) is not None for sample in samples)]  # fmt: skip
-    documents = [{name: sample[name].numpy() for name in known} for sample in samples]
-    if "position_ids" not in known:
-        documents = [document | {"position_ids": np.arange(len(document["input_ids"]))} for document in documents]
-    pack: dict[str, Any] = {
-        name: torch.from_numpy(array) for name, array in end_to_end(documents, padding_id=padding_idx).items()
-    }
-    pack["attention_mask"] = document_numbers(pack["seq_lens_padded"])
-    layout = samples[0].get(LAYOUT_KEY)
-    for name in layout or MEDIA_KEYS:
-        arrays = [sample[name] for sample in samples if sample.get(name) is not None]
-        if arrays:
-            pack[name] = torch.cat(arrays)
-    for kind in TOKEN_TYPES:
-        if all(f"n_{kind}s" in sample for sample in samples):
-            pack[f"n_{kind}s"] = sum(sample[f"n_{kind}s"] for sample in samples)
-    return pack | ({LAYOUT_KEY: layout} if layout else {})

@@ -60,8 +60,9 @@ def test_flash_attention_keeps_document_numbers():
     )
 
 
-def test_one_document_per_pack_needs_no_document_numbers():
-    assert "_packed_seq_ids" not in neat_packed_vlm_collater([pack([1, 2], [2])])
+def test_document_numbers_are_there_for_one_document_too():
+    """Losses that weigh by document ask for them whatever the batch."""
+    assert neat_packed_vlm_collater([pack([1, 2], [2])], max_length=3)["_packed_seq_ids"].tolist() == [[1, 1, 0]]
 
 
 def test_max_length():

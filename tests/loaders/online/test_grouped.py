@@ -4,10 +4,14 @@ That smart_resize is transformers' own: tests/test_resize.py.
 """
 
 import inspect
+import multiprocessing
+from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import DataLoader, Subset
 
 from neatpack.loaders.online import LengthGroupedSampler, _smart_resize_image, _smart_resize_video
@@ -135,11 +139,50 @@ def test_whole_batches_make_unequal_ranks_alike() -> None:
         assert max(abs(a - b) for a, b in pairs) == 1  # lengths, as they are the indices here
 
 
-def test_max_length_drops_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    sampler = LengthGroupedSampler(samples(20, 7, 10, 99), max_length=10)
-    assert sampler.sorted_indices == [0, 2, 3, 1]  # all that reach it cost the same
-    assert sampler.lengths == [20, 7, 10, 99]
-    assert caplog.messages == ["2 of 4 samples seem longer than max_length 10"]
+def test_what_is_clearly_too_long_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """512 tokens over max_length an estimate may be wrong by."""
+    sampler = LengthGroupedSampler(samples(522, 7, 10, 523, 9999), max_length=10)
+    assert sampler.sorted_indices == [0, 2, 1]
+    assert sorted(sampler) == [0, 1, 2] and len(sampler) == 3
+    assert sampler.lengths == [522, 7, 10, 523, 9999], "of all samples"
+    assert sampler.num_overlong == 2
+    assert caplog.messages == [
+        "2 of 5 samples are left out: they seem longer than max_length 10 by more than 512 tokens"
+    ]
+    assert LengthGroupedSampler(samples(9999, 7)).num_overlong == 0
+
+
+def _rank(rank: int, folder: str, results: Any) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(minutes=1)
+    )
+    data = samples(*range(rank, 21, 2), *([5000] * rank))  # 11 samples, and 10 with one that is too long
+    orders = []
+    for max_length in (None, 1000):
+        sampler = LengthGroupedSampler(data, max_length=max_length)
+        loader = DataLoader(data, batch_size=2, sampler=sampler, collate_fn=list)  # type: ignore[arg-type]
+        orders.append((len(sampler), sampler.num_overlong, [sample["_text_tokens"] for b in loader for sample in b]))
+    torch.distributed.destroy_process_group()
+    results.put((rank, orders))
+
+
+def test_all_ranks_have_equally_many(tmp_path: Path) -> None:
+    """Two real processes: one has 11 samples and the other 11, of which one is too long. No epoch ends unevenly."""
+    context = multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    ranks = [context.Process(target=_rank, args=(rank, str(tmp_path), results)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    assert [process.exitcode for process in ranks] == [0, 0]
+    found = dict(results.get() for _ in ranks)
+    (all_first, cut_first), (all_second, cut_second) = found[0], found[1]
+    assert (all_first[:2], all_second[:2]) == ((11, 0), (11, 0))
+    assert (cut_first[:2], cut_second[:2]) == ((10, 0), (10, 1))
+    assert sorted(cut_first[2]) == [*range(2, 21, 2)], "the shortest is left out"
+    assert sorted(cut_second[2]) == [*range(1, 21, 2)]
+    assert max(abs(a - b) for a, b in zip(cut_first[2], cut_second[2], strict=True)) == 1
 
 
 # ---------------------------------------------------------------- lengths
@@ -182,6 +225,15 @@ class Wrapper:
 
     def __getitem__(self, index: int) -> Any:
         raise AssertionError("tokenized")
+
+
+@pytest.mark.parametrize("name", ["_estimate_image_tokens", "_estimate_video_tokens"])
+def test_an_estimate_of_ones_own_is_used(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    sizes = {"images_meta": [[640, 480]], "videos_meta": [[100, 128, 128, 25.0, 4.0]]}
+    data = [{"conversation": [], "_text_tokens": 1, "mm_inputs_meta": sizes}]
+    monkeypatch.setattr(LengthGroupedSampler, name, lambda self, size: 7000)
+    other = {"_estimate_image_tokens": 64, "_estimate_video_tokens": 391}[name]
+    assert LengthGroupedSampler(data, processor=hf_processor()).lengths == [1 + 7000 + other]
 
 
 def test_wrappers_are_unwrapped() -> None:

@@ -2,12 +2,15 @@
 
 import json
 import logging
+from functools import partial, wraps
 
 import numpy as np
 import pytest
 import torch
-from helpers import DEMO_PROCESSOR, TinyData, clip, mixed_rows, picture, tiny_config
+from helpers import DEMO_PROCESSOR, TinyData, clip, mixed_rows, picture, tiny_config, tone
 from PIL import Image
+from processors import qwen3_omni
+from tiny_models import tiny_model
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards, neat_packed_vlm_collater
@@ -17,9 +20,10 @@ from neatpack.loaders.online import (
     PreTokenizedDatasetWrapper,
     make_meta_dataset,
     neat_pack_dataset_vlm,
+    packing,
     pad_collate_fn,
 )
-from neatpack.loaders.online.packing import _build_packed_vlm_sample, _compute_mrope_position_ids, _shift_sample
+from neatpack.loaders.online.join import _build_packed_vlm_sample, _compute_mrope_position_ids, _shift_sample
 from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.tokenized import SampleError, tokenized_example
 from neatpack.pipeline.cli import main
@@ -255,7 +259,167 @@ def test_a_foreign_dataset_and_the_models_own_positions():
     batch = neat_packed_vlm_collater([packed[0]], padding_idx=9, max_length=4)
     assert batch["input_ids"].tolist() == [[1, 2, 4, 9]]
     assert batch["position_ids"].shape == (3, 1, 4)
-    assert "mm_token_type_ids" not in batch
+    assert batch["mm_token_type_ids"].tolist() == [[0, 0, 0, 0]]
+
+
+class TestRopeIndex:
+    """What a get_rope_index gets, and what becomes of what it gives."""
+
+    @pytest.fixture
+    def model(self):
+        return tiny_model("qwen2_5_vl").model
+
+    @pytest.fixture
+    def samples(self, tmp_path):
+        image, video = str(picture(tmp_path / "a.png", 60, 90)), str(tmp_path / "a.mp4")
+        clip(tmp_path / "a.mp4")
+        return [talk("What?", "That.", ("image", image)), talk("Who?", "Me."),
+                talk("When?", "Then.", ("video", video), ("image", image))]  # fmt: skip
+
+    def test_a_real_one_through_a_loader(self, model, samples):
+        """Its positions are the family's own, so that nothing but their use can be seen: with it and without."""
+        inner = PreTokenizedDatasetWrapper(samples, PROCESSOR)
+        own, given = (neat_pack_dataset_vlm(inner, 512, exact_lengths=True, get_rope_index=rope)
+                      for rope in (None, model.get_rope_index))  # fmt: skip
+        assert (own.has_mrope, given.has_mrope) == (False, True)
+        loaders = [DataLoader(packs, batch_size=2, collate_fn=neat_packed_vlm_collater) for packs in (own, given)]
+        for first, second in zip(*loaders, strict=True):
+            assert first.keys() == second.keys()
+            assert first["position_ids"].shape[0] == 3
+            assert torch.equal(first["position_ids"], second["position_ids"])
+        moved = neat_pack_dataset_vlm(inner, 512, exact_lengths=True, get_rope_index=plus_seven(model.get_rope_index))
+        for number in range(len(own)):
+            assert torch.equal(moved[number]["position_ids"], own[number]["position_ids"] + 7), "it is not ignored"
+
+    def test_samples_that_a_processor_made(self, model, samples):
+        """No positions, no counts, and token types [1, L] or none at all: built by the model's own token ids."""
+        inner = PreTokenizedDatasetWrapper(samples, PROCESSOR)
+        expected = PackedDatasetWrapper(inner, [[0, 1, 2]], 512)[0]
+        ours = ("position_ids", "media_layout", "n_images", "n_videos", "n_audios")
+        bare = [{k: v for k, v in inner.tokenized(i).items() if k not in ours} for i in range(3)]
+        rows = [sample | {"mm_token_type_ids": sample["mm_token_type_ids"][None]} for sample in bare]
+        none = [{k: v for k, v in sample.items() if k != "mm_token_type_ids"} for sample in bare]
+        for foreign in (rows, none, [rows[0], none[1], rows[2]]):
+            pack = PackedDatasetWrapper(foreign, [[0, 1, 2]], 512, get_rope_index=model.get_rope_index)[0]
+            for key in ("input_ids", "labels", "position_ids", "mm_token_type_ids", "image_grid_thw", "pixel_values"):
+                assert torch.equal(pack[key], expected[key]), key
+            assert (pack["n_images"], pack["n_videos"], pack["n_audios"]) == (2, 1, 0)
+
+    def test_sounds_and_seconds_by_the_names_of_qwen3_omni(self, tmp_path, samples):
+        heard = [talk("Heard?", "Yes.", ("audio", str(tone(tmp_path / "a.wav", 1.3)))), *samples]
+        inner = PreTokenizedDatasetWrapper(heard, str(qwen3_omni.make(tmp_path / "processor")))
+        rope = tiny_model("qwen3_omni").get_rope_index
+        own, given = (
+            PackedDatasetWrapper(inner, [[0, 1, 2, 3]], 2048, get_rope_index=each)[0] for each in (None, rope)
+        )
+        assert len(own["seq_lens"]) == 4
+        assert torch.equal(own["position_ids"], given["position_ids"])
+
+    def test_the_signature_decides(self):
+        asked = []
+
+        def older(input_ids, image_grid_thw, video_grid_thw):  # all required, and nothing else is taken
+            asked.append((image_grid_thw, video_grid_thw))
+            return torch.zeros(3, *input_ids.shape), None
+
+        def wrapper(**kwargs):
+            asked.append(sorted(kwargs))
+            return torch.zeros(3, 1, 2)
+
+        grids = torch.tensor([[1, 2, 2]])
+        assert _compute_mrope_position_ids(tokens(1, 2) | {"image_grid_thw": grids}, older).shape == (3, 2)
+        assert _compute_mrope_position_ids(tokens(1, 2), partial(wrapper)).shape == (3, 2)
+        assert asked == [(grids, None), ["attention_mask", "input_ids", "mm_token_type_ids"]]
+        assert _compute_mrope_position_ids(tokens(1, 2), lambda position_ids: position_ids) is None
+        assert _compute_mrope_position_ids(tokens(1, 2), lambda input_ids: (input_ids, None)) is None, "one axis"
+        with pytest.raises(ValueError, match="media, but without mm_token_type_ids"):
+            _compute_mrope_position_ids(
+                tokens(1, 2) | {"image_grid_thw": grids}, lambda input_ids, mm_token_type_ids: None
+            )
+
+
+def plus_seven(get_rope_index):
+    @wraps(get_rope_index)
+    def moved(**kwargs):
+        positions, delta = get_rope_index(**kwargs)
+        return positions + 7, delta
+
+    return moved
+
+
+class TestForeignSamples:
+    def test_packs_tell_what_samples_do_not(self):
+        grids = torch.tensor([[1, 2, 2], [1, 4, 2]])
+        seen = tokens(5, 6, 7) | {"image_grid_thw": grids, "pixel_values": torch.zeros(12, 3),
+                                  "mm_token_type_ids": torch.tensor([[0, 1, 0]])}  # fmt: skip
+        pack = PackedDatasetWrapper([tokens(1, 2, 3), seen], [[0, 1]], 8)[0]
+        assert pack["mm_token_type_ids"].tolist() == [0, 0, 0, 1]
+        assert (pack["n_images"], pack["n_videos"], pack["n_audios"]) == (2, 0, 0)
+        batch = neat_packed_vlm_collater([pack, PackedDatasetWrapper([tokens(1, 2)], [[0]], 8)[0]])
+        assert batch["mm_token_type_ids"].tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
+        assert batch["n_images_per_sample"].tolist() == [2, 0]
+
+    def test_has_mrope_keeps_positions(self):
+        """Three axes as soon as one sample has them; without has_mrope all are counted."""
+        placed = tokens(1, 2, 3) | {"position_ids": torch.tensor([[4, 5, 6]] * 3)}
+        kept, counted = (_shift_sample(placed, has) for has in (True, False))
+        assert kept["position_ids"].tolist() == [[4, 5]] * 3 and "position_ids" not in counted
+        plain = _shift_sample(tokens(8, 9))
+        assert _build_packed_vlm_sample([kept, plain], 4, 0, True)["position_ids"].tolist() == [[4, 5, 0]] * 3
+        assert _build_packed_vlm_sample([kept, plain], 4, 0)["position_ids"].tolist() == [0, 1, 0]
+
+    def test_padding_fills_documents_up(self):
+        packed = PackedDatasetWrapper([tokens(1, 2, 3, 4), tokens(5, 6)], [[0, 1]], 8, padding_idx=9, align=4)
+        pack = packed[0]
+        assert pack["input_ids"].tolist() == [1, 2, 3, 9, 5, 9, 9, 9]
+        assert pack["labels"].tolist() == [2, 3, 4, -100, 6, -100, -100, -100]
+        assert pack["seq_lens"].tolist() == [3, 1] and pack["seq_lens_padded"].tolist() == [4, 4]
+        tight = PackedDatasetWrapper([tokens(1, 2, 3, 4), tokens(5, 6)], [[0, 1]], 7, align=4)
+        assert tight[0]["seq_lens"].tolist() == [3] and tight.dropped == {"no_room": 1}, "padding takes room, too"
+        planned = neat_pack_dataset_vlm([tokens(1, 2, 3, 4), tokens(5, 6)], 7, align=4)
+        assert len(planned) == 2 and planned[0]["seq_lens_padded"].tolist() == [4]
+        with pytest.raises(ValueError, match="align 0"):
+            PackedDatasetWrapper([], [], 8, align=0)
+
+    def test_what_fails_is_tried_again(self, caplog):
+        class Flaky:
+            """The first three times that it is asked, nothing comes."""
+
+            def __init__(self):
+                self.asked = 0
+
+            def __getitem__(self, index):
+                self.asked += 1
+                if self.asked <= 3:
+                    raise OSError("no answer")
+                return tokens(1, 2)
+
+        assert PackedDatasetWrapper(Flaky(), [[0]], 4, max_retries=3)[0]["input_ids"].tolist() == [1]
+        packed = PackedDatasetWrapper(Flaky(), [[0, 1]], 4, max_retries=2)
+        assert packed[0]["seq_lens"].tolist() == [1] and packed.dropped == {"OSError": 1}
+        assert "sample 0 is left out of its pack: OSError: no answer (attempt 3)" in caplog.text
+        with pytest.raises(ValueError, match="max_retries is -1"):
+            PackedDatasetWrapper([], [], 8, max_retries=-1)
+
+    def test_what_a_sample_is_does_not_change(self, monkeypatch):
+        """A row that cannot be used is read once."""
+        inner = PreTokenizedDatasetWrapper([{"conversation": []}, talk("Who?", "Me.")], PROCESSOR)
+        asked = []
+        tokenized = inner.tokenized
+        monkeypatch.setattr(inner, "tokenized", lambda index: asked.append(index) or tokenized(index))
+        packed = PackedDatasetWrapper(inner, [[0, 1]], 64)
+        packed[0]
+        assert asked == [0, 1] and packed.dropped == {"bad_row": 1}
+
+
+@pytest.mark.parametrize("name", ["_shift_sample", "_compute_mrope_position_ids", "_build_packed_vlm_sample"])
+def test_patched_steps_are_called(monkeypatch, name):
+    called = []
+    step = getattr(packing, name)
+    monkeypatch.setattr(packing, name, lambda *args, **kwargs: called.append(name) or step(*args, **kwargs))
+    packed = PackedDatasetWrapper([tokens(1, 2, 3)], [[0]], 8, get_rope_index=lambda input_ids: (input_ids, None))
+    assert packed[0]["input_ids"].tolist() == [1, 2]
+    assert called == [name]
 
 
 @pytest.mark.parametrize("wrapped", [PreTokenizedDatasetWrapper, PackedDatasetWrapper])
@@ -317,11 +481,31 @@ class TestNeatPack:
             neat_pack_dataset_vlm(raw(1), 10, packing_ratio=0)
 
     def test_long_samples(self, caplog):
-        with pytest.raises(ValueError, match="sample 1 has about 11 tokens, a pack holds 10"):
-            neat_pack_dataset_vlm(raw(4, 11), 10)
+        kept = neat_pack_dataset_vlm(raw(4, 11, 5), 10)
+        assert sorted(map(sorted, kept.bins)) == [[0, 2], [1]], "a pack of its own: the length is a guess"
+        assert "1 of 3 samples get a pack each" in caplog.text
         assert neat_pack_dataset_vlm(raw(4, 11), 10, drop_long_samples=True).bins == [[0]]
         assert "1 of 2 samples are dropped" in caplog.text
         assert neat_pack_dataset_vlm(raw(11, 12), 10, drop_long_samples=True).bins == []
+
+    def test_what_is_truly_too_long_is_seen_when_it_is_tokenized(self):
+        """Two guesses of 400 tokens: the first sample has 16, the second 126. A pack holds 60."""
+        talks = [talk("Who?", "Me."), talk("Count.", "é1?" * 28), talk("And?", "You.")]
+        samples = PreTokenizedDatasetWrapper(talks, PROCESSOR, inject_fake_images=False)
+        packed = neat_pack_dataset_vlm(samples, 60, ds_raw=raw(400, 400, 20))
+        assert sorted(packed.bins) == [[0], [1], [2]]
+        found = [packed[number]["input_ids"].tolist() for number in range(3)]
+        assert sorted(found[packed.bins.index([index])] for index in (0, 2)) == sorted(
+            samples.tokenized(index)["input_ids"][:-1].tolist() for index in (0, 2)
+        )
+        assert packed.dropped == {"no_room": 1, "empty_pack": 1}, "and the next pack came in its place"
+
+    def test_a_picture_of_unknown_size(self):
+        """500 tokens are guessed; the pack holds 64, and the picture needs 6."""
+        unsized = {"conversation": [{"role": "user", "content": [{"type": "image"}]}], "_text_tokens": 5}
+        for sizes in ({}, {"mm_inputs_meta": {"images_meta": [None]}}, {"mm_inputs_meta": {"images_meta": [[0, 0]]}}):
+            for processor in (None, PROCESSOR):
+                assert neat_pack_dataset_vlm([unsized | sizes], 64, processor=processor).bins == [[0]]
 
     def test_max_packs(self):
         assert len(neat_pack_dataset_vlm(raw(9, 9, 9), 10, max_packs=2).bins) == 2
@@ -373,8 +557,7 @@ class TestNeatPack:
         sized = [{"conversation": [{"role": "user", "content": [{"type": "image"}]}], "_text_tokens": 5,
                   "mm_inputs_meta": {"images_meta": [[60, 90]]}}]  # fmt: skip
         assert neat_pack_dataset_vlm(sized, 20, processor=PROCESSOR).bins == [[0]]
-        with pytest.raises(ValueError, match="about 504 tokens"):
-            neat_pack_dataset_vlm(sized, 20)
+        assert neat_pack_dataset_vlm(sized, 20, drop_long_samples=True).bins == []
         assert LengthGroupedSampler(sized, processor=PROCESSOR).lengths == [11]
 
     def test_tokenized_samples_tell_their_length(self):
