@@ -71,6 +71,12 @@ class PackConfig:
     use_audio_in_video: bool = _key(
         False, "Qwen-Omni: use the sound track of a video, interleaved with its frames", shapes="measure"
     )
+    empty_thought: bool = _key(
+        False,
+        "Gemma 4: begin every model turn with an empty thought that is not trained on, as the models that always think "
+        "(31B, 26B-A4B) were trained",
+        shapes="measure",
+    )
     pack_size: int = _key(8192, "tokens in a pack, at most", shapes="plan")
     packing_ratio: float = _key(1.0, "fill packs to this share of pack-size only", shapes="plan")
     max_visual_tokens: int = _key(

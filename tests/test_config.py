@@ -99,6 +99,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--trust-remote-code": True,
         "--allow-http": True,
         "--use-audio-in-video": True,
+        "--empty-thought": True,
         "--drop-long-samples": True,
         "--repeat-at-load": True,
         "--no-fake-image": False,
@@ -328,6 +329,7 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
         "video_min_pixels": 0,
         "video_max_pixels": 0,
         "use_audio_in_video": False,
+        "empty_thought": False,
     }
     assert config.shaping("render") == {"resize": "torch", "shard_mb": 256}
     assert config.shaping("plan") == {
