@@ -239,7 +239,8 @@ def documents_of(out: Path, pack: dict[str, Any]) -> Iterator[dict[str, Any]]:
         inside = slice(start, start + length)
         text = {key: pack[key][..., inside] for key in ("input_ids", "labels", "position_ids", "mm_token_type_ids")}
         yield {
-            **text, **media, "media_layout": pack["media_layout"], "seq_lens": torch.tensor([length]),
+            "pack": pack["pack"], **text, **media,
+            "media_layout": pack["media_layout"], "seq_lens": torch.tensor([length]),
             "seq_lens_padded": torch.tensor([length]), "attention_mask": torch.ones(length, dtype=torch.long),
             **{f"n_{kind}s": parts[kind][index] for kind in TOKEN_TYPES},
         }  # fmt: skip
