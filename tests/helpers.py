@@ -26,6 +26,7 @@ from neatpack.pipeline.ingest.lines import Source
 from neatpack.pipeline.ingest.meta import Dataset
 from neatpack.pipeline.layout import split_media
 from neatpack.pipeline.manifest import Manifest
+from neatpack.pipeline.media.audio import decode_audio
 from neatpack.pipeline.plan.assign import SCHEMA as PLAN_SCHEMA, Plan
 from neatpack.pipeline.records import TOKEN_TYPES, MediaRef, Pack
 from neatpack.pipeline.run import run_pack
@@ -226,6 +227,11 @@ def tone(path: Path, seconds: float = 1.0, *, rate: int = 16_000, channels: int 
         file.setparams((channels, 2, rate, 0, "NONE", ""))
         file.writeframes((samples * 32767).astype("<i2").tobytes())
     return path
+
+
+def decoded_sound(path: Path, rate: int = 16_000) -> np.ndarray:
+    """The samples of a sound, as packing decodes them."""
+    return decode_audio(MediaRef(kind="audio", path=str(path)), rate)
 
 
 def documents_of(out: Path, pack: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -46,7 +46,9 @@ def padded_batch(examples: Sequence[dict[str, Any]], processor: Any, max_length:
 
 
 def shifted_batch(batch: dict[str, Any]) -> dict[str, Any]:
-    return batch | shifted({name: batch[name] for name in PER_TOKEN if name in batch})
+    """Contiguous, which slices are not: losses of transformers take shift_labels by `view`."""
+    cut = shifted({name: batch[name] for name in PER_TOKEN if name in batch})
+    return batch | {name: values.contiguous() for name, values in cut.items()}
 
 
 def padding_id(processor: Any) -> int:
