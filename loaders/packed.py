@@ -2,19 +2,22 @@
 
     sdpa                attention_mask is bool [B, 1, S, S], block-causal: transformers' own sdpa attention
     eager               the same as float32 to be added to the scores: transformers' own eager attention adds it as it
-                        is, and of a bool mask that would make ones and zeros
+                        is, and of a bool mask that would make ones and zeros. bool_mask=True: bool all the same
+    flex_attention      attention_mask is a BlockMask of the same: transformers' own flex attention
     flash_attention_2   attention_mask is int [B, S], 1, 2, … per document and 0 for padding: kernels that read document
                         numbers, such as transformers' flash attention with a patched `_get_unpad_data`
+    (3, 4, kernels-community/flash-attn2 …: every name with "flash" in it is one)
     … and varlen_kwargs=True   no mask, but cu_seq_lens_q/k and max_length_q/k: transformers' flash attention as it is
     thd                 no mask, but cu_seqlens(_padded) and seq_lens(_padded): varlen kernels, context parallelism
 
-Models with sliding-window layers (Gemma) take two masks: give `sliding_window`, and for sdpa and eager attention_mask
-is {"full_attention": …, "sliding_attention": …}, as transformers' forward takes it. In Gemma 4 the tokens of a picture
-or of a frame see each other both ways where the model's config has use_bidirectional_attention="vision"
-(`bidirectional_vision`): in the sliding layers only, and no further back than the window. Both settings of a model are
-among the facts of the family that made the shards, PackedShards(out).reader.manifest.family["facts"], if its
-config.json was there. The other kernels get the window from the model itself; they cannot look ahead in a picture, so
-bidirectional_vision is refused.
+Models with sliding-window layers (Gemma) take two masks: give `sliding_window`, and for sdpa, eager and flex
+attention_mask is {"full_attention": …, "sliding_attention": …}, as transformers' forward takes it. In Gemma 4 the
+tokens of a picture or of a frame see each other both ways where the model's config has
+use_bidirectional_attention="vision" (`bidirectional_vision`): in the sliding layers only, and no further back than the
+window. Both settings of a model are among the facts of the family that made the shards,
+PackedShards(out).reader.manifest.family["facts"], if its config.json was there. Flash kernels get the window from the
+model itself. bidirectional_vision is for sdpa and eager: flash attention cannot look ahead in a picture, and no
+BlockMask of it is made here.
 
 Nothing is shifted here: that was done when the documents were rendered. `shift_labels` is `labels` once more: losses of
 transformers take it as it is, and would shift `labels`.
@@ -29,8 +32,10 @@ import torch
 from torch.nn.functional import pad
 
 from ..pipeline.records import IGNORE, IMAGE, VIDEO
+from .flex import document_block_mask
 from .handover import handed_over
 from .media import BATCH_KEY, concatenated_media, media_counts
+from .pixels import cast_pixels
 
 NO_DOCUMENT = -1000  # fills up ragged rows of seq_lens, as THD batches of the online API have it
 
@@ -45,21 +50,31 @@ def neat_packed_vlm_collater(
     varlen_kwargs: bool = False,
     sliding_window: int | None = None,
     bidirectional_vision: bool = False,
+    bool_mask: bool = False,
+    pixel_dtype: torch.dtype | None = None,
 ) -> dict[str, Any]:
     """Packs as `PackedShards` gives them -> a batch.
 
     padding_idx          token id that fills packs up to a common length
     max_length           that length; None: the longest pack's. A fixed one spares torch.compile new shapes
     attn_implementation  see above
-    materialize_4d_mask  False: sdpa and eager get the document numbers [B, S] too, for code that builds its own mask
+    materialize_4d_mask  False: sdpa, eager and flex get the document numbers [B, S] too, for code that builds its own
+                         mask (flex.document_block_mask makes a BlockMask of them)
     varlen_kwargs        flash_attention_2 as transformers' own varlen path takes it
     sliding_window       tokens that a token of a sliding layer sees, itself included: text_config.sliding_window
     bidirectional_vision text_config.use_bidirectional_attention == "vision"
+    bool_mask            eager gets a bool mask, for attention that is not transformers'
+    pixel_dtype          of pixel_values and pixel_values_videos. None: as PackedShards was asked for them, and bf16 in
+                         packs that are not its own
     """
-    if attn_implementation not in ("sdpa", "eager", "flash_attention_2", "thd"):
-        raise ValueError(f"attn_implementation {attn_implementation!r} is unknown; see loaders/packed.py")
-    has_4d_mask = attn_implementation in ("sdpa", "eager") and materialize_4d_mask
-    if bidirectional_vision and not (has_4d_mask and sliding_window):
+    is_flash = "flash" in attn_implementation
+    if attn_implementation not in ("sdpa", "eager", "flex_attention", "thd") and not is_flash:
+        raise ValueError(
+            f"attn_implementation {attn_implementation!r} is unknown; expected sdpa, eager, flex_attention, thd or a "
+            "flash attention (see loaders/packed.py)"
+        )
+    has_4d_mask = attn_implementation in ("sdpa", "eager", "flex_attention") and materialize_4d_mask
+    if bidirectional_vision and not (has_4d_mask and sliding_window and attn_implementation != "flex_attention"):
         raise ValueError(
             f"bidirectional_vision with attn_implementation {attn_implementation!r}, materialize_4d_mask "
             f"{materialize_4d_mask} and sliding_window {sliding_window}: it needs a 4D mask (sdpa) and a sliding_window"
@@ -96,19 +111,26 @@ def neat_packed_vlm_collater(
         result["mm_token_type_ids"] = stacked("mm_token_type_ids", 0)
     if attn_implementation == "thd":
         result |= _thd(batch, length)
-    elif attn_implementation == "flash_attention_2" and varlen_kwargs:
+    elif is_flash and varlen_kwargs:
         result |= _transformers_varlen(batch, length)
     elif not has_4d_mask:
         result["attention_mask"] = documents
+    elif attn_implementation == "flex_attention":
+        result["attention_mask"] = document_block_mask(documents)
+        if sliding_window is not None:
+            sliding = document_block_mask(documents, sliding_window)
+            result["attention_mask"] = {"full_attention": result["attention_mask"], "sliding_attention": sliding}
     else:
-        made = additive if attn_implementation == "eager" else torch.Tensor.bool
+        made = additive if attn_implementation == "eager" and not bool_mask else torch.Tensor.bool
         result["attention_mask"] = made(block_causal_mask(documents))
         if sliding_window is not None:
             types = result["mm_token_type_ids"] if bidirectional_vision else None
             sliding = made(sliding_mask(documents, sliding_window, types))
             result["attention_mask"] = {"full_attention": result["attention_mask"], "sliding_attention": sliding}
     result["_packed_seq_ids"] = documents
-    return handed_over(result | concatenated_media(batch) | media_counts(batch))
+    if pixel_dtype is None and "pack" not in batch[0]:
+        pixel_dtype = torch.bfloat16
+    return handed_over(cast_pixels(result | concatenated_media(batch) | media_counts(batch), pixel_dtype))
 
 
 def _check_packs(batch: Sequence[Mapping[str, Any]]) -> None:

@@ -118,6 +118,15 @@ def restore_pixels(
     return batch
 
 
+def cast_pixels(batch: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
+    """The batch with its pixels as another kind of float; None: as they are. Bytes stay bytes."""
+    pixels = {name: batch.get(name) for name in ("pixel_values", "pixel_values_videos")}
+    floats = {
+        name: rows for name, rows in pixels.items() if isinstance(rows, torch.Tensor) and rows.is_floating_point()
+    }
+    return batch | {name: rows.to(dtype) for name, rows in floats.items() if dtype is not None}
+
+
 def restored(pixels: torch.Tensor, stored: Stored, dtype: torch.dtype) -> torch.Tensor:
     """uint8 rows of any shape, [patches, 588] or [tiles, 3, 384, 384], as floats; repeated ones are flat."""
     if pixels.ndim > 4:  # [media, tiles, 3, 448, 448]

@@ -32,12 +32,14 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..pipeline.layout import Layout, MediaArray, delivered, rows_per_part, split_media
 from ..pipeline.records import TOKEN_TYPES, MediaKind
+
+Grid = TypeVar("Grid")
 
 VLM_PP_MEDIA_KEY = "_vlm_pp_media_chunks"
 
@@ -59,12 +61,12 @@ _CHUNK_KEYS = ("pixel_values", "image_grid_hws", *_STEP3_KEYS, "pixel_values_vid
 
 
 def _select_image_grid(
-    image_grid_hws: torch.Tensor | None,
-    image_grid_thw: torch.Tensor | None,
-    image_sizes: torch.Tensor | None,
-    image_position_ids: torch.Tensor | None,
-) -> torch.Tensor | None:
-    """The first one given: patch grids before pixel sizes before positions."""
+    image_grid_hws: Grid | None,
+    image_grid_thw: Grid | None,
+    image_sizes: Grid | None,
+    image_position_ids: Grid | None,
+) -> Grid | None:
+    """The first one given (a tensor, or its chunks): patch grids before pixel sizes before positions."""
     grids = (image_grid_hws, image_grid_thw, image_sizes, image_position_ids)
     return next((grid for grid in grids if grid is not None), None)
 
@@ -100,25 +102,23 @@ def chunk_step3_media(
 ) -> dict[str, list[torch.Tensor]]:
     """Step3 media of each microbatch: per image a row of `pixel_values` and a number of crops; all crops end to end.
 
-    The result has the keys that were given.
+    The result has the keys that were given, and `num_patches`: zeros where it was not.
     """
     images = _items_per_microbatch(len(pixel_values), n_images_per_sample, batch_size, n_microbatches, "image")
     chunks = {"pixel_values": _cut(pixel_values, images)}
-    crops = [0] * len(pixel_values)
-    if num_patches is not None:
-        num_patches = torch.as_tensor(num_patches)
-        crops = _ints(num_patches)
-        if len(crops) != len(pixel_values):
-            raise ValueError(
-                f"num_patches {_shape(num_patches)} does not fit pixel_values {_shape(pixel_values)}; "
-                "give the number of crops of each image"
-            )
-        chunks["num_patches"] = _cut(num_patches, images)
+    told = "is missing" if num_patches is None else f"adds up to {sum(_ints(num_patches))}"
+    counts = torch.zeros(len(pixel_values), dtype=torch.long) if num_patches is None else torch.as_tensor(num_patches)
+    crops = _ints(counts)
+    if len(crops) != len(pixel_values):
+        raise ValueError(
+            f"num_patches {_shape(counts)} does not fit pixel_values {_shape(pixel_values)}; "
+            "give the number of crops of each image"
+        )
+    chunks["num_patches"] = _cut(counts.to(pixel_values.device), images)
     for key, rows in (("patch_pixel_values", patch_pixel_values), ("patch_newline_mask", patch_newline_mask)):
         if rows is None:
             continue
         if len(rows) != sum(crops):
-            told = "is missing" if num_patches is None else f"adds up to {sum(crops)}"
             raise ValueError(f"{key} {_shape(rows)}, but num_patches {told}; give the number of crops of each image")
         chunks[key] = _cut(rows, _sums(crops, images))
     return chunks
@@ -154,7 +154,7 @@ def prepare_vlm_media_for_pp(
     for part in split_media(batch, present, parts, of_batch=True):
         for name, rows_of_part in part.items():
             chunks[name] = [*(chunks.get(name) or []), rows_of_part]
-    chunks["image_grid_hws"] = next((chunks[name] for name in _IMAGE_GRID_KEYS if chunks.get(name) is not None), None)
+    chunks["image_grid_hws"] = _select_image_grid(*(chunks.get(name) for name in _IMAGE_GRID_KEYS))
     for name in (*_VLM_MEDIA_KEYS, "n_audios_per_sample", *arrays):
         batch.pop(name, None)
     if present:

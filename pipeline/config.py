@@ -96,6 +96,12 @@ class PackConfig:
         "seconds of CPU for a medium, and for each minute that a video or sound lasts; on the clock, five times that. "
         "What takes longer is bad_media. 0: no limit",
     )
+    empty_thought: bool = _key(
+        False,
+        "Gemma 4: begin every model turn with an empty thought that is not trained on, as the models that always think "
+        "(31B, 26B-A4B) were trained",
+        shapes="measure",
+    )
     pack_size: int = _key(8192, "tokens in a pack, at most", shapes="plan")
     packing_ratio: float = _key(1.0, "fill packs to this share of pack-size only", shapes="plan")
     max_visual_tokens: int = _key(

@@ -26,6 +26,7 @@ from neatpack.pipeline.ingest.lines import Source
 from neatpack.pipeline.ingest.meta import Dataset
 from neatpack.pipeline.layout import split_media
 from neatpack.pipeline.manifest import Manifest
+from neatpack.pipeline.media.audio import decode_audio
 from neatpack.pipeline.plan.assign import SCHEMA as PLAN_SCHEMA, Plan
 from neatpack.pipeline.records import TOKEN_TYPES, MediaRef, Pack
 from neatpack.pipeline.run import run_pack
@@ -231,6 +232,11 @@ def tone(path: Path, seconds: float = 1.0, *, rate: int = 16_000, channels: int 
     return path
 
 
+def decoded_sound(path: Path, rate: int = 16_000) -> np.ndarray:
+    """The samples of a sound, as packing decodes them."""
+    return decode_audio(MediaRef(kind="audio", path=str(path)), rate)
+
+
 def documents_of(out: Path, pack: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The documents of a pack of `PackedShards`, each as a pack of its own."""
     reader = ShardReader(out)
@@ -242,7 +248,8 @@ def documents_of(out: Path, pack: dict[str, Any]) -> Iterator[dict[str, Any]]:
         inside = slice(start, start + length)
         text = {key: pack[key][..., inside] for key in ("input_ids", "labels", "position_ids", "mm_token_type_ids")}
         yield {
-            **text, **media, "media_layout": pack["media_layout"], "seq_lens": torch.tensor([length]),
+            "pack": pack["pack"], **text, **media,
+            "media_layout": pack["media_layout"], "seq_lens": torch.tensor([length]),
             "seq_lens_padded": torch.tensor([length]), "attention_mask": torch.ones(length, dtype=torch.long),
             **{f"n_{kind}s": parts[kind][index] for kind in TOKEN_TYPES},
         }  # fmt: skip

@@ -30,7 +30,8 @@ def exported(module: ModuleType) -> list[str]:
     """Names that a module imports or makes to be imported from it."""
     body = ast.parse(Path(module.__file__).read_text()).body
     imported = [name for node in body if isinstance(node, ast.ImportFrom) for name in node.names]
-    made = [node.targets[0].id for node in body if isinstance(node, ast.Assign)]  # type: ignore[attr-defined]
+    targets = [node.targets[0] for node in body if isinstance(node, ast.Assign)]
+    made = [target.id for target in targets if isinstance(target, ast.Name)]
     return made + [name.asname for name in imported if name.asname == name.name]
 
 

@@ -7,6 +7,10 @@ Its names and signatures, those with an underscore too, are those of another tra
 unchanged. docs/API.md lists each with its test.
 """
 
+import sys
+from types import ModuleType
+from typing import Any
+
 from ...pipeline.extras import first_missing, remedy
 
 if _missing := first_missing("online"):  # before anything below stumbles over it
@@ -19,21 +23,12 @@ from ...pipeline.ingest.sources import (
     make_rdr_dataset as make_rdr_dataset,
     make_unimm_chat_dataset as make_unimm_chat_dataset,
 )
-from ...pipeline.media import resize as _resize
 from ...pipeline.plan.knapsack import greedy_knapsack_vt_balanced as greedy_knapsack_vt_balanced
+from .. import pp_media as _pp_media
 from ..media import MEDIA_KEYS as MEDIA_KEYS
 from ..pp_media import _VLM_MEDIA_KEYS as _VLM_MEDIA_KEYS, _select_image_grid as _select_image_grid
-from . import estimate as _estimate, processor_config as _config
 from .collates import (
-    _GEMMA4_MODEL_TURN as _GEMMA4_MODEL_TURN,
-    _GEMMA4_THINKING_PREFIX as _GEMMA4_THINKING_PREFIX,
     COLLATE_FNS as COLLATE_FNS,
-    _count_media_per_sample as _count_media_per_sample,
-    _drop_overlong_samples as _drop_overlong_samples,
-    _ensure_rgb as _ensure_rgb,
-    _estimate_media_tokens as _estimate_media_tokens,
-    _extract_media_from_conversations as _extract_media_from_conversations,
-    _inject_thinking_prefix_tokens as _inject_thinking_prefix_tokens,
     default_collate_fn as default_collate_fn,
     gemma4_prefix_collate_fn as gemma4_prefix_collate_fn,
     kimi_k25_vl_collate_fn as kimi_k25_vl_collate_fn,
@@ -51,6 +46,18 @@ from .datasets import (
     _load_jsonl_for_rank as _load_jsonl_for_rank,
     _log_dataset_loading_summary as _log_dataset_loading_summary,
     make_meta_dataset as make_meta_dataset,
+)
+from .estimate import (
+    _estimate_image_tokens as _estimate_image_tokens,
+    _estimate_sample_length as _estimate_sample_length,
+    _estimate_video_tokens as _estimate_video_tokens,
+    _smart_resize_image as _smart_resize_image,
+    _smart_resize_video as _smart_resize_video,
+)
+from .gemma4 import (
+    _GEMMA4_MODEL_TURN as _GEMMA4_MODEL_TURN,
+    _GEMMA4_THINKING_PREFIX as _GEMMA4_THINKING_PREFIX,
+    _inject_thinking_prefix_tokens as _inject_thinking_prefix_tokens,
 )
 from .grouped import LengthGroupedSampler as LengthGroupedSampler
 from .join import (
@@ -72,15 +79,29 @@ from .labels import (
 from .packing import (
     PackedDatasetWrapper as PackedDatasetWrapper,
     PreTokenizedDatasetWrapper as PreTokenizedDatasetWrapper,
+    _extract_image_config as _extract_image_config,
     neat_pack_dataset_vlm as neat_pack_dataset_vlm,
 )
 from .padded import pad_collate_fn as pad_collate_fn
 from .robust import RobustDatasetWrapper as RobustDatasetWrapper, make_robust_collate as make_robust_collate
+from .steps import (
+    _count_media_per_sample as _count_media_per_sample,
+    _drop_overlong_samples as _drop_overlong_samples,
+    _ensure_rgb as _ensure_rgb,
+    _estimate_media_tokens as _estimate_media_tokens,
+    _extract_media_from_conversations as _extract_media_from_conversations,
+)
 
-# Names of the online API for functions that are called otherwise here
-_estimate_image_tokens = _estimate.estimate_image_tokens
-_estimate_sample_length = _estimate.estimate_sample_length
-_estimate_video_tokens = _estimate.estimate_video_tokens
-_extract_image_config = _config.extract_image_config
-_smart_resize_image = _resize.smart_resize_image
-_smart_resize_video = _resize.smart_resize_video
+
+class _Patchable(ModuleType):
+    """A name that is set here is set wherever code of this API has it: monkeypatch.setattr(online, "_ensure_rgb", …)
+    changes what default_collate_fn calls, as where all names of the API are in one module."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        for module in [_pp_media, *(module for key, module in sys.modules.items() if key.startswith(f"{__name__}."))]:
+            if name in vars(module):
+                setattr(module, name, value)
+
+
+sys.modules[__name__].__class__ = _Patchable

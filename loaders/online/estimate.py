@@ -8,7 +8,11 @@ duration]]}}. The configs are those of `processor_config`.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...pipeline.media.resize import MAX_ASPECT_RATIO, smart_resize_image, smart_resize_video
+from ...pipeline.media.resize import (
+    MAX_ASPECT_RATIO,
+    smart_resize_image as _smart_resize_image,
+    smart_resize_video as _smart_resize_video,
+)
 
 CHARS_PER_TOKEN = 3
 UNKNOWN_MEDIUM_TOKENS = 500
@@ -29,7 +33,7 @@ VIDEO_CFG = {
 }
 
 
-def estimate_sample_length(
+def _estimate_sample_length(
     example: Mapping[str, Any],
     image_cfg: Mapping[str, Any] | None = None,
     video_cfg: Mapping[str, Any] | None = None,
@@ -63,16 +67,16 @@ def estimate_media_tokens(
     total = 0
     if image_cfg is not None:
         total += sum(
-            estimate_image_tokens(size, image_cfg) for size in sizes.get("images_meta") or [] if size is not None
+            _estimate_image_tokens(size, image_cfg) for size in sizes.get("images_meta") or [] if size is not None
         )
     if video_cfg is not None:
         total += sum(
-            estimate_video_tokens(size, video_cfg) for size in sizes.get("videos_meta") or [] if size is not None
+            _estimate_video_tokens(size, video_cfg) for size in sizes.get("videos_meta") or [] if size is not None
         )
     return total
 
 
-def estimate_image_tokens(img_meta: Sequence[float], image_cfg: Mapping[str, Any]) -> int:
+def _estimate_image_tokens(img_meta: Sequence[float], image_cfg: Mapping[str, Any]) -> int:
     """Tokens of an image of [height, width]."""
     height, width = int(img_meta[0]), int(img_meta[1])
     if not _can_be_resized(height, width):
@@ -80,7 +84,7 @@ def estimate_image_tokens(img_meta: Sequence[float], image_cfg: Mapping[str, Any
     return _merged(1, *_resized_image(height, width, image_cfg), image_cfg)
 
 
-def estimate_video_tokens(vid_meta: Sequence[float], video_cfg: Mapping[str, Any]) -> int:
+def _estimate_video_tokens(vid_meta: Sequence[float], video_cfg: Mapping[str, Any]) -> int:
     """Tokens of a video of [total_frames, height, width, fps, duration], sampled at the config's fps.
 
     fps None: every frame is taken. `per_frame`: the pixel bounds are of a frame (Qwen2, 2.5), not of the clip (Qwen3).
@@ -102,7 +106,7 @@ def estimate_video_tokens(vid_meta: Sequence[float], video_cfg: Mapping[str, Any
     if video_cfg.get("per_frame"):
         size = _resized_image(height, width, video_cfg)
     else:
-        size = smart_resize_video(
+        size = _smart_resize_video(
             sampled, height, width, per_patch, video_cfg["factor"], video_cfg["min_pixels"], video_cfg["max_pixels"]
         )
     return _merged(sampled // per_patch, *size, video_cfg)
@@ -122,7 +126,7 @@ def _can_be_resized(height: int, width: int) -> bool:
 
 
 def _resized_image(height: int, width: int, cfg: Mapping[str, Any]) -> tuple[int, int]:
-    return smart_resize_image(height, width, cfg["factor"], cfg["min_pixels"], cfg["max_pixels"])
+    return _smart_resize_image(height, width, cfg["factor"], cfg["min_pixels"], cfg["max_pixels"])
 
 
 def _merged(frames: int, height: int, width: int, cfg: Mapping[str, Any]) -> int:

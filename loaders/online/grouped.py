@@ -10,10 +10,10 @@ from torch.utils.data import Sampler, Subset
 
 from .estimate import (
     UNKNOWN_MEDIUM_TOKENS,
-    estimate_image_tokens,
+    _estimate_image_tokens,
+    _estimate_video_tokens,
     estimate_media_tokens,
     estimate_text_tokens,
-    estimate_video_tokens,
 )
 from .processor import family_of
 from .processor_config import extract_image_config, extract_video_config
@@ -139,10 +139,10 @@ class LengthGroupedSampler(Sampler[int]):
         )
 
     def _estimate_image_tokens(self, img_meta: Sequence[float]) -> int:
-        return UNKNOWN_MEDIUM_TOKENS if self._image_cfg is None else estimate_image_tokens(img_meta, self._image_cfg)
+        return UNKNOWN_MEDIUM_TOKENS if self._image_cfg is None else _estimate_image_tokens(img_meta, self._image_cfg)
 
     def _estimate_video_tokens(self, vid_meta: Sequence[float]) -> int:
-        return UNKNOWN_MEDIUM_TOKENS if self._video_cfg is None else estimate_video_tokens(vid_meta, self._video_cfg)
+        return UNKNOWN_MEDIUM_TOKENS if self._video_cfg is None else _estimate_video_tokens(vid_meta, self._video_cfg)
 
     _extract_image_config = staticmethod(extract_image_config)
     _extract_video_config = staticmethod(extract_video_config)

@@ -1,9 +1,26 @@
 """Kimi online, under pipeline parallelism: placeholders are expanded before the model, whose stages keep the length."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import torch
 
+from ...pipeline.families.base import Family
+from ...pipeline.measure.length import expansions
 from ...pipeline.render.sample import expand
+from .tokenized import measured_example, tokenized_example
+
+
+def expanded_example(example: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """As `tokenized_example`, its image placeholders expanded by `_expand_image_tokens`; videos by the family."""
+    measured, sample = measured_example(example, family), tokenized_example(example, family)
+    kinds = dict(family.chat.places(measured.ids))
+    placed = expansions(measured.ids, measured.media, family)
+    ids = torch.from_numpy(expand(measured.ids, [(at, tokens) for at, tokens in placed if kinds[at] != "image"])).long()
+    image, merge = family.chat.placeholder_ids["image"], int(family.facts["merge_size"])
+    expanded, mask = _expand_image_tokens(ids, torch.ones_like(ids), sample["grid_thws"], image, (merge, merge))
+    return sample | {"input_ids": expanded, "attention_mask": mask}
 
 
 def _expand_image_tokens(

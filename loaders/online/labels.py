@@ -295,11 +295,11 @@ def _texts(message: Message) -> list[str]:
 
 
 def _decode_single_token(tokenizer: Any, token_id: int) -> str:
-    """Some tokenizers take an id, some only a list of ids."""
-    try:
-        return str(tokenizer.decode(token_id))
-    except TypeError:
-        return str(tokenizer.decode([token_id]))
+    """Some tokenizers take an id, some only a list of ids, some only a tensor of them."""
+    for form in (token_id, [token_id]):
+        with suppress(TypeError, ValueError, AttributeError):  # what they say of another form than theirs
+            return str(tokenizer.decode(form))
+    return str(tokenizer.decode(torch.tensor([token_id])))
 
 
 def _get_assistant_marker(tokenizer: Any) -> list[int] | None:

@@ -11,11 +11,11 @@ from ...pipeline.ingest.conversation import from_conversation
 from ...pipeline.measure.length import measure
 from ...pipeline.plan.knapsack import greedy_knapsack, greedy_knapsack_vt_balanced
 from ...pipeline.records import Skip
-from .estimate import estimate_sample_length
+from .estimate import _estimate_sample_length
 from .grouped import raw_samples
 from .join import _build_packed_vlm_sample, _compute_mrope_position_ids, _shift_sample, aligned, has, token_types
 from .processor import family_of
-from .processor_config import extract_image_config, extract_video_config
+from .processor_config import extract_image_config as _extract_image_config, extract_video_config
 from .robust import Replacing, make_robust_collate, type_of
 from .tokenized import fake_image_document, tokenized_example, with_fake_image
 
@@ -204,7 +204,7 @@ def neat_pack_dataset_vlm(
         raise ValueError(f"ds_raw has {len(raw)} samples and dataset {len(dataset)}; they must be the same ones")
     processor = processor if processor is not None else getattr(dataset, "processor", None)
     processor = family_of(processor) if isinstance(processor, str) else processor
-    image_cfg = extract_image_config(processor) if processor is not None else None
+    image_cfg = _extract_image_config(processor) if processor is not None else None
     video_cfg = extract_video_config(processor) if processor is not None else None
     if exact_lengths and processor is None:
         raise ValueError("exact_lengths needs the processor: give it here, or in a PreTokenizedDatasetWrapper")
@@ -263,7 +263,7 @@ def _length(example: Any, image_cfg: Any, video_cfg: Any) -> tuple[int, int]:
     if isinstance(example, Mapping) and "input_ids" in example:
         types = example.get("mm_token_type_ids")
         return len(example["input_ids"]) - 1, int((types > 0).sum()) if types is not None else 0
-    total, media = estimate_sample_length(example, image_cfg, video_cfg, return_media_tokens=True)  # type: ignore[misc]
+    total, media = _estimate_sample_length(example, image_cfg, video_cfg, return_media_tokens=True)  # type: ignore[misc]
     return max(1, total - 1), media
 
 

@@ -10,15 +10,23 @@ from ...pipeline.families.base import Family
 from ...pipeline.labels import shifted
 from ...pipeline.records import IGNORE
 from ..media import concatenated_media, media_counts
+from ..pixels import cast_pixels
 from .tokenized import PER_TOKEN
 
 
-def pad_collate_fn(examples: Sequence[dict[str, Any]], processor: Any, max_length: int | None = None) -> dict[str, Any]:
+def pad_collate_fn(
+    examples: Sequence[dict[str, Any]],
+    processor: Any,
+    max_length: int | None = None,
+    *,
+    pixel_dtype: torch.dtype | None = torch.bfloat16,
+) -> dict[str, Any]:
     """Tokenized samples (input_ids, attention_mask, labels; not yet shifted) -> a batch, shifted.
 
-    Rows are padded to `max_length`, or to the longest sample; the shift then takes one token from each.
+    Rows are padded to `max_length`, or to the longest sample; the shift then takes one token from each. pixel_dtype
+    None: pixels as the samples have them.
     """
-    return shifted_batch(padded_batch(examples, processor, max_length))
+    return cast_pixels(shifted_batch(padded_batch(examples, processor, max_length)), pixel_dtype)
 
 
 def padded_batch(examples: Sequence[dict[str, Any]], processor: Any, max_length: int | None = None) -> dict[str, Any]:
@@ -38,7 +46,9 @@ def padded_batch(examples: Sequence[dict[str, Any]], processor: Any, max_length:
 
 
 def shifted_batch(batch: dict[str, Any]) -> dict[str, Any]:
-    return batch | shifted({name: batch[name] for name in PER_TOKEN if name in batch})
+    """Contiguous, which slices are not: losses of transformers take shift_labels by `view`."""
+    cut = shifted({name: batch[name] for name in PER_TOKEN if name in batch})
+    return batch | {name: values.contiguous() for name, values in cut.items()}
 
 
 def padding_id(processor: Any) -> int:

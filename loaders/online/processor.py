@@ -1,5 +1,6 @@
 """A family from whatever an online user calls a processor: a directory, a hub id, an HF processor, or a Family."""
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,16 +12,21 @@ from ...pipeline.families.registry import chosen_family, processor_files
 _KNOWN: WeakKeyDictionary[Any, dict[ProcessorKey, Family]] = WeakKeyDictionary()
 
 
-def family_of(processor: Any, *, family: str = "", use_audio_in_video: bool = False) -> Family:
+def family_of(
+    processor: Any, *, family: str = "", use_audio_in_video: bool = False, empty_thought: bool = False
+) -> Family:
     """The same object again for the same processor. `family` names one where the processor's class does not tell."""
     if isinstance(processor, Family):
         return processor
+    asked = ProcessorKey(
+        processor="", family=family, use_audio_in_video=use_audio_in_video, empty_thought=empty_thought
+    )
     if isinstance(processor, str):
-        return _named(ProcessorKey(processor=processor, family=family, use_audio_in_video=use_audio_in_video))
+        return _named(replace(asked, processor=processor))
     if not hasattr(processor, "tokenizer"):
         raise UserError(f"a {type(processor).__name__} is no processor; give a directory, a hub id or an HF processor")
     source = str(getattr(processor.tokenizer, "name_or_path", ""))
-    key = ProcessorKey(processor=source, family=family, use_audio_in_video=use_audio_in_video)
+    key = replace(asked, processor=source)
     known = _KNOWN.setdefault(processor, {})
     if key not in known:
         known[key] = chosen_family(key, files_of(processor, source), online=True)

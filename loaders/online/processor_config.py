@@ -51,9 +51,14 @@ def _geometry(part: Any) -> dict[str, Any] | None:
 
 
 def _pixel_bound(part: Any, name: str, edge: str) -> Any:
-    """The processor's own number, or that in its `size`, where Qwen's keep areas under the names of edges."""
-    size: Any = getattr(part, "size", None)
-    return _or(getattr(part, name, None), size.get(edge) if hasattr(size, "get") else None)
+    """The processor's own number, or that in its `size`, there also under the name of an edge; else its class's."""
+    for holder in (part, type(part)):
+        size: Any = getattr(holder, "size", None)
+        inside = (size.get(name), size.get(edge)) if hasattr(size, "get") else ()
+        found = next((bound for bound in (getattr(holder, name, None), *inside) if bound is not None), None)
+        if found is not None:
+            return found
+    return None
 
 
 def _bounds_are_per_frame(part: Any) -> bool:

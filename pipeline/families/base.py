@@ -56,6 +56,7 @@ class ProcessorKey:
     video_min_pixels: int = 0
     video_max_pixels: int = 0
     use_audio_in_video: bool = False
+    empty_thought: bool = False
     trust_remote_code: bool = False
 
 

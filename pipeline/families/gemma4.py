@@ -1,12 +1,16 @@
-"""Gemma 4: pictures scaled to a token budget, videos as frames with timestamps, audio, and an empty thinking channel.
+"""Gemma 4: pictures scaled to a token budget, videos as frames with timestamps, audio, and a thinking channel.
 
-The instruction-tuned models open every answer with a thinking channel. Where training text lacks it, the loss starts
-high; so each model turn gets an empty one, `<|channel>thought\\n<channel|>`, which is never trained on.
-Thoughts that a row brings along are taken out, as Gemma's own chat template does.
+A conversation is what the processor's chat template writes. Of thoughts in the assistant's words,
+`<|channel>thought\\nHm.<channel|>Yes.`, that means: a template that takes them out (the published one does) takes them
+out, and one that writes them has them, as tokens and not as text.
+
+The larger models (31B, 26B-A4B) open every answer with a thinking channel, an empty one where they do not think. Where
+training text lacks it their loss starts high; so with `empty_thought` each model turn gets
+`<|channel>thought\\n<channel|>`, which is never trained on. The smaller ones (E2B, E4B) are prompted without.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
@@ -49,16 +53,20 @@ VIDEO_DEFAULTS = {
 MODEL_TURN = "<|turn>model\n"
 EMPTY_THOUGHT = "<|channel>thought\n<channel|>"
 CHAT = ChatFormat(
-    assistant_header=MODEL_TURN + EMPTY_THOUGHT,
-    header_tail=0,  # it ends in a special token, which merges with nothing
+    assistant_header=MODEL_TURN,
     end_of_turn="<turn|>",
+    reasoning=("<|channel>", "<channel|>"),
     placeholders={"image": "<|image|>", "video": "<|video|>", "audio": "<|audio|>"},
     structural_tokens=(
         "<bos>", "<eos>", "<pad>", "<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|think|>",
         "<|image>", "<|image|>", "<image|>", "<|video|>", "<|audio>", "<|audio|>", "<audio|>",
     ),
 )  # fmt: skip
-_THOUGHT = re.compile(r"<\|channel>.*?<channel\|>", re.DOTALL)
+# It ends in a special token, which merges with nothing.
+CHAT_WITH_EMPTY_THOUGHT = replace(CHAT, assistant_header=MODEL_TURN + EMPTY_THOUGHT, header_tail=0)
+_THOUGHT = re.compile(r"<\|channel>(.*?)<channel\|>", re.DOTALL)
+# Stand for the two tokens of a thought until the template is through: what a text has literally becomes plain text.
+_OPENS, _CLOSES = "\ue100\ue101\ue100", "\ue101\ue100\ue101"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,16 +253,30 @@ class GemmaSound(SoundFeatures):
 
 class GemmaChat(Chat):
     def prepared(self, example: Example, media: Sequence[MeasuredMedia]) -> Example:
-        return replace(example, turns=tuple(map(_without_thoughts, example.turns)))
+        """Thoughts as the template treats them."""
+
+        def treated(words: str) -> str:
+            if self._takes_thoughts_out:
+                return _THOUGHT.sub("", words).strip()
+            return _THOUGHT.sub(rf"{_OPENS}\1{_CLOSES}", words)
+
+        return replace(example, turns=tuple(_with_thoughts(turn, treated) for turn in example.turns))
 
     def template(self, turns: Sequence[Turn], tools: Sequence[Any] = ()) -> str:
-        """Each model turn opens with an empty thought, one even where the template writes it, too.
+        """With an empty thought at the beginning of each model turn, if the format says so; one even where the
+        template writes it, too.
 
         The template writes <bos> itself; where the tokenizer adds another, it is left to the tokenizer.
         """
         header = self.format.assistant_header
-        text = super().template(turns, tools).replace(header, MODEL_TURN).replace(MODEL_TURN, header)
+        text = super().template(turns, tools).replace(_OPENS, "<|channel>").replace(_CLOSES, "<channel|>")
+        text = text.replace(header, MODEL_TURN).replace(MODEL_TURN, header)
         return text.removeprefix(str(self.tokenizer.bos_token)) if self._adds_bos else text
+
+    @cached_property
+    def _takes_thoughts_out(self) -> bool:
+        said = Turn(role="assistant", parts=("<|channel>thought\nHmthought<channel|>Yes",))
+        return "Hmthought" not in super().template([Turn(role="user", parts=("Why",)), said])
 
     @cached_property
     def _adds_bos(self) -> bool:
@@ -265,6 +287,7 @@ class GemmaChat(Chat):
 class Gemma4(Family):
     name = "gemma4"
     processor_classes = ("Gemma4Processor",)
+    revision = 2
 
     @classmethod
     def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
@@ -295,8 +318,9 @@ class Gemma4(Family):
                 raise UserError(f"--processor {files.source}: dither adds noise to sounds at random; set it to 0.0")
         takes: tuple[MediaKind, ...] = ("image", "video", "audio") if sound else ("image", "video")
         text = files.model.get("text_config") or {}
+        chat = CHAT_WITH_EMPTY_THOUGHT if key.empty_thought else CHAT
         return cls(
-            GemmaChat(CHAT, files.tokenizer, source=files.source, takes=takes),
+            GemmaChat(chat, files.tokenizer, source=files.source, takes=takes),
             image=image,
             video=video,
             sound=sound,
@@ -334,12 +358,9 @@ def _configured(source: str, defaults: dict[str, Any], config: dict[str, Any], m
     return full
 
 
-def _without_thoughts(turn: Turn) -> Turn:
-    """Of the assistant's words, <|channel>thought\\nHm.<channel|>Yes. -> Yes."""
+def _with_thoughts(turn: Turn, change: Callable[[str], str]) -> Turn:
+    """With what an assistant says changed, where it has a thought in it."""
     if turn.role != "assistant":
         return turn
-    parts = (
-        _THOUGHT.sub("", part).strip() if isinstance(part, str) and _THOUGHT.search(part) else part
-        for part in turn.parts
-    )
+    parts = (change(part) if isinstance(part, str) and _THOUGHT.search(part) else part for part in turn.parts)
     return replace(turn, parts=tuple(parts))

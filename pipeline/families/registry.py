@@ -64,6 +64,8 @@ def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = Fa
     built = family.load(files, key)
     if key.use_audio_in_video and not (built.video and built.video.sound):
         raise UserError(f"--use-audio-in-video: {built.name} takes no sound from videos; leave it out")
+    if key.empty_thought and not isinstance(built, Gemma4):
+        raise UserError(f"--empty-thought: {built.name} has no thinking channel of Gemma 4's; leave it out")
     return built
 
 

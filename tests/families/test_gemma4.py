@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from helpers import TinyData, asked, clip, documents_of, picture, run_hf, tiny_config, tone
+from helpers import DEMO_PROCESSOR, TinyData, asked, clip, documents_of, picture, run_hf, tiny_config, tone
 from hypothesis import given, settings, strategies as st
 from processors import gemma4
 from tiny_models import tiny_gemma4
@@ -18,6 +18,7 @@ from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.labels import TrainOn
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.media.audio import decode_audio
@@ -30,7 +31,8 @@ from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
 SIZES = [(301, 517), (3, 4), (1500, 90), (48, 5000), (336, 480), (1, 1)]
 NO_VIDEO = {"video_position_ids": np.zeros((0, 630, 2), dtype=np.int16)}
-HEADER = "<|turn>model\n<|channel>thought\n<channel|>"
+HEADER = "<|turn>model\n"
+EMPTY = "<|channel>thought\n<channel|>"
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,11 @@ def processor(tmp_path_factory):
 @pytest.fixture(scope="module")
 def family(processor):
     return load_family(ProcessorKey(processor=str(processor)))
+
+
+@pytest.fixture(scope="module")
+def thinking(processor):
+    return load_family(ProcessorKey(processor=str(processor), empty_thought=True))
 
 
 @pytest.fixture(scope="module")
@@ -141,18 +148,68 @@ def rendered(family, *turns):
     return family.chat.tokenizer.decode(whole.input_ids), trained(family, whole), whole
 
 
-def test_answers_are_trained_and_the_empty_thought_is_not(family):
+def test_answers_are_trained_and_no_thought_is_added(family):
     text, targets, whole = rendered(family, ("user", "Hi"), ("assistant", "Yo."), ("user", "?"), ("assistant", "\nA"))
     assert text == f"<bos><|turn>user\nHi<turn|>\n{HEADER}Yo.<turn|>\n<|turn>user\n?<turn|>\n{HEADER}A<turn|>\n"
     assert targets == ["Yo.<turn|>", "A<turn|>"]
     assert whole.input_ids.tolist().count(family.chat.tokenizer.bos_token_id) == 1
 
 
-def test_thoughts_of_a_row_are_taken_out(family):
-    said = "<|channel>thought\nHm, <|image|>…<channel|>\nYes."
-    text, targets, _ = rendered(family, ("user", "Hi"), ("assistant", said))
+def test_an_empty_thought_where_it_is_asked_for_is_not_trained_on(family, thinking):
+    turns = (("user", "Hi"), ("assistant", "Yo."), ("user", "?"), ("assistant", "A"))
+    text, targets, _ = rendered(thinking, *turns)
+    assert text == rendered(family, *turns)[0].replace(HEADER, HEADER + EMPTY)
+    assert targets == ["Yo.<turn|>", "A<turn|>"]
+    assert thinking.fingerprint != family.fingerprint, "measured anew"
+
+
+def test_other_families_have_no_empty_thought():
+    with pytest.raises(UserError, match="--empty-thought: qwen2_vl has no thinking channel"):
+        load_family(ProcessorKey(processor=str(DEMO_PROCESSOR), empty_thought=True))
+
+
+SAID = "<|channel>thought\nHm, <|image|>…<channel|>Yes."
+
+
+def test_thoughts_of_a_row_are_kept_where_the_template_writes_them(family, thinking):
+    """As tokens of the channel; tokens inside of the thought are plain text, and so are those of a user."""
+    text, targets, whole = rendered(family, ("user", SAID), ("assistant", SAID))
+    assert text == f"<bos><|turn>user\n{SAID}<turn|>\n{HEADER}{SAID}<turn|>\n"
+    assert targets == [f"{SAID}<turn|>"]
+    for token, count in (("<|channel>", 1), ("<channel|>", 1), ("<|image|>", 0)):
+        assert whole.input_ids.tolist().count(family.chat.token_id(token)) == count, token
+    text, targets, _ = rendered(thinking, ("user", "Hi"), ("assistant", SAID))
+    assert text.endswith(f"{HEADER}{EMPTY}{SAID}<turn|>\n") and targets == [f"{SAID}<turn|>"]
+
+
+@pytest.mark.parametrize(("reasoning", "expected"), [("train", SAID), ("mask", "Yes."), ("drop", "Yes.")])
+def test_thoughts_are_reasoning(family, reasoning, expected):
+    turns = (Turn(role="user", parts=("Hi",)), Turn(role="assistant", parts=(SAID,)))
+    (measured,) = measure([Example(turns=turns)], family, train_on=TrainOn(reasoning=reasoning))
+    assert trained(family, render_whole(measured, family, "torch")) == [f"{expected}<turn|>"]
+
+
+def test_thoughts_of_a_row_are_taken_out_where_the_template_does(tmp_path):
+    """As the published one does; literally, the template would not see it, for it is guarded."""
+    made = gemma4.make(tmp_path / "p")
+    template = (made / "chat_template.jinja").read_text()
+    stripped = template.replace("part['text'] | trim", "(part['text'].split('<channel|>') | last) | trim")
+    assert stripped != template
+    (made / "chat_template.jinja").write_text(stripped)
+    text, targets, _ = rendered(load_family(ProcessorKey(processor=str(made))), ("user", "Hi"), ("assistant", SAID))
     assert text.endswith(f"{HEADER}Yes.<turn|>\n")
     assert targets == ["Yes.<turn|>"]
+
+
+def test_the_published_template(shared):
+    """Thoughts in the words are taken out, reasoning_content of the last turn is written, and nothing is added."""
+    family = load_family(ProcessorKey(processor=str(shared / "processors" / "gemma4")))
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": SAID}]
+    for messages in (turns, [turns[0], {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}]):
+        (measured,) = measure([from_conversation({"conversation": messages})], family)
+        expected = family.chat.tokenizer.apply_chat_template(messages, tokenize=False)
+        assert family.chat.tokenizer.decode(measured.ids) == expected
+    assert expected.endswith("<|turn>model\n<|channel>thought\nHm.\n<channel|>Yes.<turn|>\n")
 
 
 def test_structural_tokens_in_texts_are_plain(family):
@@ -161,7 +218,7 @@ def test_structural_tokens_in_texts_are_plain(family):
     text, targets, whole = rendered(family, ("user", user), ("assistant", said))
     assert text == f"<bos><|turn>user\n{user}<turn|>\n{HEADER}{said}<turn|>\n"
     assert targets == [f"{said}<turn|>"]
-    for token, count in (("<|turn>", 2), ("<turn|>", 2), ("<|image|>", 0), ("<bos>", 1), ("<|channel>", 1)):
+    for token, count in (("<|turn>", 2), ("<turn|>", 2), ("<|image|>", 0), ("<bos>", 1), ("<|channel>", 0)):
         assert whole.input_ids.tolist().count(family.chat.token_id(token)) == count, token
 
 

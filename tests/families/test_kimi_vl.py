@@ -1,17 +1,10 @@
-"""Kimi-VL against a double of its processor, which exists as remote code only and cannot be run here.
-
-The double is ours, written from the published processor's documented behaviour: Pillow's bicubic within a budget of
-patches, black to the right and below up to whole merged patches, x / 255, less mean, over std, patches row by row;
-each <|media_pad|> of the text becomes as many as the picture has merged patches.
-"""
-
-import math
+"""Kimi-VL against a double of its processor, which exists as remote code only and cannot be run here."""
 
 import numpy as np
 import pytest
 import torch
 from helpers import TinyData, picture, tiny_config
-from PIL import Image, ImageOps
+from PIL import Image
 from processors import kimi_vl
 
 from neatpack import PackedShards, neat_packed_vlm_collater
@@ -27,45 +20,7 @@ from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
-PAD = "<|media_pad|>"
 SIZES = [(28, 28), (29, 57), (200, 130), (13, 15), (400, 700), (141, 141), (10, 600), (139, 140)]
-
-
-class Double:
-    """processor(images=…, text=…) -> input_ids, pixel_values, image_grid_hws."""
-
-    def __init__(self, tokenizer, config):
-        self.tokenizer, self.config = tokenizer, config
-
-    def __call__(self, images, text):
-        arrays = [self.image(image) for image in images]
-        out = {}
-        if arrays:
-            out["pixel_values"] = torch.cat([patches for patches, _ in arrays])
-            out["image_grid_hws"] = np.array([grid for _, grid in arrays])
-        before, *after = text.split(PAD)
-        counts = [rows * columns // 4 for _, (rows, columns) in arrays]
-        text = before + "".join(PAD * count + words for count, words in zip(counts, after, strict=True))
-        return out | {"input_ids": self.tokenizer(text)["input_ids"]}
-
-    def image(self, image):
-        side, limit = self.config["patch_size"], self.config["in_token_limit"]
-        patches = (image.width // side) * (image.height // side)
-        if patches > limit:
-            scale = math.sqrt(limit / patches)
-            smaller = (int(image.width * scale), int(image.height * scale))
-            image = image.resize(smaller, Image.Resampling.BICUBIC)
-        right, below = (-length % (2 * side) for length in image.size)
-        image = ImageOps.expand(image, (0, 0, right, below))
-        rows, columns = image.height // side, image.width // side
-        if max(rows, columns) >= 512:
-            raise ValueError("more patches than position embeddings")
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div(255)
-        mean, std = (torch.tensor(self.config[name])[:, None, None] for name in ("image_mean", "image_std"))
-        pixels = pixels.sub(mean).div(std)
-        cut = [pixels[:, y : y + side, x : x + side]
-               for y in range(0, image.height, side) for x in range(0, image.width, side)]  # fmt: skip
-        return torch.stack(cut), (rows, columns)
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +48,7 @@ def test_every_tensor(family, tmp_path):
         turns(image(pictures[2]), text("and"), image(pictures[4]), image(pictures[0]), text("?")),
         [*turns(text("One:"), image(pictures[1]), answer=""), *turns(image(pictures[6]), answer="\n\nYes.")],
     ]
-    double = Double(family.chat.tokenizer, kimi_vl.IMAGE)
+    double = kimi_vl.Double(family.chat.tokenizer, kimi_vl.IMAGE)
     for messages in conversations:
         paths = [part["image"] for turn in messages for part in turn["content"] if part["type"] == "image"]
         templated = family.chat.tokenizer.apply_chat_template(messages, tokenize=False)

@@ -3,10 +3,13 @@
 import pytest
 import torch
 from helpers import TinyData, mixed_rows, tiny_config
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from tiny_models import tiny_model
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.utils.data import DataLoader
 
 from neatpack import PackedShards, neat_packed_vlm_collater, pad_collate_fn, restore_pixels
+from neatpack.loaders.flex import document_block_mask
 from neatpack.loaders.packed import NO_DOCUMENT, block_causal_mask, positions_inside, sliding_mask
 from neatpack.loaders.pixels import _looked_up_singly, looked_up
 from neatpack.pipeline.run import run_pack
@@ -63,6 +66,81 @@ def test_flash_attention_keeps_document_numbers():
 def test_document_numbers_are_there_for_one_document_too():
     """Losses that weigh by document ask for them whatever the batch."""
     assert neat_packed_vlm_collater([pack([1, 2], [2])], max_length=3)["_packed_seq_ids"].tolist() == [[1, 1, 0]]
+
+
+@pytest.mark.parametrize("name", ["flash_attention_3", "flash_attention_4", "kernels-community/flash-attn2"])
+@pytest.mark.parametrize("varlen", [False, True])
+def test_every_flash_attention_is_one(name, varlen):
+    second, other = (
+        neat_packed_vlm_collater(TWO, attn_implementation=kind, varlen_kwargs=varlen)
+        for kind in ("flash_attention_2", name)
+    )
+    assert second.keys() == other.keys() and ("cu_seq_lens_q" in other) == varlen
+    assert all(torch.equal(torch.as_tensor(second[key]), torch.as_tensor(other[key])) for key in second)
+
+
+def test_eager_with_a_bool_mask():
+    wanted = neat_packed_vlm_collater(TWO)["attention_mask"]
+    assert torch.equal(
+        neat_packed_vlm_collater(TWO, attn_implementation="eager", bool_mask=True)["attention_mask"], wanted
+    )
+    floats = neat_packed_vlm_collater(TWO, attn_implementation="eager")["attention_mask"]
+    assert floats.dtype == torch.float32 and torch.equal(floats == 0, wanted)
+
+
+def test_pixels_of_foreign_packs_are_bf16():
+    assert neat_packed_vlm_collater(TWO)["pixel_values"].dtype == torch.bfloat16
+    assert neat_packed_vlm_collater(TWO, pixel_dtype=torch.float16)["pixel_values"].dtype == torch.float16
+    ours = [{"pack": number, **one} for number, one in enumerate(TWO)]
+    assert neat_packed_vlm_collater(ours)["pixel_values"].dtype == torch.float32, "as PackedShards restored them"
+    assert neat_packed_vlm_collater(ours, pixel_dtype=torch.bfloat16)["pixel_values"].dtype == torch.bfloat16
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 300), min_size=1, max_size=5), min_size=1, max_size=2),
+    st.integers(0, 200),
+    st.none() | st.integers(1, 300),
+)
+@settings(max_examples=40)
+def test_a_block_mask_is_the_4d_mask(rows, padding, window):
+    """Its blocks and its function, taken together: full ones are all seen, others by the function, and no more."""
+    length = max(map(sum, rows)) + padding
+    documents = torch.zeros(len(rows), length, dtype=torch.long)
+    for row, lengths in zip(documents, rows, strict=True):
+        numbers = torch.repeat_interleave(torch.arange(1, len(lengths) + 1), torch.tensor(lengths))
+        row[: len(numbers)] = numbers
+    wanted = (block_causal_mask(documents) if window is None else sliding_mask(documents, window))[:, 0]
+    made = document_block_mask(documents, window)
+    theirs = create_block_mask(made.mask_mod, len(rows), None, length, length, device="cpu")
+    assert made.shape == theirs.shape == (len(rows), 1, length, length)
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(made, name), getattr(theirs, name)), name
+    for counts, indices in (("kv_num_blocks", "kv_indices"), ("full_kv_num_blocks", "full_kv_indices")):
+        ours, other = getattr(made, indices), getattr(theirs, indices)
+        listed = torch.arange(ours.shape[-1]) < getattr(made, counts)[..., None]
+        assert torch.equal(ours[listed], other[listed])
+    q, k = torch.arange(length)[:, None], torch.arange(length)[None]
+    for row in range(len(rows)):
+        assert torch.equal(made.mask_mod(row, 0, q, k), wanted[row])
+
+
+def test_a_block_mask_travels():
+    """Through a worker, and to another device with all that it has."""
+    mask = neat_packed_vlm_collater(TWO, attn_implementation="flex_attention", sliding_window=2)["attention_mask"]
+    assert mask.keys() == {"full_attention", "sliding_attention"}
+    loader = DataLoader(TWO, batch_size=2, num_workers=1, collate_fn=by_flex)
+    (batch,) = loader
+    sent = batch["attention_mask"]
+    assert isinstance(sent, BlockMask)
+    assert torch.equal(sent.to_dense(), mask["full_attention"].to_dense())
+    moved = sent.to("meta")
+    assert moved.kv_indices.device.type == moved.mask_mod.documents.device.type == "meta"
+    ids = neat_packed_vlm_collater(TWO, attn_implementation="flex_attention", materialize_4d_mask=False)
+    assert ids["attention_mask"].tolist() == [[1, 1, 2], [1, 1, 0]]
+
+
+def by_flex(packs):
+    return neat_packed_vlm_collater(packs, attn_implementation="flex_attention")
 
 
 def test_max_length():
@@ -241,6 +319,24 @@ def test_eager_attention_adds_its_mask(out, kind):
     real = by_sdpa["labels"] != -100
     assert (logits(by_eager, "eager")[real] - expected[real]).abs().max() < 1e-5
     assert (logits(by_sdpa, "eager")[real] - expected[real]).abs().max() > 0.1
+    asked = neat_packed_vlm_collater(packs, attn_implementation="eager", bool_mask=True)
+    assert torch.equal(asked["attention_mask"], by_sdpa["attention_mask"])
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen3_vl"])
+def test_flex_attention_takes_the_block_mask(out, kind):
+    """As it is; not compiled, for that needs a C++ compiler."""
+    packs = list(PackedShards(out, pixels="fp32"))[:2]
+    model = tiny_model(kind)
+    keys = ("input_ids", "attention_mask", "position_ids", "mm_token_type_ids", "pixel_values", "image_grid_thw")
+
+    def logits(implementation):
+        batch = neat_packed_vlm_collater(packs, attn_implementation=implementation)
+        model.get_decoder().config._attn_implementation = implementation  # of the text alone
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            return model(**{key: batch[key] for key in keys if key in batch}).logits[batch["labels"] != -100]
+
+    assert (logits("flex_attention") - logits("sdpa")).abs().max() < 1e-5
 
 
 class TestPadCollate:

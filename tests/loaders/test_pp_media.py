@@ -288,7 +288,10 @@ def test_step3_literal():
 
 
 def test_step3_without_crops():
-    assert set(chunk_step3_media(torch.zeros(2, 3, 4, 4), 2, 2)) == {"pixel_values"}
+    plain = chunk_step3_media(torch.zeros(2, 3, 4, 4), 2, 2)
+    assert set(plain) == {"pixel_values", "num_patches"}
+    assert [chunk.tolist() for chunk in plain["num_patches"]] == [[0], [0]]
+    assert plain["num_patches"][0].dtype == torch.long
     none = chunk_step3_media(torch.zeros(2, 3, 4, 4), 2, 2, torch.tensor([0, 0]), torch.zeros(0, 3, 2, 2))
     assert [chunk.shape for chunk in none["patch_pixel_values"]] == [(0, 3, 2, 2)] * 2
 

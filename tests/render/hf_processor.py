@@ -56,8 +56,6 @@ for processor_path, conversations in json.loads(Path(sys.argv[1]).read_text()).i
             images = [images] if images else None
         if processor.tokenizer.bos_token and text.startswith(processor.tokenizer.bos_token):
             more["add_special_tokens"] = False  # as apply_chat_template(tokenize=True) does
-        if type(processor).__name__ == "Gemma4Processor":  # the empty thought is ours, not the template's
-            text = text.replace("<|turn>model\n", "<|turn>model\n<|channel>thought\n<channel|>")
         out = processor(text=[text], images=images or None, return_tensors="pt", **videos, **more)
         for key, value in out.items():
             if isinstance(value, torch.Tensor):

@@ -11,6 +11,7 @@ from PIL import Image
 from processors import default, gemma4, kimi_k25, kimi_vl, phi4_mm, qwen3_omni
 from transformers import AutoProcessor, AutoTokenizer
 
+from neatpack.loaders import online
 from neatpack.loaders.online import (
     COLLATE_FNS,
     PreTokenizedDatasetWrapper,
@@ -21,20 +22,14 @@ from neatpack.loaders.online import (
     gemma4_prefix_collate_fn,
     kimi_k25_vl_collate_fn,
     kimi_vl_collate_fn,
+    neat_pack_dataset_vlm,
     nemotron_parse_collate_fn,
     pad_collate_fn,
     phi4_mm_collate_fn,
     qwen2_5_collate_fn,
     qwen3_omni_collate_fn,
 )
-from neatpack.loaders.online.collates import (
-    _count_media_per_sample,
-    _drop_overlong_samples,
-    _ensure_rgb,
-    _estimate_media_tokens,
-    _extract_media_from_conversations,
-    _inject_thinking_prefix_tokens,
-)
+from neatpack.loaders.online.gemma4 import _inject_thinking_prefix_tokens
 from neatpack.loaders.online.labels import (
     _decode_single_token,
     _extract_assistant_text,
@@ -43,6 +38,14 @@ from neatpack.loaders.online.labels import (
     _get_stop_token_id,
 )
 from neatpack.loaders.online.processor import family_of
+from neatpack.loaders.online.steps import (
+    _count_media_per_sample,
+    _drop_overlong_samples,
+    _ensure_rgb,
+    _estimate_media_tokens,
+    _extract_media_from_conversations,
+)
+from neatpack.loaders.pp_media import prepare_vlm_media_for_pp
 from neatpack.pipeline.media.image import decode_image
 from neatpack.pipeline.records import MediaRef
 
@@ -89,8 +92,66 @@ def test_the_default_equals_wrapper_and_padding(image):
     assert all(torch.equal(batch[key], expected[key]) for key in batch)
     assert batch["n_images_per_sample"].tolist() == [1, 0]
     assert trained(batch, family_of(PROCESSOR).chat.tokenizer, 1) == "Me.<|im_end|>You.<|im_end|>"
-    again = qwen2_5_collate_fn(examples, PROCESSOR)
+    again = qwen2_5_collate_fn(examples, PROCESSOR, pixel_dtype=torch.bfloat16)
     assert all(torch.equal(batch[key], again[key]) for key in batch)
+
+
+@pytest.mark.parametrize(
+    ("collate", "dtype"),
+    [
+        (default_collate_fn, torch.bfloat16),
+        (qwen2_5_collate_fn, torch.float32),
+        (COLLATE_FNS["default"], torch.bfloat16),
+    ],
+)
+def test_pixels_are_bf16_where_the_model_is_not_asked(image, collate, dtype):
+    """And as the processor gives them, or as one asks; the same numbers, rounded."""
+    examples = [talk(saw("image", image), "That.")]
+    whole = collate(examples, PROCESSOR, pixel_dtype=None)["pixel_values"]
+    assert whole.dtype == torch.float32
+    assert torch.equal(collate(examples, PROCESSOR)["pixel_values"], whole.to(dtype))
+    assert collate(examples, PROCESSOR)["pixel_values"].dtype == dtype
+    assert collate(examples, PROCESSOR, pixel_dtype=torch.float16)["pixel_values"].dtype == torch.float16
+
+
+def test_pixels_of_padded_samples(image, tmp_path):
+    film = clip(tmp_path / "a.mp4").path
+    samples = PreTokenizedDatasetWrapper([talk([*saw("image", image), *saw("video", film)], "That.")], PROCESSOR)
+    for dtype, expected in ((torch.float32, torch.float32), (None, torch.float32)):
+        batch = pad_collate_fn([samples[0]], PROCESSOR, pixel_dtype=dtype)
+        assert {batch["pixel_values"].dtype, batch["pixel_values_videos"].dtype} == {expected}
+    batch = pad_collate_fn([samples[0]], PROCESSOR)
+    assert {batch["pixel_values"].dtype, batch["pixel_values_videos"].dtype} == {torch.bfloat16}
+    assert batch["image_grid_thw"].dtype == torch.long
+
+
+def test_rows_have_max_length(image):
+    """Before the shift: one shape for pipelines and torch.compile, whatever is in the batch."""
+    examples = [talk(saw("image", image), "That."), talk("Who?", "Me.")]
+    for chosen in (examples, examples[1:]):
+        batch = default_collate_fn(chosen, PROCESSOR, max_length=128)
+        shapes = {batch[key].shape for key in ("input_ids", "attention_mask", "labels", "mm_token_type_ids")}
+        assert shapes == {(len(chosen), 127)}
+    shorter = default_collate_fn(examples, PROCESSOR)
+    length = shorter["input_ids"].shape[1]
+    padded = default_collate_fn(examples, PROCESSOR, max_length=128)
+    assert torch.equal(padded["input_ids"][:, :length], shorter["input_ids"])
+    assert torch.equal(padded["labels"][:, :length], shorter["labels"])
+    assert not padded["attention_mask"][:, length + 1 :].any() and (padded["labels"][:, length:] == -100).all()
+
+
+def test_what_a_conversation_does_not_say_counts_too(caplog, tmp_path):
+    """A sound in a column of the example: the sample is longer than its conversation tells, and dropped later."""
+    processor = str(phi4_mm.make(tmp_path / "phi"))
+    heard = talk([{"type": "audio"}, {"type": "text", "text": "Write it down."}], "La.")
+    examples = [{**heard, "audio": (np.zeros(160_000, dtype=np.float32), 16_000)}, talk("Who?", "Me.")]
+    assert _drop_overlong_samples([heard["conversation"]], processor, 64)[1] == [0]
+    with caplog.at_level(logging.WARNING):
+        batch = phi4_mm_collate_fn(examples, processor, max_length=64)
+    assert batch["input_ids"].shape == (1, 63) and "audio_input_features" not in batch
+    assert "sample 0 of the batch is dropped" in caplog.text
+    with pytest.raises(ValueError, match="every sample of the batch is longer than max_length 64"):
+        phi4_mm_collate_fn(examples[:1], processor, max_length=64)
 
 
 def test_labels_are_the_next_tokens():
@@ -187,14 +248,57 @@ def test_phi4_hears(tmp_path):
     assert phi4_mm_collate_fn([talk("Who?", "Me.")], processor)["input_mode"] == 0
 
 
-def test_gemma_thinks_first(tmp_path):
-    processor = str(gemma4.make(tmp_path / "gemma"))
-    family = family_of(processor)
+THOUGHT = "<|channel>thought\n<channel|>"
+
+
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory) -> str:
+    return str(gemma4.make(tmp_path_factory.mktemp("gemma") / "processor"))
+
+
+def test_gemma_thinks_first_where_it_is_told(gemma):
+    tokenizer = family_of(gemma).chat.tokenizer
     examples = [talk("Who?", "Me."), talk("Who?", "Me.", "And then?", "You.")]
-    batch = gemma4_prefix_collate_fn(examples, processor)
-    texts = [family.chat.tokenizer.decode(row) for row in batch["input_ids"]]
-    assert [text.count("<|turn>model\n<|channel>thought\n<channel|>") for text in texts] == [1, 2]
-    assert trained(batch, family.chat.tokenizer, 1) == "Me.<turn|>You.<turn|>"
+    batch = gemma4_prefix_collate_fn(examples, gemma)
+    texts = [tokenizer.decode(row) for row in batch["input_ids"]]
+    assert [text.count(f"<|turn>model\n{THOUGHT}") for text in texts] == [1, 2]
+    assert trained(batch, tokenizer, 1) == "Me.<turn|>You.<turn|>"
+    plain = default_collate_fn(examples, gemma)
+    assert [tokenizer.decode(row) for row in plain["input_ids"]][1] == texts[1].replace(THOUGHT, "")
+    assert trained(plain, tokenizer, 1) == "Me.<turn|>You.<turn|>"
+
+
+def test_gemmas_own_thoughts_are_kept(gemma):
+    """By the default and by the wrapper, where the template keeps them; as tokens, and trained on."""
+    tokenizer, said = family_of(gemma).chat.tokenizer, "<|channel>thought\nHm.<channel|>Yes."
+    (conversation,) = examples = [talk("Who?", said)]
+    sample = PreTokenizedDatasetWrapper(examples, gemma, inject_fake_images=False)[0]
+    batch = default_collate_fn(examples, gemma)
+    expected = tokenizer.apply_chat_template(conversation["conversation"], tokenize=False)
+    assert tokenizer.decode(sample["input_ids"]) == expected
+    assert torch.equal(batch["input_ids"][0], sample["input_ids"][:-1])
+    assert trained(batch, tokenizer) == f"{said}<turn|>"
+    assert int((batch["input_ids"] == tokenizer.convert_tokens_to_ids("<|channel>")).sum()) == 1
+    # Behind every model turn, as its document says: also before a thought of the assistant's own.
+    both = gemma4_prefix_collate_fn(examples, gemma)
+    assert f"{THOUGHT}{said}" in tokenizer.decode(both["input_ids"][0])
+    assert trained(both, tokenizer) == f"{said}<turn|>"
+
+
+def test_gemmas_prefix_counts_against_max_length(gemma, caplog):
+    examples = [talk("Who?", "Me."), talk("Who?", "Me.", "And then?", "You.")]
+    lengths = [gemma4_prefix_collate_fn([example], gemma)["input_ids"].shape[1] + 1 for example in examples]
+    exact = gemma4_prefix_collate_fn(examples, gemma, max_length=max(lengths))
+    assert exact["input_ids"].shape == exact["labels"].shape == (2, max(lengths) - 1)
+    unbounded = gemma4_prefix_collate_fn(examples, gemma)
+    assert all(torch.equal(exact[key], unbounded[key]) for key in unbounded)
+    with caplog.at_level(logging.WARNING):
+        dropped = gemma4_prefix_collate_fn(examples, gemma, max_length=max(lengths) - 1)
+    assert dropped["input_ids"].shape == (1, max(lengths) - 2)
+    assert f"sample 1 of the batch is dropped: {max(lengths)} tokens" in caplog.text
+    wide = gemma4_prefix_collate_fn(examples, gemma, max_length=90)
+    assert wide["input_ids"].shape == wide["mm_token_type_ids"].shape == (2, 89)
+    assert trained(wide, family_of(gemma).chat.tokenizer, 1) == "Me.<turn|>You.<turn|>"
 
 
 def test_the_prefix_goes_in_once(tmp_path):
@@ -207,14 +311,17 @@ def test_the_prefix_goes_in_once(tmp_path):
     )
     mask = torch.tensor([[1] * length, [1] * len(rows[1]) + [0] * (length - len(rows[1]))])
     batch = {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": torch.zeros_like(ids),
-             "other": torch.ones_like(ids), "floats": torch.ones(2, length)}  # fmt: skip
+             "other": torch.ones_like(ids), "others": torch.ones(5, length, dtype=torch.long),
+             "floats": torch.ones(2, length)}  # fmt: skip
     once = _inject_thinking_prefix_tokens(batch, tokenizer)
+    assert once is batch, "changed in place"
     prefix = len(tokenizer.encode("<|channel>thought\n<channel|>", add_special_tokens=False))
     assert once["input_ids"].shape == once["attention_mask"].shape == once["other"].shape == (2, length + 2 * prefix)
     assert once["attention_mask"].sum(1).tolist() == [length + 2 * prefix, len(rows[1]) + prefix]
     assert once["other"].sum(1).tolist() == [length, length], "zeros where the prefix is"
+    assert once["others"].tolist() == [[1] * length + [0] * 2 * prefix] * 5
     assert once["floats"].shape == (2, length)
-    twice = _inject_thinking_prefix_tokens(once, tokenizer)
+    twice = _inject_thinking_prefix_tokens(dict(once), tokenizer)
     assert torch.equal(twice["input_ids"], once["input_ids"])
 
 
@@ -229,7 +336,7 @@ def test_a_processor_that_no_family_knows(tmp_path, image):
                                              return_tensors="pt", processor_kwargs={"padding": True})  # fmt: skip
     for key in ("input_ids", "attention_mask"):
         assert torch.equal(batch[key], expected[key][:, :-1]), key
-    assert torch.equal(batch["pixel_values"], expected["pixel_values"])
+    assert torch.equal(batch["pixel_values"], expected["pixel_values"].bfloat16())
     assert trained(batch, processor.tokenizer, 1).count("Me.") == 1
     assert torch.equal(
         batch["labels"],
@@ -244,12 +351,10 @@ class Page:
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
 
-    def __call__(self, images, text, padding, add_special_tokens, return_tensors):
+    def __call__(self, images, text, **options):
         assert all(image.mode == "RGB" for image in images)
-        encoded = self.tokenizer(
-            text, padding=padding, add_special_tokens=add_special_tokens, return_tensors=return_tensors
-        )
-        return {"pixel_values": torch.stack([torch.ones(3, 4, 4)] * len(images)), **encoded}
+        shrunk = [np.asarray(image.resize((4, 4)), dtype=np.float32) / 255 for image in images]
+        return {"pixel_values": torch.tensor(np.stack(shrunk)).movedim(-1, 1), **self.tokenizer(text, **options)}
 
 
 def test_nemotron_reads_a_page(tokenizer, image):
@@ -263,6 +368,14 @@ def test_nemotron_reads_a_page(tokenizer, image):
     assert tokenizer.decode(batch["decoder_input_ids"][0]).startswith("Read: A title")
     with pytest.raises(ValueError, match="example 0 has 0 images"):
         nemotron_parse_collate_fn([talk("Who?", "Me.")], page)
+    fixed = nemotron_parse_collate_fn(examples, page, task_prompt="Read: ", max_length=40)
+    assert fixed["labels"].shape == fixed["decoder_input_ids"].shape == (2, 39)
+    assert [trained(fixed, tokenizer, row) for row in (0, 1)] == [trained(batch, tokenizer, row) for row in (0, 1)]
+    longer = len(tokenizer.encode(f"Read: A title and a table.{end}"))
+    shorter = nemotron_parse_collate_fn(examples, page, task_prompt="Read: ", max_length=longer - 1)
+    assert len(shorter["pixel_values"]) == len(shorter["labels"]) == 1, "the page goes with its text"
+    with pytest.raises(ValueError, match="every sample of the batch is longer than max_length 3"):
+        nemotron_parse_collate_fn(examples, page, task_prompt="Read: ", max_length=3)
 
 
 def test_pictures_are_decoded_as_packing_decodes_them(tokenizer, tmp_path):
@@ -296,12 +409,29 @@ def _turned() -> Image.Exif:
 
 
 def test_collates_by_class():
-    assert COLLATE_FNS["default"] is default_collate_fn
-    assert COLLATE_FNS["Qwen2_5_VLProcessor"] is qwen2_5_collate_fn
-    assert COLLATE_FNS["Qwen3OmniMoeProcessor"] is qwen3_omni_collate_fn
-    assert COLLATE_FNS["KimiVLProcessor"] is kimi_vl_collate_fn
-    assert COLLATE_FNS["KimiK25Processor"] is kimi_k25_vl_collate_fn
-    assert COLLATE_FNS["NemotronParseProcessor"] is nemotron_parse_collate_fn
+    named = {name: collate.__name__.removesuffix("_collate_fn") for name, collate in COLLATE_FNS.items()}
+    assert named == {
+        "Qwen2VLProcessor": "default", "Qwen2_5_VLProcessor": "qwen2_5", "Qwen3VLProcessor": "default",
+        "Qwen3VLMoeProcessor": "default", "Qwen3OmniMoeProcessor": "qwen3_omni", "KimiVLProcessor": "kimi_vl",
+        "KimiK25Processor": "kimi_k25_vl", "Kimi_K25Processor": "kimi_k25_vl", "Phi4MMProcessor": "phi4_mm",
+        "Phi4MultimodalProcessor": "phi4_mm", "NemotronParseProcessor": "nemotron_parse", "Gemma4Processor": "default",
+        "default": "default",
+    }  # fmt: skip
+
+
+MAKERS = {"phi4_mm": phi4_mm.make, "kimi_vl": kimi_vl.make, "kimi_k25_vl": kimi_k25.make, "qwen3_omni": qwen3_omni.make}
+
+
+@pytest.mark.parametrize("collate", sorted(set(COLLATE_FNS.values()), key=lambda fn: fn.__name__))
+def test_every_collate_can_be_told_a_length(collate, tmp_path, tokenizer, image):
+    name = collate.__name__.removesuffix("_collate_fn")
+    if name == "nemotron_parse":
+        processor, examples = Page(tokenizer), [talk(saw("image", image), "That.")]
+    else:
+        processor = str(MAKERS[name](tmp_path / "p")) if name in MAKERS else PROCESSOR
+        examples = [talk("Who?", "Me."), talk("Who?", "Me.", "And?", "You.")]
+    batch = collate(examples, processor=processor, max_length=80)
+    assert batch["input_ids"].shape == batch["labels"].shape == (len(examples), 79)
 
 
 # ---------------------------------------------------------------- labels
@@ -377,6 +507,12 @@ def test_small_pieces(tokenizer):
             return [1, 2, 3]
 
     assert _decode_single_token(Lists(), 7) == "7"
+
+    class Tensors:
+        def decode(self, ids):
+            return f"{ids.tolist()[0]}"
+
+    assert _decode_single_token(Tensors(), 7) == "7"
     assert _get_assistant_marker(Lists()) is None and _get_stop_token_id(Lists()) is None
 
 
@@ -391,10 +527,16 @@ def test_media_of_conversations(image):
     assert _count_media_per_sample(conversations) == ([1, 0, 1], [1, 0, 0])
 
 
-def test_pictures_become_rgb():
-    (conversation,) = _ensure_rgb([talk(saw("image", Image.new("RGBA", (4, 4))), "x")["conversation"]])
-    assert conversation[0]["content"][0]["image"].mode == "RGB"
+def test_pictures_become_rgb_in_place():
+    clear, done = Image.new("RGBA", (4, 4)), Image.new("RGB", (4, 4))
+    conversations = [talk([*saw("image", clear), *saw("image", done)], "x")["conversation"]]
+    parts = conversations[0][0]["content"]
+    assert _ensure_rgb(conversations) is conversations
+    assert parts[0]["image"].mode == "RGB" and parts[2]["image"] is done
     assert _ensure_rgb([[{"role": "user", "content": "text"}]]) == [[{"role": "user", "content": "text"}]]
+    examples = [talk(saw("image", clear), "x")]
+    default_collate_fn(examples, PROCESSOR)
+    assert examples[0]["conversation"][0]["content"][0]["image"].mode == "RGB"
 
 
 def test_media_tokens_and_lengths(image):
@@ -402,15 +544,133 @@ def test_media_tokens_and_lengths(image):
     sample = PreTokenizedDatasetWrapper([{"conversation": seen}], PROCESSOR)[0]
     media = int((sample["mm_token_type_ids"] > 0).sum())
     assert _estimate_media_tokens(seen, PROCESSOR) == media - 1, "beyond the one placeholder"
-    assert _estimate_media_tokens(talk(saw("image", "absent.png"), "x")["conversation"], PROCESSOR) == 0
     length = len(sample["input_ids"])
     assert _drop_overlong_samples([seen], PROCESSOR, length) == ([seen], [0])
     with pytest.raises(ValueError, match=f"the longest has {length} tokens"):
         _drop_overlong_samples([seen], PROCESSOR, length - 1)
-    broken = talk(saw("image", "absent.png"), "x")["conversation"]
-    assert _drop_overlong_samples([broken], PROCESSOR, 1)[1] == [0], "its trouble is another one"
+    assert _drop_overlong_samples([seen, seen], PROCESSOR, None) == ([seen, seen], [0, 1])
+
+
+def test_media_that_cannot_be_opened_count_nothing_and_the_others_count(image):
+    absent, known = saw("image", "absent.png"), saw("image", image)
+    alone = _estimate_media_tokens(talk(known, "x")["conversation"], PROCESSOR)
+    assert alone > 1
+    assert _estimate_media_tokens(talk(absent, "x")["conversation"], PROCESSOR) == 0
+    both = talk([*absent, *known], "x")["conversation"]
+    assert _estimate_media_tokens(both, PROCESSOR) == alone
+    sound = talk([{"type": "audio", "audio": "a.wav"}, *known], "x")["conversation"]
+    assert _estimate_media_tokens(sound, PROCESSOR) == alone, "Qwen2.5-VL hears nothing"
+    # 2 placeholders and one medium that is known: as long as the same with a text in the place of the other.
+    tokenizer = family_of(PROCESSOR).chat.tokenizer
+    text = tokenizer.apply_chat_template(both, tokenize=False)
+    length = len(tokenizer(text)["input_ids"]) + alone
+    assert _drop_overlong_samples([both], PROCESSOR, length)[1] == [0]
+    with pytest.raises(ValueError, match=f"the longest has {length} tokens"):
+        _drop_overlong_samples([both], PROCESSOR, length - 1)
+
+
+def test_what_cannot_be_trained_on_has_a_length_too(image):
+    """A prompt that nobody answers, and a role that nobody knows: the template's tokens and the media's."""
+    prompt = talk(saw("image", image))["conversation"]
+    critic = [*talk(saw("image", image), "x")["conversation"], {"role": "critic", "content": "No."}]
+    tokenizer = family_of(PROCESSOR).chat.tokenizer
+    for conversation in (prompt, critic):
+        media = _estimate_media_tokens(conversation, PROCESSOR)
+        assert media == _estimate_media_tokens(talk(saw("image", image), "x")["conversation"], PROCESSOR) > 1
+        length = len(tokenizer(tokenizer.apply_chat_template(conversation, tokenize=False))["input_ids"]) + media
+        assert _drop_overlong_samples([conversation], PROCESSOR, length)[1] == [0]
+        with pytest.raises(ValueError, match=f"the longest has {length} tokens"):
+            _drop_overlong_samples([conversation], PROCESSOR, length - 1)
+
+
+class Sized:
+    """An image processor as one of transformers is seen: numbers of the class, and of the object over them."""
+
+    patch_size, merge_size = 14, 2
+    size = {"shortest_edge": 3136, "longest_edge": 1_003_520}
+
+    def __init__(self, **own):
+        vars(self).update(own)
+
+
+@pytest.mark.parametrize(
+    ("own", "bounds"),
+    [
+        ({}, (3136, 1_003_520)),
+        ({"size": {"min_pixels": 784, "max_pixels": 7840}}, (784, 7840)),
+        ({"size": {"shortest_edge": 784, "longest_edge": 7840}}, (784, 7840)),
+        ({"size": {"max_pixels": 7840}}, (3136, 7840)),
+        ({"size": None, "min_pixels": None}, (3136, 1_003_520)),
+        ({"min_pixels": 784, "size": {"min_pixels": 1, "max_pixels": 7840}}, (784, 7840)),
+    ],
+)
+def test_sizes_of_a_processor(own, bounds):
+    processor = type("Any", (), {"image_processor": Sized(**own)})()
+    assert _extract_image_config(processor) == {
+        "factor": 28, "patch_size": 14, "merge_size": 2, "min_pixels": bounds[0], "max_pixels": bounds[1],
+    }  # fmt: skip
     config = _extract_image_config(family_of(PROCESSOR))
     assert config is not None and config["merge_size"] == 2
+
+
+# ---------------------------------------------------------------- names of the API are those that are called
+
+
+def _packs(processor, image):
+    examples = [talk(saw("image", image), "That.") | {"mm_inputs_meta": {"images_meta": [[60, 90]], "videos_meta": [
+        [10, 64, 96, 5.0, 2.0]]}}]  # fmt: skip
+    return neat_pack_dataset_vlm(PreTokenizedDatasetWrapper(examples, processor), 4096, ds_raw=examples)
+
+
+def _chunks(processor, image):
+    pixels = {"pixel_values": torch.zeros(4, 2), "image_grid_thw": torch.tensor([[1, 2, 2]])}
+    return prepare_vlm_media_for_pp({"input_ids": torch.zeros(1, 2), **pixels}, 1, 1)
+
+
+def _collate(name, *, kind="image", **more):
+    return lambda processor, image: COLLATE_FNS[name]([talk(saw(kind, image), "That.")], processor, **more)
+
+
+CALLED = {
+    "_ensure_rgb": _collate("default"),
+    "_count_media_per_sample": _collate("default"),
+    "_drop_overlong_samples": _collate("default", max_length=400),
+    "_estimate_media_tokens": _collate("default", max_length=400),
+    "_extract_media_from_conversations": _collate("NemotronParseProcessor"),
+    "_extract_assistant_text": _collate("NemotronParseProcessor"),
+    "_expand_image_tokens": _collate("KimiK25Processor"),
+    "_inject_thinking_prefix_tokens": lambda processor, image: gemma4_prefix_collate_fn([talk("A?", "B.")], processor),
+    "_extract_image_config": _packs,
+    "_estimate_sample_length": _packs,
+    "_estimate_image_tokens": _packs,
+    "_estimate_video_tokens": _packs,
+    "_smart_resize_image": _packs,
+    "_select_image_grid": _chunks,
+}
+
+
+class Called(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_patched_name_is_what_our_code_calls(name, monkeypatch, tmp_path, tokenizer, image):
+    """Patched in the package, where the names are documented, or in the module that it lives in."""
+    makers = {"_expand_image_tokens": kimi_k25.make, "_inject_thinking_prefix_tokens": gemma4.make}
+    reads_pages = name in ("_extract_media_from_conversations", "_extract_assistant_text")
+    processor = Page(tokenizer) if reads_pages else str(makers[name](tmp_path / "p")) if name in makers else PROCESSOR
+    CALLED[name](processor, image)
+    original = getattr(online, name)
+
+    def patched(*arguments, **more):
+        raise Called(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(online, name, patched)
+        with pytest.raises(Called):
+            CALLED[name](processor, image)
+    assert getattr(online, name) is original
+    CALLED[name](processor, image)
 
 
 @pytest.mark.parametrize("name", ["qwen2-vl", "qwen2.5-vl", "qwen3-vl"])

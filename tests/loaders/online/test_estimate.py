@@ -7,12 +7,12 @@ import pytest
 from neatpack.loaders.online.estimate import (
     IMAGE_CFG,
     VIDEO_CFG,
+    _estimate_image_tokens,
+    _estimate_sample_length,
+    _estimate_video_tokens,
     content_parts,
-    estimate_image_tokens,
     estimate_media_tokens,
-    estimate_sample_length,
     estimate_text_tokens,
-    estimate_video_tokens,
 )
 
 IMAGE, VIDEO = IMAGE_CFG, VIDEO_CFG  # factors 28 and 32
@@ -59,13 +59,13 @@ def test_text(value: dict[str, Any], tokens: int) -> None:
 
 
 def test_every_unknown_medium_counts_500() -> None:
-    assert estimate_sample_length(example("abcdef")) == 2
+    assert _estimate_sample_length(example("abcdef")) == 2
     value = example([PICTURE, text("abc"), PICTURE], "abc", [CLIP])
-    assert estimate_sample_length(value) == 1502
-    assert estimate_sample_length(value, return_media_tokens=True) == (1502, 1500)
-    assert estimate_sample_length(value, IMAGE, VIDEO) == 1502  # no sizes in the row
+    assert _estimate_sample_length(value) == 1502
+    assert _estimate_sample_length(value, return_media_tokens=True) == (1502, 1500)
+    assert _estimate_sample_length(value, IMAGE, VIDEO) == 1502  # no sizes in the row
     sized = value | {"mm_inputs_meta": {"images_meta": [[56, 56], [56, 56]]}}
-    assert estimate_sample_length(sized) == 1502  # sizes, but no processor
+    assert _estimate_sample_length(sized) == 1502  # sizes, but no processor
 
 
 def test_other_parts_are_not_media() -> None:
@@ -87,12 +87,12 @@ def test_other_parts_are_not_media() -> None:
     ],
 )
 def test_image(size: Any, tokens: int) -> None:
-    assert estimate_image_tokens(size, IMAGE) == tokens
+    assert _estimate_image_tokens(size, IMAGE) == tokens
 
 
 def frames(*meta: float, **overrides: Any) -> int:
     """Temporal patches of a clip of [total_frames, height, width, fps, duration]: tokens over those of a frame."""
-    tokens = estimate_video_tokens(meta, VIDEO | overrides)
+    tokens = _estimate_video_tokens(meta, VIDEO | overrides)
     per_frame, rest = divmod(tokens, 16)  # 128 x 128 in blocks of 32
     assert rest == 0
     return per_frame
@@ -115,18 +115,18 @@ def test_video_frames() -> None:
 
 def test_video_budget_covers_the_clip() -> None:
     # 768 frames of 1280 x 704 are shrunk to 12.6M pixels in all, by 7.4: 160 x 64 -> 384 * 5 * 2.
-    assert estimate_video_tokens([768, 1280, 704, 2.0, 384.0], VIDEO) == 3840
+    assert _estimate_video_tokens([768, 1280, 704, 2.0, 384.0], VIDEO) == 3840
     # 4 of 1280 x 704 need not be: 2 * 40 * 22.
-    assert estimate_video_tokens([4, 1280, 704, 2.0, 2.0], VIDEO) == 1760
+    assert _estimate_video_tokens([4, 1280, 704, 2.0, 2.0], VIDEO) == 1760
 
 
 def test_sizes_add_up() -> None:
     images, videos = [[56, 56], [640, 480]], [[100, 128, 128, 25.0, 4.0]]
     value = example([PICTURE, PICTURE, CLIP, text("abc")])
     value["mm_inputs_meta"] = {"images_meta": images, "videos_meta": videos}
-    assert estimate_sample_length(value, IMAGE, VIDEO, return_media_tokens=True) == (1 + 395 + 64, 395 + 64)
-    assert estimate_sample_length(value, IMAGE, None) == 1 + 395  # without a config a kind counts nothing
-    assert estimate_sample_length(value, None, VIDEO) == 1 + 64
+    assert _estimate_sample_length(value, IMAGE, VIDEO, return_media_tokens=True) == (1 + 395 + 64, 395 + 64)
+    assert _estimate_sample_length(value, IMAGE, None) == 1 + 395  # without a config a kind counts nothing
+    assert _estimate_sample_length(value, None, VIDEO) == 1 + 64
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_sizes_add_up() -> None:
 )
 def test_sizes_that_are_not_there_count_nothing(sizes: dict[str, Any]) -> None:
     value = example([PICTURE, text("abc")], mm_inputs_meta=sizes)
-    assert estimate_sample_length(value, IMAGE, VIDEO, return_media_tokens=True) == (1, 0)
+    assert _estimate_sample_length(value, IMAGE, VIDEO, return_media_tokens=True) == (1, 0)
 
 
 # ---------------------------------------------------------------- what was counted before, and what cannot be
@@ -144,15 +144,15 @@ def test_sizes_that_are_not_there_count_nothing(sizes: dict[str, Any]) -> None:
 
 def test_precomputed_media_tokens_win() -> None:
     value = example([PICTURE, text("abc")], _media_tokens=7, mm_inputs_meta={"images_meta": [[56, 56]]})
-    assert estimate_sample_length(value, IMAGE, VIDEO, return_media_tokens=True) == (8, 7)
+    assert _estimate_sample_length(value, IMAGE, VIDEO, return_media_tokens=True) == (8, 7)
     assert estimate_media_tokens(value | {"_media_tokens": 0}, None, None) == 0  # zero is a number too
     assert estimate_media_tokens(value | {"_media_tokens": None}, IMAGE, VIDEO) == 4
 
 
 @pytest.mark.parametrize("size", [[0, 0], [0, 640], [1, 201], [5000, 10]], ids=str)
 def test_a_size_that_no_model_takes_is_a_guess(size: list[int]) -> None:
-    assert estimate_image_tokens(size, IMAGE) == 500
-    assert estimate_video_tokens([100, *size, 25.0, 4.0], VIDEO) == 500
+    assert _estimate_image_tokens(size, IMAGE) == 500
+    assert _estimate_video_tokens([100, *size, 25.0, 4.0], VIDEO) == 500
 
 
 def test_without_a_rate_every_frame_is_taken() -> None:
@@ -164,8 +164,8 @@ def test_without_a_rate_every_frame_is_taken() -> None:
 def test_bounds_of_a_frame() -> None:
     """Qwen2-VL: 8 frames of 640 x 480, each within 320 x 320 and all of them beyond it."""
     cfg = VIDEO | {"factor": 28, "patch_size": 14, "min_pixels": 3136, "max_pixels": 320 * 320}
-    assert estimate_video_tokens([100, 640, 480, 25.0, 4.0], cfg | {"per_frame": True}) == 4 * 13 * 9  # 364 x 252
-    assert estimate_video_tokens([100, 640, 480, 25.0, 4.0], cfg) == 4 * 4 * 3  # the clip in 320 x 320: 112 x 84
+    assert _estimate_video_tokens([100, 640, 480, 25.0, 4.0], cfg | {"per_frame": True}) == 4 * 13 * 9  # 364 x 252
+    assert _estimate_video_tokens([100, 640, 480, 25.0, 4.0], cfg) == 4 * 4 * 3  # the clip in 320 x 320: 112 x 84
 
 
 def test_content_parts() -> None:
