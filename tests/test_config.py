@@ -96,6 +96,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--num-workers": ("8", 8),
     }
     switches = {
+        "--strict": True,
         "--trust-remote-code": True,
         "--allow-http": True,
         "--use-audio-in-video": True,
@@ -348,7 +349,7 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     assert everything == config.shaping("measure") | config.shaping("plan") | config.shaping("render")
     unshaped = {field.name for field in dataclasses.fields(config)} - everything.keys()
     free = {
-        "meta", "processor", "out", "datasets", "trust_remote_code", "allow_http", "max_skipped", "work", "engine",
+        "meta", "processor", "out", "strict", "datasets", "trust_remote_code", "allow_http", "max_skipped", "work", "engine",
         "num_workers", "overwrite",
     }  # fmt: skip
     assert unshaped == free

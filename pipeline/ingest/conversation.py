@@ -4,8 +4,8 @@
                                                    {"type": "text", "text": "Who is it?"}]},
                       {"role": "assistant", "content": [{"type": "text", "text": "Tom."}]}]}
 
-A medium is spelled as in any row (see media.py), or held in memory: a PIL image, bytes, {"bytes": …}, or a sound as
-(samples, sampling rate) or {"array": …, "sampling_rate": …}.
+A medium is spelled as in any row (see media.py), or held in memory: a PIL image, an array or tensor of pixels, bytes,
+{"bytes": …}, or a sound as (samples, sampling rate) or {"array": …, "sampling_rate": …}.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,9 @@ def to_conversation(example: Example) -> dict[str, Any]:
     turns = []
     for turn in example.turns:
         content = [
-            {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind, part.kind: _given(part)}
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else {"type": part.kind, part.kind: _given(part), **part.wishes.given}
             for part in turn.parts
         ]
         turns.append({"role": turn.role, "content": content, **_extras(turn)})
@@ -46,13 +48,18 @@ def _extras(turn: Turn) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value} | loss
 
 
-def from_conversation(example: Mapping[str, Any], media_dir: str = "") -> Example | Skip:
+def from_conversation(
+    example: Mapping[str, Any], media_dirs: tuple[str, ...] = ("",), *, needs_target: bool = False
+) -> Example | Skip:
     """Content may be a text or a list of parts. A medium without its data takes the next of the example's own column
-    of that name: {"type": "audio"} and example["audio"]."""
+    of that name: {"type": "audio"} and example["audio"].
+
+    needs_target: what has no answer to learn from is a Skip; else it is for `measure` to say so, where it matters.
+    """
     turns = example.get("conversation")
     if not isinstance(turns, list) or not turns:
         return Skip(reason="bad_row", detail="no conversation; expected a list of turns in 'conversation'")
-    dialect = Dialect(columns=COLUMNS, media_dir=media_dir)
+    dialect = Dialect(columns=COLUMNS, media_dirs=media_dirs, needs_target=needs_target)
     said = _document(example, turns) or messages.read(example, dialect)
     found = said if isinstance(said, Skip) else in_parts(said, dialect, of_file=False)
     if isinstance(found, Skip) or not any(ref.inside for ref in found.media):

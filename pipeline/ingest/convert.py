@@ -39,13 +39,19 @@ def parse_row(line: bytes, line_number: int | str) -> dict[str, Any] | Skip:
     return row
 
 
-def convert(row: dict[str, Any], dataset: Dataset, *, lenient: bool = False) -> Example | Skip:
+def convert(
+    row: dict[str, Any], dataset: Dataset, *, lenient: bool = False, needs_target: bool = True
+) -> Example | Skip:
     """See `example_of` for what becomes of text, tags and media."""
     if dataset.is_converted:  # a row of our own import, see pipeline/ingest/imported.py
-        example = from_conversation(row, dataset.media_dir)
+        example = from_conversation(row, dataset.media_dirs, needs_target=needs_target)
     else:
         said = said_of(row, dataset)
-        example = said if isinstance(said, Skip) else example_of(said, replace(_dialect(dataset), lenient=lenient))
+        example = (
+            said
+            if isinstance(said, Skip)
+            else example_of(said, replace(_dialect(dataset), lenient=lenient, needs_target=needs_target))
+        )
     if isinstance(example, Skip):
         return example
     if any(isinstance(ref.held, tuple) for ref in example.media):
@@ -63,7 +69,7 @@ def _dialect(dataset: Dataset) -> Dialect:
     return Dialect(
         columns=dataset.row_columns,
         tags=dataset.tags,
-        media_dir=dataset.media_dir,
+        media_dirs=dataset.media_dirs,
         ignore_keys=dataset.ignore_keys,
     )
 
