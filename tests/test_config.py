@@ -349,8 +349,8 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     assert everything == config.shaping("measure") | config.shaping("plan") | config.shaping("render")
     unshaped = {field.name for field in dataclasses.fields(config)} - everything.keys()
     free = {
-        "meta", "processor", "out", "strict", "datasets", "trust_remote_code", "allow_http", "max_skipped", "work", "engine",
-        "num_workers", "overwrite",
+        "meta", "processor", "out", "strict", "datasets", "trust_remote_code", "allow_http", "max_skipped", "work",
+        "engine", "num_workers", "overwrite",
     }  # fmt: skip
     assert unshaped == free
 
