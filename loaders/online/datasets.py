@@ -254,8 +254,9 @@ def _converter(dataset: Dataset, lenient: bool) -> Callable[[dict[str, Any]], di
     if FORMATS[dataset.format].read is not messages.read:
         return lambda row: _converted(row, dataset, lenient=lenient)
     columns = {field: name for field, name in asdict(dataset.columns).items() if name}
-    tags, more = asdict(dataset.tags), {"ignore_keys": dataset.ignore_keys, "lenient": lenient}
-    more = {name: value for name, value in more.items() if value}
+    tags = asdict(dataset.tags)
+    beyond: dict[str, Any] = {"ignore_keys": dataset.ignore_keys, "lenient": lenient}
+    more = {name: value for name, value in beyond.items() if value}  # only where needed: a replacement may not take it
 
     def convert_one(row: dict[str, Any]) -> dict[str, Any] | Skip:
         try:

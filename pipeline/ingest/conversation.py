@@ -28,7 +28,7 @@ def to_conversation(example: Example) -> dict[str, Any]:
         content = [
             {"type": "text", "text": part}
             if isinstance(part, str)
-            else {"type": part.kind, part.kind: _given(part), **part.wishes.given}
+            else {"type": part.kind, part.kind: _given(part), **_asked(part)}
             for part in turn.parts
         ]
         turns.append({"role": turn.role, "content": content, **_extras(turn)})
@@ -86,19 +86,20 @@ def _in_memory(part: str | MediaRef) -> str | MediaRef:
 
 
 def _given(ref: MediaRef) -> Any:
-    """A path where that says all; otherwise an object."""
-    if ref.held is not None and not isinstance(ref.held, bytes):
-        return ref.held
-    where = {} if not ref.offset and ref.length < 0 else {"offset": ref.offset, "length": ref.length}
+    """A path where that says all; otherwise what is in memory, a list of pictures, or an object."""
+    if ref.held is not None or ref.frames:
+        return ref.held if ref.held is not None else list(ref.frames)
+    whole = not ref.offset and ref.length < 0
+    return ref.path if whole else {"path": ref.path, "offset": ref.offset, "length": ref.length}
+
+
+def _asked(ref: MediaRef) -> dict[str, Any]:
+    """What a row asks of a medium, beside it."""
+    sampling = ref.sampling
     asked = {
-        "fps": ref.sampling.fps,
-        "frame_indices": list(ref.sampling.frame_indices) if ref.sampling.frame_indices is not None else None,
-        "video_start": ref.sampling.start,
-        "video_end": ref.sampling.end,
+        "fps": sampling.fps,
+        "frame_indices": list(sampling.frame_indices) if sampling.frame_indices is not None else None,
+        "video_start": sampling.start,
+        "video_end": sampling.end,
     }
-    wishes = {key: value for key, value in asked.items() if value is not None}
-    if ref.held is not None:
-        return {"bytes": ref.held, **wishes} if wishes else ref.held
-    if ref.frames:
-        return {"frames": list(ref.frames), **wishes} if wishes else list(ref.frames)
-    return {"path": ref.path, **where, **wishes} if where or wishes else ref.path
+    return {key: value for key, value in asked.items() if value is not None} | ref.wishes.given

@@ -204,7 +204,7 @@ def _ignore_keys(where: str, given: Any) -> tuple[str, ...]:
 def _known(where: str, entry: dict[str, Any], strict: bool) -> dict[str, Any]:
     """An entry without the keys that nobody knows, of its columns and tags too."""
     inside = {"columns": _fields(Columns), "tags": _fields(Tags)}
-    unknown = [(key, "", KEYS) for key in entry if key not in KEYS]
+    unknown: list[tuple[str, str, tuple[str, ...]]] = [(key, "", KEYS) for key in entry if key not in KEYS]
     for name, known in inside.items():
         if isinstance(entry.get(name), dict):
             unknown += [(key, f" in {name}", known) for key in entry[name] if key not in known]

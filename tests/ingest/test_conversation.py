@@ -157,7 +157,7 @@ def test_tools_are_written_by_the_template(shared: Path) -> None:
 
 
 def test_there_and_back() -> None:
-    parts = [shown("a.png", max_pixels=784), {"type": "video", "video": {"path": "b.mp4", "fps": 2.0}, "max_frames": 8}]
+    parts = [shown("a.png", max_pixels=784), {"type": "video", "video": "b.mp4", "fps": 2.0, "max_frames": 8}]
     example = from_conversation({"conversation": [{"role": "user", "content": parts}, ANSWER]})
     assert isinstance(example, Example)
     again = to_conversation(example)

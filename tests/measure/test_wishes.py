@@ -56,15 +56,20 @@ def test_packed_pictures_have_the_size_that_their_rows_ask_for(sized: tuple[Path
     # In a column, an object has them itself.
     rows.append({"messages": [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "That."}],
                  "images": [{"path": "a.png", "max_pixels": 12_544}]})  # fmt: skip
+    clip(folder / "a.mp4")
+    rows += [talk({"type": "video", "video": "a.mp4", **wish})
+             for wish in ({"nframes": 5}, {"max_frames": 7, "resized_height": 120, "resized_width": 60})]  # fmt: skip
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "meta.json").write_text(json.dumps({"a": {"file_name": "rows.jsonl", "media_dir": "."}}))
     out = folder / "out"
     run_pack(tiny_config(folder / "meta.json", out, pack_size=2048))
     assert_verified(out)
     grids: dict[int, list[int]] = {}
+    films: dict[int, list[int]] = {}
     for pack in packs_of(out):
-        rows_of = [document.row for document in pack.documents if document.num_images]
-        grids |= dict(zip(rows_of, pack.arrays["image_grid_thw"].tolist(), strict=True))
+        for kind, found in (("image", grids), ("video", films)):
+            rows_of = [document.row for document in pack.documents if getattr(document, f"num_{kind}s")]
+            found |= dict(zip(rows_of, pack.arrays[f"{kind}_grid_thw"].tolist(), strict=True))
     patch = family_for(str(DEMO_PROCESSOR)).image.patch_size
     sizes = {row: (rows * patch, columns * patch) for row, (_, rows, columns) in grids.items()}
     assert sizes == {
@@ -76,6 +81,7 @@ def test_packed_pictures_have_the_size_that_their_rows_ask_for(sized: tuple[Path
         5: (140, 140),
         6: (84, 112),
     }
+    assert films == {7: [2, 4, 6], 8: [3, 8, 4]}, "4 frames as the processor has them, and 6 of 112 x 56"
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl"])
