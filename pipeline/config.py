@@ -33,6 +33,7 @@ class PackConfig:
     )
     processor: str = _key("", "processor: a local directory or a hub id", required=True)
     out: str = _key("", "output directory", required=True)
+    strict: bool = _key(False, "a key of the meta JSON that nobody knows is an error, and not a warning")
     datasets: tuple[str, ...] = _key((), "only these data sets of the meta JSON (comma-separated)")
     holdout: float = _key(
         0.0,

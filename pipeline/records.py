@@ -1,7 +1,7 @@
 """The nouns that cross stage boundaries. Imports no other module of neatpack."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
@@ -46,6 +46,31 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Wishes:
+    """What a row asks of one picture or video over the processor's config, by the names that qwen-vl-utils has for it.
+
+    Pixels are those of a picture or of a frame; `total_pixels` are those of all frames together.
+    """
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    total_pixels: int | None = None
+    resized_height: int | None = None
+    resized_width: int | None = None
+    nframes: int | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
+
+    @property
+    def given(self) -> dict[str, int]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+NO_WISHES = Wishes()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MediaRef:
     """Where the bytes of a medium are: a whole file, or `length` bytes of it from `offset`.
 
@@ -64,6 +89,7 @@ class MediaRef:
     frames: tuple[str, ...] = ()
     inside: str = ""
     sampling: Sampling = Sampling()
+    wishes: Wishes = NO_WISHES
     held: Any = None
 
 

@@ -105,7 +105,9 @@ def run_split(config: PackConfig) -> dict[str, int]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: is there and is no empty directory; remove it, or give another")
     with engine(config.engine, config.num_workers) as running:
-        data = _read(read_meta(Path(config.meta), config.datasets), config, out / "media", running)
+        data = _read(
+            read_meta(Path(config.meta), config.datasets, strict=config.strict), config, out / "media", running
+        )
     counts = write_split(out, data)
     for rewriting in list((out / "media").glob("*/rows.jsonl")):  # its rows are split; media beside it are needed
         rewriting.unlink()
@@ -158,7 +160,7 @@ def write_plan_lengths(planned: Planned, folder: Path, *, keeps_work: bool) -> d
 
 def _inputs(config: PackConfig, running: Engine) -> list[Inputs]:
     """Read what there is, and say in one record per output what it depends on: OUT, and OUT-holdout if there is one."""
-    datasets = read_meta(Path(config.meta), config.datasets)
+    datasets = read_meta(Path(config.meta), config.datasets, strict=config.strict)
     family = family_for(_processor_key(config))
     data = _read(datasets, config, config.work_dir / "imported", running)
     outputs: dict[Split, PackConfig] = {"train": config}
@@ -286,7 +288,7 @@ def _store_name(inputs: Inputs, corpus: Corpus) -> str:
     described = corpus.dataset.described()
     return fingerprint(
         {key: value for key, value in described.items() if key != "weight"},
-        corpus.dataset.media_dir,
+        corpus.dataset.media_dirs,
         corpus.source.digest,
         *corpus.source.files,
         inputs.identity.processor,

@@ -102,6 +102,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--num-workers": ("8", 8),
     }
     switches = {
+        "--strict": True,
         "--trust-remote-code": True,
         "--allow-http": True,
         "--use-audio-in-video": True,
@@ -366,8 +367,8 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     assert everything == config.shaping("measure") | config.shaping("plan") | config.shaping("render")
     unshaped = {field.name for field in dataclasses.fields(config)} - everything.keys()
     free = {
-        "meta", "processor", "out", "datasets", "trust_remote_code", "allow_http", "parquet_media", "max_skipped",
-        "media_timeout", "work", "engine", "num_workers", "record_paths", "overwrite",
+        "meta", "processor", "out", "strict", "datasets", "trust_remote_code", "allow_http", "parquet_media",
+        "max_skipped", "media_timeout", "work", "engine", "num_workers", "record_paths", "overwrite",
     }  # fmt: skip
     assert unshaped == free
 

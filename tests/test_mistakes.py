@@ -26,7 +26,7 @@ MISTAKES: dict[str, tuple[list[Any], dict[str, Any], int, str]] = {
         {"media_dir": "imgs"},
         2,
         "neatpack: {here}/meta.json: data set 'mine': media_dir {here}/imgs is no directory; it is taken relative to the "
-        "meta file: correct it, or leave it out if the rows have whole paths\n",
+        "meta file, or to the working directory: correct it, or leave it out if the rows have whole paths\n",
     ),
     "a pattern that fits no file": (
         [{"messages": TALK}],
@@ -109,7 +109,9 @@ def test_what_is_seen_of(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "meta.json").write_text(json.dumps({"mine": {"file_name": "rows.jsonl"} | entry}))
     flags = {"meta": tmp_path / "meta.json", "out": tmp_path / "out", "processor": DEMO_PROCESSOR, "engine": "inline"}
-    assert main(["pack", *(str(text) for name, value in flags.items() for text in (f"--{name}", value))]) == code
+    strict = ["--strict"] if "nobody knows" in name else []
+    given = [str(text) for flag, value in flags.items() for text in (f"--{flag}", value)]
+    assert main(["pack", *given, *strict]) == code
     seen = capsys.readouterr().err
     assert seen == expected.format(here=tmp_path, processor=DEMO_PROCESSOR)
     assert "secret" not in "".join(path.read_text() for path in tmp_path.glob("out/*.json")) and len(seen) < 2000

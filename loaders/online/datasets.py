@@ -8,19 +8,19 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from ...pipeline.config import UserError
 from ...pipeline.ingest.conversation import KINDS, from_conversation, to_conversation
 from ...pipeline.ingest.convert import convert, first_rows, parse_row, resolved
+from ...pipeline.ingest.formats import FORMATS, messages
 from ...pipeline.ingest.imported import lines_of, num_files
 from ...pipeline.ingest.kinds import as_lines
-from ...pipeline.ingest.lines import Lines, Part, rows
-from ...pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, parsed_names, read_meta
+from ...pipeline.ingest.lines import Part, rows
+from ...pipeline.ingest.meta import Columns, Dataset, Tags, parsed_names, read_meta, rows_in_order
 from ...pipeline.ingest.sources import Examples
 from ...pipeline.ingest.sources.examples import BadRow
 from ...pipeline.records import Skip
@@ -28,8 +28,6 @@ from ..ranks import Ranks
 from .estimate import IMAGE_CFG, VIDEO_CFG, content_parts, estimate_media_tokens, estimate_text_tokens
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # What the precompute step wrote into a row, kept for the length estimates, and the types it must have to be of use.
 HINTS: dict[str, Any] = {"_text_tokens": int, "_media_tokens": int, "mm_inputs_meta": Mapping}
@@ -45,16 +43,12 @@ class _ExamplesWithStats(list[dict[str, Any]]):
     stats: dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Loading:
-    """How the loading of one data set went, on this rank."""
+class UnusableRow(UserError):
+    """A row that is no usable conversation, and why."""
 
-    name: str
-    num_rows: int  # in the file, for all ranks
-    num_samples: int
-    skipped: Counter[str]  # by reason
-    stats: dict[str, int]
-    seconds: float
+    def __init__(self, skip: Skip) -> None:
+        super().__init__(f"{skip.reason}: {skip.detail}")
+        self.skip = skip
 
 
 def make_meta_dataset(
@@ -73,38 +67,42 @@ def make_meta_dataset(
     shard_data        only this rank's share of every data set: `rows taken by sample_ratio`[rank::world_size]. Only
                       its lines are parsed. Use a local sampler then: the data are already divided
     rank, world_size  default: those of torch.distributed
-    kwargs            placeholders="lenient", as in packing; anything else is ignored
+    kwargs            placeholders="lenient", as in packing; strict=True: keys of the meta JSON that nobody knows are an
+                      error, and not a warning; anything else is ignored
 
-    A row that is not a usable conversation is left out, counted by reason in `.stats` and logged; over all ranks the
-    samples are those that packing would take, up to media that cannot be read: files of them are not opened here.
+    Media are named as in the rows, relative to the working directory, or under the data set's `media_dir`. A row that
+    is not a usable conversation is left out, counted by reason in `.stats` and logged; over all ranks the samples are
+    those that packing would take, and those that have no answer to learn from. Media are not opened here.
     """
     started = time.perf_counter()
     place = _share(shard_data, rank, world_size)
     lenient = _is_lenient(kwargs.get("placeholders", "strict"))
-    examples, loadings = _ExamplesWithStats(), []
-    for dataset in read_meta(Path(path_or_dataset), _selection(dataset_names)):
-        begun = time.perf_counter()
+    examples, timings = _ExamplesWithStats(), {}
+    for dataset in read_meta(Path(path_or_dataset), _selection(dataset_names), strict=bool(kwargs.get("strict"))):
         if dataset.weight is not None:  # how often it takes each row is known only when all are measured
             raise UserError(f"{dataset.name}: has a weight, which is for `neatpack pack`; online, give a sample_ratio")
-        taken, num_rows = _examples(dataset, lenient, *place)
+        begun = time.perf_counter()
+        raw, num_rows, convert_one = _raw(_as_given(dataset), lenient, *place)
+        read = time.perf_counter()
+        taken = [(row, found if isinstance(found, Skip) else convert_one(found)) for row, found in raw]
         loaded = [example for _, example in taken if not isinstance(example, Skip)]
         skips = [(row, skip) for row, skip in taken if isinstance(skip, Skip)]
         _log_skips(dataset.name, skips, len(taken))
         examples += loaded
-        loadings.append(
-            _Loading(
-                name=dataset.name,
-                num_rows=num_rows,
-                num_samples=len(loaded),
-                skipped=Counter(skip.reason for _, skip in skips),
-                stats=_collect_sample_stats(loaded),
-                seconds=time.perf_counter() - begun,
-            )
-        )
-    examples.stats = _total(loadings)
-    _log_dataset_loading_summary(
-        loadings, time.perf_counter() - started, len(examples), place[0] if shard_data else rank
-    )
+        ended = time.perf_counter()
+        timings[dataset.name] = {
+            "io": read - begun,
+            "convert": ended - read,
+            "total": ended - begun,
+            "n_samples": len(loaded),
+            "n_rows": num_rows,  # in the files, for all ranks
+            "n_skipped": len(skips),
+            "skipped_by_reason": Counter(skip.reason for _, skip in skips),
+            **_collect_sample_stats(loaded),
+        }
+    examples.stats = _total(timings)
+    wall_time = time.perf_counter() - started
+    _log_dataset_loading_summary(timings, wall_time, len(examples), place[0] if shard_data else rank)
     return examples
 
 
@@ -113,36 +111,63 @@ def _convert_sharegpt_to_conversation(
     columns: dict[str, str] | None = None,
     tags: dict[str, str] | None = None,
     media_dir: str | None = None,
+    *,
+    ignore_keys: tuple[str, ...] = (),
+    lenient: bool = False,
 ) -> dict[str, Any]:
-    """One ShareGPT-style row as {"conversation": …}; columns, tags and media_dir as in a meta JSON."""
-    where = "_convert_sharegpt_to_conversation"
-    dataset = Dataset(
-        name="",
-        columns=parsed_names(Columns, where, "columns", columns),
-        tags=parsed_names(Tags, where, "tags", tags),
-        media_dir=media_dir or "",
-    )
-    converted = _converted(example, dataset, lenient=False)
+    """One row of turns as {"conversation": …}; columns, tags, media_dir and ignore_keys as in a meta JSON.
+
+    What is not usable is an UnusableRow, which is a ValueError.
+    """
+    names = (tuple(sorted((columns or {}).items())), tuple(sorted((tags or {}).items())))
+    converted = _converted(example, _dataset_of(*names, media_dir or "", tuple(ignore_keys)), lenient=lenient)
     if isinstance(converted, Skip):
-        raise UserError(f"{converted.reason}: {converted.detail}")
+        raise UnusableRow(converted)
     return converted
 
 
-def _load_json_or_jsonl(file_path: str) -> list[dict[str, Any]]:
+@lru_cache(maxsize=64)
+def _dataset_of(
+    columns: tuple[tuple[str, str], ...],
+    tags: tuple[tuple[str, str], ...],
+    media_dir: str,
+    ignore_keys: tuple[str, ...],
+) -> Dataset:
+    where = "_convert_sharegpt_to_conversation"
+    return Dataset(
+        name="",
+        columns=parsed_names(Columns, where, "columns", dict(columns)),
+        tags=parsed_names(Tags, where, "tags", dict(tags)),
+        media_dir=media_dir,
+        ignore_keys=ignore_keys,
+    )
+
+
+def _load_json_or_jsonl(file_path: str | Sequence[str], *, skips: bool = False) -> list[Any]:
     """All rows of a data file, of any kind that packing takes."""
-    return _load_jsonl_for_rank(file_path, 1.0, 0, 1)[0]
+    return _load_jsonl_for_rank(file_path, 1.0, 0, 1, skips=skips)[0]
 
 
 def _load_jsonl_for_rank(
-    file_path: str, sample_ratio: float, rank: int, world_size: int
-) -> tuple[list[dict[str, Any]], int]:
-    """This rank's rows of a data file, and how many the whole file has. No other rank's line is parsed."""
-    parts, num_rows = _whole([as_lines(Path(file_path), _imported())])
-    loaded = _rows_for_rank(parts, num_rows, sample_ratio, rank, world_size, parse_row)
-    for _, row in loaded:
-        if isinstance(row, Skip):
-            raise UserError(f"{file_path} {row.detail}; fix or remove the line")
-    return [row for _, row in loaded if not isinstance(row, Skip)], num_rows
+    file_path: str | Sequence[str], sample_ratio: float, rank: int, world_size: int, *, skips: bool = False
+) -> tuple[list[Any], int]:
+    """This rank's rows of a data file, and how many the whole file has. No other rank's line is parsed.
+
+    Several files are one, their rows numbered through. A line that is broken is an error, or with `skips` a Skip in
+    its place. Rows were counted first and are read in a second pass, so that only the rank's own lines are ever in
+    memory. A row that is taken twice is parsed twice: nobody who changes one copy changes the other.
+    """
+    names = [file_path] if isinstance(file_path, str) else file_path
+    parts, num_rows = _whole([as_lines(Path(name), _imported()).file for name in names])
+    mine = _mine(num_rows, sample_ratio, rank, world_size)
+    wanted = set(mine)
+    texts = {row: (text, line) for part in parts for row, line, _, text in rows(part) if row in wanted}
+    loaded = [parse_row(*texts[row]) for row in mine]
+    if not skips:
+        for row in loaded:
+            if isinstance(row, Skip):
+                raise UserError(f"{', '.join(names)} {row.detail}; fix or remove the line")
+    return loaded, num_rows
 
 
 def _collect_sample_stats(examples: Iterable[Mapping[str, Any]]) -> dict[str, int]:
@@ -166,23 +191,26 @@ def _collect_sample_stats(examples: Iterable[Mapping[str, Any]]) -> dict[str, in
 
 
 def _log_dataset_loading_summary(
-    timings: Sequence[_Loading], wall_time: float, total_samples: int, rank: int | None = None
+    timings: Mapping[str, Mapping[str, Any]], wall_time: float, total_samples: int, rank: int | None = None
 ) -> None:
-    """A table of the data sets. One rank of a run tells it to everybody; the others only to who asks for debug logs."""
-    title = ("data set", "rows", "samples", "skipped", "images", "videos", "text tokens", "media tokens", "seconds")
-    total = _total(timings)
+    """A table of the data sets, by name: seconds ("io", "convert", "total") and figures ("n_samples", "n_images" …).
 
-    def line(name: str, rows: int, samples: int, skipped: int, stats: Mapping[str, int], seconds: float) -> list[str]:
-        keys = ("n_images", "n_videos", "n_text_tokens", "n_media_tokens")
-        return [name, *(f"{n:,}" for n in (rows, samples, skipped, *(stats[key] for key in keys))), f"{seconds:.1f}"]
+    What a data set does not say is 0. One rank of a run tells it to everybody; the others only to who asks for debug
+    logs.
+    """
+    columns = {
+        "rows": "n_rows", "samples": "n_samples", "skipped": "n_skipped", "images": "n_images", "videos": "n_videos",
+        "text tokens": "n_text_tokens", "media tokens": "n_media_tokens",
+    }  # fmt: skip
 
+    def line(name: str, figures: Mapping[str, Any], seconds: float) -> list[str]:
+        return [name, *(f"{figures.get(key, 0):,}" for key in columns.values()), f"{seconds:.1f}"]
+
+    total = {key: sum(one.get(key, 0) for one in timings.values()) for key in columns.values()}
     table = [
-        list(title),
-        *(
-            line(one.name, one.num_rows, one.num_samples, one.skipped.total(), one.stats, one.seconds)
-            for one in timings
-        ),
-        line("total", total["n_rows"], total_samples, total["n_skipped"], total, wall_time),
+        ["data set", *columns, "seconds"],
+        *(line(name, one, one.get("total", 0)) for name, one in timings.items()),
+        line("total", total | {"n_samples": total_samples}, wall_time),
     ]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
@@ -196,23 +224,55 @@ def _log_dataset_loading_summary(
     logger.log(level, "%d data sets loaded%s; token counts are estimates\n%s", len(timings), who, text)
 
 
-def _examples(
+Raw = list[tuple[int, Any]]  # row number, and what it holds: or a Skip
+
+
+def _raw(
     dataset: Dataset, lenient: bool, rank: int, world_size: int
-) -> tuple[list[tuple[int, dict[str, Any] | Skip]], int]:
-    """This rank's examples of a data set, each with its row number, and how many rows the data set has."""
+) -> tuple[Raw, int, Callable[[Any], dict[str, Any] | Skip]]:
+    """This rank's rows of a data set, how many rows it has in all, and what makes an example of one."""
     if dataset.is_converted:
         source = dataset.examples()
         mine = _mine(len(source), dataset.sample_ratio, rank, world_size)
-        return [(row, _of_source(source, row)) for row in mine], len(source)
+        return [(row, row) for row in mine], len(source), lambda row: _of_source(source, row)
 
-    parts, num_rows = _whole([lines_of(dataset, _imported(), number) for number in range(num_files(dataset))])
-    dataset = resolved(dataset, first_rows(parts))
+    files = [lines_of(dataset, _imported(), number).file for number in range(num_files(dataset))]
+    dataset = resolved(dataset, first_rows(map(_whole_file, files)))
+    whole = (dataset.sample_ratio, rank, world_size) == (1, 0, 1)
+    place = files[0] if len(files) == 1 else files
+    if whole:
+        found = _load_json_or_jsonl(place, skips=True)
+        num_rows = len(found)
+    else:
+        found, num_rows = _load_jsonl_for_rank(place, dataset.sample_ratio, rank, world_size, skips=True)
+    mine = _mine(num_rows, dataset.sample_ratio, rank, world_size)
+    return list(zip(mine, found, strict=True)), num_rows, _converter(dataset, lenient)
 
-    def example(line: bytes, line_number: int) -> dict[str, Any] | Skip:
-        row = parse_row(line, line_number)
-        return row if isinstance(row, Skip) else _converted(row, dataset, lenient=lenient)
 
-    return _rows_for_rank(parts, num_rows, dataset.sample_ratio, rank, world_size, example), num_rows
+def _converter(dataset: Dataset, lenient: bool) -> Callable[[dict[str, Any]], dict[str, Any] | Skip]:
+    """What makes an example of a row: rows of turns by the function that is named for them."""
+    if FORMATS[dataset.format].read is not messages.read:
+        return lambda row: _converted(row, dataset, lenient=lenient)
+    columns = {field: name for field, name in asdict(dataset.columns).items() if name}
+    tags = asdict(dataset.tags)
+    beyond: dict[str, Any] = {"ignore_keys": dataset.ignore_keys, "lenient": lenient}
+    more = {name: value for name, value in beyond.items() if value}  # only where needed: a replacement may not take it
+
+    def convert_one(row: dict[str, Any]) -> dict[str, Any] | Skip:
+        try:
+            return _convert_sharegpt_to_conversation(row, columns, tags, dataset.media_dir, **more)
+        except UnusableRow as error:
+            return error.skip
+
+    return convert_one
+
+
+def _as_given(dataset: Dataset) -> Dataset:
+    """Media as the rows name them, or under media_dir; they are not looked for."""
+    if len(dataset.given_dirs) > 1:
+        one, other = dataset.given_dirs
+        raise UserError(f"{dataset.name}: its media_dir is both {one} and {other}; give the whole path of one")
+    return replace(dataset, media_dir="".join(dataset.given_dirs), search=())
 
 
 def _of_source(source: Examples, row: int) -> dict[str, Any] | Skip:
@@ -226,7 +286,7 @@ def _of_source(source: Examples, row: int) -> dict[str, Any] | Skip:
 
 
 def _converted(row: dict[str, Any], dataset: Dataset, *, lenient: bool) -> dict[str, Any] | Skip:
-    example = convert(row, dataset, lenient=lenient)
+    example = convert(row, dataset, lenient=lenient, needs_target=False)
     if isinstance(example, Skip):
         return example
     # A hint of another type is as good as none, and is counted as missing.
@@ -234,41 +294,23 @@ def _converted(row: dict[str, Any], dataset: Dataset, *, lenient: bool) -> dict[
     return to_conversation(example) | hints
 
 
-def _rows_for_rank(
-    parts: Sequence[Part], num_rows: int, ratio: float, rank: int, world_size: int, parse: Callable[[bytes, int], T]
-) -> list[tuple[int, T]]:
-    """Row number and content of this rank's rows.
-
-    Rows were counted first and are read in a second pass, so that only the rank's own lines are ever in memory. A row
-    that is taken twice is parsed twice: nobody who changes one copy changes the other.
-    """
-    mine = _mine(num_rows, ratio, rank, world_size)
-    wanted = set(mine)
-    texts = {row: (text, line) for part in parts for row, line, _, text in rows(part) if row in wanted}
-    return [(row, parse(*texts[row])) for row in mine]
-
-
-def _whole(files: Sequence[Lines]) -> tuple[list[Part], int]:
+def _whole(files: Sequence[str]) -> tuple[list[Part], int]:
     """All of each file, rows numbered through, and how many rows they have."""
     parts: list[Part] = []
     num_rows = 0
-    for lines in files:
-        end = os.path.getsize(lines.file)
-        parts.append(Part(file=lines.file, start=0, end=end, first_row=num_rows, num_rows=0, first_line=1))
+    for file in files:
+        parts.append(replace(_whole_file(file), first_row=num_rows))
         num_rows += sum(1 for _ in rows(parts[-1]))
     return parts, num_rows
 
 
-def _mine(num_rows: int, ratio: float, rank: int, world_size: int) -> list[int]:
-    """This rank's row numbers: of those that `ratio` takes, every world_size-th.
+def _whole_file(file: str) -> Part:
+    return Part(file=file, start=0, end=os.path.getsize(file), first_row=0, num_rows=0, first_line=1)
 
-    They are taken in passes over the file, copies [2, 1, 2] as [0, 1, 2, 0, 2]: two copies of a row do not lie side by
-    side, and rarely in one batch.
-    """
-    copies = copies_of_rows(num_rows, ratio)
-    passes = range(max(1, int(copies.max(initial=0))))
-    taken: list[int] = np.concatenate([np.flatnonzero(copies > number) for number in passes]).tolist()
-    return taken[rank::world_size]
+
+def _mine(num_rows: int, ratio: float, rank: int, world_size: int) -> list[int]:
+    """This rank's row numbers: of those that `ratio` takes, in their order, every world_size-th."""
+    return rows_in_order(num_rows, ratio)[rank::world_size]
 
 
 def _imported() -> Path:
@@ -314,13 +356,8 @@ def _log_skips(name: str, skips: Sequence[tuple[int, Skip]], num_taken: int) -> 
     logger.warning("%s: %d of %d rows skipped: %s%s", name, len(skips), num_taken, reasons, "".join(details) + more)
 
 
-def _total(loadings: Sequence[_Loading]) -> dict[str, Any]:
+def _total(timings: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Statistics of all data sets: the sums of theirs, rows (of all ranks), samples and what was skipped, by reason."""
-    skipped = sum((one.skipped for one in loadings), Counter[str]())
-    return {
-        **{key: sum(one.stats[key] for one in loadings) for key in STATS},
-        "n_rows": sum(one.num_rows for one in loadings),
-        "n_samples": sum(one.num_samples for one in loadings),
-        "n_skipped": skipped.total(),
-        "skipped_by_reason": dict(skipped),
-    }
+    skipped = sum((one["skipped_by_reason"] for one in timings.values()), Counter[str]())
+    keys = (*STATS, "n_rows", "n_samples", "n_skipped")
+    return {key: sum(one[key] for one in timings.values()) for key in keys} | {"skipped_by_reason": dict(skipped)}

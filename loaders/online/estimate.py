@@ -2,7 +2,8 @@
 
 Input is the conversation format of the online datasets: {"conversation": [{"role", "content"}], "_text_tokens",
 "_media_tokens", "mm_inputs_meta": {"images_meta": [[height, width]], "videos_meta": [[frames, height, width, fps,
-duration]]}}. The configs are those of `processor_config`.
+duration]]}}. Instead of its size, an entry may have its tokens: {"n_tokens": 77}. The configs are those of
+`processor_config`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,34 +62,46 @@ def estimate_media_tokens(
     if (precomputed := example.get("_media_tokens")) is not None:
         return int(precomputed)
     sizes = example.get("mm_inputs_meta")
-    if sizes is None or (image_cfg is None and video_cfg is None):
+    metas = [meta for key in ("images_meta", "videos_meta") for meta in (sizes or {}).get(key) or []]
+    is_counted = any(isinstance(meta, Mapping) for meta in metas)
+    if sizes is None or (image_cfg is None and video_cfg is None and not is_counted):
         visual = sum(1 for item in content_parts(example) if item.get("type") in ("image", "video"))
         return UNKNOWN_MEDIUM_TOKENS * visual
-    total = 0
-    if image_cfg is not None:
-        total += sum(
-            _estimate_image_tokens(size, image_cfg) for size in sizes.get("images_meta") or [] if size is not None
-        )
-    if video_cfg is not None:
-        total += sum(
-            _estimate_video_tokens(size, video_cfg) for size in sizes.get("videos_meta") or [] if size is not None
-        )
-    return total
+    estimates: tuple[tuple[str, Any, Any], ...] = (
+        ("images_meta", _estimate_image_tokens, image_cfg),
+        ("videos_meta", _estimate_video_tokens, video_cfg),
+    )
+    return sum(
+        estimate(meta, cfg or {})
+        for key, estimate, cfg in estimates
+        for meta in sizes.get(key) or []
+        if isinstance(meta, Mapping) or (meta is not None and cfg is not None)
+    )
 
 
-def _estimate_image_tokens(img_meta: Sequence[float], image_cfg: Mapping[str, Any]) -> int:
-    """Tokens of an image of [height, width]."""
+def counted_tokens(meta: Mapping[str, Any]) -> int:
+    """Of a medium whose tokens were counted and recorded."""
+    return int(meta.get("n_tokens", UNKNOWN_MEDIUM_TOKENS))
+
+
+def _estimate_image_tokens(img_meta: Sequence[float] | Mapping[str, Any], image_cfg: Mapping[str, Any]) -> int:
+    """Tokens of an image of [height, width], or those that were counted: {"n_tokens": 77}."""
+    if isinstance(img_meta, Mapping):
+        return counted_tokens(img_meta)
     height, width = int(img_meta[0]), int(img_meta[1])
     if not _can_be_resized(height, width):
         return UNKNOWN_MEDIUM_TOKENS
     return _merged(1, *_resized_image(height, width, image_cfg), image_cfg)
 
 
-def _estimate_video_tokens(vid_meta: Sequence[float], video_cfg: Mapping[str, Any]) -> int:
-    """Tokens of a video of [total_frames, height, width, fps, duration], sampled at the config's fps.
+def _estimate_video_tokens(vid_meta: Sequence[float] | Mapping[str, Any], video_cfg: Mapping[str, Any]) -> int:
+    """Tokens of a video of [total_frames, height, width, fps, duration], sampled at the config's fps; or as counted.
 
-    fps None: every frame is taken. `per_frame`: the pixel bounds are of a frame (Qwen2, 2.5), not of the clip (Qwen3).
+    fps None: every frame is taken, up to max_frames. `per_frame`: the pixel bounds are of a frame (Qwen2, 2.5), not of
+    the clip (Qwen3).
     """
+    if isinstance(vid_meta, Mapping):
+        return counted_tokens(vid_meta)
     frames, height, width = (int(number) for number in vid_meta[:3])
     fps, duration = float(vid_meta[3]), float(vid_meta[4])
     if frames == 0 and fps > 0:
@@ -96,7 +109,7 @@ def _estimate_video_tokens(vid_meta: Sequence[float], video_cfg: Mapping[str, An
     if not _can_be_resized(height, width):
         return UNKNOWN_MEDIUM_TOKENS
     if video_cfg["fps"] is None:
-        sampled = max(1, frames)
+        sampled = max(1, min(frames, video_cfg["max_frames"]))
     else:
         seconds = frames / fps if fps > 0 else duration
         sampled = min(frames, video_cfg["max_frames"], max(1, int(seconds * video_cfg["fps"])))

@@ -53,10 +53,15 @@ class PreTokenizedDatasetWrapper(Replacing):
         seen = with_fake_image(sample, family_of(self.processor))
         return seen if self.max_length is None or len(seen["input_ids"]) <= self.max_length else sample
 
-    def tokenized(self, index: int) -> dict[str, Any]:
+    def tokenized(self, index: int, *, needs_target: bool = False) -> dict[str, Any]:
         """Sample `index` itself, without a fake image; a SampleError where it cannot be had."""
-        family = family_of(self.processor)
-        return tokenized_example(self.dataset[index], family, max_length=self.max_length, truncate=self.truncate)
+        return tokenized_example(
+            self.dataset[index],
+            family_of(self.processor),
+            max_length=self.max_length,
+            truncate=self.truncate,
+            needs_target=needs_target,
+        )
 
 
 class PackedDatasetWrapper(Dataset[dict[str, Any]]):
@@ -138,7 +143,7 @@ class PackedDatasetWrapper(Dataset[dict[str, Any]]):
         for attempt in range(self.max_retries + 1):
             try:
                 if isinstance(inner, PreTokenizedDatasetWrapper):
-                    return inner.tokenized(index)
+                    return inner.tokenized(index, needs_target=True)
                 return dict(inner[index])
             except MemoryError:
                 raise

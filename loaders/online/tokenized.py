@@ -27,23 +27,29 @@ class SampleError(ValueError):
         self.reason = skip.reason
 
 
-def measured_example(example: Mapping[str, Any], family: Family) -> Measured:
-    """The exact length of a conversation, and what its media will be."""
+def measured_example(example: Mapping[str, Any], family: Family, *, needs_target: bool = False) -> Measured:
+    """The exact length of a conversation, and what its media will be; one without an answer may only be asked about."""
     parsed = from_conversation(example)
-    (measured,) = measure([parsed], family) if not isinstance(parsed, Skip) else (parsed,)
+    (measured,) = measure([parsed], family, needs_target=needs_target) if not isinstance(parsed, Skip) else (parsed,)
     if isinstance(measured, Skip):
         raise SampleError(measured)
     return measured
 
 
 def tokenized_example(
-    example: Mapping[str, Any], family: Family, *, max_length: int | None = None, truncate: bool = False
+    example: Mapping[str, Any],
+    family: Family,
+    *,
+    max_length: int | None = None,
+    truncate: bool = False,
+    needs_target: bool = False,
 ) -> dict[str, Any]:
     """{"conversation": …} -> input_ids, attention_mask, labels, position_ids and media of one sample; nothing shifted.
 
-    One of more than `max_length` tokens is cut at its end, outside of its media (`truncate`), or a SampleError.
+    One of more than `max_length` tokens is cut at its end, outside of its media (`truncate`), or a SampleError. One
+    without an answer has labels that are all masked, or is a SampleError (`needs_target`).
     """
-    measured = measured_example(example, family)
+    measured = measured_example(example, family, needs_target=needs_target)
     length = measured.tokens + 1  # before the shift
     if max_length is not None and length > max_length:
         cut = truncated(measured, max_length - 1, family) if truncate else None

@@ -71,6 +71,11 @@ class MediaRule(ABC):
     """
 
     kind: ClassVar[MediaKind]
+    wishes: ClassVar[tuple[str, ...]] = ()  # what a row may ask of one medium: fields of `records.Wishes`
+
+    def wished(self, asked: Mapping[str, int]) -> Self:
+        """The rule for a medium of which its row asks for `asked`: some of `wishes`."""
+        raise NotImplementedError
 
     @classmethod
     def of(cls, config: Mapping[str, Any], **more: Any) -> Self:

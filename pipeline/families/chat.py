@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jinja2 import TemplateError
@@ -37,6 +37,8 @@ class ChatFormat:
 
 class Chat:
     """A chat format together with a tokenizer."""
+
+    expands_media: ClassVar[bool] = False  # whether ids have all tokens of media already, and not a placeholder each
 
     def __init__(
         self,

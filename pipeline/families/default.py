@@ -156,6 +156,8 @@ class ProcessorImages(ImageRule):
 class ProcessorChat(Chat):
     """Conversations through the processor itself, on blank pictures: their ids are expanded already."""
 
+    expands_media = True
+
     def __init__(self, images: ProcessorImages, placeholders: Mapping[MediaKind, str]) -> None:
         format_ = ChatFormat(assistant_header="", end_of_turn="", placeholders=placeholders)
         super().__init__(format_, images.processor.tokenizer, source=images.source, takes=("image",))

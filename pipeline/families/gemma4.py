@@ -25,7 +25,7 @@ from ..media.resize import budget_resize
 from ..records import Example, MeasuredMedia, MediaKind, Turn
 from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size, VideoRule
 from .chat import Chat, ChatFormat
-from .rules import PixelRule, SoundFeatures, set_over, thinned
+from .rules import PixelRule, SoundFeatures, asked_bounds, set_over, thinned
 
 BUDGETS = (70, 140, 280, 560, 1120)  # tokens of a picture: what the processor allows
 MAX_SAMPLES = 480_000  # 30 s at 16 kHz: the feature extractor cuts a sound there
@@ -165,6 +165,15 @@ class GemmaVideos(Budget, VideoRule):
     fps: float | None
     min_frames: int
     max_frames: int | None
+    wishes = ("nframes", "min_frames", "max_frames")
+
+    def wished(self, asked: Mapping[str, int]) -> Self:
+        if "nframes" in asked:  # whatever bounds the config has
+            return replace(
+                self, num_frames=asked["nframes"], fps=None, do_sample_frames=True, min_frames=1, max_frames=None
+            )
+        least, most = asked_bounds(asked, "frames", self.min_frames, self.max_frames or 0)
+        return replace(self, min_frames=least, max_frames=most if self.max_frames or "max_frames" in asked else None)
 
     @property
     def arrays(self) -> dict[str, MediaArray]:

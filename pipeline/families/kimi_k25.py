@@ -25,7 +25,7 @@ from ..media.pixels import Resize, resize_torch
 from ..records import Example, MeasuredMedia, MediaKind, MediaRef
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size, VideoRule
 from .chat import Chat
-from .kimi_vl import CHAT, MoonViT, MoonViTImages
+from .kimi_vl import CHAT, MoonViT, MoonViTImages, patches_within
 from .rules import configured, refuse_settings, thinned, uniform_frames
 
 IMAGE_DEFAULTS = {
@@ -107,6 +107,13 @@ class K25Videos(MoonViT, VideoRule):
     num_frames: int | None
     max_frames: int
     do_sample_frames: bool
+    wishes = ("max_pixels", "nframes", "max_frames")
+
+    def wished(self, asked: Mapping[str, int]) -> Self:
+        rule = super().wished(asked)
+        if "nframes" in asked:  # whatever bound the config has
+            return replace(rule, num_frames=asked["nframes"], max_frames=0, do_sample_frames=True)
+        return replace(rule, max_frames=asked.get("max_frames", self.max_frames))
 
     @property
     def arrays(self) -> dict[str, MediaArray]:
@@ -203,7 +210,7 @@ class KimiK25(Family):
         videos = configured(files.source, cls.name, VIDEO_DEFAULTS, given[1])
         for config, max_pixels in ((images, key.max_pixels), (videos, key.video_max_pixels)):
             if max_pixels:
-                config["max_patches"] = max(1, max_pixels // config["patch_size"] ** 2)
+                config["max_patches"] = patches_within(max_pixels, config["patch_size"])
             config["max_side"] = config["size"]["max_height"]
         if key.video_fps:
             videos |= {"fps": key.video_fps, "num_frames": None, "do_sample_frames": True}

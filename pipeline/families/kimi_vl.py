@@ -43,6 +43,11 @@ IMAGE_DEFAULTS = {
 MAX_SIDE = 511  # patches: the published processor refuses 512, which its position embedding does not reach
 
 
+def patches_within(max_pixels: int, patch_size: int) -> int:
+    """A bound of pixels as a budget of patches."""
+    return max(1, max_pixels // patch_size**2)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MoonViT(PixelRule):
     """How pixels become patches in MoonViT, the vision tower of all Kimi models."""
@@ -51,6 +56,12 @@ class MoonViT(PixelRule):
     merge_size: int
     max_patches: int
     max_side: int | None  # patches on a side: a picture with more is made smaller; None: it is not
+    wishes = ("max_pixels",)
+
+    def wished(self, asked: Mapping[str, int]) -> Self:
+        if "max_pixels" not in asked:
+            return self
+        return replace(self, max_patches=patches_within(asked["max_pixels"], self.patch_size))
 
     def pixel_array(self, counts: str) -> MediaArray:
         return self.pixels(len(self.image_mean), self.patch_size, self.patch_size, counts=counts)
@@ -147,7 +158,7 @@ class KimiVL(Family):
                 f"{cls.name} needs"
             )
         if key.max_pixels:
-            config["in_token_limit"] = max(1, key.max_pixels // config["patch_size"] ** 2)
+            config["in_token_limit"] = patches_within(key.max_pixels, config["patch_size"])
         image = KimiVLImages.of(config, merge_size=merge.pop(), max_patches=config["in_token_limit"], max_side=None)
         chat = Chat(CHAT, files.tokenizer, source=files.source, takes=("image",))
         return cls(chat, image=image, facts={"merge_size": image.merge_size})

@@ -15,7 +15,7 @@ which takes that many from any video.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -113,6 +113,12 @@ class TileVideos(SquareTiles, VideoRule):
     fps: float | None
     num_frames: int | None
     max_frames: int
+    wishes = ("nframes", "max_frames")
+
+    def wished(self, asked: Mapping[str, int]) -> Self:
+        if "nframes" in asked:  # whatever bound the config has
+            return replace(self, num_frames=asked["nframes"], max_frames=0)
+        return replace(self, max_frames=asked["max_frames"])
 
     @property
     def arrays(self) -> dict[str, MediaArray]:

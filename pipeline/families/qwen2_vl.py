@@ -86,7 +86,8 @@ class Qwen2Videos(PatchVideos):
         }
 
     def sampled(self, total: int, fps: float) -> np.ndarray:
-        """All frames, unless the processor's config has a rate or a number; then evenly, and whole temporal patches.
+        """Evenly, in whole temporal patches, by the rate or the number of the processor's config; without, all frames,
+        but not more than max_frames (transformers knows that bound beside a rate only).
 
         transformers steps by a float, which for 14 of 34 frames gives a 15th index beyond the end; here it is 14.
         """
@@ -97,6 +98,8 @@ class Qwen2Videos(PatchVideos):
             most = math.floor(min(self.max_frames, total) / patch) * patch
             frames = min(max(total / fps * self.fps, self.min_frames), most, total)
             wanted = math.floor(frames / patch) * patch
+        elif total > self.max_frames:
+            wanted = math.floor(self.max_frames / patch) * patch
         else:
             return np.arange(total)
         wanted = max(1, min(wanted, total))  # a video of one frame has no whole temporal patch; the frame is repeated
@@ -106,9 +109,8 @@ class Qwen2Videos(PatchVideos):
     def resized(self, num_frames: int, height: int, width: int) -> Size:
         """Each frame as an image; with cap_pixels_per_frame within an even share of the whole video's budget."""
         max_pixels = self.max_pixels
-        if self.cap_pixels_per_frame:
-            budget = int(self.max_video_tokens * self.factor**2 * 0.9)
-            share = budget * self.temporal_patch_size // num_frames
+        if self.total_pixels is not None:
+            share = self.total_pixels * self.temporal_patch_size // num_frames
             max_pixels = max(min(max_pixels, share), int(self.min_pixels * 1.05))
         return smart_resize_image(height, width, self.factor, self.min_pixels, max_pixels)
 
@@ -133,6 +135,7 @@ def patch_tokens(media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> i
 
 class Qwen2VL(Family):
     name = "qwen2_vl"
+    revision = 2
     processor_classes: ClassVar[tuple[str, ...]] = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
     position_axes = 3
     media_tokens = staticmethod(patch_tokens)

@@ -93,6 +93,7 @@ class OmniVideos(Qwen2Videos):
 
 class Qwen3Omni(Family):
     name = "qwen3_omni"
+    revision = 2
     processor_classes = ("Qwen3OmniMoeProcessor",)
     position_axes = 3
     position_dtype = "float32"

@@ -29,10 +29,10 @@ QWEN3_VIDEO_DEFAULTS = {
 class Qwen3Videos(Qwen2Videos):
     bounds_cover_clip = True
 
+    total_pixels = None  # what frames share are the bounds themselves
+
     def sampled(self, total: int, fps: float) -> np.ndarray:
         """At the configured rate, within min_frames and max_frames, from the first frame to the last."""
-        if not self.samples_frames:
-            return np.arange(total)
         wanted = self.num_frames
         if wanted is None and self.fps is not None:
             wanted = min(max(int(total / fps * self.fps), self.min_frames), self.max_frames, total)
@@ -46,9 +46,16 @@ class Qwen3Videos(Qwen2Videos):
         num_frames = max(num_frames, patch)  # one frame is repeated to a whole temporal patch
         max_pixels = self.max_pixels
         if self.cap_pixels_per_frame:
-            share = min(self.max_video_tokens * self.factor**2, self.max_pixels // num_frames)
+            _, share = self.frame_bounds(num_frames)
             max_pixels = max(share, int(self.min_pixels * 1.05)) * num_frames
         return smart_resize_video(num_frames, height, width, patch, self.factor, self.min_pixels, max_pixels)
+
+    def frame_bounds(self, num_frames: int) -> tuple[int, int]:
+        num_frames = max(num_frames, self.temporal_patch_size)
+        most = self.max_pixels // num_frames
+        if self.cap_pixels_per_frame:
+            most = min(most, self.max_video_tokens * self.factor**2)
+        return -(-self.min_pixels // num_frames), most
 
     def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
         """Per temporal patch its time as text, and its tokens between markers: "<0.2 seconds>", start, pad x n, end."""

@@ -2,9 +2,9 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from ..media.pixels import Resize, patchify, patchify_video, pixel_table, resize
 from ..media.resize import smart_resize_image
 from ..records import MeasuredMedia
 from .base import Arrays, Grid, ImageRule, MediaRule, ProcessorKey, Size, SoundRule, VideoRule
+
+# Of a size that a row gives by itself (resized_height, resized_width), in tokens: as qwen-vl-utils has them.
+RESIZED_TOKENS = (4, 16384)
 
 # A processor's settings
 
@@ -37,6 +40,14 @@ def refuse_settings(key: ProcessorKey, family: str, **reasons: str) -> None:
     for setting, reason in reasons.items():
         if getattr(key, setting):
             raise UserError(f"--{setting.replace('_', '-')} {getattr(key, setting)}: {family} {reason}; leave it out")
+
+
+def asked_bounds(asked: Mapping[str, int], of: str, least: int, most: int) -> tuple[int, int]:
+    """min_ and max_ of what a row asks for; one that it does not give is the config's, and yields where they cross."""
+    low, high = asked.get(f"min_{of}"), asked.get(f"max_{of}")
+    if low is None:
+        low = least if high is None else min(least, high)
+    return low, max(most, low) if high is None else high
 
 
 # Pixels
@@ -79,6 +90,11 @@ class Patches(PixelRule):
     def tokens(self, medium: MeasuredMedia) -> int:
         return int(np.prod(medium.grid)) // self.merge_size**2
 
+    def as_asked(self, asked: Mapping[str, int]) -> Size:
+        """The size that a row gives by resized_height and resized_width, in whole merged patches."""
+        low, high = (tokens * self.factor**2 for tokens in RESIZED_TOKENS)
+        return smart_resize_image(asked["resized_height"], asked["resized_width"], self.factor, low, high)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PatchImages(Patches, ImageRule):
@@ -86,6 +102,13 @@ class PatchImages(Patches, ImageRule):
 
     A processor repeats a still image in time to fill a temporal patch; stored it is once.
     """
+
+    wishes = ("min_pixels", "max_pixels", "resized_height", "resized_width")
+    asked: Mapping[str, int] = field(default_factory=dict, compare=False)  # by its row, of one picture
+
+    def wished(self, asked: Mapping[str, int]) -> Self:
+        """A size goes before bounds."""
+        return replace(self, asked=asked)
 
     @property
     def arrays(self) -> dict[str, MediaArray]:
@@ -95,14 +118,24 @@ class PatchImages(Patches, ImageRule):
         }
 
     def shape(self, height: int, width: int, num_images: int = 1) -> tuple[Size, Grid]:
-        size = smart_resize_image(height, width, self.factor, self.min_pixels, self.max_pixels)
+        if "resized_height" in self.asked:
+            size = self.as_asked(self.asked)
+        else:
+            bounds = asked_bounds(self.asked, "pixels", self.min_pixels, self.max_pixels)
+            size = smart_resize_image(height, width, self.factor, *bounds)
         return size, (1, size[0] // self.patch_size, size[1] // self.patch_size)
 
     def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
-        """Each level halves the area, not below the processor's min_pixels."""
-        (height, width), _ = self.shape(medium.height, medium.width)
-        fewer = replace(self, max_pixels=max(self.min_pixels, height * width >> level))
-        size, grid = fewer.shape(medium.height, medium.width)
+        """Each level halves the area, not below the processor's min_pixels, and of what is below by its row not at all.
+
+        Where the row asked for another size than the processor's, that size has the shape that is kept.
+        """
+        pixels = medium.size[0] * medium.size[1]
+        is_asked = self.shape(medium.height, medium.width)[0] != medium.size
+        source = medium.size if is_asked else (medium.height, medium.width)
+        least = min(self.min_pixels, pixels) if is_asked else self.min_pixels
+        fewer = replace(self, min_pixels=least, max_pixels=max(least, pixels >> level))
+        size, grid = fewer.shape(*source)
         return replace(medium, size=size, grid=grid)
 
     @property
@@ -130,6 +163,23 @@ class PatchVideos(Patches, VideoRule):
     cap_pixels_per_frame: bool = False
     max_video_tokens: int
     bounds_cover_clip: ClassVar[bool] = False  # min_pixels and max_pixels are of a whole clip, and not of a frame
+    wishes = (
+        "min_pixels", "max_pixels", "total_pixels", "resized_height", "resized_width",
+        "nframes", "min_frames", "max_frames",
+    )  # fmt: skip
+    asked: Mapping[str, int] = field(default_factory=dict, compare=False)  # pixels, by its row, of one video
+
+    def wished(self, asked: Mapping[str, int]) -> Self:
+        """Numbers of frames are of whole temporal patches: 5 asked for are 4, at least 5 are 6."""
+        patch = self.temporal_patch_size
+        pixels = {name: number for name, number in asked.items() if not name.endswith("frames")}
+        if "nframes" in asked:
+            wanted = max(1, round(asked["nframes"] / patch)) * patch
+            return replace(self, asked=pixels, num_frames=wanted, fps=None, do_sample_frames=True)
+        least, most = asked_bounds(asked, "frames", self.min_frames, self.max_frames)
+        least = -(-least // patch) * patch if "min_frames" in asked else least
+        number = None if self.num_frames is None else min(max(self.num_frames, least), most)
+        return replace(self, asked=pixels, min_frames=least, max_frames=most, num_frames=number)
 
     @property
     def samples_frames(self) -> bool:
@@ -154,9 +204,29 @@ class PatchVideos(Patches, VideoRule):
 
     def shape(self, num_frames: int, height: int, width: int) -> tuple[Size, Grid]:
         """What does not fill a last temporal patch is filled with the last frame."""
-        size = self.resized(num_frames, height, width)
+        size = (self.as_wished if self.asked else self.resized)(num_frames, height, width)
         temporal = -(-num_frames // self.temporal_patch_size)
         return size, (temporal, size[0] // self.patch_size, size[1] // self.patch_size)
+
+    def as_wished(self, num_frames: int, height: int, width: int) -> Size:
+        """Of each frame, as qwen-vl-utils has it."""
+        asked = self.asked
+        if "resized_height" in asked:
+            return self.as_asked(asked)
+        least, most = asked_bounds(asked, "pixels", *self.frame_bounds(num_frames))
+        if (total := asked.get("total_pixels", self.total_pixels)) is not None:
+            share = max(min(most, total * self.temporal_patch_size // num_frames), int(least * 1.05))
+            most = min(asked.get("max_pixels", share), share)
+        return smart_resize_image(height, width, self.factor, least, most)
+
+    def frame_bounds(self, num_frames: int) -> tuple[int, int]:
+        """The config's least and most pixels of a frame."""
+        return self.min_pixels, self.max_pixels
+
+    @property
+    def total_pixels(self) -> int | None:
+        """What all frames share, where the config has them share anything."""
+        return int(self.max_video_tokens * self.factor**2 * 0.9) if self.cap_pixels_per_frame else None
 
     def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
         """Each level halves the frames, evenly thinned and not below 4; once there are 4, the area is halved."""
@@ -170,7 +240,10 @@ class PatchVideos(Patches, VideoRule):
             min_pixels=min(self.min_pixels, pixels * frames_in_bound),
             max_pixels=max(self.factor**2, pixels) * frames_in_bound,
         )
-        size, grid = bounded.shape(len(frames), medium.height, medium.width)
+        # As in pictures: a shape that the row gave is kept.
+        is_asked = self.shape(len(medium.frames), medium.height, medium.width)[0] != medium.size
+        source = medium.size if is_asked else (medium.height, medium.width)
+        size, grid = bounded.shape(len(frames), *source)
         return replace(medium, frames=frames, size=size, grid=grid)
 
     def patches(self, frames: Iterable[np.ndarray], medium: MeasuredMedia) -> np.ndarray:

@@ -4,8 +4,8 @@
                                                    {"type": "text", "text": "Who is it?"}]},
                       {"role": "assistant", "content": [{"type": "text", "text": "Tom."}]}]}
 
-A medium is spelled as in any row (see media.py), or held in memory: a PIL image, bytes, {"bytes": …}, or a sound as
-(samples, sampling rate) or {"array": …, "sampling_rate": …}.
+A medium is spelled as in any row (see media.py), or held in memory: a PIL image, an array or tensor of pixels, bytes,
+{"bytes": …}, or a sound as (samples, sampling rate) or {"array": …, "sampling_rate": …}.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,9 @@ def to_conversation(example: Example) -> dict[str, Any]:
     turns = []
     for turn in example.turns:
         content = [
-            {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind, part.kind: _given(part)}
+            {"type": "text", "text": part}
+            if isinstance(part, str)
+            else {"type": part.kind, part.kind: _given(part), **_asked(part)}
             for part in turn.parts
         ]
         turns.append({"role": turn.role, "content": content, **_extras(turn)})
@@ -47,13 +49,18 @@ def _extras(turn: Turn) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value} | loss
 
 
-def from_conversation(example: Mapping[str, Any], media_dir: str = "") -> Example | Skip:
+def from_conversation(
+    example: Mapping[str, Any], media_dirs: tuple[str, ...] = ("",), *, needs_target: bool = False
+) -> Example | Skip:
     """Content may be a text or a list of parts. A medium without its data takes the next of the example's own column
-    of that name: {"type": "audio"} and example["audio"]."""
+    of that name: {"type": "audio"} and example["audio"].
+
+    needs_target: what has no answer to learn from is a Skip; else it is for `measure` to say so, where it matters.
+    """
     turns = example.get("conversation")
     if not isinstance(turns, list) or not turns:
         return Skip(reason="bad_row", detail="no conversation; expected a list of turns in 'conversation'")
-    dialect = Dialect(columns=COLUMNS, media_dir=media_dir)
+    dialect = Dialect(columns=COLUMNS, media_dirs=media_dirs, needs_target=needs_target)
     said = _document(example, turns) or messages.read(example, dialect)
     found = said if isinstance(said, Skip) else in_parts(said, dialect, of_file=False)
     if isinstance(found, Skip) or not any(ref.inside and not ref.path for ref in found.media):
@@ -80,21 +87,22 @@ def _in_memory(part: str | MediaRef) -> str | MediaRef:
 
 
 def _given(ref: MediaRef) -> Any:
-    """A path where that says all; otherwise an object."""
-    if ref.held is not None and not isinstance(ref.held, bytes):
-        return ref.held
+    """A path where that says all; otherwise what is in memory, a list of pictures, or an object."""
+    if ref.held is not None or ref.frames:
+        return ref.held if ref.held is not None else list(ref.frames)
     where: dict[str, Any] = {} if not ref.offset and ref.length < 0 else {"offset": ref.offset, "length": ref.length}
     if is_cell(ref.inside):
         where["cell"] = ref.inside
+    return {"path": ref.path, **where} if where else ref.path
+
+
+def _asked(ref: MediaRef) -> dict[str, Any]:
+    """What a row asks of a medium, beside it."""
+    sampling = ref.sampling
     asked = {
-        "fps": ref.sampling.fps,
-        "frame_indices": list(ref.sampling.frame_indices) if ref.sampling.frame_indices is not None else None,
-        "video_start": ref.sampling.start,
-        "video_end": ref.sampling.end,
+        "fps": sampling.fps,
+        "frame_indices": list(sampling.frame_indices) if sampling.frame_indices is not None else None,
+        "video_start": sampling.start,
+        "video_end": sampling.end,
     }
-    wishes = {key: value for key, value in asked.items() if value is not None}
-    if ref.held is not None:
-        return {"bytes": ref.held, **wishes} if wishes else ref.held
-    if ref.frames:
-        return {"frames": list(ref.frames), **wishes} if wishes else list(ref.frames)
-    return {"path": ref.path, **where, **wishes} if where or wishes else ref.path
+    return {key: value for key, value in asked.items() if value is not None} | ref.wishes.given

@@ -43,12 +43,14 @@ def parse_row(line: bytes, line_number: int | str, max_bytes: int = MAX_ROW_BYTE
     return row
 
 
-def convert(row: dict[str, Any], dataset: Dataset, *, lenient: bool = False) -> Example | Skip:
+def convert(
+    row: dict[str, Any], dataset: Dataset, *, lenient: bool = False, needs_target: bool = True
+) -> Example | Skip:
     """See `example_of` for what becomes of text, tags and media."""
     if dataset.is_converted:  # a row of our own import, see pipeline/ingest/imported.py
-        example = from_conversation(row, dataset.media_dir)
+        example = from_conversation(row, dataset.media_dirs, needs_target=needs_target)
     else:
-        dialect = _dialect(dataset, lenient=lenient)
+        dialect = _dialect(dataset, lenient=lenient, needs_target=needs_target)
         said = _said(row, dataset, dialect)
         example = said if isinstance(said, Skip) else example_of(said, dialect)
     if isinstance(example, Example) and any(isinstance(ref.held, tuple) for ref in example.media):
@@ -58,7 +60,7 @@ def convert(row: dict[str, Any], dataset: Dataset, *, lenient: bool = False) -> 
 
 def said_of(row: dict[str, Any], dataset: Dataset) -> Said | Skip:
     """What a row says, with its media as it names them."""
-    return _said(row, dataset, _dialect(dataset, lenient=False))
+    return _said(row, dataset, _dialect(dataset))
 
 
 def _said(row: dict[str, Any], dataset: Dataset, dialect: Dialect) -> Said | Skip:
@@ -66,13 +68,14 @@ def _said(row: dict[str, Any], dataset: Dataset, dialect: Dialect) -> Said | Ski
     return FORMATS[dataset.format].read(row, dialect)
 
 
-def _dialect(dataset: Dataset, *, lenient: bool) -> Dialect:
+def _dialect(dataset: Dataset, *, lenient: bool = False, needs_target: bool = True) -> Dialect:
     return Dialect(
         columns=dataset.row_columns,
         tags=dataset.tags,
-        media_dir=dataset.media_dir,
+        media_dirs=dataset.media_dirs,
         ignore_keys=dataset.ignore_keys,
         lenient=lenient,
+        needs_target=needs_target,
     )
 
 

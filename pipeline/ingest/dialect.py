@@ -39,6 +39,7 @@ class Dialect:
 
     columns: Columns = Columns()
     tags: Tags = Tags()
-    media_dir: str = ""
+    media_dirs: tuple[str, ...] = ("",)  # where a relative path of a medium may start, in this order
     ignore_keys: tuple[str, ...] = ()  # keys of turns and parts that mean nothing for training
     lenient: bool = False  # about placeholders
+    needs_target: bool = True  # a row without anything to learn from is of no use; online it may be asked about

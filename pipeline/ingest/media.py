@@ -2,19 +2,30 @@
 
 import base64
 import binascii
+import os
 import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
+import numpy as np
 from PIL import Image
 
 from ..media.inline import bytes_of_text, is_data_uri, pointer
 from ..media.parquet import cell_of
-from ..media.remote import SCHEMES, located
-from ..records import MediaKind, MediaRef, Sampling, Skip
+from ..media.remote import SCHEMES, is_uri, located
+from ..records import NO_WISHES, MediaKind, MediaRef, Sampling, Skip, Wishes
 
 Steps = tuple[str | int, ...]  # from a row to a place in it: ("images", 0)
+
+# What may be asked of one medium: fields of Wishes.
+SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
+FRAME_COUNTS = ("nframes", "min_frames", "max_frames")
+WISHES: dict[MediaKind, tuple[str, ...]] = {
+    "image": SIZES,
+    "video": (*SIZES, "total_pixels", *FRAME_COUNTS),
+    "audio": (),
+}
 
 # Keys of an object that name the medium; the bytes themselves before the place that they had once.
 AS_BASE64 = ("bytes", "base64", "data")
@@ -32,7 +43,12 @@ _MP3_FRAME = (b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
 
 
 def media_reference(
-    entry: Any, kind: MediaKind, column: str, media_dir: str, at: Steps = (), asked: Mapping[str, Any] | None = None
+    entry: Any,
+    kind: MediaKind,
+    column: str,
+    media_dirs: tuple[str, ...] = ("",),
+    at: Steps = (),
+    asked: Mapping[str, Any] | None = None,
 ) -> MediaRef | Skip:
     """An entry is a path, a URI, base64, bytes or an object with one of them; a video may also be a list of pictures
     or have `frames`. `at` is its place in the row: what is written into the row is found again by it. `asked` is what
@@ -51,18 +67,20 @@ def media_reference(
             cell_of(str(cell))
     except ValueError as error:
         return bad(f"cell {shown(cell)}: {error}")
-    sampling = _sampling(given) if kind == "video" else Sampling()
-    if isinstance(sampling, str):
-        return bad(sampling)
+    asks = _asks(given, kind)
+    if isinstance(asks, str):
+        return bad(asks)
     frames = entry if isinstance(entry, list) else given.get("frames")
     if kind == "video" and frames is not None:
-        paths = _frames(frames, media_dir)
+        paths = _frames(frames, media_dirs)
         if isinstance(paths, str):
             return bad(paths)
-        return MediaRef(kind=kind, path=paths[0], frames=paths, sampling=sampling, **where)
+        if counts := [name for name in FRAME_COUNTS if name in given]:
+            return bad(f"{counts[0]} of a list of pictures, which are all taken; list those that you want")
+        return MediaRef(kind=kind, path=paths[0], frames=paths, **asks, **where)
     value, key, place = _medium(entry, kind, at)
     if isinstance(value, bytes | bytearray | memoryview):
-        return MediaRef(kind=kind, path=f"({kind} in memory)", held=bytes(value), sampling=sampling)
+        return MediaRef(kind=kind, path=f"({kind} in memory)", held=bytes(value), **asks)
     if not isinstance(value, str) or not value or not is_unicode(value):
         return bad(f"{shown(str(entry))} is not a path")
     if key in AS_BASE64 or is_data_uri(value) or is_base64(value):
@@ -70,11 +88,11 @@ def media_reference(
             held = bytes_of_text(value)
         except ValueError as error:
             return bad(str(error), "bad_media")
-        return MediaRef(kind=kind, path="", inside=pointer(*place), held=held, sampling=sampling)
-    path = _path(value, media_dir)
+        return MediaRef(kind=kind, path="", inside=pointer(*place), held=held, **asks)
+    path = _path(value, media_dirs)
     if isinstance(path, Skip):
         return bad(path.detail, path.reason)
-    return MediaRef(kind=kind, path=path, inside=str(cell), sampling=sampling, **where)
+    return MediaRef(kind=kind, path=path, inside=str(cell), **asks, **where)
 
 
 def _medium(entry: Any, kind: MediaKind, at: Steps) -> tuple[Any, str, Steps]:
@@ -87,8 +105,8 @@ def _medium(entry: Any, kind: MediaKind, at: Steps) -> tuple[Any, str, Steps]:
     return value, key, at
 
 
-def _path(text: str, media_dir: str) -> str | Skip:
-    """Where a file is: a path under `media_dir`, or a URI."""
+def _path(text: str, media_dirs: tuple[str, ...]) -> str | Skip:
+    """Where a file is: a path under one of `media_dirs`, or a URI."""
     scheme = _SCHEME.match(text)
     if scheme and scheme[1].lower() in SCHEMES:
         return text
@@ -101,7 +119,7 @@ def _path(text: str, media_dir: str) -> str | Skip:
             detail=f"a text of {len(text)} characters that is too long for a path and not base64 of a known kind",
         )
     if not scheme:
-        return located(text, media_dir)
+        return _found(text, media_dirs)
     try:
         parts = urlsplit(text)
     except ValueError:
@@ -114,13 +132,38 @@ def _path(text: str, media_dir: str) -> str | Skip:
         return Skip(reason="bad_row", detail=f"{shown(text)} is not UTF-8 once decoded")
 
 
-def _frames(paths: Any, media_dir: str) -> tuple[str, ...] | str:
+def _found(path: str, media_dirs: tuple[str, ...]) -> str | Skip:
+    """The file of that name in the first folder that has it; where none does, in the first: there it is missing.
+
+    Two files of that name are one too many: which of them is meant, only the user knows.
+    """
+    first, *others = (located(path, folder) for folder in media_dirs)
+    if not others or os.path.isabs(path) or is_uri(first):
+        return first
+    hits = [place for place in (first, *others) if _exists(place)]
+    for other in hits[1:]:
+        if not os.path.samefile(hits[0], other):
+            return Skip(
+                reason="bad_row",
+                detail=f"{shown(path)} is both {hits[0]} and {other}; give media_dir, or whole paths",
+            )
+    return hits[0] if hits else first
+
+
+def _exists(path: str) -> bool:
+    try:
+        return os.path.exists(path)
+    except ValueError:  # a name that no file can have, with a zero byte in it
+        return False
+
+
+def _frames(paths: Any, media_dirs: tuple[str, ...]) -> tuple[str, ...] | str:
     """The pictures of a video; or what is wrong with them."""
     if not isinstance(paths, list) or not paths or not all(isinstance(p, str) and p and is_unicode(p) for p in paths):
         return f"{shown(str(paths))} is not a path"
     if any(is_data_uri(path) or is_base64(path) for path in paths):
         return "frames as base64; expected paths of files"
-    joined = [_path(path, media_dir) for path in paths]
+    joined = [_path(path, media_dirs) for path in paths]
     return next((path.detail for path in joined if isinstance(path, Skip)), None) or tuple(map(str, joined))
 
 
@@ -142,9 +185,44 @@ def is_base64(text: str) -> bool:
     return known and _BASE64.fullmatch(text) is not None
 
 
-def in_memory(value: Any) -> bool:
-    """Whether a program holds it: a picture of Pillow's, or a sound as (samples, sampling rate)."""
-    return isinstance(value, Image.Image | tuple)
+def held_medium(value: Any, kind: MediaKind) -> Any:
+    """What a program holds, as `MediaRef.held` has it; None for what is none, or is not in memory.
+
+    A picture of Pillow's, an array or a tensor of its pixels; a sound as (samples, sampling rate).
+    """
+    if isinstance(value, Image.Image | tuple):
+        return value
+    if kind == "image" and (isinstance(value, np.ndarray) or hasattr(value, "detach")):
+        return _picture(value)
+    return None
+
+
+def _picture(pixels: Any) -> Image.Image:
+    """Of an array or a tensor: bytes, or fractions of 0 to 1; a ValueError where it is neither.
+
+    [height, width], or with 1, 3 or 4 channels, as the first axis or as the last; where both would do, the first, as in
+    transformers.
+    """
+    if hasattr(pixels, "detach"):
+        pixels = pixels.detach().cpu()
+        pixels = pixels.float() if pixels.is_floating_point() else pixels  # numpy has no bfloat16
+    array = np.asarray(pixels)
+    channels = (1, 3, 4)
+    if array.ndim == 3 and array.shape[0] in channels:
+        array = np.moveaxis(array, 0, -1)
+    if not array.size or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[-1] not in channels):
+        shape = list(np.shape(pixels))
+        raise ValueError(f"a picture of the shape {shape}; expected [height, width], or 1, 3 or 4 channels beside them")
+    low, high = float(array.min()), float(array.max())
+    if array.dtype.kind == "f" and 0 <= low <= high <= 1:
+        array = np.round(array * 255)
+    elif array.dtype.kind not in "iuf" or not 0 <= low <= high <= 255 or (array != np.floor(array)).any():
+        raise ValueError(
+            f"a picture of {array.dtype} from {low:g} to {high:g}; expected bytes of 0 to 255, or fractions of 0 to 1: "
+            "give it before it is normalised"
+        )
+    array = array.astype(np.uint8)
+    return Image.fromarray(array[..., 0] if array.shape[2:] == (1,) else array)
 
 
 def _sampling(given: Mapping[str, Any]) -> Sampling | str:
@@ -164,6 +242,38 @@ def _sampling(given: Mapping[str, Any]) -> Sampling | str:
             return "frame_indices must be whole numbers in ascending order"
         indices = tuple(indices)
     return Sampling(fps=numbers["fps"], frame_indices=indices, start=numbers["video_start"], end=numbers["video_end"])
+
+
+def wishes_of(given: Mapping[str, Any], kind: MediaKind) -> Wishes | str:
+    """What a row asks of one medium, or what is wrong with it."""
+    asked: dict[str, Any] = {name: given[name] for name in WISHES[kind] if given.get(name) is not None}
+    if not asked:
+        return NO_WISHES
+    for name, number in asked.items():
+        whole = isinstance(number, int | float) and not isinstance(number, bool) and number == number // 1
+        if not whole or not 1 <= number < 1 << 63:
+            return f"{name} must be a whole number of at least 1, got {shown(number)}"
+    if ("resized_height" in asked) != ("resized_width" in asked):
+        return "resized_height and resized_width belong together; give both"
+    for low, high in (("min_pixels", "max_pixels"), ("min_frames", "max_frames")):
+        if low in asked and high in asked and asked[low] > asked[high]:
+            return f"{low} {asked[low]} is above {high} {asked[high]}"
+    return Wishes(**{name: int(number) for name, number in asked.items()})
+
+
+def _asks(given: Mapping[str, Any], kind: MediaKind) -> dict[str, Any] | str:
+    """What a row asks of a medium, as fields of a MediaRef; or what is wrong with it."""
+    wishes = wishes_of(given, kind)
+    if isinstance(wishes, str) or kind != "video":
+        return wishes if isinstance(wishes, str) else {"wishes": wishes}
+    sampling = _sampling(given)
+    if isinstance(sampling, str):
+        return sampling
+    asked = wishes.given | {name: True for name in ("fps", "frame_indices") if given.get(name) is not None}
+    for one, *others in (("nframes", "fps", "min_frames", "max_frames"), ("frame_indices", *FRAME_COUNTS)):
+        if one in asked and (other := next((name for name in others if name in asked), None)):
+            return f"both {one} and {other} say which frames are taken; remove one of the two"
+    return {"wishes": wishes, "sampling": sampling}
 
 
 def is_unicode(text: str) -> bool:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import logging
 import math
 import random
 from collections import Counter
@@ -22,6 +23,10 @@ from .formats import ALIASES, AUTO, FORMATS
 from .media import is_unicode
 from .sources import SOURCES, Examples
 
+logger = logging.getLogger(__name__)
+
+KEYS = ("file_name", "format", "columns", "tags", "id_column", "ignore_keys", "media_dir", "sample_ratio", "weight",
+        "source", "path_or_dataset", "split")  # fmt: skip
 HUB = "hub"  # the source of rows as they are, of any data set that `datasets` loads
 
 
@@ -31,7 +36,9 @@ class Dataset:
     files: tuple[str, ...] = ()  # in the order of their rows
     columns: Columns = Columns()
     tags: Tags = Tags()
-    media_dir: str = ""
+    media_dir: str = ""  # the first of those where media are looked for
+    given_dirs: tuple[str, ...] = ()  # what the meta JSON's media_dir may be: relative to its file, to where we are
+    search: tuple[str, ...] = ()  # folders behind media_dir in which relative paths of media may start, too
     sample_ratio: float = 1.0
     weight: float | None = None  # its share of all tokens, in place of a sample_ratio
     format: str = "messages"  # how its rows are written: see pipeline/ingest/formats; or "auto", until `resolved`
@@ -46,6 +53,11 @@ class Dataset:
     def is_converted(self) -> bool:
         """Whether the rows that are read are conversations of our own making: those of a named source."""
         return self.source not in ("", HUB)
+
+    @property
+    def media_dirs(self) -> tuple[str, ...]:
+        """Where relative paths of media may start, in this order."""
+        return (self.media_dir, *self.search)
 
     @property
     def row_columns(self) -> Columns:
@@ -66,13 +78,18 @@ class Dataset:
 
     def described(self) -> dict[str, Any]:
         """What shapes the rows, for fingerprints: not where they lie, which may change (the file has its digest)."""
-        left_out = {"files", "media_dir", "path_or_dataset"} | (set() if self.source else {"source", "split"})
+        left_out = {"files", "media_dir", "given_dirs", "search", "path_or_dataset"} | (
+            set() if self.source else {"source", "split"}
+        )
         fields = dataclasses.asdict(self) | {"ignore_keys": list(self.ignore_keys)}  # as JSON has it
         return {key: value for key, value in fields.items() if key not in left_out}
 
 
-def read_meta(path: Path, select: tuple[str, ...] = ()) -> list[Dataset]:
-    """The data sets of a meta JSON, in its order; `select` keeps only those named, in their order."""
+def read_meta(path: Path, select: tuple[str, ...] = (), *, strict: bool = False) -> list[Dataset]:
+    """The data sets of a meta JSON, in its order; `select` keeps only those named, in their order.
+
+    A key that nobody knows is a warning, for other tools have keys of their own; strict: an error.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         """An object whose keys are all different; Python's own reader keeps the last of two and says nothing."""
@@ -94,7 +111,7 @@ def read_meta(path: Path, select: tuple[str, ...] = ()) -> list[Dataset]:
     for name in select:
         if name not in meta:
             raise UserError(f"--datasets {name}: not in {path}, which has {', '.join(meta)}")
-    return _weighted(path, [_dataset(path, name, meta[name]) for name in dict.fromkeys(select or meta)])
+    return _weighted(path, [_dataset(path, name, meta[name], strict) for name in dict.fromkeys(select or meta)])
 
 
 def _weighted(meta_path: Path, datasets: list[Dataset]) -> list[Dataset]:
@@ -111,15 +128,11 @@ def _weighted(meta_path: Path, datasets: list[Dataset]) -> list[Dataset]:
     return [dataclasses.replace(dataset, weight=given[dataset.name] / total) for dataset in datasets]
 
 
-def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
+def _dataset(meta_path: Path, name: str, entry: Any, strict: bool) -> Dataset:
     where = f"{meta_path}: data set {name!r}"
     if not isinstance(entry, dict):
         raise UserError(f"{where}: expected an object, got {type(entry).__name__}")
-    known = ("file_name", "format", "columns", "tags", "id_column", "ignore_keys", "media_dir", "sample_ratio",
-             "weight", "source", "path_or_dataset", "split")  # fmt: skip
-    for key in entry:
-        if key not in known:
-            raise UserError(f"{where}: unknown key {key!r}; known: {', '.join(known)}")
+    entry = _known(where, entry, strict)
     place = _source(meta_path, where, entry) if "source" in entry else _files(meta_path, where, entry)
     ratio = entry.get("sample_ratio", 1.0)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio) or ratio < 0:
@@ -134,7 +147,7 @@ def _dataset(meta_path: Path, name: str, entry: Any) -> Dataset:
             )
     return Dataset(
         name=name,
-        media_dir=_media_dir(meta_path, where, entry.get("media_dir")),
+        **_media_dirs(meta_path, where, entry.get("media_dir")),
         sample_ratio=float(ratio),
         weight=None if weight is None else float(weight),
         id_column=_id_column(where, entry.get("id_column")),
@@ -188,21 +201,53 @@ def _ignore_keys(where: str, given: Any) -> tuple[str, ...]:
     return tuple(given or ())
 
 
-def _media_dir(meta_path: Path, where: str, given: Any) -> str:
+def _known(where: str, entry: dict[str, Any], strict: bool) -> dict[str, Any]:
+    """An entry without the keys that nobody knows, of its columns and tags too."""
+    inside = {"columns": _fields(Columns), "tags": _fields(Tags)}
+    unknown: list[tuple[str, str, tuple[str, ...]]] = [(key, "", KEYS) for key in entry if key not in KEYS]
+    for name, known in inside.items():
+        if isinstance(entry.get(name), dict):
+            unknown += [(key, f" in {name}", known) for key in entry[name] if key not in known]
+    for key, place, known in unknown:
+        problem = f"{where}: unknown key {key!r}{place}; known: {', '.join(known)}"
+        if strict:
+            raise UserError(problem)
+        logger.warning("%s. It is not used", problem)
+    return {
+        key: {name: value for name, value in given.items() if name in inside[key]}
+        if key in inside and isinstance(given, dict)
+        else given
+        for key, given in entry.items()
+        if key in KEYS
+    }
+
+
+def _fields(kind: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(kind))
+
+
+def _media_dirs(meta_path: Path, where: str, given: Any) -> dict[str, Any]:
+    """media_dir, and where relative paths may start: there, in the meta file's folder, in the working directory.
+
+    A relative media_dir is taken from the meta file, and from the working directory if it is not there.
+    """
     if given is not None and not isinstance(given, str):
         raise UserError(f"{where}: media_dir must be a directory, got {given!r}")
     scheme, separator, _ = (given or "").partition("://")
     if separator:
         if scheme not in SCHEMES:
             raise UserError(f"{where}: media_dir {given}: unknown scheme; known: {', '.join(SCHEMES)}, or a directory")
-        return str(given)
-    folder = (meta_path.parent / (given or "")).resolve()
-    if given and not folder.is_dir():
+        return {"media_dir": str(given), "given_dirs": (str(given),)}
+    starts = [folder.resolve() for folder in (meta_path.parent, Path.cwd())]
+    places = dict.fromkeys((start / given).resolve() for start in starts) if given else {}
+    own = [str(folder) for folder in places if folder.is_dir()]
+    if places and not own:
         raise UserError(
-            f"{where}: media_dir {folder} is no directory; it is taken relative to the meta file: correct it, or "
-            "leave it out if the rows have whole paths"
+            f"{where}: media_dir {next(iter(places))} is no directory; it is taken relative to the meta file, or to "
+            "the working directory: correct it, or leave it out if the rows have whole paths"
         )
-    return str(folder)
+    first, *others = dict.fromkeys((*own, *map(str, starts)))
+    return {"media_dir": first, "given_dirs": tuple(own), "search": tuple(others)}
 
 
 def _files(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, Any]:
@@ -246,7 +291,7 @@ def parsed_names(kind: Any, where: str, key: str, entry: Any, default: Any = Non
         return default or kind()
     if not isinstance(entry, dict):
         raise UserError(f"{where}: {key} must be an object, got {type(entry).__name__}")
-    known = [f.name for f in dataclasses.fields(kind)]
+    known = _fields(kind)
     for name, value in entry.items():
         if name not in known:
             raise UserError(f"{where}: unknown key {name!r} in {key}; known: {', '.join(known)}")
@@ -255,15 +300,22 @@ def parsed_names(kind: Any, where: str, key: str, entry: Any, default: Any = Non
     return dataclasses.replace(default or kind(), **entry)
 
 
-def copies_of_rows(num_rows: int, ratio: float) -> np.ndarray:
-    """How often each row is taken. The draw is Random(42).sample over the row numbers, as in the online API.
+def rows_in_order(num_rows: int, ratio: float) -> list[int]:
+    """The numbers of the rows that are taken, in the order in which they are: every row as often as the ratio is whole,
+    then those that are drawn, in the order of the draw: Random(42).sample over the row numbers, as in the online API.
 
-    0.5 of 4 rows -> [0, 1, 0, 1] (say); 2.5 -> [2, 3, 2, 3]. Any ratio above 0 takes at least one row.
+    0.5 of 4 rows -> [0, 3]; 2.5 -> [0, 1, 2, 3, 0, 1, 2, 3, 0, 3]. Any ratio above 0 takes at least one row.
     """
     whole = int(ratio)
-    copies = np.full(num_rows, whole, dtype=np.int32)
     drawn = math.floor(num_rows * ratio) - num_rows * whole  # not of the difference: 10 * (2.3 - 2) is 2.999…
     if whole == 0 and ratio > 0 and num_rows:
         drawn = max(1, drawn)
-    copies[random.Random(42).sample(range(num_rows), drawn)] += 1
+    return list(range(num_rows)) * whole + random.Random(42).sample(range(num_rows), drawn)
+
+
+def copies_of_rows(num_rows: int, ratio: float) -> np.ndarray:
+    """How often each row is taken: 2.5 of 4 rows -> [3, 2, 2, 3]."""
+    whole = int(ratio)
+    copies = np.full(num_rows, whole, dtype=np.int32)
+    copies[rows_in_order(num_rows, ratio)[num_rows * whole :]] += 1
     return copies

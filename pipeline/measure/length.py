@@ -18,10 +18,12 @@ def measure(
     family: Family,
     before: Callable[[int], None] = lambda index: None,
     train_on: TrainOn = AS_USUAL,
+    needs_target: bool = True,
 ) -> list[Measured | Skip]:
     """Many at once: the tokenizer is fastest in batches. Media are probed first, so that bad rows are not tokenized.
 
-    `before` is told the index of each example before its media are opened.
+    `before` is told the index of each example before its media are opened. What has nothing to train on is a Skip,
+    unless it is not meant for that (`needs_target`): then nothing of it is.
     """
     if train_on.reasoning == "drop":
         examples = [without_reasoning(example, family.chat) for example in examples]
@@ -37,18 +39,40 @@ def measure(
             media[index] = probed
     encoded = family.chat.encode([examples[index] for index in media], list(media.values()))
     for (index, found), ids in zip(media.items(), encoded, strict=True):
-        results[index] = ids if isinstance(ids, Skip) else _measured(ids, found, examples[index], family, train_on)
+        measured = ids if isinstance(ids, Skip) else _measured(ids, found, examples[index], family, train_on)
+        if isinstance(measured, Skip) and measured.reason == "no_target" and not needs_target:
+            assert not isinstance(ids, Skip)
+            form: Form = "document" if examples[index].is_document else "chat"
+            measured = with_lengths(ids, np.zeros(len(ids), bool), found, family, form=form)
+        results[index] = measured
     return [results[index] for index in range(len(examples))]
 
 
 def _measured(
     ids: np.ndarray, media: tuple[MeasuredMedia, ...], example: Example, family: Family, train_on: TrainOn
 ) -> Measured | Skip:
+    if skip := _not_written(ids, media, family):
+        return skip
     targets = target_tokens(ids, example, family.chat, train_on)
     if isinstance(targets, Skip):
         return targets
     form: Form = "document" if example.is_document else "chat"
     return with_lengths(ids, targets, media, family, form=form, loss=asked_loss(example))
+
+
+def _not_written(ids: np.ndarray, media: Sequence[MeasuredMedia], family: Family) -> Skip | None:
+    """Media that the chat template left out: some write those of user turns only."""
+    if family.chat.expands_media:
+        return None
+    written = Counter(kind for _, kind in family.chat.places(ids))
+    for kind, count in Counter(medium.ref.kind for medium in media).items():
+        if written[kind] != count:
+            return Skip(
+                reason="bad_row",
+                detail=f"the chat template of {family.source} writes {written[kind]} of {count} {kind}s: it may take "
+                "them in user turns only",
+            )
+    return None
 
 
 def with_lengths(

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ..families.base import Family, ImageRule, SoundRule, VideoRule
+from ..families.base import Family, ImageRule, MediaRule, SoundRule, VideoRule
 from ..media.audio import decode_audio, has_audio
 from ..media.image import image_size
 from ..media.video import VideoFacts, video_facts
@@ -15,6 +15,8 @@ from ..records import MeasuredMedia, MediaError, MediaRef
 def measure_medium(ref: MediaRef, family: Family, num_images: int = 1) -> MeasuredMedia:
     """`num_images`: of the conversation. Raises MediaError where the medium cannot be used."""
     rule = family.rules.get(ref.kind)
+    if rule is not None and (asked := ref.wishes.given):
+        rule = _wished(ref, rule, asked, family)
     if isinstance(rule, ImageRule):
         return _measure_image(ref, rule, num_images)
     if isinstance(rule, VideoRule):
@@ -22,6 +24,17 @@ def measure_medium(ref: MediaRef, family: Family, num_images: int = 1) -> Measur
     if isinstance(rule, SoundRule):
         return _measure_sound(ref, rule)
     raise MediaError(f"{ref.kind}_unsupported", f"{family.name} does not take {ref.kind}s")
+
+
+def _wished(ref: MediaRef, rule: MediaRule, asked: dict[str, int], family: Family) -> MediaRule:
+    """The rule with what the row asks of this medium; what the family cannot follow is refused, and not ignored."""
+    for name in asked:
+        if name not in rule.wishes:
+            known = ", ".join(rule.wishes) or "nothing"
+            raise MediaError(
+                "bad_row", f"{ref.path}: {name}: {family.name} takes {known} of a single {ref.kind}; remove it"
+            )
+    return rule.wished(asked)
 
 
 @contextmanager

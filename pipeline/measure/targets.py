@@ -52,6 +52,8 @@ def target_tokens(ids: np.ndarray, example: Example, chat: Chat, train_on: Train
             mask[start:stop] &= is_chosen
     else:
         mask = spans_mask([span for span, is_chosen in zip(spans, chosen, strict=True) if is_chosen], len(ids))
+        if any(not isinstance(part, str) for turn in answers for part in turn.parts):
+            mask &= _without_media(ids, chat)
     if train_on.reasoning == "mask":
         for start, stop in spans:
             for first, last in _reasoning(ids[start:stop], chat):

@@ -63,7 +63,7 @@ def make_ledger(plan: Plan, corpora: Sequence[Corpus]) -> list[pa.Table]:
 def folders_of(corpus: Corpus) -> list[str]:
     """Where a corpus lies on this machine, the innermost folders first."""
     files = {path for part in corpus.source.parts for path in (part.file, part.origin) if os.path.isabs(path)}
-    folders = {corpus.dataset.media_dir, *(os.path.dirname(file) for file in files)}
+    folders = {*corpus.dataset.media_dirs, *(os.path.dirname(file) for file in files)}
     return sorted((folder for folder in folders if len(folder) > 1), key=len, reverse=True)
 
 

@@ -36,7 +36,7 @@ def values(lines: Lines) -> list[Any]:
 
 
 def bytes_at(entry: Any) -> bytes:
-    ref = media_reference(entry, "image", "images", "")
+    ref = media_reference(entry, "image", "images")
     assert isinstance(ref, MediaRef)
     with open_media(ref) as file:
         return file.read()

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from neatpack.pipeline.config import UserError
+from neatpack.pipeline.ingest.convert import convert
 from neatpack.pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, read_meta
+from neatpack.pipeline.records import Example
 
 
 @pytest.fixture
@@ -40,6 +42,7 @@ def test_defaults(folder: Path) -> None:
             role_tag="role", content_tag="content", user_tag="user", assistant_tag="assistant", system_tag="system"
         ),
         media_dir=str(folder),
+        search=(str(Path.cwd()),),
         sample_ratio=1.0,
         format="auto",
         id_column="id",
@@ -68,6 +71,8 @@ def test_every_key(folder: Path) -> None:
         columns=Columns(**columns),
         tags=Tags(**tags),
         media_dir=str(folder / "sub" / "media"),
+        given_dirs=(str(folder / "sub" / "media"),),
+        search=(str(folder), str(Path.cwd())),
         sample_ratio=2.0,
         format="llava",
         id_column="uid",
@@ -228,8 +233,6 @@ GOOD = {"file_name": "a.jsonl"}
 # What is wrong with a data set -> the key and the remedy that the message names.
 WRONG_ENTRIES = {
     "not an object": ("a.jsonl", "expected an object, got str"),
-    "a family of its own": (GOOD | {"family": "gemma4"}, "unknown key 'family'; known: file_name"),
-    "unknown key": (GOOD | {"colums": {}}, "unknown key 'colums'; known: file_name, format, columns, tags"),
     "no file_name": ({}, "neither file_name nor source; give one of the two"),
     "empty file_name": ({"file_name": ""}, "file_name must be the path of a data file, a glob, a folder or a list"),
     "file_name is null": ({"file_name": None}, "a list of these, got None"),
@@ -258,11 +261,9 @@ WRONG_ENTRIES = {
     "ratio is NaN": (GOOD | {"sample_ratio": float("nan")}, "sample_ratio must be a number of at least 0, got nan"),
     "ratio is infinite": (GOOD | {"sample_ratio": float("inf")}, "sample_ratio must be a number"),
     "columns": (GOOD | {"columns": ["messages"]}, "columns must be an object, got list"),
-    "unknown column": (GOOD | {"columns": {"image": "x"}}, "unknown key 'image' in columns; known: messages, images"),
     "column is a number": (GOOD | {"columns": {"images": 1}}, "columns.images must be a name, got 1"),
     "column is empty": (GOOD | {"columns": {"images": ""}}, "columns.images must be a name, got ''"),
     "tags": (GOOD | {"tags": "chatml"}, "tags must be an object, got str"),
-    "unknown tag": (GOOD | {"tags": {"user": "human"}}, "unknown key 'user' in tags; known: role_tag, content_tag"),
     "tag is null": (GOOD | {"tags": {"user_tag": None}}, "tags.user_tag must be a name, got None"),
     "one tag for two roles": (
         GOOD | {"tags": {"user_tag": "assistant"}},
@@ -284,14 +285,95 @@ def test_wrong_entries_name_data_set_key_and_remedy(folder: Path, entry: Any, wo
     assert words in str(caught.value)
 
 
+# Keys of other tools, or slips of the pen -> words of the warning.
+UNKNOWN = {
+    "a key": ({"formatting": "sharegpt"}, "unknown key 'formatting'; known: file_name, format, columns, tags"),
+    "a slip": ({"colums": {}}, "unknown key 'colums'; known: file_name, format, columns, tags"),
+    "a column": ({"columns": {"image": "x"}}, "unknown key 'image' in columns; known: messages, images"),
+    "a tag": ({"tags": {"observation_tag": "o"}}, "unknown key 'observation_tag' in tags; known: role_tag"),
+}
+
+
+@pytest.mark.parametrize(("more", "words"), UNKNOWN.values(), ids=UNKNOWN)
+def test_unknown_keys_are_told_and_with_strict_refused(
+    folder: Path, more: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(folder, {"fine": GOOD, "mine": GOOD | more})
+    fine, mine = read_meta(path)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith(f"{path}: data set 'mine': {words}")
+    assert (mine.columns, mine.tags) == (fine.columns, fine.tags), "what is not known is not used"
+    with pytest.raises(UserError) as caught:
+        read_meta(path, strict=True)
+    assert str(caught.value).startswith(f"{path}: data set 'mine': {words}")
+    assert read_meta(path, ("fine",), strict=True)[0].name == "fine"
+
+
+# ---------------------------------------------------------------- where media are looked for
+
+
+def test_media_are_looked_for_in_media_dir_the_meta_files_folder_and_where_we_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = folder / "here"
+    (here / "films").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    entries = {"own": {"media_dir": "pictures"}, "from here": {"media_dir": "films"}, "none": {},
+               "whole": {"media_dir": str(folder / "sub")}, "store": {"media_dir": "s3://bucket/x"}}  # fmt: skip
+    path = write(folder, {name: GOOD | entry for name, entry in entries.items()})
+    found = {dataset.name: (dataset.media_dirs, dataset.given_dirs) for dataset in read_meta(path)}
+    meta, where = str(folder), str(here)
+    assert found == {
+        "own": ((f"{meta}/pictures", meta, where), (f"{meta}/pictures",)),
+        "from here": ((f"{where}/films", meta, where), (f"{where}/films",)),
+        "none": ((meta, where), ()),
+        "whole": ((f"{meta}/sub", meta, where), (f"{meta}/sub",)),
+        "store": (("s3://bucket/x",), ("s3://bucket/x",)),
+    }
+    (here / "pictures").mkdir()
+    own = read_meta(path, ("own",))[0]
+    assert own.given_dirs == (f"{meta}/pictures", f"{where}/pictures")
+    assert own.media_dirs == (f"{meta}/pictures", f"{where}/pictures", meta, where)
+
+
+def test_a_file_is_found_wherever_it_is_and_two_are_one_too_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = folder / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    (dataset,) = read_meta(write(folder, {"a": GOOD | {"format": "messages", "media_dir": "pictures"}}))
+
+    def found(name: str) -> str:
+        example = convert(row_with(name), dataset)
+        return example.media[0].path if isinstance(example, Example) else f"{example.reason}: {example.detail}"
+
+    for name, place in (("cat.png", "pictures"), ("b.png", "."), ("c.png", "here")):
+        (folder / place / name).touch()
+        assert found(name) == str((folder / place / name).resolve())
+    assert found("absent.png") == str(folder / "pictures" / "absent.png"), "missing from the first"
+    assert found(str(here / "c.png")) == str(here / "c.png")
+    (here / "b.png").symlink_to(folder / "b.png")
+    assert found("b.png") == str(folder / "b.png"), "the same file twice is one"
+    (here / "cat.png").touch()
+    assert found("cat.png") == (
+        f"bad_row: column 'images': 'cat.png' is both {folder}/pictures/cat.png and {here}/cat.png; "
+        "give media_dir, or whole paths"
+    )
+
+
+def row_with(image: str) -> dict[str, Any]:
+    turns = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "That."}]
+    return {"messages": turns, "images": [image]}
+
+
 # ---------------------------------------------------------------- named sources
 
 
 def test_a_source(folder: Path) -> None:
     entry = {"source": "cord_v2", "split": "test", "sample_ratio": 0.5, "media_dir": "sub"}
     (dataset,) = read_meta(write(folder, {"mine": entry}))
-    expected = Dataset(name="mine", source="cord_v2", split="test", media_dir=str(folder / "sub"), sample_ratio=0.5)
-    assert dataset == expected
+    assert (dataset.name, dataset.source, dataset.split, dataset.sample_ratio) == ("mine", "cord_v2", "test", 0.5)
+    assert dataset.media_dir == str(folder / "sub")
     assert dataset.described().keys() == DESCRIBED | {"source", "split"}
 
 

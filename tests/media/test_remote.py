@@ -66,7 +66,7 @@ def skip_of(ref: MediaRef) -> tuple[str, str]:
 )
 def test_where_a_medium_is(path: str, media_dir: str, expected: str) -> None:
     assert located(path, media_dir) == expected
-    ref = media_reference(path, "image", "images", media_dir)
+    ref = media_reference(path, "image", "images", (media_dir,))
     assert isinstance(ref, MediaRef) and ref.path == expected
 
 

@@ -4,6 +4,8 @@ python hf_processor.py SPEC.json OUT.npz [--declare]
 
 Exit 3: no usable torchvision.
 
+A picture may have the min_pixels or max_pixels that the processor is called with; it is the only one then.
+
 Sounds are given as .npy files of samples: {"type": "audio", "samples": …}, or "sound" of a video whose sound is used.
 """
 
@@ -48,6 +50,14 @@ for processor_path, conversations in json.loads(Path(sys.argv[1]).read_text()).i
                 more["use_audio_in_video"] = True
         else:
             more["return_mm_token_type_ids"] = True
+        for part in parts:
+            if bounds := {name: part[name] for name in ("min_pixels", "max_pixels") if name in part}:
+                own = processor.image_processor.size
+                most = bounds.get("max_pixels", own["longest_edge"])
+                more["size"] = {
+                    "shortest_edge": bounds.get("min_pixels", min(own["shortest_edge"], most)),
+                    "longest_edge": most,
+                }
         # Phi-4's processor leaves its template to the tokenizer.
         text = (processor if processor.chat_template else processor.tokenizer).apply_chat_template(
             messages, tokenize=False

@@ -11,7 +11,7 @@ from .parts import KINDS, is_bare, kind_of, media_part, plain, reference, text_p
 from .said import Named, Said, bad_row
 
 _PLACEHOLDER = re.compile(r"(<image>|<video>|<audio>)", re.IGNORECASE)
-WITH_MEDIA = ("user", "document")  # roles; elsewhere templates leave media out, or they would be trained on
+TAGGED = ("user", "document")  # roles in whose text tags stand for media; elsewhere they are text
 
 
 def example_of(said: Said, dialect: Dialect) -> Example | Skip:
@@ -37,11 +37,11 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
     media: dict[MediaKind, list[MediaRef]] = {kind: [] for kind in KINDS}
     for kind, named in said.media.items():
         for one in named:
-            ref = reference(one.entry, {}, kind, one.column, dialect.media_dir, one.at)
+            ref = reference(one.entry, {}, kind, one.column, dialect.media_dirs, one.at)
             if isinstance(ref, Skip):
                 return ref
             media[kind].append(ref)
-    texts = " ".join(str(turn.content) for turn in said.turns if turn.role in WITH_MEDIA)
+    texts = " ".join(str(turn.content) for turn in said.turns if turn.role in TAGGED)
     tags = [tag.lower().strip("<>") for tag in _PLACEHOLDER.findall(texts)]
     surplus: list[MediaRef] = []
     for kind, refs in media.items():
@@ -54,10 +54,10 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
         surplus += refs[count:]
     waiting = {kind: iter(refs) for kind, refs in media.items()}
     contents = [
-        _cut(str(turn.content), waiting, strip=turn.role == "user") if turn.role in WITH_MEDIA else (str(turn.content),)
+        _cut(str(turn.content), waiting, strip=turn.role == "user") if turn.role in TAGGED else (str(turn.content),)
         for turn in said.turns
     ]
-    return _finished(said, contents, surplus)
+    return _finished(said, contents, surplus, dialect)
 
 
 def in_parts(said: Said, dialect: Dialect, *, of_file: bool = True) -> Example | Skip:
@@ -85,20 +85,18 @@ def in_parts(said: Said, dialect: Dialect, *, of_file: bool = True) -> Example |
                 part: str | MediaRef | Skip = text_part(item)
             else:
                 at = (*turn.at, number)
-                part = media_part(item, kind, at, shared.waiting[kind], said.media.get(kind, ()), dialect.media_dir)
+                part = media_part(item, kind, at, shared.waiting[kind], said.media.get(kind, ()), dialect.media_dirs)
             if isinstance(part, Skip):
                 return Skip(reason=part.reason, detail=f"{turn.label}: {part.detail}")
-            if isinstance(part, MediaRef) and turn.role not in WITH_MEDIA:
-                return bad_row(f"{turn.label}: {part.kind} in a turn of role {turn.role!r}; expected text only")
             parts.append(part)
         result.append(tuple(parts) or ("",))
     surplus = []
     for kind, named in shared.surplus:
-        ref = reference(named.entry, {}, kind, named.column, dialect.media_dir, named.at)
+        ref = reference(named.entry, {}, kind, named.column, dialect.media_dirs, named.at)
         if isinstance(ref, Skip):
             return ref
         surplus.append(ref)
-    return _finished(said, result, surplus)
+    return _finished(said, result, surplus, dialect)
 
 
 def _unknown_in_parts(said: Said, contents: list[list[Any]]) -> Skip | None:
@@ -145,8 +143,10 @@ def _shared(said: Said, items: list[Any], dialect: Dialect, *, surplus_matters: 
     return shared
 
 
-def _finished(said: Said, contents: list[tuple[str | MediaRef, ...]], surplus: list[MediaRef]) -> Example | Skip:
-    first = next((number for number, turn in enumerate(said.turns) if turn.role in WITH_MEDIA), None)
+def _finished(
+    said: Said, contents: list[tuple[str | MediaRef, ...]], surplus: list[MediaRef], dialect: Dialect
+) -> Example | Skip:
+    first = next((number for number, turn in enumerate(said.turns) if turn.role in TAGGED), None)
     turns = tuple(
         Turn(
             role=turn.role,
@@ -159,8 +159,7 @@ def _finished(said: Said, contents: list[tuple[str | MediaRef, ...]], surplus: l
         )
         for number, (turn, parts) in enumerate(zip(said.turns, contents, strict=True))
     )
-    problem = _no_target(turns)
-    if problem:
+    if dialect.needs_target and (problem := _no_target(turns)):
         return Skip(reason="no_target", detail=problem)
     if surplus and first is None:
         return Skip(reason="bad_placeholders", detail=f"{len(surplus)} media but no user turn to put them in")

@@ -5,7 +5,18 @@ from typing import Any
 
 from ...records import MediaKind, MediaRef, Skip
 from ..dialect import Dialect
-from ..media import AS_BASE64, AS_PLACE, Steps, in_memory, is_unicode, json_name, media_reference, shown
+from ..media import (
+    AS_BASE64,
+    AS_PLACE,
+    WISHES,
+    Steps,
+    held_medium,
+    is_unicode,
+    json_name,
+    media_reference,
+    shown,
+    wishes_of,
+)
 from .said import Named, bad_row
 
 KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
@@ -56,12 +67,19 @@ def _own(kind: MediaKind) -> tuple[str, ...]:
     )
 
 
+def _asked_of(kind: MediaKind) -> tuple[str, ...]:
+    """Keys beside a medium that say what is to become of it."""
+    return (*ASKED, *WISHES[kind])
+
+
 def unknown_in(item: Any) -> Skip | None:
     """The first key of a part that nothing is known about."""
     if not isinstance(item, Mapping):
         return None
     kind = kind_of(item)
-    known = ("type", "text", "value") if kind is None else ("type", "index", *_own(kind), *ASKED, *MEANINGLESS)
+    known = (
+        ("type", "text", "value") if kind is None else ("type", "index", *_own(kind), *_asked_of(kind), *MEANINGLESS)
+    )
     unknown = next((key for key in item if key not in known), None)
     if kind is None and (item.get("type", "text") not in TEXTS or unknown is None):
         return None  # what it is says more than what it has
@@ -85,34 +103,41 @@ def media_part(
     at: Steps,
     waiting: Iterator[Named],
     named: tuple[Named, ...],
-    media_dir: str,
+    media_dirs: tuple[str, ...],
 ) -> MediaRef | Skip:
     """`waiting`: the media of the row's column that no index names; `named`: all of them."""
-    asked = {key: item[key] for key in ASKED if key in item}
+    asked = {key: item[key] for key in _asked_of(kind) if key in item}
     if is_bare(item, kind):
         found = named[item["index"]] if "index" in item else next(waiting, None)
         if found is None:
             return Skip(reason="bad_placeholders", detail=f"a part of type {kind!r} without its {kind}")
-        return reference(found.entry, asked, kind, found.column, media_dir, found.at)
+        return reference(found.entry, asked, kind, found.column, media_dirs, found.at)
     if "index" in item:
         return bad_row(f"a part of type {item['type']!r} with both an index and its own {kind}; remove one of the two")
     key = next(key for key in _own(kind) if key in item)
     if key in (*AS_PLACE, *AS_BASE64, "frames"):
-        return reference({key: item[key]}, asked, kind, kind, media_dir, at)
-    return reference(item[key], asked, kind, kind, media_dir, (*at, key))
+        return reference({key: item[key]}, asked, kind, kind, media_dirs, at)
+    return reference(item[key], asked, kind, kind, media_dirs, (*at, key))
 
 
 def reference(
-    given: Any, asked: Mapping[str, Any], kind: MediaKind, column: str, media_dir: str, at: Steps
+    given: Any, asked: Mapping[str, Any], kind: MediaKind, column: str, media_dirs: tuple[str, ...], at: Steps
 ) -> MediaRef | Skip:
     """A medium of a column or a part, also one that a program holds; `asked` is what a part says beside it."""
     if isinstance(given, Mapping) and kind == "audio" and given.get("array") is not None and "bytes" not in given:
         if given.get("sampling_rate") is None:
             return bad_row("a sound with array but without sampling_rate")
         given = (given["array"], given["sampling_rate"])
-    if in_memory(given):
-        return MediaRef(kind=kind, path=f"({kind} in memory)", held=given)
-    return media_reference(given, kind, column, media_dir, at, asked)
+    try:
+        held = held_medium(given, kind)
+    except ValueError as error:
+        return bad_row(str(error))
+    if held is not None:
+        wishes = wishes_of(asked, kind)
+        if isinstance(wishes, str):
+            return bad_row(wishes)
+        return MediaRef(kind=kind, path=f"({kind} in memory)", wishes=wishes, held=held)
+    return media_reference(given, kind, column, media_dirs, at, asked)
 
 
 def unknown_key(where: str, key: str) -> Skip:

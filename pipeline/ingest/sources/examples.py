@@ -1,5 +1,7 @@
 """Examples made of rows one at a time: nothing is read, decoded or converted before it is asked for."""
 
+import bisect
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +21,49 @@ class BadRow(ValueError):
     """A row that is not as the rows of its data set are; says which column, what was got and what was expected."""
 
 
-class Examples(Sequence[Conversation]):
+class LazyList(Sequence[Conversation]):
+    """What behaves as a list, and whose items are made when they are asked for: slices and sums of it are lazy, too."""
+
+    def item(self, number: int) -> Conversation:
+        """Item `number`, counted from 0."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: Any) -> Any:
+        numbers = range(len(self))[index]  # -1 is the last, and what is beyond raises IndexError
+        return Slice(self, numbers) if isinstance(numbers, range) else self.item(numbers)
+
+    def __add__(self, other: Sequence[Conversation]) -> "LazyList":
+        return Sum((self, other)) if isinstance(other, Sequence) else NotImplemented
+
+    def __radd__(self, other: Sequence[Conversation]) -> "LazyList":
+        return Sum((other, self)) if isinstance(other, Sequence) else NotImplemented
+
+
+class Slice(LazyList):
+    def __init__(self, whole: LazyList, numbers: range) -> None:
+        self.whole, self.numbers = whole, numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def item(self, number: int) -> Conversation:
+        return self.whole.item(self.numbers[number])
+
+
+class Sum(LazyList):
+    def __init__(self, pieces: tuple[Sequence[Conversation], ...]) -> None:
+        self.pieces = pieces
+        self.ends = list(itertools.accumulate(map(len, pieces)))
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def item(self, number: int) -> Conversation:
+        piece = bisect.bisect_right(self.ends, number)
+        return self.pieces[piece][number - (self.ends[piece - 1] if piece else 0)]
+
+
+class Examples(LazyList):
     """A list of conversations (see `pipeline/ingest/conversation.py`) over the rows of a source.
 
     `convert(row, number)` gives the conversation with its media as they are stored. Indexing decodes them: pictures
@@ -46,10 +90,7 @@ class Examples(Sequence[Conversation]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        number = range(len(self))[index]  # -1 is the last, and what is beyond raises IndexError
+    def item(self, number: int) -> Conversation:
         try:
             return self._decoded(self._convert(self.rows[number], number))
         except (OSError, ValueError) as error:  # a file that is not there, or not what it seems

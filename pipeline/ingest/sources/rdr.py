@@ -6,7 +6,7 @@ from typing import Any
 from .examples import Conversation, Examples, asked_and_answered, medium_of, text_of
 from .load import load
 
-PROMPT = "Describe accurately the given image."
+PROMPT = "Describe this image."
 
 
 def make_rdr_dataset(path_or_dataset: Any = "quintend/rdr-items", split: str = "train", **kwargs: Any) -> Examples:

@@ -1,4 +1,4 @@
-"""UniMM-Chat: conversations of several turns about one picture."""
+"""UniMM-Chat: conversations of several turns about a picture."""
 
 import base64
 import binascii
@@ -20,8 +20,8 @@ def make_unimm_chat_dataset(
 ) -> Examples:
     """Columns `image` (a picture, or base64 text) and `conversation` (JSON text of from/value turns).
 
-    The picture goes where the <image> tag is, and before the first question where there is none. Other keyword
-    arguments are ignored, as in every make_*_dataset.
+    The picture goes to every <image> tag of a question, and before the first question where there is none. Texts are
+    stripped, answers too. Other keyword arguments are ignored, as in every make_*_dataset.
     """
     return Examples("unimm_chat", load(path_or_dataset, split), ("image", "conversation"), _example)
 
@@ -29,19 +29,18 @@ def make_unimm_chat_dataset(
 def _example(row: Mapping[str, Any], number: int) -> Conversation:
     picture = {"type": "image", "image": _picture(medium_of(row, "image"))}
     turns = _turns(row)
-    num_tags = sum(len(_TAG.findall(text)) for role, text in turns if role == "user")
-    if num_tags > 1:
-        raise BadRow(f"column 'conversation': {num_tags} <image> tags but 1 image")
+    waiting = not any(_TAG.search(text) for role, text in turns if role == "user")  # goes before the first question
     conversation: list[dict[str, Any]] = []
-    waiting = num_tags == 0  # the picture has no tag, and goes before the first question
     for role, text in turns:
-        content: list[dict[str, Any]] = [{"type": "text", "text": text}]
+        pieces = [text]
         if role == "user":
             pieces = ["", text] if waiting else _TAG.split(text)
             waiting = False
-            texts = [[{"type": "text", "text": piece.strip()}] if piece.strip() else [] for piece in pieces]
-            content = texts[0] if len(texts) == 1 else [*texts[0], picture, *texts[1]]
-        conversation.append({"role": role, "content": content})
+        content: list[dict[str, Any]] = []
+        for number, piece in enumerate(pieces):
+            content += [picture] if number else []
+            content += [{"type": "text", "text": piece.strip()}] if piece.strip() else []
+        conversation.append({"role": role, "content": content or [{"type": "text", "text": ""}]})
     if waiting:
         raise BadRow("column 'conversation': no turn from 'human' to put the image in")
     return {"conversation": conversation}

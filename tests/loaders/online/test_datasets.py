@@ -5,15 +5,21 @@ import inspect
 import json
 import logging
 import pickle
+import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from helpers import DEMO_PROCESSOR, picture
 from PIL import Image
+from torch.utils.data import DataLoader
 
+from neatpack.loaders import online
 from neatpack.loaders.online import datasets
 from neatpack.loaders.online.datasets import (
     _collect_sample_stats,
@@ -65,7 +71,9 @@ def answers(examples: list[Row]) -> list[str]:
 
 def test_signatures_are_the_documented_ones() -> None:
     def parameters(function: Any) -> list[Any]:
-        return [(p.name, p.default) for p in inspect.signature(function).parameters.values()]
+        """Those after the documented ones are keyword-only."""
+        own = inspect.signature(function).parameters.values()
+        return [(p.name, p.default) for p in own if p.kind is not p.KEYWORD_ONLY]
 
     empty = inspect.Parameter.empty
     assert parameters(make_meta_dataset) == [
@@ -188,6 +196,131 @@ def test_sample_ratio(tmp_path: Path, ratio: float, taken: str) -> None:
         assert {share.stats["n_rows"] for share in shares} == {4}
 
 
+def test_rows_are_drawn_as_documented(tmp_path: Path) -> None:
+    """Random(42).sample over all row numbers, in the order of the draw, and then [rank::world_size]."""
+    file = str(jsonl(tmp_path / "a.jsonl", *(row(str(i)) for i in range(10))))
+    drawn = random.Random(42).sample(range(10), 5)
+    assert drawn == [1, 0, 4, 9, 6]
+    for rank in (0, 1):
+        found, total = _load_jsonl_for_rank(file, 0.5, rank, 2)
+        assert ([int(each["messages"][1]["content"]) for each in found], total) == (drawn[rank::2], 10)
+    path = meta(tmp_path, a={"file_name": "a.jsonl", "sample_ratio": 0.5})
+    assert answers(make_meta_dataset(path)) == [str(number) for number in drawn]
+    assert Counter(drawn) == Counter(np.flatnonzero(copies_of_rows(10, 0.5)).tolist()), "the rows that packing takes"
+
+
+# ---------------------------------------------------------------- what code of the reference may replace
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> str:
+    jsonl(tmp_path / "a.jsonl", row("a"), row("b"))
+    return meta(tmp_path, a={"file_name": "a.jsonl"})
+
+
+def test_replaced_helpers_have_an_effect(one: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the names that are exported is the function that make_meta_dataset calls."""
+    told: list[Any] = []
+    monkeypatch.setattr(datasets, "_log_dataset_loading_summary", lambda *args: told.append(args))
+    monkeypatch.setattr(datasets, "_collect_sample_stats", lambda examples: dict.fromkeys(datasets.STATS, 7))
+    assert make_meta_dataset(one).stats["n_images"] == 7
+    ((timings, wall_time, total_samples, rank),) = told
+    assert (timings["a"]["n_samples"], total_samples, rank) == (2, 2, None)
+    assert timings["a"]["io"] + timings["a"]["convert"] <= timings["a"]["total"] + 1e-6 <= wall_time + 1e-6
+
+    def convert_one(example: Row, columns: Any = None, tags: Any = None, media_dir: Any = None) -> Row:
+        assert (columns["messages"], tags["user_tag"], media_dir) == ("messages", "user", "")
+        return {"conversation": [{"role": "assistant", "content": [{"type": "text", "text": "replaced"}]}]}
+
+    with monkeypatch.context() as inside:
+        inside.setattr(datasets, "_convert_sharegpt_to_conversation", convert_one)
+        assert answers(make_meta_dataset(one)) == ["replaced"] * 2
+    with monkeypatch.context() as inside:
+        inside.setattr(datasets, "_load_json_or_jsonl", lambda file, **more: [row("loaded")])
+        assert answers(make_meta_dataset(one)) == ["loaded"]
+    monkeypatch.setattr(datasets, "_load_jsonl_for_rank", lambda *args, **more: ([row("of this rank")], 2))
+    assert answers(make_meta_dataset(one, shard_data=True, rank=1, world_size=2)) == ["of this rank"]
+
+
+def test_the_summary_of_the_documented_dict(caplog: pytest.LogCaptureFixture) -> None:
+    timings = {
+        "coco": {
+            "io": 1.0,
+            "convert": 0.5,
+            "total": 1.5,
+            "n_samples": 1200,
+            "n_images": 900,
+            "n_videos": 0,
+            "n_text_only": 300,
+        },
+        "text": {"io": 0.1, "convert": 0.1, "total": 0.2, "n_samples": 5},
+    }
+    with caplog.at_level(logging.INFO, logger="neatpack.loaders.online.datasets"):
+        datasets._log_dataset_loading_summary(timings, 2.0, 1205, rank=0)
+        datasets._log_dataset_loading_summary({}, 0.0, 0)
+    first, empty = caplog.messages
+    title, _, _, coco, text, _, total = first.split("\n")
+    assert title.startswith("2 data sets loaded by rank 0")
+    assert coco.split() == ["coco", "0", "1,200", "0", "900", "0", "0", "0", "1.5"]
+    assert text.split() == ["text", "0", "5", "0", "0", "0", "0", "0", "0.2"]
+    assert total.split() == ["total", "0", "1,205", "0", "900", "0", "0", "0", "2.0"]
+    assert empty.startswith("0 data sets loaded")
+
+
+# ---------------------------------------------------------------- where media are
+
+
+def images(examples: list[Row]) -> list[str]:
+    return [example["conversation"][0]["content"][0]["image"] for example in examples]
+
+
+def test_media_are_as_given_unless_there_is_a_media_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`file_name` starts at the meta file, wherever we are; a picture starts where we are."""
+    (tmp_path / "data" / "pictures").mkdir(parents=True)
+    (tmp_path / "here" / "films").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    jsonl(tmp_path / "data" / "a.jsonl", row("a", "<image>q", images=["sub/x.jpg"]))
+
+    def found(**entry: Any) -> list[str]:
+        return images(make_meta_dataset(meta(tmp_path / "data", a={"file_name": "a.jsonl", **entry})))
+
+    assert found() == ["sub/x.jpg"]
+    assert found(media_dir=str(tmp_path)) == [f"{tmp_path}/sub/x.jpg"]
+    assert found(media_dir="pictures") == [f"{tmp_path}/data/pictures/sub/x.jpg"]
+    assert found(media_dir="films") == [f"{tmp_path}/here/films/sub/x.jpg"]
+    (tmp_path / "here" / "pictures").mkdir()
+    with pytest.raises(UserError, match="a: its media_dir is both .*/data/pictures and .*/here/pictures; give the"):
+        found(media_dir="pictures")
+
+
+def test_unknown_keys_are_refused_with_strict(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    jsonl(tmp_path / "a.jsonl", row("a"))
+    path = meta(tmp_path, a={"file_name": "a.jsonl", "formatting": "sharegpt", "tags": {"observation_tag": "o"}})
+    assert answers(make_meta_dataset(path)) == ["a"]
+    assert "unknown key 'formatting'" in caplog.text and "unknown key 'observation_tag' in tags" in caplog.text
+    with pytest.raises(UserError, match="unknown key 'formatting'"):
+        make_meta_dataset(path, strict=True)
+
+
+def test_from_a_meta_json_to_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user of the reference does it, one import changed: meta, tokenizing wrapper, DataLoader, collate."""
+    monkeypatch.chdir(tmp_path)
+    picture(tmp_path / "x.png", 60, 84)
+    seen = [{"type": "image", "image": "x.png", "resized_height": 112, "resized_width": 56},
+            {"type": "text", "text": "What?"}]  # fmt: skip
+    parts = {"messages": [{"role": "user", "content": seen}, {"role": "assistant", "content": "That."}]}
+    prompt = {"messages": [{"role": "user", "content": "Only asked."}]}
+    jsonl(tmp_path / "a.jsonl", row("a", "<image>q", images=["x.png"]), row("b"), parts, prompt)
+    samples = online.PreTokenizedDatasetWrapper(
+        make_meta_dataset(meta(tmp_path, a={"file_name": "a.jsonl"})), str(DEMO_PROCESSOR), max_retries=0
+    )
+    loader = DataLoader(samples, batch_size=4, collate_fn=partial(online.pad_collate_fn, processor=samples.processor))
+    (batch,) = loader
+    assert batch["image_grid_thw"].tolist()[:1] == [[1, 4, 6]]
+    assert [1, 8, 4] in batch["image_grid_thw"].tolist()
+    assert (batch["labels"] != -100).any(dim=1).tolist() == [True, True, True, False]
+
+
 # ---------------------------------------------------------------- the meta JSON as a whole
 
 
@@ -213,7 +346,7 @@ def nasty(folder: Path) -> str:
     return meta(folder, **entries)
 
 
-def offline(path: str, folder: Path) -> tuple[Counter[str], Counter[str]]:
+def offline(path: str, folder: Path, **how: bool) -> tuple[Counter[str], Counter[str]]:
     """Samples and reasons by the pipeline's own functions: copies, parse, convert."""
     samples: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
@@ -226,7 +359,7 @@ def offline(path: str, folder: Path) -> tuple[Counter[str], Counter[str]]:
         dataset = resolved(dataset, first)
         for line, copies in zip(lines, copies_of_rows(len(lines), dataset.sample_ratio), strict=True):
             parsed = parse_row(line, 0)
-            example = parsed if isinstance(parsed, Skip) else convert(parsed, dataset)
+            example = parsed if isinstance(parsed, Skip) else convert(parsed, dataset, **how)
             if isinstance(example, Skip):
                 reasons[example.reason] += int(copies)
             else:
@@ -240,26 +373,29 @@ def test_all_ranks_together_take_the_rows_of_packing(tmp_path: Path, world_size:
     shares = [make_meta_dataset(path, shard_data=True, rank=r, world_size=world_size) for r in range(world_size)]
     samples = Counter(json.dumps(example["conversation"]) for share in shares for example in share)
     reasons = sum((Counter(share.stats["skipped_by_reason"]) for share in shares), Counter[str]())
-    assert (samples, reasons) == offline(path, tmp_path)
-    assert reasons == {"bad_row": 3, "bad_placeholders": 2, "no_target": 2}  # 7, where b should have a row, is drawn
+    assert (samples, reasons) == offline(path, tmp_path, needs_target=False)
+    assert reasons == {"bad_row": 3, "bad_placeholders": 2}  # 7, where b should have a row, is drawn
+    packed, left_out = offline(path, tmp_path)
+    assert left_out == reasons + Counter(no_target=2)
+    assert (samples - packed).total() == 2, "what has no answer can be asked about, and is not packed"
 
 
 def test_stats(tmp_path: Path) -> None:
     examples = make_meta_dataset(nasty(tmp_path), dataset_names=["a"])
     # Twice each row, and once more Random(42).sample(range(7), 3): text, clip, sound.
-    assert len(examples) == 11
+    assert len(examples) == 13
     assert examples.stats == {
         "n_images": 2,
         "n_videos": 3,
-        "n_text_only": 3,
-        "n_text_tokens": 3 * 1 + 2 * 9 + 3 * 1 + 3 * 2,
+        "n_text_only": 3 + 2,
+        "n_text_tokens": 3 * 1 + 2 * 9 + 2 * 0 + 3 * 1 + 3 * 2,
         "n_media_tokens": 500 * 5,
-        "n_missing_text_tokens": 9,
+        "n_missing_text_tokens": 11,
         "n_missing_mm_inputs_meta": 5,
         "n_rows": 7,
-        "n_samples": 11,
-        "n_skipped": 6,
-        "skipped_by_reason": {"bad_row": 2, "bad_placeholders": 2, "no_target": 2},
+        "n_samples": 13,
+        "n_skipped": 4,
+        "skipped_by_reason": {"bad_row": 2, "bad_placeholders": 2},
     }
 
 
@@ -284,14 +420,14 @@ def test_what_is_skipped_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixt
         make_meta_dataset(nasty(tmp_path), "a")
     warning, summary = caplog.messages
     first, *details = warning.split("\n")
-    assert first == "a: 6 of 17 rows skipped: 2 bad_row, 2 bad_placeholders, 2 no_target"
+    assert first == "a: 4 of 17 rows skipped: 2 bad_row, 2 bad_placeholders"
     assert details[0].startswith("  row 2: bad_row: line 3: broken JSON")
     assert details[1].startswith("  row 3: bad_placeholders: 1 <image> tags but 0 images")
-    assert details[3] == "  and 3 more"
+    assert details[3] == "  and 1 more"
     title, head, _, line, _, total = summary.split("\n")
     assert title == "1 data sets loaded; token counts are estimates"
     assert head.split()[:6] == ["data", "set", "rows", "samples", "skipped", "images"]
-    assert line.split()[:7] == ["a", "7", "11", "6", "2", "3", "30"]
+    assert line.split()[:7] == ["a", "7", "13", "4", "2", "3", "30"]
     assert total.split()[:7] == ["total", *line.split()[1:7]]
 
 

@@ -155,10 +155,24 @@ def test_a_size_that_no_model_takes_is_a_guess(size: list[int]) -> None:
     assert _estimate_video_tokens([100, *size, 25.0, 4.0], VIDEO) == 500
 
 
-def test_without_a_rate_every_frame_is_taken() -> None:
+def test_without_a_rate_every_frame_is_taken_up_to_the_most() -> None:
     assert frames(100, 128, 128, 25.0, 4.0, fps=None) == 50
-    assert frames(31, 128, 128, 25.0, 1.2, fps=None, max_frames=20) == 16  # padded; max_frames is of sampling
+    assert frames(31, 128, 128, 25.0, 1.2, fps=None) == 16  # padded
+    assert frames(31, 128, 128, 25.0, 1.2, fps=None, max_frames=20) == 10
     assert frames(0, 128, 128, 0.0, 0.0, fps=None) == 1
+
+
+def test_what_was_counted_needs_no_estimate() -> None:
+    """Entries of mm_inputs_meta as objects, beside those that have a size."""
+    counted = {"images_meta": [{"n_tokens": 77}, None, {}], "videos_meta": [{"n_tokens": 900}]}
+    example = {"conversation": [], "_text_tokens": 1, "mm_inputs_meta": counted}
+    for configs in ((None, None), (IMAGE_CFG, VIDEO_CFG)):
+        assert _estimate_sample_length(example, *configs) == 1 + 77 + 500 + 900
+    assert (
+        _estimate_image_tokens({"n_tokens": 77}, IMAGE_CFG) == _estimate_video_tokens({"n_tokens": 77}, VIDEO_CFG) == 77
+    )
+    mixed = {"images_meta": [{"n_tokens": 77}, [640, 480]]}
+    assert _estimate_sample_length({"mm_inputs_meta": mixed}, IMAGE_CFG, VIDEO_CFG) == 77 + 391
 
 
 def test_bounds_of_a_frame() -> None:
