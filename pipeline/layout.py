@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from .identity import check_types
 from .records import TOKEN_TYPES, MediaKind
+from .typed import check_types
 
 # What arrays of a pack may hold: numbers of a fixed size, and so nothing that would be unpickled.
 DTYPES = ("uint8", "int16", "int32", "int64", "float32")

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
-from .identity import Identity, check_types, fields_from_json
+from .identity import Identity, fields_from_json
 from .runtime.storage import inside, parse_json, write_whole
+from .typed import check_types
 
 FORMAT = 5  # of everything in OUT but work/; raise it when a reader of the older format would fail or misread
 FILE = "manifest.json"

@@ -15,6 +15,7 @@ from PIL import Image
 
 import neatpack.pipeline.measure.part
 from neatpack.pipeline.cli import main
+from neatpack.pipeline.manifest import signed
 from neatpack.pipeline.runtime.lock import locked
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -294,7 +295,7 @@ def test_skipped_lists_where_and_why(run: Run, meta: Path, out: Path) -> None:
     assert (code, errors) == (0, "")
     first, second, third = printed.splitlines()
     assert first == f"{rows}:17: tiny row 16: bad_row: line 17: a JSON list where an object was expected"
-    assert second == f"{rows}:18: tiny row 17: missing_media: {meta.parent}/absent.png: No such file or directory"
+    assert second == f"{rows}:18: tiny row 17: missing_media: absent.png: No such file or directory"
     assert third == f"{rows}:19: tiny row 18: bad_row: empty conversation"
     assert run("skipped", out, "--reason", "missing_media,no_target")[1] == second + "\n"
     assert run("skipped", out, "--dataset", "tiny")[1] == printed
@@ -320,7 +321,7 @@ def test_skipped_as_json_lines(run: Run, meta: Path, out: Path) -> None:
     assert (first["row"], first["line"], first["json"]) == (16, 17, [1])
     assert second == {
         "dataset": "tiny", "row": 17, "id": "", "reason": "missing_media",
-        "detail": f"{meta.parent}/absent.png: No such file or directory", "file": f"{meta.parent}/rows.jsonl",
+        "detail": "absent.png: No such file or directory", "file": f"{meta.parent}/rows.jsonl",
         "line": 18, "json": {"messages": conversation("<image>?", "!"), "images": ["absent.png"]},
     }  # fmt: skip
 
@@ -439,9 +440,11 @@ def test_verify_a_good_output(run: Run, out: Path) -> None:
 
 
 def edit_manifest(out: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """And sign it again: an edit without that is found before anything else is looked at."""
     manifest = json.loads((out / "manifest.json").read_text())
+    manifest.pop("digest")
     change(manifest)
-    (out / "manifest.json").write_text(json.dumps(manifest))
+    (out / "manifest.json").write_bytes(signed(manifest))
 
 
 def flip(path: Path, where: int) -> None:
@@ -452,7 +455,7 @@ def flip(path: Path, where: int) -> None:
 
 SHARD, LEDGER = "shards/pack-000000.tar", "ledger/00000.parquet"
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a bit in a shard": (lambda out: flip(out / SHARD, 5000), "pack-000000.tar: sha256 differs from the manifest's"),
+    "a bit in a shard": (lambda out: flip(out / SHARD, 5000), "pack-000000.tar: pack 0: its crc32 is "),
     "a shard is cut": (
         lambda out: (out / SHARD).write_bytes((out / SHARD).read_bytes()[:-512]),
         "pack-000000.tar: ",
@@ -482,11 +485,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "the manifest has lost its shards": (
         lambda out: edit_manifest(out, lambda m: m["shards"].clear()),
-        " packs in the index, 0 in the shards",
+        ", is of shard 'pack-000000.tar', by the manifest of none",
     ),
     "the manifest asks for smaller packs": (
         lambda out: edit_manifest(out, lambda m: m["identity"]["config"].update(pack_size=100)),
-        "above pack_size 100",
+        "its tokens are not between 1 and pack_size 100",
     ),
 }
 

@@ -259,7 +259,7 @@ TEXT_KEYS = {
 def test_the_reader_reads_what_the_loader_does(family, mixed, tmp_path, monkeypatch):
     ((_, source),) = blocks("docs/FORMAT.md", "python reader")
     imported = {n.names[0].name for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import)}
-    assert imported <= {"io", "json", "tarfile", "numpy", "pyarrow.parquet"}
+    assert imported <= {"hashlib", "io", "json", "tarfile", "zlib", "numpy", "pyarrow.parquet"}
     reader = module_of("doc_reader", source, monkeypatch)
     out = tmp_path / "out"
     processor = import_module(f"processors.{family}").make(tmp_path / "processor")

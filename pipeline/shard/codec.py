@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..identity import check_types
 from ..layout import DTYPES
 from ..records import Document, Pack
 from ..runtime.storage import Sink, parse_json
+from ..typed import check_types
 
 # Arrays of every pack; those of its media, which its family declares, come after them.
 TEXT_ARRAYS = {"input_ids": "int32", "labels": "int32", "position_ids": "", "seq_lens": "int32",

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..families.registry import FAMILIES
-from ..identity import check_types
 from ..labels import TrainOn
 from ..layout import layout_of
 from ..manifest import FILE, INDEX, Manifest, ShardEntry
@@ -21,6 +20,7 @@ from ..records import REASONS, TOKEN_TYPES
 from ..runtime.engine import Engine
 from ..runtime.storage import inside, open_regular, read_into
 from ..runtime.tables import column_sum
+from ..typed import check_types
 from .check import check_pack
 from .codec import BLOCK, END, read_pack, tar_header
 from .commit import count_all
@@ -74,6 +74,8 @@ def verify_ledger(out: Path, manifest: Manifest) -> list[str]:
     problems += [f"{INDEX}: {words}" for words, _, _ in index_problems(index, manifest)]
     if problems:
         return problems
+    if manifest.fingerprint != manifest.identity.fingerprint:
+        problems.append("manifest: its fingerprint is not that of its identity")
     problems += _conservation(pa.concat_tables(ledgers.values()), manifest)
     problems += _sum_problems(pa.concat_tables(ledgers.values()), index, manifest)
     made = {"shards": shard_stats(index), "packs": pack_stats(index, manifest.identity.config["pack_size"])}
@@ -104,8 +106,6 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         check_types(TrainOn(**asked), "identity.config")
     except ValueError as error:
         yield str(error)
-    if manifest.fingerprint != manifest.identity.fingerprint:
-        yield "its fingerprint is not that of its identity"
     expected = {INDEX, *(f"stats/{name}.parquet" for name in ("shards", "packs", "datasets"))}
     expected |= {f"ledger/{number:05d}.parquet" for number in range(len(manifest.identity.inputs))}
     if manifest.files.keys() != expected | set(manifest.pixels.tables.values()):

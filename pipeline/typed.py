@@ -1,0 +1,36 @@
+"""Records from files of unknown origin: their fields hold what they are declared with, or it is an error."""
+
+import types
+import typing
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def check_types(record: "DataclassInstance", name: str = "") -> None:
+    """Raises ValueError where a field holds another type than it is declared with."""
+    for field, kind in typing.get_type_hints(type(record)).items():
+        if not _is_of(value := getattr(record, field), kind):
+            where = f"{name}.{field}" if name else field
+            told = kind.__name__ if isinstance(kind, type) else str(kind)
+            raise ValueError(f"{where}: expected {told}, got {str(value)[:60]!r}")
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type, as far as the types of our records go."""
+    origin, of = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return True
+    if origin is types.UnionType:
+        return any(_is_of(value, each) for each in of)
+    if origin is dict:
+        return isinstance(value, dict) and all(
+            _is_of(key, of[0]) and _is_of(each, of[1]) for key, each in value.items()
+        )
+    if origin is Literal:
+        return isinstance(value, str) and value in of
+    if origin is tuple:
+        of = of[:1] * len(value) if of[1:] == (...,) and isinstance(value, tuple) else of
+        return isinstance(value, tuple) and len(value) == len(of) and all(map(_is_of, value, of))
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
