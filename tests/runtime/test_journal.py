@@ -109,9 +109,10 @@ def test_pictures_that_crash_the_decoder_or_keep_it_busy_are_skipped(engine, tin
     said = done.stderr
     assert done.returncode == 0, said
     # In-process, each crash ends the process of the job, and the command starts another; Ray does so with its workers.
-    assert [said.count(f"the process ended by {name}; going on in another") for name in ENDS] == (
-        [2, 1, 1] if engine == "inline" else [0, 0, 0]
-    )
+    # Which of the two alarms comes first depends on how busy the machine is.
+    ends = {name: said.count(f"the process ended by {name}; going on in another") for name in ENDS}
+    expected = (2, 2) if engine == "inline" else (0, 0)
+    assert (ends["SIGSEGV"], ends["SIGALRM"] + ends["SIGPROF"]) == expected
     lines = pq.read_table(tmp_path / "out" / "ledger").to_pylist()
     skipped = {line["row"]: (line["reason"], line["detail"]) for line in lines if line["status"] == "skipped"}
     detail = "reading its media crashed the process twice"
