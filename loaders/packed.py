@@ -118,8 +118,8 @@ def neat_packed_vlm_collater(
     elif attn_implementation == "flex_attention":
         result["attention_mask"] = document_block_mask(documents)
         if sliding_window is not None:
-            sliding = document_block_mask(documents, sliding_window)
-            result["attention_mask"] = {"full_attention": result["attention_mask"], "sliding_attention": sliding}
+            within = document_block_mask(documents, sliding_window)
+            result["attention_mask"] = {"full_attention": result["attention_mask"], "sliding_attention": within}
     else:
         made = additive if attn_implementation == "eager" and not bool_mask else torch.Tensor.bool
         result["attention_mask"] = made(block_causal_mask(documents))
