@@ -5,7 +5,7 @@ Its processor exists as remote code only (image_processing_kimi_vl.py beside the
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ class MoonViT(PixelRule):
     merge_size: int
     max_patches: int
     max_side: int | None  # patches on a side: a picture with more is made smaller; None: it is not
-    wishes = ("max_pixels",)
+    wishes: ClassVar[tuple[str, ...]] = ("max_pixels",)
 
     def wished(self, asked: Mapping[str, int]) -> Self:
         if "max_pixels" not in asked:
