@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # no token in the home directory
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:  # a process per core: threads of torch would wait for each other, spinning
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from helpers import DEMO_PROCESSOR, REAL_PROCESSORS, SHARED, TinyData
 
