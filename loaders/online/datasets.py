@@ -269,10 +269,10 @@ def _converter(dataset: Dataset, lenient: bool) -> Callable[[dict[str, Any]], di
 
 def _as_given(dataset: Dataset) -> Dataset:
     """Media as the rows name them, or under media_dir; they are not looked for."""
-    if len(dataset.given_dirs) > 1:
-        one, other = dataset.given_dirs
-        raise UserError(f"{dataset.name}: its media_dir is both {one} and {other}; give the whole path of one")
-    return replace(dataset, media_dir="".join(dataset.given_dirs), search=())
+    first, *others = dataset.given_dirs or ("",)
+    if others:
+        logger.info("%s: its media_dir is %s, beside the meta file, and not %s", dataset.name, first, *others)
+    return replace(dataset, media_dir=first, search=())
 
 
 def _of_source(source: Examples, row: int) -> dict[str, Any] | Skip:

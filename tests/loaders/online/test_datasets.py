@@ -274,7 +274,9 @@ def images(examples: list[Row]) -> list[str]:
     return [example["conversation"][0]["content"][0]["image"] for example in examples]
 
 
-def test_media_are_as_given_unless_there_is_a_media_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_media_are_as_given_unless_there_is_a_media_dir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """`file_name` starts at the meta file, wherever we are; a picture starts where we are."""
     (tmp_path / "data" / "pictures").mkdir(parents=True)
     (tmp_path / "here" / "films").mkdir(parents=True)
@@ -289,8 +291,9 @@ def test_media_are_as_given_unless_there_is_a_media_dir(tmp_path: Path, monkeypa
     assert found(media_dir="pictures") == [f"{tmp_path}/data/pictures/sub/x.jpg"]
     assert found(media_dir="films") == [f"{tmp_path}/here/films/sub/x.jpg"]
     (tmp_path / "here" / "pictures").mkdir()
-    with pytest.raises(UserError, match="a: its media_dir is both .*/data/pictures and .*/here/pictures; give the"):
-        found(media_dir="pictures")
+    caplog.set_level(logging.INFO)
+    assert found(media_dir="pictures") == [f"{tmp_path}/data/pictures/sub/x.jpg"]
+    assert f"its media_dir is {tmp_path}/data/pictures, beside the meta file, and not {tmp_path}/here/" in caplog.text
 
 
 def test_unknown_keys_are_refused_with_strict(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
