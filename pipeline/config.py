@@ -103,6 +103,11 @@ class PackConfig:
         "(31B, 26B-A4B) were trained",
         shapes="measure",
     )
+    check_media: Literal["none", "size", "digest"] = _key(
+        "none",
+        "whether media files are part of what an output is made from, so that one whose media have changed is refused: "
+        "by their sizes, or by all of their bytes. What changes between measuring and packing is noticed always",
+    )
     pack_size: int = _key(8192, "tokens in a pack, at most", shapes="plan")
     packing_ratio: float = _key(1.0, "fill packs to this share of pack-size only", shapes="plan")
     max_visual_tokens: int = _key(

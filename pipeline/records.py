@@ -172,6 +172,7 @@ class MeasuredMedia:
     asked_fps: float = 0.0  # the rate that its row asks for; 0: none
     # Of sounds, and of videos whose sound is used: samples at the model's rate
     num_samples: int = 0
+    stamp: str = ""  # tells whether it is still the same: see pipeline/media/stamp.py
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

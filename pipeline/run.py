@@ -25,22 +25,23 @@ from .labels import TrainOn
 from .manifest import Manifest
 from .measure.hints import write_lengths
 from .measure.part import PartJob, measure_part
-from .measure.store import MeasuredPart, has_media_trouble
+from .measure.store import MeasuredPart, check_media, has_media_trouble
 from .media.limits import LIMITS, Limits
 from .media.remote import DOWNLOADS
-from .plan.assign import Plan, make_plan, shard_starts
-from .plan.repair import Key, repaired
+from .plan.assign import Key, Plan, make_plan, measured_again, shard_starts
+from .plan.repair import repaired
 from .planned import Inputs, Planned
-from .records import Skip
 from .runtime.engine import Engine, engine
 from .runtime.lock import locked
 from .runtime.storage import write_json
 from .runtime.tables import open_arrow, write_arrow
 from .shard.commit import claim, commit, refuse_old_holdout, refuse_strangers
 from .shard.exchange import place_for, put_in_place
+from .shard.note import CHANGED, LostRow
 from .shard.troubles import troubles_of_output, troubles_of_plan
 from .shard.writer import ShardJob, finished, shard_task
 
+MAX_ROUNDS = 10  # of shards made again; one is enough, unless media change all the time
 SCAN_RANGES = 64  # byte ranges in a scanning task: 256 MiB, a fraction of a second
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def run_pack(config: PackConfig) -> Packed:
             put_in_place(each)  # what a run that was killed at it left to do
         outputs = [
             dataclasses.replace(inputs, place=place_for(inputs.out, overwrite=config.overwrite))
-            for inputs in _inputs(config, running)
+            for inputs in _with_media(_inputs(config, running), running)
         ]
         done = claim({inputs.place: inputs.identity for inputs in outputs}, overwrite=config.overwrite)
         todo = _plan([inputs for inputs in outputs if inputs.place not in done], running)
@@ -119,6 +120,7 @@ def run_split(config: PackConfig) -> dict[str, int]:
 def _render(planned: Planned, running: Engine) -> Packed:
     """Decode, pack and write. Where rows turn out unreadable, the plan is mended and what changed is written again."""
     reused: int | None = None
+    rounds = 0
     while True:
         jobs = _shard_jobs(planned)
         notes = {job: note for job in jobs if (note := finished(job)) is not None}
@@ -128,10 +130,16 @@ def _render(planned: Planned, running: Engine) -> Packed:
             logger.info("shards: %d, of which %d were finished by an earlier run", len(jobs), len(notes))
         written = running.run(shard_task, [(job,) for job in todo], title="render", unit="shard")
         notes |= dict(zip(todo, written, strict=True))
-        lost = {(row.dataset, row.row, row.repeat): row.skip for note in notes.values() for row in note.lost}
+        lost = {(row.dataset, row.row, row.repeat): row for note in notes.values() for row in note.lost}
         if not lost:
             break
-        planned = _mended(planned, lost)
+        for job, note in notes.items():
+            if note.lost:
+                job.done.unlink(missing_ok=True)  # whatever the plan will say, this shard is to be made again
+        rounds += 1
+        if rounds > MAX_ROUNDS:
+            raise UserError(f"media change while they are packed, {len(lost)} the last time; pack a copy of them")
+        planned = _mended(planned, lost, running)
     manifest = commit(planned, [notes[job] for job in jobs])
     counts = manifest.counts
     logger.info("%d samples in %d packs, %d tokens", counts.packed, counts.packs, counts.tokens)
@@ -139,12 +147,21 @@ def _render(planned: Planned, running: Engine) -> Packed:
     return Packed(manifest=manifest, reused_shards=reused)
 
 
-def _mended(planned: Planned, lost: Mapping[Key, Skip]) -> Planned:
+def _mended(planned: Planned, lost: Mapping[Key, LostRow], running: Engine) -> Planned:
     """A new plan, in the place of the old one: a run that is killed goes on with it."""
-    inputs = planned.inputs
-    plan = repaired(planned.plan, lost, inputs.config, len(inputs.family.fake_image_ids))
+    inputs, config, family = planned.inputs, planned.inputs.config, planned.inputs.family
+    unreadable = {key: row.skip for key, row in lost.items() if row.reason != CHANGED}
+    changed = lost.keys() - unreadable.keys()
+    again = None
+    if changed:
+        logger.warning("%d rows have media that changed since they were measured; measuring them again", len(changed))
+        where = planned.plan.places(changed)
+        stale = np.unique(planned.plan.table["part"].to_numpy()[where]).tolist()
+        _measure_again(inputs, [planned.parts[part] for part in stale], running)
+        again = where, measured_again(planned.plan, where, inputs.corpora, planned.parts, family, config)
+    plan = repaired(planned.plan, unreadable, config, len(family.fake_image_ids), again)
     write_arrow(planned.mended_file, plan.table)
-    logger.info("%d rows turned out unreadable; their packs are filled up and written again", len(lost))
+    logger.info("%d rows turned out unreadable; packs that changed are written again", len(unreadable))
     return dataclasses.replace(planned, plan=plan)
 
 
@@ -255,7 +272,7 @@ def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
     """Tokenize and probe what the token store does not hold yet."""
     config = inputs.config
     parts: list[MeasuredPart] = []
-    todo: list[PartJob] = []
+    todo: list[MeasuredPart] = []
     for index, corpus in enumerate(inputs.corpora):
         folder = config.work_dir / "measured" / _store_name(inputs, corpus)
         for number, part in enumerate(corpus.source.parts):
@@ -263,21 +280,54 @@ def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
             parts.append(measured)
             # A part with unreadable media is measured again on --overwrite: they may have been repaired since.
             if not measured.path.exists() or (config.overwrite and has_media_trouble(measured.path)):
-                todo.append(
-                    PartJob(
-                        dataset=corpus.dataset,
-                        part=part,
-                        is_taken=corpus.is_taken(part),
-                        max_row_bytes=config.max_row_bytes,
-                        lenient=config.placeholders == "lenient",
-                        train_on=TrainOn(turns=config.train_on, reasoning=config.reasoning),
-                        processor=_processor_key(config),
-                        path=measured.path,
-                    )
-                )
+                todo.append(measured)
     logger.info("parts: %d, of which %d are in the token store already", len(parts), len(parts) - len(todo))
-    running.run(measure_part, [(job,) for job in todo], title="measure")
+    _measure_again(inputs, todo, running)
     return parts
+
+
+def _measure_again(inputs: Inputs, parts: Sequence[MeasuredPart], running: Engine) -> None:
+    """Or for the first time."""
+    config = inputs.config
+    jobs = [
+        PartJob(
+            dataset=inputs.corpora[measured.corpus].dataset,
+            part=measured.part,
+            is_taken=inputs.corpora[measured.corpus].is_taken(measured.part),
+            max_row_bytes=config.max_row_bytes,
+            lenient=config.placeholders == "lenient",
+            train_on=TrainOn(turns=config.train_on, reasoning=config.reasoning),
+            processor=_processor_key(config),
+            path=measured.path,
+        )
+        for measured in parts
+    ]
+    running.run(measure_part, [(job,) for job in jobs], title="measure")
+
+
+def _with_media(outputs: Sequence[Inputs], running: Engine) -> list[Inputs]:
+    """With what --check-media says of the media in their identities; what has changed is measured again before."""
+    level = outputs[0].config.check_media
+    if level == "none":
+        return list(outputs)
+    parts = _measure(outputs[0], running)
+    checked = running.run(check_media, [(part.path, level) for part in parts], title="check media")
+    stale = [part for part, (changed, _) in zip(parts, checked, strict=True) if changed]
+    if stale:
+        logger.warning("media of %d parts changed since they were measured; measuring them again", len(stale))
+        _measure_again(outputs[0], stale, running)
+        checked = running.run(check_media, [(part.path, level) for part in parts], title="check media")
+    digests: dict[str, list[str]] = {corpus.name: [] for corpus in outputs[0].corpora}
+    for part, (_, digest) in zip(parts, checked, strict=True):
+        digests[outputs[0].corpora[part.corpus].name].append(digest)
+    with_media = []
+    for inputs in outputs:
+        told = {
+            name: entry | {"media": fingerprint(level, *digests[name])}
+            for name, entry in inputs.identity.inputs.items()
+        }
+        with_media.append(dataclasses.replace(inputs, identity=dataclasses.replace(inputs.identity, inputs=told)))
+    return with_media
 
 
 def _store_name(inputs: Inputs, corpus: Corpus) -> str:

@@ -368,7 +368,7 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     unshaped = {field.name for field in dataclasses.fields(config)} - everything.keys()
     free = {
         "meta", "processor", "out", "strict", "datasets", "trust_remote_code", "allow_http", "parquet_media",
-        "max_skipped", "media_timeout", "work", "engine", "num_workers", "record_paths", "overwrite",
+        "max_skipped", "media_timeout", "check_media", "work", "engine", "num_workers", "record_paths", "overwrite",
     }  # fmt: skip
     assert unshaped == free
 

@@ -30,7 +30,8 @@ from neatpack.pipeline import run as run_module
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.manifest import Manifest
-from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.run import run_pack, run_plan
+from neatpack.pipeline.shard import writer
 from neatpack.pipeline.shard.report import describe_output
 from neatpack.pipeline.shard.verify import read_ledger
 from neatpack.pipeline.shard.writer import shard_task
@@ -120,6 +121,57 @@ def test_killed_while_holes_are_filled(tiny, tmp_path, monkeypatch):
         else:
             break
     assert stop > 2, "the first round and the second"
+
+
+@pytest.mark.parametrize("size", [(97, 94), (300, 300), (2000, 30)], ids=["the same", "longer", "refused"])
+def test_a_medium_that_changes_after_it_was_measured(tiny, tmp_path, size):
+    """It is measured again, and the output is what it would be if the new one had been there all the time."""
+    mixed_rows(tiny)
+    meta, picture_file = tiny.write(), tiny.folder / "33.png"
+    config = tiny_config(meta, tmp_path / "out")
+    run_plan(config)
+    picture(picture_file, *size, seed=99)
+    run_pack(config)
+    assert_verified(tmp_path / "out")
+    run_pack(tiny_config(meta, tmp_path / "fresh"))
+    found, fresh = (ledger_of(tmp_path / name) for name in ("out", "fresh"))
+    told = [("status", "reason", "detail", "tokens", "visual_tokens")] * 2
+    assert [[line[key] for key in told[0]] for line in found] == [[line[key] for key in told[1]] for line in fresh]
+    packs = {(document.row, *size): pack for pack in packs_of(tmp_path / "out") for document in pack.documents}
+    assert ((33, *size) in packs) == (fresh[33]["status"] == "packed")
+    run_pack(dataclasses.replace(config, work=str(tmp_path / "other"), out=str(tmp_path / "third")))
+
+
+def test_touching_a_medium_changes_nothing(tiny, tmp_path, caplog):
+    meta = mixed_rows(tiny).write()
+    run_plan(tiny_config(meta, tmp_path / "out"))
+    os.utime(tiny.folder / "33.png", (1, 1))
+    run_pack(tiny_config(meta, tmp_path / "out"))
+    assert "changed" not in caplog.text
+    assert_verified(tmp_path / "out")
+
+
+def test_media_that_change_all_the_time(tiny, tmp_path, monkeypatch):
+    meta = mixed_rows(tiny).write()
+    monkeypatch.setattr(writer, "is_changed", lambda ref, stamp: ref.path.endswith("33.png"))
+    with pytest.raises(UserError, match="media change while they are packed, 1 the last time; pack a copy of them"):
+        run_pack(tiny_config(meta, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("level", ["size", "digest"])
+def test_changed_media_are_another_output_on_demand(tiny, tmp_path, level):
+    meta, out = mixed_rows(tiny).write(), tmp_path / "out"
+    run_pack(tiny_config(meta, out, check_media=level))
+    assert run_pack(tiny_config(meta, out, check_media=level)).already_done
+    file = tiny.folder / "33.png"
+    if level == "size":
+        file.write_bytes(file.read_bytes() + b"more")
+    else:  # in the middle: neither size nor ends tell
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    with pytest.raises(UserError, match=r"was made from something else:\n  inputs.tiny.media: \w+ -> \w+\n"):
+        run_pack(tiny_config(meta, out, check_media=level))
 
 
 def test_a_pack_whose_only_row_is_unreadable_is_not_written(tiny, tmp_path):

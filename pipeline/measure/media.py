@@ -2,18 +2,25 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
 from ..families.base import Family, ImageRule, MediaRule, SoundRule, VideoRule
 from ..media.audio import decode_audio, has_audio
 from ..media.image import image_size
+from ..media.stamp import stamp_of
 from ..media.video import VideoFacts, video_facts
 from ..records import MeasuredMedia, MediaError, MediaRef
 
 
 def measure_medium(ref: MediaRef, family: Family, num_images: int = 1) -> MeasuredMedia:
     """`num_images`: of the conversation. Raises MediaError where the medium cannot be used."""
+    stamp = stamp_of(ref)  # before it is read: if it changes meanwhile, that is noticed later
+    return replace(_measured(ref, family, num_images), stamp=stamp)
+
+
+def _measured(ref: MediaRef, family: Family, num_images: int) -> MeasuredMedia:
     rule = family.rules.get(ref.kind)
     if rule is not None and (asked := ref.wishes.given):
         rule = _wished(ref, rule, asked, family)

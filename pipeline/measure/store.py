@@ -1,6 +1,7 @@
 """The token store: one Arrow file per part, one line per row read, good or skipped. Read by memory map, row by row."""
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..ingest.lines import Part
+from ..media.stamp import content_of, is_changed
 from ..records import Measured, MeasuredMedia, MediaRef, Skip
 from ..runtime.tables import open_arrow, write_arrow
 
@@ -30,6 +32,7 @@ _MEDIUM = pa.struct(
         ("asked_fps", pa.float64()),
         ("frame_paths", pa.list_(pa.string())),
         ("num_samples", pa.int64()),
+        ("stamp", pa.string()),
     ]
 )
 _OF_REF = ("kind", "path", "offset", "length", "inside")  # columns of _MEDIUM that are fields of a MediaRef
@@ -90,14 +93,30 @@ def _line(result: Measured | Skip) -> dict[str, Any]:
     return {"reason": "", "detail": "", **same, "ids": result.ids, "targets": result.targets.ravel(), "media": media}
 
 
+def check_media(path: Path, level: str) -> tuple[bool, str]:
+    """The task of --check-media: whether a medium of a part has changed, and a digest of what media there are."""
+    digest = hashlib.sha256()
+    changed = False
+    for line in open_arrow(path)["media"].to_pylist():
+        for medium in map(_medium, line):
+            changed |= is_changed(medium.ref, medium.stamp)
+            digest.update(content_of(medium.ref, medium.stamp, level).encode() + b"\n")
+    return changed, digest.hexdigest()
+
+
 def has_media_trouble(path: Path) -> bool:
     """Whether any row of a part was skipped for its media files."""
     trouble = pa.array(["missing_media", "bad_media"])
     return bool(pc.any(pc.is_in(open_arrow(path)["reason"], trouble)).as_py())
 
 
+def is_good(path: Path, index: int) -> bool:
+    """Whether line `index` of a part's file is a row that was measured, and not skipped."""
+    return not open_arrow(path)["reason"][index].as_py()
+
+
 def read_measured(path: Path, index: int) -> Measured:
-    """Line `index` of a part's file."""
+    """Line `index` of a part's file, a good one."""
     table = open_arrow(path)
     return Measured(
         ids=table["ids"][index].values.to_numpy(),

@@ -1,7 +1,7 @@
 """The plan of a run: which row goes into which pack, at which position, and which row goes nowhere, and why."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, TypedDict, get_type_hints
@@ -20,10 +20,14 @@ from ..runtime.tables import column_sum, open_arrow, value_counts
 from .mixture import copies, ratios
 from .plan import plan_bins
 
+FROM_STORE = ["tokens", "visual_tokens", "media_bytes", "reason", "detail"]  # columns that a part of the store has
 FITTED = ("tokens", "visual_tokens", "media_bytes", "limit", "shrink", "reason", "detail")  # fitting changes these
 # What a pack is made of, by columns of the plan; names of rows and counts follow from them.
 SHAPING = ("pack", "dataset", "row", "repeat", "part", "line", "tokens", "limit", "shrink")
 MAX_SHRINK = 16  # halvings: 768 frames are down to 4 after 8, and 100 megapixels to one patch after 16
+
+
+Key = tuple[int, int, int]  # of a line: index of the corpus, row, repetition
 
 
 class PlanLine(TypedDict):
@@ -82,6 +86,14 @@ class Plan:
         lines: list[PlanLine] = self.packed.slice(start, end - start).to_pylist()
         return lines
 
+    def places(self, rows: Collection[Key]) -> np.ndarray:
+        """Where in the table the lines of these rows are."""
+        dataset, row, repeat = (self.table[name].to_numpy() for name in ("dataset", "row", "repeat"))
+        near = np.flatnonzero(np.isin(row, [number for _, number, _ in rows])).tolist()
+        found = [at for at in near if (int(dataset[at]), int(row[at]), int(repeat[at])) in rows]
+        assert len(found) == len(rows), "a row that was not planned"
+        return np.array(found, dtype=np.int64)
+
     def digest(self, first: int, last: int) -> str:
         """Of what packs [first, last) are made of."""
         start, end = self.starts[[first, last]].tolist()
@@ -128,6 +140,29 @@ def make_plan(corpora: Sequence[Corpus], parts: Sequence[MeasuredPart], family: 
         bins += [mine[bin_] for bin_ in planned]
         bins += list(good[alone & (times[good] == each)][:, None])
     return Plan(_in_pack_order(lines, bins, config.max_packs))
+
+
+def measured_again(
+    plan: Plan,
+    where: np.ndarray,
+    corpora: Sequence[Corpus],
+    parts: Sequence[MeasuredPart],
+    family: Family,
+    config: PackConfig,
+) -> pa.Table:
+    """What the lines at these places of the plan's table are by the token store as it is now."""
+    lines = plan.table.take(pa.array(where))
+    found = [
+        open_arrow(parts[line["part"]].path).select(FROM_STORE).slice(line["line"], 1).to_pylist()[0]
+        for line in lines.select(["part", "line"]).to_pylist()
+    ]
+    fresh = pa.Table.from_pylist(
+        [line | of_store | {"limit": 0, "shrink": 0} for line, of_store in zip(lines.to_pylist(), found, strict=True)],
+        schema=SCHEMA,
+    )
+    reserve = reserved(config, len(family.fake_image_ids))
+    fitting = _Fitting(corpora=corpora, parts=parts, family=family, config=config, reserve=reserve)
+    return fitting.fitted(fresh)
 
 
 def shard_starts(plan: Plan, shard_bytes: int) -> list[int]:

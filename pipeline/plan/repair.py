@@ -1,46 +1,70 @@
-"""Rows that turn out unreadable when they are decoded leave holes in their packs. Here the plan is mended.
+"""A plan is mended when rows turn out unreadable or changed, as they are decoded.
 
-A hole is filled with documents of the last packs, or of rows that --max-packs left over. Only packs with a hole and the
-last ones change. All others keep their number and their documents, so the shards they are in stand as they are.
+What is lost leaves holes in packs, and what was measured again may be too long for its pack. Holes are filled with such
+rows and with documents of the last packs, or of rows that --max-packs left over. Only packs with a hole and the last
+ones change. All others keep their number and their documents, so the shards they are in stand as they are.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..config import PackConfig
 from ..records import Skip
-from .assign import SCHEMA, Plan, aligned, reserved
+from .assign import FITTED, SCHEMA, Key, Plan, aligned, reserved
 from .knapsack import UNPLACED, Ints, Mask, Samples, best_fit, ceil_div
 
-Key = tuple[int, int, int]  # index of the corpus, row, repetition
 
+def repaired(
+    plan: Plan,
+    lost: Mapping[Key, Skip],
+    config: PackConfig,
+    num_fake_ids: int,
+    again: tuple[np.ndarray, pa.Table] | None = None,
+) -> Plan:
+    """The plan without the lost rows, which it names as skipped, and without their holes.
 
-def repaired(plan: Plan, lost: Mapping[Key, Skip], config: PackConfig, num_fake_ids: int) -> Plan:
-    """The plan without the lost rows, which it names as skipped, and without their holes."""
-    lines = plan.table
+    `again`: places in its table, and the lines that are there now (`measured_again`); one of the same length as
+    before stays in its pack.
+    """
+    lines, is_moved = plan.table, np.zeros(len(plan.table), dtype=np.bool_)
+    if again is not None:
+        lines, is_moved = _exchanged(lines, *again)
     pack, reason, detail = (lines[name].to_numpy().copy() for name in ("pack", "reason", "detail"))
-    is_lost = _mark(lines, lost, reason, detail)
-    holed = np.unique(pack[is_lost])
-    pack[is_lost] = UNPLACED
+    is_lost = np.zeros(len(lines), dtype=np.bool_)
+    is_lost[plan.places(lost)] = True
+    for at in np.flatnonzero(is_lost).tolist():
+        line = lines.slice(at, 1).to_pylist()[0]
+        skip = lost[line["dataset"], line["row"], line["repeat"]]
+        reason[at], detail[at] = skip.reason, skip.detail
+    gone = is_lost | is_moved
+    holed = np.unique(pack[gone])
+    pack[gone] = UNPLACED
+    is_moved &= reason == ""  # else it was measured to be of no use
     filling = _Filling(lines, config, reserved(config, num_fake_ids))
     times = lines["times"].to_numpy()
-    for each in np.unique(times[is_lost]):  # rows of one pack come equally often
-        filling.fill(pack, reason, holed[plan.times_per_pack[holed] == each], times == each)
+    for each in np.unique(times[gone]):  # rows of one pack come equally often
+        filling.fill(pack, reason, holed[plan.times_per_pack[holed] == each], times == each, is_moved)
     _close_ranks(pack)
     return _in_order(lines, pack, reason, detail)
 
 
-def _mark(lines: pa.Table, lost: Mapping[Key, Skip], reason: np.ndarray, detail: np.ndarray) -> Mask:
-    """Which lines are lost; their reasons are set."""
-    keys = [lines[name].to_numpy() for name in ("dataset", "row", "repeat")]
-    is_lost = np.zeros(len(lines), dtype=np.bool_)
-    for index in np.flatnonzero(np.isin(keys[1], [row for _, row, _ in lost])).tolist():
-        if skip := lost.get((int(keys[0][index]), int(keys[1][index]), int(keys[2][index]))):
-            is_lost[index], reason[index], detail[index] = True, skip.reason, skip.detail
-    assert is_lost.sum() == len(lost), "a lost row that was not planned"
-    return is_lost
+def _exchanged(lines: pa.Table, where: np.ndarray, fresh: pa.Table) -> tuple[pa.Table, Mask]:
+    """With the fresh lines, and which of them are not as they were."""
+    old, new = (table.select(FITTED) for table in (lines.take(pa.array(where)), fresh))
+    differs = np.zeros(len(where), dtype=np.bool_)
+    for name in FITTED:
+        differs |= pc.not_equal(old[name], new[name]).to_numpy()
+    for name in FITTED:
+        values = lines[name].to_numpy().copy()
+        values[where] = fresh[name].to_numpy()
+        column = SCHEMA.get_field_index(name)
+        lines = lines.set_column(column, SCHEMA.field(column), pa.array(values, SCHEMA.field(column).type))
+    is_moved = np.zeros(len(lines), dtype=np.bool_)
+    is_moved[where[differs]] = True
+    return lines, is_moved
 
 
 class _Filling:
@@ -57,27 +81,32 @@ class _Filling:
         # By --packing-ratio, what is larger than the fill but not than a pack has one of its own.
         self.is_alone = self.samples.lengths > config.fill - np.where(self.samples.is_visual, 0, reserve)
 
-    def fill(self, pack: Ints, reason: np.ndarray, holed: Ints, mine: Mask) -> None:
-        """Documents for these packs, out of the lines that may be with theirs."""
-        spilled = np.flatnonzero(mine & (reason == "max_packs") & ~self.is_alone)
-        if len(spilled):
-            bins = self._filled(pack, holed, spilled)
+    def fill(self, pack: Ints, reason: np.ndarray, holed: Ints, mine: Mask, is_moved: Mask) -> None:
+        """Documents for these packs, out of the lines that may be with theirs; a place for those that moved."""
+        alone = np.flatnonzero(mine & is_moved & self.is_alone)
+        pack[alone] = pack.max() + 1 + np.arange(len(alone))
+        moved = mine & is_moved & ~self.is_alone
+        spilled = mine & (reason == "max_packs") & ~self.is_alone
+        if spilled.any():
+            pool = np.flatnonzero(spilled | moved)
+            bins = self._filled(pack, holed, pool)
             placed = bins < len(holed)
-            pack[spilled[placed]], reason[spilled[placed]] = holed[bins[placed]], ""
+            pack[pool[placed]], reason[pool[placed]] = holed[bins[placed]], ""
+            reason[pool[~placed]] = "max_packs"
             return
-        donors = self._donors(pack, holed, mine)
-        given = np.flatnonzero(np.isin(pack, donors))
-        bins = self._filled(pack, holed, given)
+        donors = self._donors(pack, holed, mine, int(self.samples.lengths[moved].sum()))
+        pool = np.flatnonzero(np.isin(pack, donors) | moved)
+        bins = self._filled(pack, holed, pool)
         num_more = max(0, int(bins.max(initial=0)) + 1 - len(holed) - len(donors))
         numbers = np.concatenate([holed, donors, pack.max() + 1 + np.arange(num_more)])
-        pack[given] = numbers[bins]
+        pack[pool] = numbers[bins]
 
-    def _donors(self, pack: Ints, holed: Ints, mine: Mask) -> Ints:
-        """The last packs, as many as the holes are large."""
+    def _donors(self, pack: Ints, holed: Ints, mine: Mask, num_moved: int) -> Ints:
+        """The last packs, as many as the holes are large, without the tokens of what moved."""
         samples = self.samples
-        room = len(holed) * samples.capacity - int(samples.lengths[np.isin(pack, holed)].sum())
+        room = len(holed) * samples.capacity - int(samples.lengths[np.isin(pack, holed)].sum()) - num_moved
         others = np.setdiff1d(pack[mine & (pack >= 0) & ~self.is_alone], holed)
-        return others[max(0, len(others) - ceil_div(room, samples.capacity)) :]
+        return others[max(0, len(others) - max(0, ceil_div(room, samples.capacity))) :]
 
     def _filled(self, pack: Ints, holed: Ints, pool: Ints) -> Ints:
         """The bin of each line of the pool: a pack with a hole (0, 1, …), or a further one."""

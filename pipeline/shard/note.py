@@ -56,9 +56,12 @@ class PackLine:
         )
 
 
+CHANGED = "changed"  # no reason of the ledger's: such a row is measured again
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LostRow:
-    """A planned row that is in no pack, because its media could not be decoded."""
+    """A planned row that is in no pack, because its media could not be decoded, or have changed (CHANGED)."""
 
     dataset: int  # index into the run's corpora
     row: int

@@ -11,8 +11,9 @@ from ..families.registry import family_for
 from ..labels import mask_spans
 from ..manifest import shard_name
 from ..measure.length import shrunk, truncated
-from ..measure.store import read_measured
+from ..measure.store import is_good, read_measured
 from ..media.remote import Fetched, fetched_for
+from ..media.stamp import is_changed
 from ..plan.assign import Plan, PlanLine
 from ..records import IGNORE, Document, Measured, MediaError, Pack, Sample
 from ..render.pack import build_pack
@@ -21,7 +22,7 @@ from ..runtime.journal import Journal, journal
 from ..runtime.storage import Hashed, read_json, write_whole
 from ..runtime.tables import open_arrow
 from .codec import write_end, write_pack
-from .note import LostRow, PackLine, ShardNote
+from .note import CHANGED, LostRow, PackLine, ShardNote
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +131,8 @@ class Renderer:
     def _document(self, line: PlanLine) -> tuple[Document, Sample] | LostRow:
         """One document from its line of the plan."""
         measured = self._fitted(line)
+        if measured is None or any(is_changed(medium.ref, medium.stamp) for medium in measured.media):
+            return _lost(line, CHANGED, "")
         name = f"{line['dataset']}/{line['row']}/{line['repeat']}"
         try:
             if measured.media:
@@ -139,13 +142,7 @@ class Renderer:
                 raise MediaError("bad_media", why)
             sample = render_sample(measured, self.family, self.job.resize)
         except MediaError as error:
-            return LostRow(
-                dataset=line["dataset"],
-                row=line["row"],
-                repeat=line["repeat"],
-                reason=error.skip.reason,
-                detail=error.skip.detail,
-            )
+            return _lost(line, error.skip.reason, error.skip.detail)
         for medium in measured.media:
             self.fetched.update(fetched_for(medium.ref))
         document = Document(
@@ -162,15 +159,22 @@ class Renderer:
         )
         return document, sample
 
-    def _fitted(self, line: PlanLine) -> Measured:
-        """A measured row, truncated or with smaller media where the plan says so."""
-        measured = read_measured(self.parts[line["part"]], line["line"])
-        if line["limit"]:
-            cut = truncated(measured, line["limit"], self.family)
-            assert cut is not None, "the plan does not truncate to nothing"
-            measured = cut
-        if line["shrink"]:
-            smaller = shrunk(measured, line["shrink"], self.family)
-            assert smaller is not None, "the plan shrinks only what it can"
-            measured = smaller
-        return measured
+    def _fitted(self, line: PlanLine) -> Measured | None:
+        """A measured row, truncated or with smaller media where the plan says so.
+
+        None where it is not what was planned: it was measured again, because its media had changed, and the run was
+        killed before the plan was mended.
+        """
+        place = self.parts[line["part"]], line["line"]
+        if not is_good(*place):
+            return None
+        measured: Measured | None = read_measured(*place)
+        if measured is not None and line["limit"]:
+            measured = truncated(measured, line["limit"], self.family)
+        if measured is not None and line["shrink"]:
+            measured = shrunk(measured, line["shrink"], self.family)
+        return measured if measured is not None and measured.tokens == line["tokens"] else None
+
+
+def _lost(line: PlanLine, reason: str, detail: str) -> LostRow:
+    return LostRow(dataset=line["dataset"], row=line["row"], repeat=line["repeat"], reason=reason, detail=detail)
