@@ -76,11 +76,11 @@ from .packing import (
     PreTokenizedDatasetWrapper as PreTokenizedDatasetWrapper,
     _build_packed_vlm_sample as _build_packed_vlm_sample,
     _compute_mrope_position_ids as _compute_mrope_position_ids,
-    _extract_image_config as _extract_image_config,
     _shift_sample as _shift_sample,
     neat_pack_dataset_vlm as neat_pack_dataset_vlm,
 )
 from .padded import pad_collate_fn as pad_collate_fn
+from .processor_config import extract_image_config as _extract_image_config
 from .robust import RobustDatasetWrapper as RobustDatasetWrapper, make_robust_collate as make_robust_collate
 from .steps import (
     _count_media_per_sample as _count_media_per_sample,
