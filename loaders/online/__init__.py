@@ -27,6 +27,7 @@ from ...pipeline.plan.knapsack import greedy_knapsack_vt_balanced as greedy_knap
 from .. import pp_media as _pp_media
 from ..media import MEDIA_KEYS as MEDIA_KEYS
 from ..pp_media import _VLM_MEDIA_KEYS as _VLM_MEDIA_KEYS, _select_image_grid as _select_image_grid
+from . import processor_config as _config
 from .collates import (
     COLLATE_FNS as COLLATE_FNS,
     default_collate_fn as default_collate_fn,
@@ -79,7 +80,6 @@ from .labels import (
 from .packing import (
     PackedDatasetWrapper as PackedDatasetWrapper,
     PreTokenizedDatasetWrapper as PreTokenizedDatasetWrapper,
-    _extract_image_config as _extract_image_config,
     neat_pack_dataset_vlm as neat_pack_dataset_vlm,
 )
 from .padded import pad_collate_fn as pad_collate_fn
@@ -91,6 +91,8 @@ from .steps import (
     _estimate_media_tokens as _estimate_media_tokens,
     _extract_media_from_conversations as _extract_media_from_conversations,
 )
+
+_extract_image_config = _config.extract_image_config
 
 
 class _Patchable(ModuleType):

@@ -9,12 +9,9 @@ duration]]}}. Instead of its size, an entry may have its tokens: {"n_tokens": 77
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...pipeline.media.resize import (
-    MAX_ASPECT_RATIO,
-    smart_resize_image as _smart_resize_image,
-    smart_resize_video as _smart_resize_video,
-)
+from ...pipeline.media.resize import MAX_ASPECT_RATIO, smart_resize_image, smart_resize_video
 
+_smart_resize_image, _smart_resize_video = smart_resize_image, smart_resize_video  # as the online API calls them
 CHARS_PER_TOKEN = 3
 UNKNOWN_MEDIUM_TOKENS = 500
 

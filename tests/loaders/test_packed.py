@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards, neat_packed_vlm_collater, pad_collate_fn, restore_pixels
-from neatpack.loaders.flex import document_block_mask
+from neatpack.loaders.flex import DocumentMask, document_block_mask
 from neatpack.loaders.packed import NO_DOCUMENT, block_causal_mask, positions_inside, sliding_mask
 from neatpack.loaders.pixels import _looked_up_singly, looked_up
 from neatpack.pipeline.run import run_pack
@@ -134,6 +134,7 @@ def test_a_block_mask_travels():
     assert isinstance(sent, BlockMask)
     assert torch.equal(sent.to_dense(), mask["full_attention"].to_dense())
     moved = sent.to("meta")
+    assert isinstance(moved, DocumentMask)
     assert moved.kv_indices.device.type == moved.mask_mod.documents.device.type == "meta"
     ids = neat_packed_vlm_collater(TWO, attn_implementation="flex_attention", materialize_4d_mask=False)
     assert ids["attention_mask"].tolist() == [[1, 1, 2], [1, 1, 0]]

@@ -8,6 +8,7 @@ to the collater, rows padded, labels built from the answers, the shift. A proces
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import with_torchvision  # noqa: F401 (first)
@@ -99,7 +100,7 @@ def phi4():
     end = processor.tokenizer.convert_tokens_to_ids("<|end|>")
     heard = [talk(("audio", (sound, 16_000))), talk(("audio", (sound[:9000], 16_000)), answer="Yes.")]
     seen = [talk(("image", picture_paths[0])), talk(("image", picture_paths[1]), answer="Yes.")]
-    media = {"audio": [sound, sound[:9000]]}, {"images": pictures}
+    media: tuple[dict[str, Any], ...] = ({"audio": [sound, sound[:9000]]}, {"images": pictures})
     keys = (
         ("audio_input_features", "audio_embed_sizes"),
         ("image_pixel_values", "image_sizes", "image_attention_mask"),
