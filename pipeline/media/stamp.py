@@ -7,6 +7,7 @@ one; one of another time, too, if it begins or ends otherwise: copying and touch
 import hashlib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..records import MediaRef
 from ..runtime.storage import sha256_of
@@ -43,7 +44,7 @@ def content_of(ref: MediaRef, stamp: str, level: str) -> str:
     """What stands for the content of a medium in an identity: its size, or (level "digest") the digest of all of it."""
     if not stamp:
         return ""
-    return stamp.split(" ")[0] if level == "size" else " ".join(map(sha256_of, _files(ref)))
+    return stamp.split(" ")[0] if level == "size" else " ".join(sha256_of(Path(file)) for file in _files(ref))
 
 
 def _files(ref: MediaRef) -> Sequence[str]:
