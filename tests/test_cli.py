@@ -485,7 +485,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "the manifest has lost its shards": (
         lambda out: edit_manifest(out, lambda m: m["shards"].clear()),
-        ", is of shard 'pack-000000.tar', by the manifest of none",
+        "shards/pack-000000.tar: not in the manifest; remove it",
     ),
     "the manifest asks for smaller packs": (
         lambda out: edit_manifest(out, lambda m: m["identity"]["config"].update(pack_size=100)),

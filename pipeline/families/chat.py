@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -165,7 +166,7 @@ class Chat:
         if not untold:
             return ""
         remedy = "--reasoning drop leaves it out" if untold == ["reasoning_content"] else "take one that does"
-        return f"{', '.join(untold)}: the chat template of {self.source} does not write it; {remedy}"
+        return f"{', '.join(untold)}: the chat template of {os.path.basename(self.source)} does not write it; {remedy}"
 
     @cached_property
     def _written(self) -> frozenset[str]:

@@ -152,7 +152,7 @@ def _found(path: str, media_dirs: tuple[str, ...]) -> str | Skip:
 
 def _exists(path: str) -> bool:
     try:
-        return os.path.exists(path)
+        return os.path.isfile(path)
     except ValueError:  # a name that no file can have, with a zero byte in it
         return False
 

@@ -1,5 +1,6 @@
 """Example -> Measured: exact lengths from the real template, the real tokenizer and the media headers."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -69,8 +70,8 @@ def _not_written(ids: np.ndarray, media: Sequence[MeasuredMedia], family: Family
         if written[kind] != count:
             return Skip(
                 reason="bad_row",
-                detail=f"the chat template of {family.source} writes {written[kind]} of {count} {kind}s: it may take "
-                "them in user turns only",
+                detail=f"the chat template of {os.path.basename(family.source)} writes {written[kind]} of {count} "
+                f"{kind}s: it may take them in user turns only",
             )
     return None
 

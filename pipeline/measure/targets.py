@@ -63,7 +63,7 @@ def target_tokens(ids: np.ndarray, example: Example, chat: Chat, train_on: Train
 
 def said(turn: Turn) -> bool:
     """Whether a turn says anything."""
-    return bool(turn.reasoning or turn.tool_calls or any(part for part in turn.parts))
+    return bool(turn.reasoning or turn.tool_calls or any(isinstance(part, str) and part.strip() for part in turn.parts))
 
 
 def without_reasoning(example: Example, chat: Chat) -> Example:

@@ -91,8 +91,8 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     config, described = manifest.identity.config, manifest.family
     try:
         needed = {array.deliver.table for array in layout_of(described).values()} - {""}
-        if needed != manifest.pixels.tables.keys():
-            yield f"pixels.tables: {', '.join(manifest.pixels.tables)}, but media want {', '.join(needed)}"
+        if absent := needed - manifest.pixels.tables.keys():
+            yield f"pixels.tables: {', '.join(manifest.pixels.tables)}, but media want {', '.join(sorted(absent))}, too"
     except ValueError as error:
         yield str(error)
     if wrong := {name for name, kind in FAMILY_KEYS.items() if not isinstance(described.get(name), kind)}:

@@ -145,8 +145,10 @@ DEEP = st.lists(
                 st.fixed_dictionaries({"role": st.text(max_size=3), "n": st.integers(-5, 5)}), max_size=3
             ),
             "x": st.one_of(st.none(), st.floats(-1, 1)),
-            "media": st.lists(st.one_of(st.none(), st.binary(max_size=5)), max_size=3),
-            "one": st.one_of(st.none(), st.fixed_dictionaries({"bytes": st.binary(max_size=4), "path": st.just("a")})),
+            "media": st.lists(st.one_of(st.none(), st.binary(min_size=1, max_size=5)), max_size=3),
+            "one": st.one_of(
+                st.none(), st.fixed_dictionaries({"bytes": st.binary(min_size=1, max_size=4), "path": st.just("a")})
+            ),
         }
     ),
     min_size=1,

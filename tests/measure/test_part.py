@@ -33,6 +33,7 @@ def job(tmp_path: Path) -> Any:
             dataset=Dataset(name="tiny", files=(str(file),)),
             part=Part(file=str(file), start=0, end=file.stat().st_size, first_row=0, num_rows=len(lines), first_line=1),
             is_taken=np.array(is_taken or [True] * len(lines)),
+            max_row_bytes=1 << 20,
             lenient=False,
             train_on=AS_USUAL,
             processor=ProcessorKey(processor=str(DEMO_PROCESSOR)),

@@ -75,7 +75,7 @@ def test_a_folder_of_hostile_files(requests: tuple[str, list[str]], tmp_path: Pa
     found = {}
     for name in names:
         line = lines[name]
-        detail = line["detail"].removeprefix(f"{data.folder / name}: ")
+        detail = line["detail"].removeprefix(f"{name}: ")
         found[name] = f"{line['reason']}: {detail}" if line["reason"] else line["status"]
     expected = {"good.mp4": "packed", "good.wav": "packed"} | {name: file.outcome for name, file in files.items()}
     cut = {name: text[: len(expected[name])] for name, text in found.items()}

@@ -33,7 +33,7 @@ def parts(file: Path, imported: Path, how: ParquetMedia) -> tuple[Part, ...]:
 def with_bytes(value: Any) -> Any:
     """A row as it was: places exchanged for what is there."""
     if isinstance(value, dict) and ("offset" in value or "cell" in value):
-        ref = media_reference(value, "image", "images", "")
+        ref = media_reference(value, "image", "images")
         assert isinstance(ref, MediaRef)
         with open_media(ref) as file:
             return file.read()
@@ -46,7 +46,7 @@ def found(file: Path, imported: Path, how: ParquetMedia) -> list[Any]:
     return [with_bytes(json.loads(row.text)) for part in parts(file, imported, how) for row in rows(part)]
 
 
-BYTES = st.none() | st.binary(max_size=3)
+BYTES = st.none() | st.binary(min_size=1, max_size=3)
 STORED = st.fixed_dictionaries({"bytes": BYTES, "path": st.none() | st.just("a.png")})
 TABLE = st.lists(
     st.fixed_dictionaries(

@@ -406,7 +406,7 @@ class TestForeignSamples:
         inner = PreTokenizedDatasetWrapper([{"conversation": []}, talk("Who?", "Me.")], PROCESSOR)
         asked = []
         tokenized = inner.tokenized
-        monkeypatch.setattr(inner, "tokenized", lambda index: asked.append(index) or tokenized(index))
+        monkeypatch.setattr(inner, "tokenized", lambda index, **more: asked.append(index) or tokenized(index, **more))
         packed = PackedDatasetWrapper(inner, [[0, 1]], 64)
         packed[0]
         assert asked == [0, 1] and packed.dropped == {"bad_row": 1}
