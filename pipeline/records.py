@@ -103,6 +103,11 @@ class Turn:
     name: str = ""  # of a tool
     call_id: str = ""  # of a tool: which call it answers
 
+    @property
+    def says_something(self) -> bool:
+        words = (part for part in self.parts if isinstance(part, str))
+        return bool(self.reasoning or self.tool_calls) or any(map(str.strip, words))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:

@@ -88,7 +88,7 @@ MISTAKES: dict[str, tuple[list[Any], dict[str, Any], int, str]] = {
         {},
         1,
         "neatpack: {here}/out: nothing is packed; 1 of 1 sample skipped, 100.0%: more than max_skipped allows, 5.0%\n"
-        "  mine: 1 of 1 skipped: 1x bad_row: tools: the chat template of {processor} does not write it; take one that does "
+        "  mine: 1 of 1 skipped: 1x bad_row: tools: the chat template of processor does not write it; take one that does "
         "(row 0)\n" + END,
     ),
     "nothing that is trained on": (

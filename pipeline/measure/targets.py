@@ -44,7 +44,7 @@ def target_tokens(ids: np.ndarray, example: Example, chat: Chat, train_on: Train
             "told: join turns of the assistant that follow each other",
         )
     chosen = [is_trained(number, len(answers), asked, train_on) for number in range(len(answers))]
-    if not any(said(turn) for turn, is_chosen in zip(answers, chosen, strict=True) if is_chosen):
+    if not any(turn.says_something for turn, is_chosen in zip(answers, chosen, strict=True) if is_chosen):
         return Skip(reason="no_target", detail="no assistant turn that is trained on says anything")
     if train_on.turns == "all":
         mask = _without_media(ids, chat)
@@ -59,11 +59,6 @@ def target_tokens(ids: np.ndarray, example: Example, chat: Chat, train_on: Train
             for first, last in _reasoning(ids[start:stop], chat):
                 mask[start + first : start + last] = False
     return _some(mask, "nothing but reasoning is said, and that is masked")
-
-
-def said(turn: Turn) -> bool:
-    """Whether a turn says anything."""
-    return bool(turn.reasoning or turn.tool_calls or any(isinstance(part, str) and part.strip() for part in turn.parts))
 
 
 def without_reasoning(example: Example, chat: Chat) -> Example:

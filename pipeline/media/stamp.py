@@ -6,6 +6,7 @@ one; one of another time, too, if it begins or ends otherwise: copying and touch
 
 import hashlib
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,13 +57,15 @@ def _files(ref: MediaRef) -> Sequence[str]:
 def _status(files: Sequence[str]) -> tuple[int, int]:
     """Bytes of all, and when the last of them was changed."""
     found = [os.stat(file) for file in files]
+    if not all(stat.S_ISREG(status.st_mode) for status in found):
+        raise OSError("a pipe, a device or a folder, which must not be read")
     return sum(status.st_size for status in found), max(status.st_mtime_ns for status in found)
 
 
 def _ends(files: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for name in files:
-        with open(name, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        with open(name, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             digest.update(file.read(END))
             file.seek(max(size - END, 0))

@@ -168,14 +168,10 @@ def _finished(
 
 def _no_target(turns: tuple[Turn, ...]) -> str:
     """Why there is nothing to learn from; "" if there is."""
-
-    def is_told(turn: Turn) -> bool:
-        return bool(turn.reasoning or turn.tool_calls) or any(isinstance(p, str) and p.strip() for p in turn.parts)
-
     if turns[0].role == "document":
-        return "" if is_told(turns[0]) else "a document without text"
+        return "" if turns[0].says_something else "a document without text"
     trained = [turn for turn in turns if turn.loss or (turn.loss is None and turn.role == "assistant")]
-    if any(map(is_told, trained)):
+    if any(turn.says_something for turn in trained):
         return ""
     if not any(turn.role == "assistant" for turn in turns):
         return "no assistant turn"
