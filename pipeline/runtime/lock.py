@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..config import UserError
+from .faults import naming
 
 FILE = "lock"
 BEAT = 5.0  # seconds between two counts
@@ -49,16 +50,20 @@ def _locked(folder: Path) -> Iterator[None]:
     file = _acquired(path)
     stop = threading.Event()
     mine = Owner(host=socket.gethostname(), pid=os.getpid(), since=time.strftime("%Y-%m-%d %H:%M:%S"), beat=0)
-    _write(file, mine)
     beating = threading.Thread(target=_keep_beating, args=(file, mine, stop), daemon=True)
-    beating.start()
     try:
+        with naming(path):
+            _write(file, mine)
+        beating.start()
         yield
     finally:
         stop.set()
-        beating.join()
-        path.unlink(missing_ok=True)
-        os.close(file)
+        if beating.is_alive():
+            beating.join()
+        try:
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(file)  # whatever happens: a lock that outlives its run is one on the next
         with contextlib.suppress(OSError):  # it holds more than the lock, or is gone
             folder.rmdir()
 
