@@ -22,6 +22,7 @@ from .faults import naming
 
 FILE = "lock"
 BEAT = 5.0  # seconds between two counts
+GRACE = 20  # tenths of a second in which an owner that was killed may end: its job runs in a fork, which goes after it
 PATIENCE = 6  # beats without a count after which an owner on another machine is taken for dead
 
 logger = logging.getLogger(__name__)
@@ -84,10 +85,14 @@ def _acquired(path: Path) -> int:
 
 
 def _lock(file: int, path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _busy(path, _read(file)) from None
+    for attempt in range(GRACE):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if attempt + 1 == GRACE:
+                raise _busy(path, _read(file)) from None
+        time.sleep(0.1)
     owner = _read(file)
     if owner is None or owner.host == socket.gethostname():
         return
