@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +18,7 @@ from .config import PackConfig, UserError, absolute, add_flags, load_config
 from .extras import remedy
 from .manifest import Manifest, OutputError
 from .runtime.again import run_again
+from .runtime.faults import behind, sentence
 from .runtime.logs import logged_to_stderr
 from .runtime.storage import write_whole
 from .shard.words import counted
@@ -39,6 +41,8 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
         with logged_to_stderr(args.verbose):
             return int(args.run(args))
     except UserError as error:
+        if (fault := behind(error)) is not error:
+            return _failed(fault, verbose=args.verbose)
         print(f"neatpack: {error}", file=sys.stderr)
         return WRONG_INPUT
     except ModuleNotFoundError as error:
@@ -52,6 +56,21 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()
         return DONE
+    except Exception as error:
+        return _failed(error, verbose=args.verbose)
+
+
+def _failed(error: Exception, *, verbose: int) -> int:
+    """A fault of the machine is told in a sentence; an error of the program is raised, for its traceback is wanted."""
+    from .media.remote import Unreachable
+
+    message = str(error) if isinstance(error, Unreachable) else sentence(error)
+    if not message:
+        raise error
+    if verbose:
+        traceback.print_exception(error)
+    print(f"neatpack: {message}", file=sys.stderr)
+    return FAILED
 
 
 def _parser() -> argparse.ArgumentParser:

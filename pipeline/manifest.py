@@ -105,7 +105,7 @@ class Manifest:
         except ValueError as error:
             raise OutputError(str(error)) from None
         except OSError as error:
-            raise OutputError(f"{out}/{FILE}: cannot be read: {error.strerror}") from None
+            raise OutputError(f"{out}/{FILE}: cannot be read: {error.strerror}") from error
         return cls.parse(content, str(out))
 
     @classmethod

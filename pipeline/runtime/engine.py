@@ -14,6 +14,7 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 from tqdm import tqdm
 
 from ..config import UserError
+from .faults import behind, not_started, of_ray
 from .journal import MAX_RETRIES
 from .logs import ROOT, LogLine, Relay, collected
 
@@ -118,11 +119,24 @@ class RayEngine(Engine):
                     waiting[task.remote(function, item[1], level, self._env)] = item[0]
                 if not waiting:
                     return
-                (done,), _ = self._ray.wait(list(waiting), num_returns=1)
-                yield waiting.pop(done), self._ray.get(done)
+                with _faults_told():
+                    (done,), _ = self._ray.wait(list(waiting), num_returns=1)
+                    outcome = self._ray.get(done)
+                yield waiting.pop(done), outcome
         finally:
             for reference in waiting:
                 self._ray.cancel(reference, force=True)
+
+
+@contextlib.contextmanager
+def _faults_told() -> Iterator[None]:
+    """A node that is lost, or a full object store, as a MachineError."""
+    try:
+        yield
+    except Exception as error:
+        if (fault := of_ray(error)) is None:
+            raise
+        raise fault from error
 
 
 def _outcome(function: Callable[..., Result], arguments: Arguments, level: int) -> Outcome[Result]:
@@ -130,7 +144,9 @@ def _outcome(function: Callable[..., Result], arguments: Arguments, level: int) 
         try:
             return Done(result=function(*arguments), logs=logs)
         except Exception as error:
-            return Failed(error=error, traceback=traceback.format_exc(), logs=logs)
+            # Here, because what an error was raised for does not survive the way from another process.
+            told = behind(error) if isinstance(error, UserError) else error
+            return Failed(error=told, traceback=traceback.format_exc(), logs=logs)
 
 
 @contextlib.contextmanager
@@ -198,13 +214,16 @@ def engine(
     # "local" and not None: a stale cluster file would make a bare ray.init() hang.
     address = os.environ.get("RAY_ADDRESS") or "local"
     local: dict[str, Any] = {"num_cpus": num_workers or None, "include_dashboard": False} if address == "local" else {}
-    ray.init(
-        address=address,
-        log_to_driver=False,  # what workers print stays in Ray's session folder; what they log comes with their results
-        logging_level=logging.ERROR,
-        runtime_env={"env_vars": {"TOKENIZERS_PARALLELISM": "false"}},
-        **local,
-    )
+    try:
+        ray.init(
+            address=address,
+            log_to_driver=False,  # what workers print stays in Ray's session folder; what they log comes with results
+            logging_level=logging.ERROR,
+            runtime_env={"env_vars": {"TOKENIZERS_PARALLELISM": "false"}},
+            **local,
+        )
+    except Exception as error:  # of any class; and none is about what we give it, which is always the same
+        raise not_started(error) from error
     try:
         yield RayEngine(env, ray, num_workers)
     finally:

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from .faults import naming
+
 CRASHES_TO_SKIP = 2
 MAX_RETRIES = 20  # of a task whose process crashed; a row that crashes is skipped before
 CRASHED = "reading its media crashed the process twice"
@@ -58,7 +60,8 @@ class Journal:
 
     def at(self, row: str) -> None:
         """About to read the media of a row. One write and no flush: the file outlives the process, not the machine."""
-        os.pwrite(self._file, f"{row:<64}".encode(), 0)
+        with naming(self._folder / "at"):
+            os.pwrite(self._file, f"{row:<64}".encode(), 0)
 
     def poison(self, row: str) -> str:
         """Why the media of a row must not be read; "" if they may be."""

@@ -18,9 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..config import UserError
+from .faults import naming
 
 FILE = "lock"
 BEAT = 5.0  # seconds between two counts
+GRACE = 20  # tenths of a second in which an owner that was killed may end: its job runs in a fork, which goes after it
 PATIENCE = 6  # beats without a count after which an owner on another machine is taken for dead
 
 logger = logging.getLogger(__name__)
@@ -49,16 +51,20 @@ def _locked(folder: Path) -> Iterator[None]:
     file = _acquired(path)
     stop = threading.Event()
     mine = Owner(host=socket.gethostname(), pid=os.getpid(), since=time.strftime("%Y-%m-%d %H:%M:%S"), beat=0)
-    _write(file, mine)
     beating = threading.Thread(target=_keep_beating, args=(file, mine, stop), daemon=True)
-    beating.start()
     try:
+        with naming(path):
+            _write(file, mine)
+        beating.start()
         yield
     finally:
         stop.set()
-        beating.join()
-        path.unlink(missing_ok=True)
-        os.close(file)
+        if beating.is_alive():
+            beating.join()
+        try:
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(file)  # whatever happens: a lock that outlives its run is one on the next
         with contextlib.suppress(OSError):  # it holds more than the lock, or is gone
             folder.rmdir()
 
@@ -79,10 +85,14 @@ def _acquired(path: Path) -> int:
 
 
 def _lock(file: int, path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _busy(path, _read(file)) from None
+    for attempt in range(GRACE):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if attempt + 1 == GRACE:
+                raise _busy(path, _read(file)) from None
+        time.sleep(0.1)
     owner = _read(file)
     if owner is None or owner.host == socket.gethostname():
         return

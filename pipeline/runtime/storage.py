@@ -11,7 +11,12 @@ import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+
+from .faults import naming
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 MAX_NESTING = 100  # of JSON; ours has less than ten, and Python's own limit is a crash somewhere later
 _PART = re.compile(r"\.(.+)\.\d+\.part")
@@ -46,6 +51,20 @@ class Hashed:
         return self._sha256.hexdigest()
 
 
+class _Part(io.FileIO):
+    """A new file at `place`, whose errors name the file that it will be: also at a write, where a full disk shows."""
+
+    def __init__(self, place: Path, path: Path) -> None:
+        with naming(path):
+            opened = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        super().__init__(opened, "wb")
+        self._path = path
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        with naming(self._path):
+            return os.write(self.fileno(), data)
+
+
 @contextlib.contextmanager
 def write_whole(path: Path) -> Iterator[BinaryIO]:
     """A file that appears under its name only when complete; a crash leaves a `.part` file that the next run replaces.
@@ -56,11 +75,13 @@ def write_whole(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(part, "wb") as file:
+        with io.BufferedWriter(_Part(part, path)) as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+            with naming(path):
+                os.fsync(file.fileno())
+        with naming(path):
+            os.replace(part, path)
         sync_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)
@@ -70,7 +91,8 @@ def sync_folder(folder: Path) -> None:
     """A rename is on disk only when its folder is: without this, a machine that loses power may forget it."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(opened)
+        with naming(folder):
+            os.fsync(opened)
     finally:
         os.close(opened)
 

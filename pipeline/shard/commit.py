@@ -15,6 +15,7 @@ from ..config import UserError
 from ..identity import Identity
 from ..manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels
 from ..planned import Planned
+from ..runtime.faults import sentence
 from ..runtime.storage import read_json, remove, remove_parts, sha256_of, write_json, write_whole
 from ..runtime.tables import column_sum, write_parquet
 from .codec import member_names
@@ -111,7 +112,12 @@ def _finished(out: Path, identity: Identity) -> Manifest | None:
 
 def _records(out: Path) -> tuple[Manifest | None, list[Identity]]:
     """The manifest, if there is one, and what OUT is made from, as that and the record of the begun run say."""
-    manifest = Manifest.read(out) if (out / MANIFEST).exists() else None
+    try:
+        manifest = Manifest.read(out) if (out / MANIFEST).exists() else None
+    except OutputError as error:
+        if isinstance(error.__cause__, OSError) and sentence(error.__cause__):
+            raise error.__cause__ from None  # a disk that fails says nothing about what is on it
+        raise
     begun = [Identity.from_json(read_json(out / BEGUN)["identity"])] if (out / BEGUN).exists() else []
     return manifest, [manifest.identity, *begun] if manifest else begun
 

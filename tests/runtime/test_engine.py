@@ -1,5 +1,6 @@
 """Both engines: results in order, errors as they were raised, and what tasks log in the driver's log."""
 
+import errno
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,15 @@ def test_errors_are_raised_as_they_were(running: Engine, kind: type[Exception]) 
     from_worker = isinstance(running, RayEngine) and kind is ValueError
     assert isinstance(caught.value.__cause__, TaskTraceback) == from_worker
     assert not from_worker or "in fail" in str(caught.value.__cause__)
+
+
+def test_an_error_of_the_kernel_says_which_and_where(running: Engine, tmp_path: Path) -> None:
+    def fail() -> None:
+        open(tmp_path / "absent" / "file", "wb")  # noqa: SIM115 (does not open)
+
+    with pytest.raises(FileNotFoundError) as caught:
+        running.run(fail, [()], title="fail")
+    assert (caught.value.errno, str(caught.value.filename)) == (errno.ENOENT, str(tmp_path / "absent" / "file"))
 
 
 def test_an_error_that_cannot_travel_sends_its_words(running: Engine) -> None:

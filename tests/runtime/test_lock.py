@@ -1,5 +1,6 @@
 """One run at a time in a folder, whatever became of the run before."""
 
+import errno
 import json
 import os
 import signal
@@ -44,6 +45,31 @@ def test_what_a_killed_run_left_is_free_at_once(tmp_path, holder):
     assert json.loads((tmp_path / "work/lock").read_text())["pid"] == holder.pid
     with locked([tmp_path / "work"]):
         assert json.loads((tmp_path / "work/lock").read_text())["pid"] == os.getpid()
+
+
+def test_a_run_that_is_being_killed_is_waited_for(tmp_path, holder, monkeypatch):
+    """The job of a command runs in a fork, which the kernel ends when the command is gone, and a moment later."""
+
+    def sleep(_):
+        holder.kill()
+        holder.wait()
+
+    monkeypatch.setattr(lock.time, "sleep", sleep)
+    with locked([tmp_path / "work"]):
+        assert json.loads((tmp_path / "work/lock").read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.parametrize("call", ["pwrite", "unlink"])
+def test_a_disk_that_fails_leaves_nothing_locked(tmp_path, monkeypatch, call):
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+        patched.setattr(lock.os, call, fail)
+        with locked([tmp_path / "work"]):
+            pass
+    with locked([tmp_path / "work"]):
+        pass
 
 
 def test_nothing_is_left(tmp_path):

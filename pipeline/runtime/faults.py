@@ -1,0 +1,114 @@
+"""Faults of the machine under a run: a full disk, a lost mount, a dead node. Each in one sentence, with the remedy.
+
+They are neither the input's fault nor the program's: a run that met one ends, and the same command goes on from what is
+done. Whatever is not listed here keeps its traceback.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_ELSEWHERE = ", or give another --out or --work"
+_ROOM = f"free some room there{_ELSEWHERE}"
+_RIGHTS = f"give this user the right to it{_ELSEWHERE}"
+_FILES = "allow more open files (ulimit -n)"
+_MOUNT = "see to its disk or mount"
+_GONE = "bring it back (was it moved, is its disk mounted?)"
+
+# What the kernel says, and what helps. A missing file is one that was there when the run began: input that is not there
+# is a UserError before.
+_REMEDIES = {
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EROFS: f"make it writable{_ELSEWHERE}",
+    errno.EACCES: _RIGHTS,
+    errno.EPERM: _RIGHTS,
+    errno.ENOENT: _GONE,
+    errno.ENOTDIR: _GONE,
+    errno.EMFILE: _FILES,
+    errno.ENFILE: _FILES,
+    errno.EFBIG: f"allow larger files there (ulimit -f){_ELSEWHERE}",
+    errno.ENOMEM: "give the machine more memory, or the run fewer --num-workers",
+    **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ENODEV, errno.ENXIO), _MOUNT),
+}
+
+# Whoever met one of the others may blame the input for it with reason: a file that is not there, or not to be read.
+_NEVER_OF_INPUT = set(_REMEDIES) - {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM}
+
+_NODE = "a node of Ray was lost", "look whether the machine ran out of memory, and for others that end processes there"
+_CRASHED = "a worker of Ray ended, also when it was tried again", "look into its log in Ray's session folder"
+_UNREADY = "Ray could not start a worker", "look into the logs in Ray's session folder"
+# Exceptions of ray.exceptions that say something about the machine: what happened, and what helps. Their subclasses say
+# the same. RayTaskError, which wraps exceptions of the program, is none of them.
+_OF_RAY = {
+    "ObjectStoreFullError": ("Ray's object store is full", "make /dev/shm larger, or give fewer --num-workers"),
+    "OutOfDiskError": ("the disk of Ray's session folder is full", "free some room there, or set RAY_TMPDIR"),
+    "OutOfMemoryError": ("Ray ended a task for want of memory", "give fewer --num-workers, or add memory"),
+    "LocalRayletDiedError": _NODE,
+    "NodeDiedError": _NODE,
+    "ObjectLostError": _NODE,
+    "RaySystemError": _NODE,
+    "RpcError": _NODE,
+    "WorkerCrashedError": _CRASHED,
+    "RuntimeEnvSetupError": _UNREADY,
+    "TaskUnschedulableError": _UNREADY,
+}
+
+
+class MachineError(Exception):
+    """A fault of the machine that is not the kernel's own: what happened, and the remedy."""
+
+
+def of_ray(error: Exception) -> MachineError | None:
+    """What an exception of Ray says of the machine; None if nothing."""
+    for kind in type(error).__mro__:
+        if kind.__module__ == "ray.exceptions" and kind.__name__ in _OF_RAY:
+            happened, remedy = _OF_RAY[kind.__name__]
+            return MachineError(f"{happened} ({type(error).__name__}); {remedy}")
+    return None
+
+
+def not_started(error: Exception) -> MachineError:
+    """Of Ray itself: its errors are of any class, and tell little in their first line and nothing in the others."""
+    told = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return MachineError(
+        f"Ray does not start: {told}; it needs /dev/shm, and for its sockets a TMPDIR (or RAY_TMPDIR) that is short "
+        "and writable: see to that, or give --engine inline"
+    )
+
+
+def sentence(error: Exception) -> str:
+    """What happened, where, and what to do; "" for what is no fault of the machine."""
+    if isinstance(error, MachineError):
+        happened = str(error)
+    elif isinstance(error, OSError) and error.errno in _REMEDIES:
+        where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes | Path) else ""
+        happened = f"{where}{error.strerror}; {_REMEDIES[error.errno]}"
+    else:
+        return ""
+    return f"{happened}; then run the same command again to go on"
+
+
+def behind(error: Exception) -> Exception:
+    """The fault of the machine that an error was raised for which blames the input; else the error itself.
+
+    A reader that cannot read a file says so of the file, and does not ask whether the disk is full or its own.
+    """
+    reason: BaseException | None = error
+    while reason is not None:
+        if isinstance(reason, OSError) and reason.errno in _NEVER_OF_INPUT:
+            return reason
+        reason = reason.__context__
+    return error
+
+
+@contextlib.contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """The kernel does not say which file it cannot write or sync: errors in here name this one."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
