@@ -139,7 +139,7 @@ def test_tools_are_written_by_the_template(shared: Path) -> None:
     tool = {"type": "function", "function": {"name": "thermometer", "description": "Measures.",
             "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}}}  # fmt: skip
     call = {"type": "function", "function": {"name": "thermometer", "arguments": {"place": "Rome"}}}
-    talk = [
+    talk: list[dict[str, Any]] = [
         ASKED,
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "name": "thermometer", "content": [{"type": "text", "text": "28 degrees"}]},

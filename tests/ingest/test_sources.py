@@ -118,7 +118,7 @@ def test_they_behave_as_lists_and_make_nothing_before_it_is_asked_for() -> None:
         with pytest.raises(IndexError):
             both[wrong]
     with pytest.raises(TypeError):
-        examples + 1
+        examples + 1  # type: ignore[operator]
     assert answers(pickle.loads(pickle.dumps(make_rdr_dataset(list(rows)) + other))) == [*"01234", "other"]
 
 

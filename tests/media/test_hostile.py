@@ -7,6 +7,7 @@ import resource
 import signal
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -309,7 +310,7 @@ def test_videos_and_sounds_that_take_too_long(good: Path, watched: None, monkeyp
 def test_what_others_do_with_a_frame_is_not_counted(good: Path, watched: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor may it take no more memory than the medium."""
     clock = [0.0]
-    monkeypatch.setattr(budget.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(time, "process_time", lambda: clock[0])
     medium = MeasuredMedia(
         ref=MediaRef(kind="video", path=str(good / "a.mp4")),
         height=64, width=96, size=(64, 96), grid=(1, 1, 1), frames=(0, 1, 2, 3), fps=5.0,
@@ -323,7 +324,7 @@ def test_what_others_do_with_a_frame_is_not_counted(good: Path, watched: None, m
 
 def test_a_longer_medium_may_take_longer(good: Path, watched: None, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(budget.time, "process_time", lambda: clock[0])
+    monkeypatch.setattr(time, "process_time", lambda: clock[0])
     monkeypatch.setenv(LIMITS, Limits(media_timeout=10).as_text())
     with budget.Budget(MediaRef(kind="video", path="a.mp4")) as left:
         clock[0] = 9.0

@@ -54,7 +54,7 @@ def test_a_run_that_is_being_killed_is_waited_for(tmp_path, holder, monkeypatch)
         holder.kill()
         holder.wait()
 
-    monkeypatch.setattr(lock.time, "sleep", sleep)
+    monkeypatch.setattr(time, "sleep", sleep)
     with locked([tmp_path / "work"]):
         assert json.loads((tmp_path / "work/lock").read_text())["pid"] == os.getpid()
 
@@ -65,7 +65,7 @@ def test_a_disk_that_fails_leaves_nothing_locked(tmp_path, monkeypatch, call):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
-        patched.setattr(lock.os, call, fail)
+        patched.setattr(os, call, fail)
         with locked([tmp_path / "work"]):
             pass
     with locked([tmp_path / "work"]):
