@@ -38,7 +38,7 @@ _LISTS = {  # how they begin
     "a DASH manifest": re.compile(rb"(<\?xml.{0,500})?<MPD", re.DOTALL),
 }
 # These say that something is wrong with the machine, or its mounts: the medium may be as good as any.
-_TROUBLE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+TROUBLE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def open_media(ref: MediaRef) -> BinaryIO:
@@ -69,7 +69,7 @@ def open_media(ref: MediaRef) -> BinaryIO:
     except Unreachable:
         raise
     except OSError as error:
-        if error.errno in _TROUBLE:
+        if error.errno in TROUBLE:
             raise Unreachable(f"{ref.path}: cannot be read: {error.strerror}") from None
         raise MediaError("missing_media", f"{ref.path}: {error.strerror or error}") from None
     except ValueError as error:  # a name that no file can have, with a zero byte in it
@@ -103,6 +103,8 @@ def _in_cell(ref: MediaRef) -> bytes:
     try:
         return cell_bytes(ref.path, cell_of(ref.inside))
     except OSError as error:
+        if error.errno in TROUBLE:
+            raise Unreachable(f"{ref.path}: cannot be read: {error.strerror}") from None
         raise MediaError("missing_media", f"{ref.path}: {error.strerror or error}") from None
     except ValueError as error:
         raise MediaError("bad_media", f"{ref.path}: {error}; has it changed since it was measured?") from None
@@ -120,7 +122,7 @@ def blamed(ref: MediaRef) -> Iterator[None]:
     except (MediaError, MemoryError, Unreachable):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and not isinstance(error, av.FFmpegError) and error.errno in _TROUBLE:
+        if isinstance(error, OSError) and not isinstance(error, av.FFmpegError) and error.errno in TROUBLE:
             raise Unreachable(f"{ref.path}: cannot be read: {error.strerror}") from None
         raise MediaError("bad_media", f"{ref.path}: {_words(error)}") from None
 

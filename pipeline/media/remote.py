@@ -36,7 +36,10 @@ class Unreachable(OSError):
     """A store, disk or mount that fails: it ends the run, for it says nothing about the medium."""
 
     def __init__(self, told: str) -> None:
-        super().__init__(f"{without_secrets(told)}; run again when it can, what is done is kept")
+        super().__init__(without_secrets(told))
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}; run again when it can, what is done is kept"
 
 
 def is_stored(path: str) -> bool:

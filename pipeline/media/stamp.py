@@ -12,7 +12,8 @@ from pathlib import Path
 
 from ..records import MediaRef
 from ..runtime.storage import sha256_of
-from .remote import is_uri
+from .open import TROUBLE
+from .remote import Unreachable, is_uri
 
 END = 4096  # bytes at either end; what an editor or encoder changes reaches the header or the trailer
 
@@ -25,7 +26,11 @@ def stamp_of(ref: MediaRef) -> str:
     try:
         size, time = _status(files)
         return f"{size} {time} {_ends(files)}"
-    except (OSError, ValueError):  # whoever reads it says what is wrong
+    except OSError as error:
+        if error.errno in TROUBLE:
+            raise Unreachable(f"{ref.path}: cannot be read: {error.strerror}") from None
+        return ""  # whoever reads it says what is wrong
+    except ValueError:  # a name that no file can have
         return ""
 
 
