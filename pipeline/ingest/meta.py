@@ -231,7 +231,7 @@ def _media_dirs(meta_path: Path, where: str, given: Any) -> dict[str, Any]:
 
     A relative media_dir is taken from the meta file, and from the working directory if it is not there.
     """
-    if given is not None and not isinstance(given, str):
+    if given is not None and (not isinstance(given, str) or "\0" in given):
         raise UserError(f"{where}: media_dir must be a directory, got {given!r}")
     scheme, separator, _ = (given or "").partition("://")
     if separator:

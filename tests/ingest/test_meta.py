@@ -244,6 +244,7 @@ WRONG_ENTRIES = {
     "a file twice": ({"file_name": ["a.jsonl", "*.jsonl"]}, "a.jsonl 2 times, so that its rows would come as often"),
     "missing file": ({"file_name": "c.jsonl"}, "c.jsonl does not exist; it is taken relative to the meta file"),
     "media_dir": (GOOD | {"media_dir": ["x"]}, "media_dir must be a directory, got ['x']"),
+    "a name of no folder": (GOOD | {"media_dir": "a\0b"}, "media_dir must be a directory, got 'a\\x00b'"),
     "no media_dir": (GOOD | {"media_dir": "pics"}, "pics is no directory; it is taken relative to the meta file"),
     "media_dir of a scheme": (GOOD | {"media_dir": "ftp://x/y"}, "media_dir ftp://x/y: unknown scheme; known: s3, gs"),
     "unknown format": (GOOD | {"format": "chatml"}, "unknown format 'chatml'; known: auto, vsft, messages, sharegpt"),
