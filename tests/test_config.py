@@ -97,6 +97,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--resize": ("pil", "pil"),
         "--shard-mb": ("7", 7),
         "--max-skipped": ("0.3", 0.3),
+        "--check-media": ("size", "size"),
         "--work": ("/w", "/w"),
         "--engine": ("inline", "inline"),
         "--num-workers": ("8", 8),

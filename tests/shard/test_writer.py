@@ -15,8 +15,9 @@ from neatpack.pipeline.measure.store import write_measured
 from neatpack.pipeline.plan.assign import Plan
 from neatpack.pipeline.records import Example, Measured, MediaRef, Turn
 from neatpack.pipeline.runtime.storage import write_json
+from neatpack.pipeline.shard import writer
 from neatpack.pipeline.shard.codec import member_names
-from neatpack.pipeline.shard.note import LostRow, ShardNote
+from neatpack.pipeline.shard.note import CHANGED, LostRow, ShardNote
 from neatpack.pipeline.shard.writer import ShardJob, finished, write_shard
 
 
@@ -78,9 +79,18 @@ def test_the_same_bytes_again(shard: Shard) -> None:
     assert shard.job.tar.read_bytes() == content
 
 
-def test_a_row_whose_picture_fails_is_lost_and_its_empty_pack_is_not_written(shard: Shard) -> None:
+def test_a_row_whose_picture_has_changed_is_lost_for_now(shard: Shard) -> None:
+    picture(shard.picture, 60, 60)
+    (lost,) = shard.write().lost
+    assert (lost.dataset, lost.row, lost.repeat, lost.reason) == (0, 2, 0, CHANGED)
+
+
+def test_a_row_whose_picture_fails_is_lost_and_its_empty_pack_is_not_written(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = shard.picture.read_bytes()
     shard.picture.write_bytes(content[: len(content) // 2])  # the header is whole, the pixels are not
+    monkeypatch.setattr(writer, "is_changed", lambda ref, stamp: False)  # as if it had been so when it was measured
     note = shard.write()
     assert [pack.pack for pack in note.packs] == [0]
     (lost,) = note.lost
