@@ -6,6 +6,7 @@ on another machine that finds an owner watches whether the count goes on; clocks
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -85,16 +86,9 @@ def _acquired(path: Path) -> int:
 
 
 def _lock(file: int, path: Path) -> None:
-    for attempt in range(GRACE):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if attempt + 1 == GRACE:
-                raise _busy(path, _read(file)) from None
-        time.sleep(0.1)
+    is_locked = _flocked(file, path)
     owner = _read(file)
-    if owner is None or owner.host == socket.gethostname():
+    if owner is None or (is_locked and owner.host == socket.gethostname()):
         return
     logger.warning("%s: a run on %s was here; watching for %.0f s whether it lives", path, owner.host, BEAT * PATIENCE)
     for _ in range(PATIENCE):
@@ -102,6 +96,22 @@ def _lock(file: int, path: Path) -> None:
         if _read(file) not in (owner, None):
             raise _busy(path, owner)
     logger.warning("%s: it does not; going on", path)
+
+
+def _flocked(file: int, path: Path) -> bool:
+    """Whether the kernel has locked it for us; False where its file system has no locks, and counting must do."""
+    for _ in range(GRACE):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.1)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            logger.debug("%s: %s", path, error.strerror)
+            return False
+    raise _busy(path, _read(file))
 
 
 def _is_still(path: Path, file: int) -> bool:

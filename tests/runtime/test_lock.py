@@ -1,6 +1,7 @@
 """One run at a time in a folder, whatever became of the run before."""
 
 import errno
+import fcntl
 import json
 import os
 import signal
@@ -132,3 +133,21 @@ def test_a_lock_that_its_owner_removed_meanwhile_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "open", open_then_lose)
     with locked([tmp_path / "work"]):
         assert (tmp_path / "work/lock").exists()
+
+
+def test_a_file_system_without_locks(tmp_path, monkeypatch, holder):
+    """Then the count is all that tells, of a run on this machine, too."""
+
+    def flock(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    file = tmp_path / "work/lock"
+    monkeypatch.setattr(fcntl, "flock", flock)
+    monkeypatch.setattr(time, "sleep", lambda _: elsewhere(file, 4))
+    with pytest.raises(UserError, match=f"process {holder.pid} on "):
+        locked([tmp_path / "work"]).__enter__()
+    holder.kill()
+    holder.wait()
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with locked([tmp_path / "work"]):
+        assert json.loads(file.read_text())["pid"] == os.getpid()
