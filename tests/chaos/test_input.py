@@ -8,6 +8,7 @@ from jobs.fuzz import fuzz
 from jobs.fuzzing import input as inputs
 from jobs.fuzzing.input import INPUT
 from neatpack.pipeline.shard import commit
+from neatpack.pipeline.shard.ledger import make_ledger
 
 
 def test_fuzz(tmp_path: Path) -> None:
@@ -20,7 +21,6 @@ def test_fuzz(tmp_path: Path) -> None:
 
 
 def test_the_fuzzer_tells_of_a_row_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_ledger = commit.make_ledger
     monkeypatch.setattr(commit, "make_ledger", lambda *given: [table.slice(1) for table in make_ledger(*given)])
     _, failures = fuzz(INPUT.only("PNG: extend"), INPUT.make(tmp_path), tmp_path, 0, iter(range(1)))
     assert "DOES NOT VERIFY" in failures[0]
