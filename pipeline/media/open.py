@@ -41,6 +41,13 @@ _LISTS = {  # how they begin
 TROUBLE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
+def trouble(ref: MediaRef, error: OSError) -> OSError:
+    """What ends the run; at limits of the process the kernel's own error, for which runtime/faults.py knows help."""
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return error
+    return Unreachable(f"{ref.path}: cannot be read: {error.strerror}")
+
+
 def open_media(ref: MediaRef) -> BinaryIO:
     """The bytes of a medium as a file."""
     if isinstance(ref.held, bytes):
@@ -70,7 +77,7 @@ def open_media(ref: MediaRef) -> BinaryIO:
         raise
     except OSError as error:
         if error.errno in TROUBLE:
-            raise Unreachable(f"{ref.path}: cannot be read: {error.strerror}") from None
+            raise trouble(ref, error) from None
         raise MediaError("missing_media", f"{ref.path}: {error.strerror or error}") from None
     except ValueError as error:  # a name that no file can have, with a zero byte in it
         raise MediaError("missing_media", f"{ref.path!r}: {error}") from None
@@ -104,7 +111,7 @@ def _in_cell(ref: MediaRef) -> bytes:
         return cell_bytes(ref.path, cell_of(ref.inside))
     except OSError as error:
         if error.errno in TROUBLE:
-            raise Unreachable(f"{ref.path}: cannot be read: {error.strerror}") from None
+            raise trouble(ref, error) from None
         raise MediaError("missing_media", f"{ref.path}: {error.strerror or error}") from None
     except ValueError as error:
         raise MediaError("bad_media", f"{ref.path}: {error}; has it changed since it was measured?") from None
@@ -123,7 +130,7 @@ def blamed(ref: MediaRef) -> Iterator[None]:
         raise
     except Exception as error:
         if isinstance(error, OSError) and not isinstance(error, av.FFmpegError) and error.errno in TROUBLE:
-            raise Unreachable(f"{ref.path}: cannot be read: {error.strerror}") from None
+            raise trouble(ref, error) from None
         raise MediaError("bad_media", f"{ref.path}: {_words(error)}") from None
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ..records import MediaRef
 from ..runtime.storage import sha256_of
-from .open import TROUBLE
-from .remote import Unreachable, is_uri
+from .open import TROUBLE, trouble
+from .remote import is_uri
 
 END = 4096  # bytes at either end; what an editor or encoder changes reaches the header or the trailer
 
@@ -28,7 +28,7 @@ def stamp_of(ref: MediaRef) -> str:
         return f"{size} {time} {_ends(files)}"
     except OSError as error:
         if error.errno in TROUBLE:
-            raise Unreachable(f"{ref.path}: cannot be read: {error.strerror}") from None
+            raise trouble(ref, error) from None
         return ""  # whoever reads it says what is wrong
     except ValueError:  # a name that no file can have
         return ""
