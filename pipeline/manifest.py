@@ -23,6 +23,7 @@ from .typed import check_types
 FORMAT = 5  # of everything in OUT but work/; raise it when a reader of the older format would fail or misread
 FILE = "manifest.json"
 INDEX = "index.parquet"
+FETCHED = "fetched.parquet"  # only of an output with downloads in it
 REMEDY = "run `neatpack verify`, and pack again what is broken"
 _SHA256 = re.compile("[0-9a-f]{64}")
 _FILES = re.compile(r"(index|fetched)\.parquet|(image|video)_table\.npy|stats/[a-z]+\.parquet|ledger/[0-9]+\.parquet")
@@ -49,7 +50,7 @@ class ShardEntry:
     name: str  # under OUT/shards, see `shard_name`
     bytes: int
     sha256: str
-    first_pack: int  # -1: the shard is empty, because every row of its packs failed on decode
+    first_pack: int
     num_packs: int
 
 
@@ -173,9 +174,7 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"{where}.name: expected {shard_name(number)}, got {shard.name!r}")
         if not _SHA256.fullmatch(shard.sha256):
             raise ValueError(f"{where}.sha256: expected 64 hex digits, got {shard.sha256!r}")
-        if min(shard.bytes, shard.num_packs, shard.first_pack + 1) < 0 or (shard.first_pack < 0) != (
-            not shard.num_packs
-        ):
+        if min(shard.bytes, shard.num_packs - 1, shard.first_pack) < 0:
             raise ValueError(f"{where}: {shard.bytes} bytes, {shard.num_packs} packs from {shard.first_pack} on")
     for name, digest in manifest.files.items():
         if not _FILES.fullmatch(name) or not _SHA256.fullmatch(digest):

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ..config import UserError
 from ..identity import Identity
-from ..manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels
+from ..manifest import FETCHED, FILE as MANIFEST, INDEX, Counts, Manifest, OutputError, Pixels
 from ..planned import Planned
 from ..runtime.faults import sentence
 from ..runtime.storage import read_json, remove, remove_parts, sha256_of, write_json, write_whole
@@ -25,7 +25,7 @@ from .note import ShardNote
 from .sources import write_sources
 from .stats import dataset_stats, make_index, pack_stats, shard_stats
 
-FETCHED = pa.schema({"url": pa.string(), "bytes": pa.int64(), "sha256": pa.string()})
+DOWNLOADS = pa.schema({"url": pa.string(), "bytes": pa.int64(), "sha256": pa.string()})  # columns of FETCHED
 
 # Where a process that is killed may leave a part of which files.
 LEFT_OVERS = {
@@ -130,14 +130,14 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
     index = make_index(notes, member_names(family.media), fake_tokens, planned.plan.times_per_pack)
     ledgers = make_ledger(planned.plan, inputs.corpora)
     tables = {
-        "index.parquet": index,
+        INDEX: index,
         "stats/shards.parquet": shard_stats(index),
         "stats/packs.parquet": pack_stats(index, config.pack_size),
         "stats/datasets.parquet": dataset_stats(inputs.corpora, ledgers, planned.plan),
         **{f"ledger/{number:05d}.parquet": ledger for number, ledger in enumerate(ledgers)},
     }
     if fetched := sorted({each for note in notes for each in note.fetched}):
-        tables["fetched.parquet"] = pa.Table.from_pylist([each._asdict() for each in fetched], schema=FETCHED)
+        tables[FETCHED] = pa.Table.from_pylist([each._asdict() for each in fetched], schema=DOWNLOADS)
     for name, table in tables.items():
         write_parquet(out / name, table)
     write_sources(out, inputs.out, inputs.corpora, Path(config.meta).parent, record_paths=config.record_paths)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..manifest import FILE as MANIFEST
+from ..manifest import FETCHED, FILE as MANIFEST, INDEX
 from ..runtime.storage import remove, sync_folder
 from .sources import BASE, FILE as SOURCES
 
@@ -20,8 +20,8 @@ BEGUN = "work/run.json"  # what a begun output is made from; of a finished one i
 OURS = (
     MANIFEST,
     SOURCES,
-    "index.parquet",
-    "fetched.parquet",
+    INDEX,
+    FETCHED,
     "image_table.npy",
     "video_table.npy",
     "stats",

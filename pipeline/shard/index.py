@@ -92,21 +92,18 @@ def index_problems(index: pa.Table, manifest: Manifest) -> Iterator[Finding]:
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
             yield Finding(f"pack {packs[at]} in {shards[at]}: {words}", shards[at], int(packs[at]))
-    for shard in manifest.shards:
-        if not shard.num_packs and shard.bytes != END:
-            yield Finding(f"{shard.name}: {shard.bytes} bytes, and no pack", shard.name)
 
 
 def _impossible(index: pa.Table, manifest: Manifest) -> Iterator[tuple[np.ndarray, str]]:
     """Which packs cannot be as the index says, and why. Shards and their numbers of packs are as in the manifest."""
     packs, tokens, times = (index[name].to_numpy() for name in ("pack", "tokens", "times"))
-    yield np.diff(packs, prepend=-1) <= 0, "its number is not above that of the line before"
-    filled = [shard for shard in manifest.shards if shard.num_packs]
-    lasts = np.cumsum([shard.num_packs for shard in filled], dtype=np.int64) - 1
+    yield np.diff(packs, prepend=-1) != 1, "its number is not the next after that of the line before"
+    shards = manifest.shards
+    lasts = np.cumsum([shard.num_packs for shard in shards], dtype=np.int64) - 1
     is_first = np.zeros(len(index), bool)
-    is_first[[0, *(lasts[:-1] + 1)] if filled else []] = True
+    is_first[[0, *(lasts[:-1] + 1)] if shards else []] = True
     first_packs = np.zeros(len(index), np.int64)
-    first_packs[is_first] = [shard.first_pack for shard in filled]
+    first_packs[is_first] = [shard.first_pack for shard in shards]
     yield is_first & (packs != first_packs), "by the manifest, another pack is the first of the shard"
     pack_size = manifest.identity.config["pack_size"]
     yield (tokens < 1) | (tokens > pack_size), f"its tokens are not between 1 and pack_size {pack_size}"
@@ -128,8 +125,8 @@ def _impossible(index: pa.Table, manifest: Manifest) -> Iterator[tuple[np.ndarra
     starts, sizes = (places.field(name).to_numpy().reshape(shape) for name in ("offset", "size"))
     offset, length = index["offset"].to_numpy(), index["bytes"].to_numpy()
     sizes_of_shards = np.zeros(len(index), np.int64)
-    sizes_of_shards[lasts] = [shard.bytes for shard in filled]
-    too_large = ((sizes < 0) | (sizes > max((shard.bytes for shard in filled), default=0))).any(axis=1)
+    sizes_of_shards[lasts] = [shard.bytes for shard in shards]
+    too_large = ((sizes < 0) | (sizes > max((shard.bytes for shard in shards), default=0))).any(axis=1)
     yield too_large, "the sizes of its members are not those of parts of a file"
     if too_large.any():
         return  # sums might overflow

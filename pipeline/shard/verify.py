@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from ..families.registry import FAMILIES
 from ..labels import TrainOn
 from ..layout import layout_of
-from ..manifest import FILE, INDEX, Manifest, ShardEntry
+from ..manifest import FETCHED, FILE, INDEX, Manifest, ShardEntry
 from ..records import REASONS, TOKEN_TYPES
 from ..runtime.engine import Engine
 from ..runtime.storage import inside, open_regular, read_into
@@ -109,7 +109,7 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     expected = {INDEX, *(f"stats/{name}.parquet" for name in ("shards", "packs", "datasets"))}
     expected |= {f"ledger/{number:05d}.parquet" for number in range(len(manifest.identity.inputs))}
     expected |= set(manifest.pixels.tables.values())
-    if odd := (manifest.files.keys() - {"fetched.parquet"}) ^ expected:
+    if odd := (manifest.files.keys() - {FETCHED}) ^ expected:
         yield f"files: {', '.join(sorted(odd))} are too many, or missing"
     if (pixels := manifest.pixels.codec) != "u8":
         yield f"pixels: the codec {pixels!r} is unknown"

@@ -23,19 +23,6 @@ from neatpack.pipeline.shard.codec import END
 CHECKS = ("none", "sizes", "packs", "full")
 
 
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = many_packs(tmp_path_factory.mktemp("sound"))
-    shutil.rmtree(out / "work")
-    return out
-
-
-@pytest.fixture
-def out(sound: Path, tmp_path: Path) -> Path:
-    shutil.copytree(sound, tmp_path / "out")
-    return tmp_path / "out"
-
-
 def flip(path: Path, place: int) -> None:
     """In place: who has the file open sees it."""
     with open(path, "r+b") as file:
