@@ -5,9 +5,7 @@ Nothing but the bytes of the medium itself is read, whatever they say: media com
 
 import errno
 import io
-import os
 import re
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,6 +16,7 @@ import av
 from PIL import UnidentifiedImageError
 
 from ..records import MediaError, MediaRef
+from ..runtime.storage import NotPlain, open_regular
 from .budget import Budget
 from .inline import bytes_in_line
 from .limits import limits
@@ -58,11 +57,9 @@ def open_media(ref: MediaRef) -> BinaryIO:
         return _in_memory(ref, stored_bytes(ref.path, ref.offset, ref.length, limits().max_media_bytes))
     path = fetched(ref.path) if is_http(ref.path) else ref.path
     try:
+        opened, status = open_regular(path)
         with ExitStack() as on_error:
-            file = on_error.enter_context(open(path, "rb", opener=_without_waiting))
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise MediaError("bad_media", f"{ref.path}: not a regular file but a pipe, device or socket")
+            file = on_error.enter_context(io.BufferedReader(opened))
             end = ref.offset + ref.length if ref.length >= 0 else status.st_size
             if max(ref.offset, end) > status.st_size:
                 raise MediaError("bad_media", f"{ref.path}: has {status.st_size} bytes, and not {ref.offset} to {end}")
@@ -75,17 +72,14 @@ def open_media(ref: MediaRef) -> BinaryIO:
         return _in_memory(ref, _inside(content, ref) if ref.inside else content)
     except Unreachable:
         raise
+    except NotPlain:
+        raise MediaError("bad_media", f"{ref.path}: not a regular file but a pipe, device or socket") from None
     except OSError as error:
         if error.errno in TROUBLE:
             raise trouble(ref, error) from None
         raise MediaError("missing_media", f"{ref.path}: {error.strerror or error}") from None
     except ValueError as error:  # a name that no file can have, with a zero byte in it
         raise MediaError("missing_media", f"{ref.path!r}: {error}") from None
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Opening a pipe would wait for somebody to write to it."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _in_memory(ref: MediaRef, content: bytes) -> BinaryIO:

@@ -1,6 +1,7 @@
 """Files of ours on disk: written whole or not at all, and read as what may be damaged."""
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -156,17 +157,23 @@ def inside(root: Path, name: str) -> Path:
     return path
 
 
-def open_regular(path: Path) -> tuple[io.FileIO, os.stat_result]:
+class NotPlain(FileNotFoundError):
+    """A pipe, a device or a socket under the name of a file."""
+
+
+def open_regular(path: str | Path) -> tuple[io.FileIO, os.stat_result]:
     """A file for reading, and what it is at this moment. Raises OSError, also for what is no plain file.
 
     Without waiting: opening a FIFO would wait for its writer.
     """
-    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    found = os.fstat(file.fileno())
-    if not stat.S_ISREG(found.st_mode):
-        file.close()
-        raise FileNotFoundError(f"{path}: not a plain file")
-    return file, found
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    found = os.fstat(opened)
+    if stat.S_ISREG(found.st_mode):
+        return io.FileIO(opened), found
+    os.close(opened)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise NotPlain(f"{path}: not a plain file")
 
 
 def read_into(file: BinaryIO, buffer: memoryview, offset: int) -> int:
