@@ -157,7 +157,7 @@ def _mended(planned: Planned, lost: Mapping[Key, LostRow], running: Engine) -> P
         logger.warning("%d rows have media that changed since they were measured; measuring them again", len(changed))
         where = planned.plan.places(changed)
         stale = np.unique(planned.plan.table["part"].to_numpy()[where]).tolist()
-        _measure_again(inputs, [planned.parts[part] for part in stale], running)
+        _measure_parts(inputs, [planned.parts[part] for part in stale], running)
         again = where, measured_again(planned.plan, where, inputs.corpora, planned.parts, family, config)
     plan = repaired(planned.plan, unreadable, config, len(family.fake_image_ids), again)
     write_arrow(planned.mended_file, plan.table)
@@ -282,12 +282,12 @@ def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
             if not measured.path.exists() or (config.overwrite and has_media_trouble(measured.path)):
                 todo.append(measured)
     logger.info("parts: %d, of which %d are in the token store already", len(parts), len(parts) - len(todo))
-    _measure_again(inputs, todo, running)
+    _measure_parts(inputs, todo, running)
     return parts
 
 
-def _measure_again(inputs: Inputs, parts: Sequence[MeasuredPart], running: Engine) -> None:
-    """Or for the first time."""
+def _measure_parts(inputs: Inputs, parts: Sequence[MeasuredPart], running: Engine) -> None:
+    """Into the token store, whether they are there already or not."""
     config = inputs.config
     jobs = [
         PartJob(
@@ -315,7 +315,7 @@ def _with_media(outputs: Sequence[Inputs], running: Engine) -> list[Inputs]:
     stale = [part for part, (changed, _) in zip(parts, checked, strict=True) if changed]
     if stale:
         logger.warning("media of %d parts changed since they were measured; measuring them again", len(stale))
-        _measure_again(outputs[0], stale, running)
+        _measure_parts(outputs[0], stale, running)
         checked = running.run(check_media, [(part.path, level) for part in parts], title="check media")
     digests: dict[str, list[str]] = {corpus.name: [] for corpus in outputs[0].corpora}
     for part, (_, digest) in zip(parts, checked, strict=True):

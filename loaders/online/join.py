@@ -8,15 +8,11 @@ from typing import Any
 import torch
 
 from ...pipeline.labels import shifted
+from ...pipeline.plan.assign import aligned
 from ...pipeline.records import TOKEN_TYPES
 from ...pipeline.render.pack import end_to_end
 from ..media import LAYOUT_KEY, MEDIA_KEYS, document_numbers, num_media
 from .tokenized import PER_TOKEN
-
-
-def aligned(length: int, align: int) -> int:
-    """Length 5 by 4 -> 8."""
-    return -(-length // align) * align
 
 
 def _shift_sample(sample: dict[str, Any], has_mrope: bool = False) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from torch.utils.data import Dataset
 
 from ...pipeline.ingest.conversation import from_conversation
 from ...pipeline.measure.length import measure
+from ...pipeline.plan.assign import aligned
 from ...pipeline.plan.knapsack import greedy_knapsack, greedy_knapsack_vt_balanced
 from ...pipeline.records import Skip
 from .estimate import _estimate_sample_length
 from .grouped import raw_samples
-from .join import _build_packed_vlm_sample, _compute_mrope_position_ids, _shift_sample, aligned, has, token_types
+from .join import _build_packed_vlm_sample, _compute_mrope_position_ids, _shift_sample, has, token_types
 from .processor import family_of
 from .processor_config import extract_image_config as _extract_image_config, extract_video_config
 from .robust import Replacing, make_robust_collate, type_of

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, TypedDict, get_type_hints
+from typing import Annotated, TypedDict, TypeVar, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ SHAPING = ("pack", "dataset", "row", "repeat", "part", "line", "tokens", "limit"
 MAX_SHRINK = 16  # halvings: 768 frames are down to 4 after 8, and 100 megapixels to one patch after 16
 
 
+Tokens = TypeVar("Tokens", int, np.ndarray)
 Key = tuple[int, int, int]  # of a line: index of the corpus, row, repetition
 
 
@@ -178,11 +179,11 @@ def shard_starts(plan: Plan, shard_bytes: int) -> list[int]:
 
 def reserved(config: PackConfig, num_fake_ids: int) -> int:
     """Tokens that a pack without visual tokens keeps free, for the fake image."""
-    return int(aligned(np.array(num_fake_ids), config.align)) if config.fake_image else 0
+    return aligned(num_fake_ids, config.align) if config.fake_image else 0
 
 
-def aligned(tokens: np.ndarray, align: int) -> np.ndarray:
-    """What documents occupy in a pack: [5, 8] tokens with align 4 -> [8, 8]."""
+def aligned(tokens: Tokens, align: int) -> Tokens:
+    """What documents occupy in a pack, one or many: [5, 8] tokens with align 4 -> [8, 8]."""
     return -(-tokens // align) * align
 
 
@@ -336,7 +337,7 @@ class _Fitting:
     def _smaller(self, whole: Measured) -> _Fit:
         for level in range(1, MAX_SHRINK + 1):
             smaller = shrunk(whole, level, self.family)
-            if smaller is not None and aligned(np.array(smaller.tokens), self.config.align) <= self.config.pack_size:
+            if smaller is not None and aligned(smaller.tokens, self.config.align) <= self.config.pack_size:
                 return _Fit(measured=smaller, words=f"shrunk (step {level})", shrink=level)
         return _Fit(measured=None, words="; its media cannot be made small enough")
 

@@ -168,12 +168,10 @@ class Renderer:
         place = self.parts[line["part"]], line["line"]
         if not is_good(*place):
             return None
-        measured: Measured | None = read_measured(*place)
-        if measured is not None and line["limit"]:
-            measured = truncated(measured, line["limit"], self.family)
-        if measured is not None and line["shrink"]:
-            measured = shrunk(measured, line["shrink"], self.family)
-        return measured if measured is not None and measured.tokens == line["tokens"] else None
+        whole = read_measured(*place)
+        cut = truncated(whole, line["limit"], self.family) if line["limit"] else whole
+        fitted = shrunk(cut, line["shrink"], self.family) if cut is not None and line["shrink"] else cut
+        return fitted if fitted is not None and fitted.tokens == line["tokens"] else None
 
 
 def _lost(line: PlanLine, reason: str, detail: str) -> LostRow:
