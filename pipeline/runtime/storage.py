@@ -1,7 +1,6 @@
 """Files of ours on disk: written whole or not at all, and read as what may be damaged."""
 
 import contextlib
-import errno
 import hashlib
 import io
 import json
@@ -166,13 +165,11 @@ def open_regular(path: str | Path) -> tuple[io.FileIO, os.stat_result]:
 
     Without waiting: opening a FIFO would wait for its writer.
     """
-    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    found = os.fstat(opened)
+    file = io.FileIO(str(path), opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))
+    found = os.fstat(file.fileno())
     if stat.S_ISREG(found.st_mode):
-        return io.FileIO(opened), found
-    os.close(opened)
-    if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        return file, found
+    file.close()
     raise NotPlain(f"{path}: not a plain file")
 
 
