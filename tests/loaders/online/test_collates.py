@@ -1,4 +1,4 @@
-"""Collates give what the wrapper and pad_collate_fn give; labels by markers, by sentinel and by search agree."""
+"""Collates give what the wrapper and pad_collate_fn give, and call what the API names."""
 
 import logging
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import DEMO_PROCESSOR, SHARED, clip, picture, run_with_torchvision, tone
+from conversations import saw, talk
+from helpers import DEMO_PROCESSOR, clip, picture, run_with_torchvision, tone
 from PIL import Image
 from processors import default, gemma4, kimi_k25, kimi_vl, phi4_mm, qwen3_omni
 from transformers import AutoProcessor, AutoTokenizer
@@ -15,8 +16,6 @@ from neatpack.loaders import online
 from neatpack.loaders.online import (
     COLLATE_FNS,
     PreTokenizedDatasetWrapper,
-    _extract_image_config,
-    build_labels,
     build_labels_from_template,
     default_collate_fn,
     gemma4_prefix_collate_fn,
@@ -30,49 +29,16 @@ from neatpack.loaders.online import (
     qwen3_omni_collate_fn,
 )
 from neatpack.loaders.online.gemma4 import _inject_thinking_prefix_tokens
-from neatpack.loaders.online.labels import (
-    _decode_single_token,
-    _extract_assistant_text,
-    _find_pattern_indices,
-    _get_assistant_marker,
-    _get_stop_token_id,
-)
 from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.steps import (
-    _count_media_per_sample,
     _drop_overlong_samples,
     _ensure_rgb,
-    _estimate_media_tokens,
-    _extract_media_from_conversations,
 )
 from neatpack.loaders.pp_media import prepare_vlm_media_for_pp
 from neatpack.pipeline.media.image import decode_image
 from neatpack.pipeline.records import MediaRef
 
 PROCESSOR = str(DEMO_PROCESSOR)
-
-
-def talk(*turns):
-    """("text or list of parts", …), user and assistant in turn."""
-    roles = ("user", "assistant")
-    return {"conversation": [
-        {"role": roles[number % 2], "content": [{"type": "text", "text": turn}] if isinstance(turn, str) else turn}
-        for number, turn in enumerate(turns)
-    ]}  # fmt: skip
-
-
-def saw(kind, value, text="What?"):
-    return [{"type": kind, kind: value}, {"type": "text", "text": text}]
-
-
-@pytest.fixture
-def image(tmp_path) -> str:
-    return str(picture(tmp_path / "a.png", 60, 90))
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(PROCESSOR)
 
 
 def trained(batch, tokenizer, row=0) -> str:
@@ -432,185 +398,6 @@ def test_every_collate_can_be_told_a_length(collate, tmp_path, tokenizer, image)
         examples = [talk("Who?", "Me."), talk("Who?", "Me.", "And?", "You.")]
     batch = collate(examples, processor=processor, max_length=80)
     assert batch["input_ids"].shape == batch["labels"].shape == (len(examples), 79)
-
-
-# ---------------------------------------------------------------- labels
-
-
-def test_labels_three_ways_agree(tokenizer):
-    conversations = [talk("Who?", "Me.", "And?", "You, too.")["conversation"], talk("A?", "B.")["conversation"]]
-    texts = [tokenizer.apply_chat_template(conversation, tokenize=False) for conversation in conversations]
-    ids = tokenizer(texts, padding=True, return_tensors="pt")["input_ids"]
-    by_family = build_labels_from_template(ids, conversations, PROCESSOR)
-    by_sentinel = build_labels_from_template(ids, conversations, tokenizer)
-    by_search = build_labels(ids, conversations, tokenizer)
-    assert torch.equal(by_family, by_sentinel)
-    assert torch.equal(by_family, by_search)
-    assert tokenizer.decode(by_family[0][by_family[0] != -100]) == "Me.<|im_end|>You, too.<|im_end|>"
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real processors) is not here")
-def test_labels_of_a_real_tokenizer():
-    tokenizer = AutoTokenizer.from_pretrained(str(SHARED / "processors" / "qwen2.5-vl"))
-    conversations = [talk("Who?", "\n\nMe, 这个.\n", "And?", "You.")["conversation"]]
-    ids = tokenizer(tokenizer.apply_chat_template(conversations[0], tokenize=False), return_tensors="pt")["input_ids"]
-    labels = build_labels_from_template(ids, conversations, str(SHARED / "processors" / "qwen2.5-vl"))
-    assert tokenizer.decode(labels[0][labels[0] != -100]) == "Me, 这个.\n<|im_end|>You.<|im_end|>"
-
-
-def test_without_any_markers_the_answers_are_searched(tokenizer):
-    class Bare:
-        """A processor whose template cannot be read: `<|im_end|>` is all that it shares with the others."""
-
-        def __init__(self):
-            self.tokenizer = AutoTokenizer.from_pretrained(PROCESSOR)
-            self.tokenizer.chat_template = None
-
-    bare = Bare()
-    conversations = [talk("Who?", "Me.")["conversation"]]
-    ids = torch.tensor([tokenizer.encode("Q: Who?\nA: Me.<|im_end|>")])
-    labels = build_labels_from_template(ids, conversations, bare)
-    assert tokenizer.decode(labels[0][labels[0] != -100]).strip() == "Me.<|im_end|>"
-
-
-def test_an_answer_that_is_not_there(tokenizer):
-    labels = build_labels(
-        torch.tensor([[1, 2, 3]]), [talk("Who?", "Something else entirely.")["conversation"]], tokenizer
-    )
-    assert labels.tolist() == [[-100, -100, -100]]
-
-
-def test_finding_patterns():
-    assert _find_pattern_indices([1, 2, 3, 2, 3], [2, 3]) == (1, 3)
-    assert _find_pattern_indices([1, 2, 3, 2, 3], [2, 3], 2) == (3, 5)
-    assert _find_pattern_indices([1, 2, 3], [9, 3]) == (-1, -1)
-    assert _find_pattern_indices([1, 2, 3], [9, 3], allow_first_token_mismatch=True) == (1, 3)
-    assert _find_pattern_indices([1, 2, 3], [9], allow_first_token_mismatch=True) == (-1, -1)
-    assert _find_pattern_indices([1], []) == (-1, -1)
-
-
-def test_small_pieces(tokenizer):
-    assert _extract_assistant_text({"content": "a"}) == "a"
-    assert _extract_assistant_text({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}) == "ab"
-    assert _extract_assistant_text({"content": None}) == ""
-    end = _get_stop_token_id(tokenizer)
-    assert _decode_single_token(tokenizer, end) == "<|im_end|>"
-    assert tokenizer.decode(_get_assistant_marker(tokenizer)) == "<|im_start|>assistant\n"
-
-    class Lists:
-        def decode(self, ids):
-            if isinstance(ids, int):
-                raise TypeError("give a list")
-            return f"{ids[0]}"
-
-        def encode(self, text, add_special_tokens):
-            return [1, 2, 3]
-
-    assert _decode_single_token(Lists(), 7) == "7"
-
-    class Tensors:
-        def decode(self, ids):
-            return f"{ids.tolist()[0]}"
-
-    assert _decode_single_token(Tensors(), 7) == "7"
-    assert _get_assistant_marker(Lists()) is None and _get_stop_token_id(Lists()) is None
-
-
-# ---------------------------------------------------------------- media
-
-
-def test_media_of_conversations(image):
-    conversations = [talk([*saw("image", image), *saw("video", "a.mp4")], "x")["conversation"],
-                     talk("Who?", "Me.")["conversation"], talk(saw("image", image), "y")["conversation"]]  # fmt: skip
-    assert _extract_media_from_conversations(conversations) == ([image, image], ["a.mp4"])
-    assert _extract_media_from_conversations(conversations[1:2]) == (None, None)
-    assert _count_media_per_sample(conversations) == ([1, 0, 1], [1, 0, 0])
-
-
-def test_pictures_become_rgb_in_place():
-    clear, done = Image.new("RGBA", (4, 4)), Image.new("RGB", (4, 4))
-    conversations = [talk([*saw("image", clear), *saw("image", done)], "x")["conversation"]]
-    parts = conversations[0][0]["content"]
-    assert _ensure_rgb(conversations) is conversations
-    assert parts[0]["image"].mode == "RGB" and parts[2]["image"] is done
-    assert _ensure_rgb([[{"role": "user", "content": "text"}]]) == [[{"role": "user", "content": "text"}]]
-    examples = [talk(saw("image", clear), "x")]
-    default_collate_fn(examples, PROCESSOR)
-    assert examples[0]["conversation"][0]["content"][0]["image"].mode == "RGB"
-
-
-def test_media_tokens_and_lengths(image):
-    seen = talk(saw("image", image), "That.")["conversation"]
-    sample = PreTokenizedDatasetWrapper([{"conversation": seen}], PROCESSOR)[0]
-    media = int((sample["mm_token_type_ids"] > 0).sum())
-    assert _estimate_media_tokens(seen, PROCESSOR) == media - 1, "beyond the one placeholder"
-    length = len(sample["input_ids"])
-    assert _drop_overlong_samples([seen], PROCESSOR, length) == ([seen], [0])
-    with pytest.raises(ValueError, match=f"the longest has {length} tokens"):
-        _drop_overlong_samples([seen], PROCESSOR, length - 1)
-    assert _drop_overlong_samples([seen, seen], PROCESSOR, None) == ([seen, seen], [0, 1])
-
-
-def test_media_that_cannot_be_opened_count_nothing_and_the_others_count(image):
-    absent, known = saw("image", "absent.png"), saw("image", image)
-    alone = _estimate_media_tokens(talk(known, "x")["conversation"], PROCESSOR)
-    assert alone > 1
-    assert _estimate_media_tokens(talk(absent, "x")["conversation"], PROCESSOR) == 0
-    both = talk([*absent, *known], "x")["conversation"]
-    assert _estimate_media_tokens(both, PROCESSOR) == alone
-    sound = talk([{"type": "audio", "audio": "a.wav"}, *known], "x")["conversation"]
-    assert _estimate_media_tokens(sound, PROCESSOR) == alone, "Qwen2.5-VL hears nothing"
-    # 2 placeholders and one medium that is known: as long as the same with a text in the place of the other.
-    tokenizer = family_of(PROCESSOR).chat.tokenizer
-    text = tokenizer.apply_chat_template(both, tokenize=False)
-    length = len(tokenizer(text)["input_ids"]) + alone
-    assert _drop_overlong_samples([both], PROCESSOR, length)[1] == [0]
-    with pytest.raises(ValueError, match=f"the longest has {length} tokens"):
-        _drop_overlong_samples([both], PROCESSOR, length - 1)
-
-
-def test_what_cannot_be_trained_on_has_a_length_too(image):
-    """A prompt that nobody answers, and a role that nobody knows: the template's tokens and the media's."""
-    prompt = talk(saw("image", image))["conversation"]
-    critic = [*talk(saw("image", image), "x")["conversation"], {"role": "critic", "content": "No."}]
-    tokenizer = family_of(PROCESSOR).chat.tokenizer
-    for conversation in (prompt, critic):
-        media = _estimate_media_tokens(conversation, PROCESSOR)
-        assert media == _estimate_media_tokens(talk(saw("image", image), "x")["conversation"], PROCESSOR) > 1
-        length = len(tokenizer(tokenizer.apply_chat_template(conversation, tokenize=False))["input_ids"]) + media
-        assert _drop_overlong_samples([conversation], PROCESSOR, length)[1] == [0]
-        with pytest.raises(ValueError, match=f"the longest has {length} tokens"):
-            _drop_overlong_samples([conversation], PROCESSOR, length - 1)
-
-
-class Sized:
-    """An image processor as one of transformers is seen: numbers of the class, and of the object over them."""
-
-    patch_size, merge_size = 14, 2
-    size = {"shortest_edge": 3136, "longest_edge": 1_003_520}
-
-    def __init__(self, **own):
-        vars(self).update(own)
-
-
-@pytest.mark.parametrize(
-    ("own", "bounds"),
-    [
-        ({}, (3136, 1_003_520)),
-        ({"size": {"min_pixels": 784, "max_pixels": 7840}}, (784, 7840)),
-        ({"size": {"shortest_edge": 784, "longest_edge": 7840}}, (784, 7840)),
-        ({"size": {"max_pixels": 7840}}, (3136, 7840)),
-        ({"size": None, "min_pixels": None}, (3136, 1_003_520)),
-        ({"min_pixels": 784, "size": {"min_pixels": 1, "max_pixels": 7840}}, (784, 7840)),
-    ],
-)
-def test_sizes_of_a_processor(own, bounds):
-    processor = type("Any", (), {"image_processor": Sized(**own)})()
-    assert _extract_image_config(processor) == {
-        "factor": 28, "patch_size": 14, "merge_size": 2, "min_pixels": bounds[0], "max_pixels": bounds[1],
-    }  # fmt: skip
-    config = _extract_image_config(family_of(PROCESSOR))
-    assert config is not None and config["merge_size"] == 2
 
 
 # ---------------------------------------------------------------- names of the API are those that are called

@@ -13,6 +13,13 @@ from hypothesis import assume, given, settings, strategies as st
 from transformers import AutoTokenizer
 
 from neatpack.loaders.online import build_labels, build_labels_from_template, labels as module
+from neatpack.loaders.online.labels import (
+    _decode_single_token,
+    _extract_assistant_text,
+    _find_pattern_indices,
+    _get_assistant_marker,
+    _get_stop_token_id,
+)
 from neatpack.loaders.online.processor import family_of
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.labels import AS_USUAL, labels_of
@@ -32,11 +39,6 @@ def talk(*turns, system=""):
     said = [("system", system)] if system else []
     said += [(("user", "assistant")[number % 2], text) for number, text in enumerate(turns)]
     return [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in said]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(str(DEMO_PROCESSOR))
 
 
 @pytest.fixture(autouse=True)
@@ -293,3 +295,83 @@ def test_patched_markers_of_the_template_are_called(monkeypatch, tokenizer, name
     with monkeypatch.context() as patch:
         patch.setattr(module, name, stand_in)
         assert not torch.equal(build_labels_from_template(ids, [conversation], Qwen2VLProcessor()), before)
+
+
+# ---------------------------------------------------------------- literally
+
+
+def test_labels_three_ways_agree(tokenizer):
+    conversations = [talk("Who?", "Me.", "And?", "You, too."), talk("A?", "B.")]
+    texts = [tokenizer.apply_chat_template(conversation, tokenize=False) for conversation in conversations]
+    ids = tokenizer(texts, padding=True, return_tensors="pt")["input_ids"]
+    by_family = build_labels_from_template(ids, conversations, str(DEMO_PROCESSOR))
+    by_sentinel = build_labels_from_template(ids, conversations, tokenizer)
+    by_search = build_labels(ids, conversations, tokenizer)
+    assert torch.equal(by_family, by_sentinel)
+    assert torch.equal(by_family, by_search)
+    assert tokenizer.decode(by_family[0][by_family[0] != -100]) == "Me.<|im_end|>You, too.<|im_end|>"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real processors) is not here")
+def test_labels_of_a_real_tokenizer():
+    tokenizer = AutoTokenizer.from_pretrained(str(SHARED / "processors" / "qwen2.5-vl"))
+    conversations = [talk("Who?", "\n\nMe, 这个.\n", "And?", "You.")]
+    ids = tokenizer(tokenizer.apply_chat_template(conversations[0], tokenize=False), return_tensors="pt")["input_ids"]
+    labels = build_labels_from_template(ids, conversations, str(SHARED / "processors" / "qwen2.5-vl"))
+    assert tokenizer.decode(labels[0][labels[0] != -100]) == "Me, 这个.\n<|im_end|>You.<|im_end|>"
+
+
+def test_without_any_markers_the_answers_are_searched(tokenizer):
+    class Bare:
+        """A processor whose template cannot be read: `<|im_end|>` is all that it shares with the others."""
+
+        def __init__(self):
+            self.tokenizer = AutoTokenizer.from_pretrained(str(DEMO_PROCESSOR))
+            self.tokenizer.chat_template = None
+
+    bare = Bare()
+    conversations = [talk("Who?", "Me.")]
+    ids = torch.tensor([tokenizer.encode("Q: Who?\nA: Me.<|im_end|>")])
+    labels = build_labels_from_template(ids, conversations, bare)
+    assert tokenizer.decode(labels[0][labels[0] != -100]).strip() == "Me.<|im_end|>"
+
+
+def test_an_answer_that_is_not_there(tokenizer):
+    labels = build_labels(torch.tensor([[1, 2, 3]]), [talk("Who?", "Something else entirely.")], tokenizer)
+    assert labels.tolist() == [[-100, -100, -100]]
+
+
+def test_finding_patterns():
+    assert _find_pattern_indices([1, 2, 3, 2, 3], [2, 3]) == (1, 3)
+    assert _find_pattern_indices([1, 2, 3, 2, 3], [2, 3], 2) == (3, 5)
+    assert _find_pattern_indices([1, 2, 3], [9, 3]) == (-1, -1)
+    assert _find_pattern_indices([1, 2, 3], [9, 3], allow_first_token_mismatch=True) == (1, 3)
+    assert _find_pattern_indices([1, 2, 3], [9], allow_first_token_mismatch=True) == (-1, -1)
+    assert _find_pattern_indices([1], []) == (-1, -1)
+
+
+def test_small_pieces(tokenizer):
+    assert _extract_assistant_text({"content": "a"}) == "a"
+    assert _extract_assistant_text({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}) == "ab"
+    assert _extract_assistant_text({"content": None}) == ""
+    end = _get_stop_token_id(tokenizer)
+    assert _decode_single_token(tokenizer, end) == "<|im_end|>"
+    assert tokenizer.decode(_get_assistant_marker(tokenizer)) == "<|im_start|>assistant\n"
+
+    class Lists:
+        def decode(self, ids):
+            if isinstance(ids, int):
+                raise TypeError("give a list")
+            return f"{ids[0]}"
+
+        def encode(self, text, add_special_tokens):
+            return [1, 2, 3]
+
+    assert _decode_single_token(Lists(), 7) == "7"
+
+    class Tensors:
+        def decode(self, ids):
+            return f"{ids.tolist()[0]}"
+
+    assert _decode_single_token(Tensors(), 7) == "7"
+    assert _get_assistant_marker(Lists()) is None and _get_stop_token_id(Lists()) is None

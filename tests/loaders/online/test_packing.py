@@ -3,15 +3,13 @@
 import json
 import logging
 import random
-from functools import partial, wraps
 
 import numpy as np
 import pytest
 import torch
-from helpers import DEMO_PROCESSOR, TinyData, clip, mixed_rows, picture, tiny_config, tone
+from conversations import asked, tokens
+from helpers import DEMO_PROCESSOR, TinyData, clip, mixed_rows, picture, tiny_config
 from PIL import Image
-from processors import qwen3_omni
-from tiny_models import tiny_model
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards, neat_packed_vlm_collater
@@ -24,7 +22,7 @@ from neatpack.loaders.online import (
     packing,
     pad_collate_fn,
 )
-from neatpack.loaders.online.join import _build_packed_vlm_sample, _compute_mrope_position_ids, _shift_sample
+from neatpack.loaders.online.join import _build_packed_vlm_sample, _shift_sample
 from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.tokenized import SampleError, tokenized_example
 from neatpack.pipeline.cli import main
@@ -33,17 +31,6 @@ from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger
 
 PROCESSOR = str(DEMO_PROCESSOR)
-
-
-def talk(question, answer, *media):
-    parts = [{"type": kind, kind: value} for kind, value in media]
-    return {"conversation": [{"role": "user", "content": [*parts, {"type": "text", "text": question}]},
-                             {"role": "assistant", "content": [{"type": "text", "text": answer}]}]}  # fmt: skip
-
-
-@pytest.fixture
-def image(tmp_path) -> str:
-    return str(picture(tmp_path / "a.png", 60, 90))
 
 
 # ---------------------------------------------------------------- online == offline
@@ -139,7 +126,7 @@ def test_written_lengths_are_exact(tmp_path):
 
 
 def test_a_sample(image):
-    dataset = PreTokenizedDatasetWrapper([talk("What?", "That.", ("image", image))], PROCESSOR)
+    dataset = PreTokenizedDatasetWrapper([asked("What?", "That.", ("image", image))], PROCESSOR)
     sample = dataset[0]
     family = family_of(PROCESSOR)
     assert len(dataset) == 1
@@ -152,8 +139,8 @@ def test_a_sample(image):
 
 
 def test_text_gets_a_fake_image_that_nobody_sees():
-    dataset = PreTokenizedDatasetWrapper([talk("Who?", "Me.")], PROCESSOR)
-    plain = PreTokenizedDatasetWrapper([talk("Who?", "Me.")], PROCESSOR, inject_fake_images=False)
+    dataset = PreTokenizedDatasetWrapper([asked("Who?", "Me.")], PROCESSOR)
+    plain = PreTokenizedDatasetWrapper([asked("Who?", "Me.")], PROCESSOR, inject_fake_images=False)
     with_fake, without = dataset[0], plain[0]
     length = len(without["input_ids"])
     assert torch.equal(with_fake["input_ids"][:length], without["input_ids"])
@@ -165,7 +152,7 @@ def test_text_gets_a_fake_image_that_nobody_sees():
 
 
 def test_overlong_samples_are_replaced_or_cut(caplog):
-    samples = [talk("Count.", " ".join(map(str, range(200)))), talk("Who?", "Me.")]
+    samples = [asked("Count.", " ".join(map(str, range(200)))), asked("Who?", "Me.")]
     dataset = PreTokenizedDatasetWrapper(samples, PROCESSOR, max_length=40, seed=3)
     with caplog.at_level(logging.WARNING):
         replaced = dataset[0]
@@ -178,13 +165,15 @@ def test_overlong_samples_are_replaced_or_cut(caplog):
 
 
 def test_a_fake_image_never_makes_a_sample_too_long():
-    length = len(PreTokenizedDatasetWrapper([talk("Who?", "Me.")], PROCESSOR, inject_fake_images=False)[0]["input_ids"])
-    sample = PreTokenizedDatasetWrapper([talk("Who?", "Me.")], PROCESSOR, max_length=length)[0]
+    length = len(
+        PreTokenizedDatasetWrapper([asked("Who?", "Me.")], PROCESSOR, inject_fake_images=False)[0]["input_ids"]
+    )
+    sample = PreTokenizedDatasetWrapper([asked("Who?", "Me.")], PROCESSOR, max_length=length)[0]
     assert len(sample["input_ids"]) == length
 
 
 def test_when_nothing_is_short_enough():
-    samples = [talk("Count.", "1 2 3 4 5 6 7 8 9") for _ in range(3)]
+    samples = [asked("Count.", "1 2 3 4 5 6 7 8 9") for _ in range(3)]
     with pytest.raises(RuntimeError, match="sample 1 and 4 replacements failed, the last with SampleError: overlong"):
         PreTokenizedDatasetWrapper(samples, PROCESSOR, max_length=5, max_retries=4)[1]
 
@@ -192,8 +181,8 @@ def test_when_nothing_is_short_enough():
 def test_broken_media_and_placeholders_without_media(tmp_path, image):
     (tmp_path / "broken.png").write_bytes(b"no picture")
     bad = [
-        talk("What?", "That.", ("image", str(tmp_path / "broken.png"))),
-        talk("What?", "That.", ("image", str(tmp_path / "absent.png"))),
+        asked("What?", "That.", ("image", str(tmp_path / "broken.png"))),
+        asked("What?", "That.", ("image", str(tmp_path / "absent.png"))),
         {"conversation": [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "x"}]},
         {"conversation": []},
     ]
@@ -201,7 +190,7 @@ def test_broken_media_and_placeholders_without_media(tmp_path, image):
         with pytest.raises(SampleError) as error:
             tokenized_example(example, family_of(PROCESSOR))
         assert error.value.reason == reason
-    dataset = PreTokenizedDatasetWrapper([*bad, talk("Who?", "Me.", ("image", image))], PROCESSOR, max_retries=50)
+    dataset = PreTokenizedDatasetWrapper([*bad, asked("Who?", "Me.", ("image", image))], PROCESSOR, max_retries=50)
     assert all("pixel_values" in dataset[index] for index in range(5))
     assert set(dataset.failures) <= {"bad_media", "missing_media", "bad_placeholders", "bad_row"}
 
@@ -213,7 +202,7 @@ def test_a_picture_in_memory_is_the_picture_in_its_file(tmp_path, mode):
         grey = np.arange(60 * 90, dtype=np.uint16).reshape(60, 90) * 12
         Image.fromarray(grey).save(path)
     held, named = (
-        tokenized_example(talk("What?", "That.", ("image", value)), family_of(PROCESSOR))["pixel_values"]
+        tokenized_example(asked("What?", "That.", ("image", value)), family_of(PROCESSOR))["pixel_values"]
         for value in (Image.open(path), str(path))
     )
     assert torch.equal(held, named)
@@ -227,126 +216,6 @@ def test_no_samples():
 
 
 # ---------------------------------------------------------------- packs
-
-
-def tokens(*numbers, first_target=0):
-    """A tokenized sample of a foreign dataset."""
-    ids = torch.tensor(numbers)
-    labels = ids.clone()
-    labels[:first_target] = -100
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
-
-
-def test_shift_and_join():
-    first, second = (_shift_sample(s) for s in (tokens(1, 2, 3, first_target=1), tokens(7, 8, first_target=1)))
-    assert (first["input_ids"].tolist(), first["labels"].tolist()) == ([1, 2], [2, 3])
-    pack = _build_packed_vlm_sample([first, second], 4, 0)
-    assert pack["input_ids"].tolist() == [1, 2, 7]
-    assert pack["labels"].tolist() == [2, 3, 8]
-    assert pack["attention_mask"].tolist() == [1, 1, 2]
-    assert pack["position_ids"].tolist() == [0, 1, 0]
-    assert pack["seq_lens"].tolist() == [2, 1]
-    with pytest.raises(ValueError, match="are 3 in all; a pack holds 2"):
-        _build_packed_vlm_sample([first, second], 2, 0)
-
-
-def test_a_foreign_dataset_and_the_models_own_positions():
-    def get_rope_index(input_ids, attention_mask):
-        return torch.arange(input_ids.shape[1]).expand(3, 1, -1) * 2, None
-
-    assert _compute_mrope_position_ids(tokens(1, 2, 3), get_rope_index).tolist() == [[0, 2, 4]] * 3
-    packed = PackedDatasetWrapper([tokens(1, 2, 3), tokens(4, 5)], [[0, 1]], 8, get_rope_index=get_rope_index)
-    assert packed.has_mrope
-    assert packed[0]["position_ids"].tolist() == [[0, 2, 0]] * 3
-    batch = neat_packed_vlm_collater([packed[0]], padding_idx=9, max_length=4)
-    assert batch["input_ids"].tolist() == [[1, 2, 4, 9]]
-    assert batch["position_ids"].shape == (3, 1, 4)
-    assert batch["mm_token_type_ids"].tolist() == [[0, 0, 0, 0]]
-
-
-class TestRopeIndex:
-    """What a get_rope_index gets, and what becomes of what it gives."""
-
-    @pytest.fixture
-    def model(self):
-        return tiny_model("qwen2_5_vl").model
-
-    @pytest.fixture
-    def samples(self, tmp_path):
-        image, video = str(picture(tmp_path / "a.png", 60, 90)), str(tmp_path / "a.mp4")
-        clip(tmp_path / "a.mp4")
-        return [talk("What?", "That.", ("image", image)), talk("Who?", "Me."),
-                talk("When?", "Then.", ("video", video), ("image", image))]  # fmt: skip
-
-    def test_a_real_one_through_a_loader(self, model, samples):
-        """Its positions are the family's own, so that nothing but their use can be seen: with it and without."""
-        inner = PreTokenizedDatasetWrapper(samples, PROCESSOR)
-        own, given = (neat_pack_dataset_vlm(inner, 512, exact_lengths=True, get_rope_index=rope)
-                      for rope in (None, model.get_rope_index))  # fmt: skip
-        assert (own.has_mrope, given.has_mrope) == (False, True)
-        loaders = [DataLoader(packs, batch_size=2, collate_fn=neat_packed_vlm_collater) for packs in (own, given)]
-        for first, second in zip(*loaders, strict=True):
-            assert first.keys() == second.keys()
-            assert first["position_ids"].shape[0] == 3
-            assert torch.equal(first["position_ids"], second["position_ids"])
-        moved = neat_pack_dataset_vlm(inner, 512, exact_lengths=True, get_rope_index=plus_seven(model.get_rope_index))
-        for number in range(len(own)):
-            assert torch.equal(moved[number]["position_ids"], own[number]["position_ids"] + 7), "it is not ignored"
-
-    def test_samples_that_a_processor_made(self, model, samples):
-        """No positions, no counts, and token types [1, L] or none at all: built by the model's own token ids."""
-        inner = PreTokenizedDatasetWrapper(samples, PROCESSOR)
-        expected = PackedDatasetWrapper(inner, [[0, 1, 2]], 512)[0]
-        ours = ("position_ids", "media_layout", "n_images", "n_videos", "n_audios")
-        bare = [{k: v for k, v in inner.tokenized(i).items() if k not in ours} for i in range(3)]
-        rows = [sample | {"mm_token_type_ids": sample["mm_token_type_ids"][None]} for sample in bare]
-        none = [{k: v for k, v in sample.items() if k != "mm_token_type_ids"} for sample in bare]
-        for foreign in (rows, none, [rows[0], none[1], rows[2]]):
-            pack = PackedDatasetWrapper(foreign, [[0, 1, 2]], 512, get_rope_index=model.get_rope_index)[0]
-            for key in ("input_ids", "labels", "position_ids", "mm_token_type_ids", "image_grid_thw", "pixel_values"):
-                assert torch.equal(pack[key], expected[key]), key
-            assert (pack["n_images"], pack["n_videos"], pack["n_audios"]) == (2, 1, 0)
-
-    def test_sounds_and_seconds_by_the_names_of_qwen3_omni(self, tmp_path, samples):
-        heard = [talk("Heard?", "Yes.", ("audio", str(tone(tmp_path / "a.wav", 1.3)))), *samples]
-        inner = PreTokenizedDatasetWrapper(heard, str(qwen3_omni.make(tmp_path / "processor")))
-        rope = tiny_model("qwen3_omni").get_rope_index
-        own, given = (
-            PackedDatasetWrapper(inner, [[0, 1, 2, 3]], 2048, get_rope_index=each)[0] for each in (None, rope)
-        )
-        assert len(own["seq_lens"]) == 4
-        assert torch.equal(own["position_ids"], given["position_ids"])
-
-    def test_the_signature_decides(self):
-        asked = []
-
-        def older(input_ids, image_grid_thw, video_grid_thw):  # all required, and nothing else is taken
-            asked.append((image_grid_thw, video_grid_thw))
-            return torch.zeros(3, *input_ids.shape), None
-
-        def wrapper(**kwargs):
-            asked.append(sorted(kwargs))
-            return torch.zeros(3, 1, 2)
-
-        grids = torch.tensor([[1, 2, 2]])
-        assert _compute_mrope_position_ids(tokens(1, 2) | {"image_grid_thw": grids}, older).shape == (3, 2)
-        assert _compute_mrope_position_ids(tokens(1, 2), partial(wrapper)).shape == (3, 2)
-        assert asked == [(grids, None), ["attention_mask", "input_ids", "mm_token_type_ids"]]
-        assert _compute_mrope_position_ids(tokens(1, 2), lambda position_ids: position_ids) is None
-        assert _compute_mrope_position_ids(tokens(1, 2), lambda input_ids: (input_ids, None)) is None, "one axis"
-        with pytest.raises(ValueError, match="media, but without mm_token_type_ids"):
-            _compute_mrope_position_ids(
-                tokens(1, 2) | {"image_grid_thw": grids}, lambda input_ids, mm_token_type_ids: None
-            )
-
-
-def plus_seven(get_rope_index):
-    @wraps(get_rope_index)
-    def moved(**kwargs):
-        positions, delta = get_rope_index(**kwargs)
-        return positions + 7, delta
-
-    return moved
 
 
 class TestForeignSamples:
@@ -405,13 +274,13 @@ class TestForeignSamples:
 
     def test_what_a_sample_is_does_not_change(self, monkeypatch):
         """A row that cannot be used is read once."""
-        inner = PreTokenizedDatasetWrapper([{"conversation": []}, talk("Who?", "Me.")], PROCESSOR)
-        asked = []
+        inner = PreTokenizedDatasetWrapper([{"conversation": []}, asked("Who?", "Me.")], PROCESSOR)
+        read = []
         tokenized = inner.tokenized
-        monkeypatch.setattr(inner, "tokenized", lambda index, **more: asked.append(index) or tokenized(index, **more))
+        monkeypatch.setattr(inner, "tokenized", lambda index, **more: read.append(index) or tokenized(index, **more))
         packed = PackedDatasetWrapper(inner, [[0, 1]], 64)
         packed[0]
-        assert asked == [0, 1] and packed.dropped == {"bad_row": 1}
+        assert read == [0, 1] and packed.dropped == {"bad_row": 1}
 
 
 @pytest.mark.parametrize("name", ["_shift_sample", "_compute_mrope_position_ids", "_build_packed_vlm_sample"])
@@ -426,7 +295,7 @@ def test_patched_steps_are_called(monkeypatch, name):
 
 @pytest.mark.parametrize("wrapped", [PreTokenizedDatasetWrapper, PackedDatasetWrapper])
 def test_wrappers_draw_a_failing_batch_anew(wrapped):
-    samples = [talk("Who?", f"Number {number}.") for number in range(8)]
+    samples = [asked("Who?", f"Number {number}.") for number in range(8)]
     tokenized = PreTokenizedDatasetWrapper(samples, PROCESSOR, seed=5)
     packed = PackedDatasetWrapper(tokenized, [[number] for number in range(8)], 99)
     dataset = tokenized if wrapped is PreTokenizedDatasetWrapper else packed
@@ -492,7 +361,7 @@ class TestNeatPack:
 
     def test_what_is_truly_too_long_is_seen_when_it_is_tokenized(self):
         """Two guesses of 400 tokens: the first sample has 16, the second 126. A pack holds 60."""
-        talks = [talk("Who?", "Me."), talk("Count.", "é1?" * 28), talk("And?", "You.")]
+        talks = [asked("Who?", "Me."), asked("Count.", "é1?" * 28), asked("And?", "You.")]
         samples = PreTokenizedDatasetWrapper(talks, PROCESSOR, inject_fake_images=False)
         packed = neat_pack_dataset_vlm(samples, 60, ds_raw=raw(400, 400, 20))
         assert sorted(packed.bins) == [[0], [1], [2]]
@@ -547,7 +416,7 @@ class TestNeatPack:
 
     def test_there_is_room_for_a_fake_image(self):
         """Two samples of 20 tokens fill a pack of 40; with a fake image of 3 they do not fit."""
-        samples = [talk("Who?", "Me.") for _ in range(2)]
+        samples = [asked("Who?", "Me.") for _ in range(2)]
         plain = PreTokenizedDatasetWrapper(samples, PROCESSOR, inject_fake_images=False)
         length = len(plain[0]["input_ids"]) - 1
         assert len(neat_pack_dataset_vlm(plain, 2 * length, exact_lengths=True)) == 1

@@ -3,7 +3,8 @@
 import pickle
 
 import pytest
-from helpers import DEMO_PROCESSOR, picture
+from conversations import asked
+from helpers import DEMO_PROCESSOR
 
 from neatpack.loaders.online import (
     RobustDatasetWrapper,
@@ -12,17 +13,6 @@ from neatpack.loaders.online import (
 )
 
 PROCESSOR = str(DEMO_PROCESSOR)
-
-
-def talk(question, answer, *media):
-    parts = [{"type": kind, kind: value} for kind, value in media]
-    return {"conversation": [{"role": "user", "content": [*parts, {"type": "text", "text": question}]},
-                             {"role": "assistant", "content": [{"type": "text", "text": answer}]}]}  # fmt: skip
-
-
-@pytest.fixture
-def image(tmp_path) -> str:
-    return str(picture(tmp_path / "a.png", 60, 90))
 
 
 # ---------------------------------------------------------------- RobustDatasetWrapper
@@ -76,7 +66,7 @@ def test_memory_errors_are_not_the_samples_fault():
 
 def test_media_are_opened_in_the_worker(tmp_path, image):
     (tmp_path / "broken.png").write_bytes(b"no picture")
-    samples = [talk("A?", "B.", ("image", str(tmp_path / "broken.png"))), talk("C?", "D.", ("image", image))]
+    samples = [asked("A?", "B.", ("image", str(tmp_path / "broken.png"))), asked("C?", "D.", ("image", image))]
     loaded = RobustDatasetWrapper(samples, seed=0, max_retries=20)[0]
     assert loaded["conversation"][0]["content"][0]["image"].size == (90, 60)
     assert loaded["conversation"][1] == samples[1]["conversation"][1]

@@ -1,0 +1,19 @@
+"""A picture and a tokenizer."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import DEMO_PROCESSOR, picture
+from transformers import AutoTokenizer
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> str:
+    return str(picture(tmp_path / "a.png", 60, 90))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    """The demo's."""
+    return AutoTokenizer.from_pretrained(str(DEMO_PROCESSOR))
