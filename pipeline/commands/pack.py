@@ -1,0 +1,127 @@
+"""neatpack pack | plan | split: what runs a job, or a part of it."""
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import PackConfig, UserError, absolute, add_flags, load_config
+from ..runtime.again import run_again
+from ..shard.words import counted
+from .common import DONE, FAILED, command
+
+
+def add_to(commands: Any) -> None:
+    pack = command(
+        commands,
+        "pack",
+        _pack,
+        help="pack the data sets of a meta JSON into shards",
+        description="Pack the data sets of a meta JSON into OUT/shards/*.tar, with an index, statistics and a ledger "
+        "of every input row. Killed at any instant, the same command goes on where it was.",
+        epilog="Example: neatpack pack --meta meta.json --processor Qwen/Qwen2.5-VL-7B-Instruct --out packed "
+        "--pack-size 16384",
+    )
+    add_flags(pack)
+    plan = command(
+        commands,
+        "plan",
+        _plan,
+        help="measure and plan only: what would packing give?",
+        description="Measure every row and plan the packs, without decoding a pixel; print what packing would give. "
+        "With --out or --work the measured tokens are kept, and `pack` starts from them.",
+    )
+    add_flags(plan, omit=("overwrite",), optional=("out",))
+    plan.add_argument(
+        "--write-lengths",
+        metavar="DIR",
+        help="write the rows with their exact lengths (_text_tokens, _media_tokens, mm_inputs_meta) and a meta.json to "
+        "DIR, for packing online",
+    )
+    split = command(
+        commands,
+        "split",
+        _split,
+        help="split data sets into rows for training and for validation, without packing",
+        description="Write the rows of a meta JSON's data sets, as they are, to OUT/train and OUT/holdout, each with a "
+        "meta.json: the rows that `pack --holdout` holds out, and the others. Media stay where they are.",
+        epilog="Example: neatpack split --meta meta.json --holdout 0.01 --out halves",
+    )
+    keys = ("meta", "out", "datasets", "holdout", "engine", "num_workers")
+    add_flags(split, omit=tuple(f.name for f in dataclasses.fields(PackConfig) if f.name not in keys))
+
+
+def _pack(args: argparse.Namespace) -> int:
+    config = load_config(args)
+    return _survived(args, config, lambda: _print_packed(config))
+
+
+def _survived(args: argparse.Namespace, config: PackConfig, job: Callable[[], int]) -> int:
+    return run_again(job) if args.in_fork and config.engine == "inline" else job()
+
+
+def _print_packed(config: PackConfig) -> int:
+    # Here and not above: torch and transformers take seconds, which --help and a wrong flag should not.
+    from ..run import run_pack
+    from ..shard.report import describe_output
+
+    packed = run_pack(config)
+    if packed.already_done and (packed.holdout is None or packed.holdout.already_done):
+        print(f"{config.out} is finished and made from the same inputs: nothing to do")
+    for output, of in ((Path(config.out), packed), (Path(config.for_holdout().out), packed.holdout)):
+        if of is not None:
+            print(describe_output(output, of.manifest, reused_shards=of.reused_shards), flush=True)
+    lost = [_say_troubles(config.out, packed.troubles)]
+    lost += [_say_troubles(config.for_holdout().out, packed.holdout.troubles)] if packed.holdout else []
+    return FAILED if any(lost) else DONE
+
+
+def _say_troubles(where: str, troubles: Sequence[str]) -> bool:
+    """On stderr, after the summary; whether there are any."""
+    if troubles:
+        print(f"neatpack: {where}: " + "\n  ".join(troubles), file=sys.stderr)
+    return bool(troubles)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    config = load_config(args, optional=("out",))
+    if config.out or config.work:
+        return _survived(args, config, lambda: _print_plan(args, config, keeps_work=True))
+    with tempfile.TemporaryDirectory(prefix="neatpack-plan-") as folder:
+        args.work = folder
+        config = load_config(args, optional=("out",))
+        return _survived(args, config, lambda: _print_plan(args, config, keeps_work=False))
+
+
+def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: bool) -> int:
+    from ..run import run_plan, write_plan_lengths
+    from ..shard.report import describe_plan
+
+    if args.write_lengths and config.holdout:
+        raise UserError(
+            "--write-lengths writes all rows, also those that --holdout keeps from training; use `neatpack split`, and "
+            "plan each half without --holdout"
+        )
+    planned = run_plan(config)
+    print(describe_plan(planned), flush=True)
+    if args.write_lengths:
+        folder = Path(absolute("--write-lengths", args.write_lengths))
+        counts = write_plan_lengths(planned, folder, keeps_work=keeps_work)
+        print(f"{counted(sum(counts.values()), 'row')} with lengths in {folder}/meta.json", flush=True)
+    lost = [_say_troubles("plan", planned.troubles)]
+    lost += [_say_troubles("plan of the holdout", planned.holdout.troubles)] if planned.holdout else []
+    return FAILED if any(lost) else DONE
+
+
+def _split(args: argparse.Namespace) -> int:
+    config = load_config(args, optional=("processor",))
+    if not config.holdout:
+        raise UserError("missing --holdout: give the share of the rows to hold out, above 0 and below 1")
+    from ..run import run_split
+
+    for name, num_rows in run_split(config).items():
+        print(f"{counted(num_rows, 'row')} in {Path(config.out) / name}/meta.json")
+    return DONE

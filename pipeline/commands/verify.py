@@ -1,0 +1,46 @@
+"""neatpack verify"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..config import absolute
+from ..manifest import Manifest, OutputError
+from ..shard.words import counted
+from .common import DONE, FAILED, command
+
+
+def add_to(commands: Any) -> None:
+    verify = command(
+        commands,
+        "verify",
+        _verify,
+        help="prove a finished output",
+        description="Check digests, tars, index, ledger and every pack of a finished output: each input row exactly "
+        "once, planned = materialized lengths, labels on assistant tokens only, media tokens = grid tokens.",
+    )
+    verify.add_argument("out", metavar="OUT", help="a finished output")
+    verify.add_argument("--engine", choices=("inline", "ray"), default="inline", help="ray: shards in parallel")
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from ..runtime.engine import engine
+    from ..shard.report import describe_verified
+    from ..shard.verify import verify_output
+
+    out = Path(absolute("OUT", args.out))
+    try:
+        manifest = Manifest.read(out)
+    except OutputError as error:
+        print(f"neatpack: {error}", file=sys.stderr)
+        return FAILED
+    with engine(args.engine) as running:
+        problems = verify_output(out, manifest, running)
+    for problem in problems:
+        print(problem)
+    if problems:
+        print(f"{out}: {counted(len(problems), 'problem')}", file=sys.stderr)
+        return FAILED
+    print(describe_verified(out, manifest))
+    return DONE
