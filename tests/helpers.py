@@ -76,10 +76,10 @@ class TinyData:
         self.rows.append({"messages": [{"role": role, "content": text} for role, text in turns], **columns})
         return self
 
-    def write(self, *, ratio: float = 1.0) -> Path:
+    def write(self, *, ratio: float = 1.0, **entry: Any) -> Path:
         lines = (row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in self.rows)
         (self.folder / "rows.jsonl").write_text("".join(line + "\n" for line in lines))
-        meta = {"tiny": {"file_name": "rows.jsonl", "media_dir": ".", "sample_ratio": ratio}}
+        meta = {"tiny": {"file_name": "rows.jsonl", "media_dir": ".", "sample_ratio": ratio} | entry}
         (self.folder / "meta.json").write_text(json.dumps(meta))
         return self.folder / "meta.json"
 

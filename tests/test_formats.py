@@ -98,13 +98,18 @@ def test_however_a_row_is_written_its_pack_is_the_same(
             assert np.array_equal(found[key], wanted[key]), key
 
 
-def test_bytes_in_parquet(folder: Path, expected: list[dict[str, np.ndarray]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("parquet_media", ["copy", "in-place"])
+def test_bytes_in_parquet(
+    parquet_media: str, folder: Path, expected: list[dict[str, np.ndarray]], tmp_path: Path
+) -> None:
     rows = written("cauldron", folder)
     for row, name in zip(rows, NAMES, strict=True):
         row["images"] = [{"bytes": (folder / name).read_bytes(), "path": name}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    (tmp_path / "meta.json").write_text(json.dumps({"set": {"file_name": "rows.parquet"}}))
-    run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out"))
+    # What is imported lies elsewhere, whatever media_dir is.
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "meta.json").write_text(json.dumps({"set": {"file_name": "rows.parquet", "media_dir": "elsewhere"}}))
+    run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out", parquet_media=parquet_media))
     for found, wanted in zip(arrays(tmp_path / "out"), expected, strict=True):
         assert all(np.array_equal(found[key], wanted[key]) for key in wanted)
 

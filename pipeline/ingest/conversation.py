@@ -19,6 +19,7 @@ from .formats import messages
 from .formats.example import in_parts
 from .formats.parts import KINDS as KINDS
 from .formats.said import Said, Spoken, media_of
+from .media import ANYWHERE, MediaFolders
 
 COLUMNS = Columns(messages="conversation", images="image", videos="video", audios="audio")
 
@@ -50,7 +51,7 @@ def _extras(turn: Turn) -> dict[str, Any]:
 
 
 def from_conversation(
-    example: Mapping[str, Any], media_dirs: tuple[str, ...] = ("",), *, needs_target: bool = False
+    example: Mapping[str, Any], folders: MediaFolders = ANYWHERE, *, needs_target: bool = False
 ) -> Example | Skip:
     """Content may be a text or a list of parts. A medium without its data takes the next of the example's own column
     of that name: {"type": "audio"} and example["audio"].
@@ -60,7 +61,7 @@ def from_conversation(
     turns = example.get("conversation")
     if not isinstance(turns, list) or not turns:
         return Skip(reason="bad_row", detail="no conversation; expected a list of turns in 'conversation'")
-    dialect = Dialect(columns=COLUMNS, media_dirs=media_dirs, needs_target=needs_target)
+    dialect = Dialect(columns=COLUMNS, folders=folders, needs_target=needs_target)
     said = _document(example, turns) or messages.read(example, dialect)
     found = said if isinstance(said, Skip) else in_parts(said, dialect, of_file=False)
     if isinstance(found, Skip) or not any(ref.inside and not ref.path for ref in found.media):

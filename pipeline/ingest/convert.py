@@ -48,7 +48,7 @@ def convert(
 ) -> Example | Skip:
     """See `example_of` for what becomes of text, tags and media."""
     if dataset.is_converted:  # a row of our own import, see pipeline/ingest/imported.py
-        example = from_conversation(row, dataset.media_dirs, needs_target=needs_target)
+        example = from_conversation(row, dataset.media_folders, needs_target=needs_target)
     else:
         dialect = _dialect(dataset, lenient=lenient, needs_target=needs_target)
         said = _said(row, dataset, dialect)
@@ -72,7 +72,7 @@ def _dialect(dataset: Dataset, *, lenient: bool = False, needs_target: bool = Tr
     return Dialect(
         columns=dataset.row_columns,
         tags=dataset.tags,
-        media_dirs=dataset.media_dirs,
+        folders=dataset.media_folders,
         ignore_keys=dataset.ignore_keys,
         lenient=lenient,
         needs_target=needs_target,

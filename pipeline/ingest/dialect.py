@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..records import MediaKind
+from .media import ANYWHERE, MediaFolders
 
 MEDIA_COLUMNS: dict[str, MediaKind] = {"images": "image", "videos": "video", "audios": "audio"}
 
@@ -39,7 +40,7 @@ class Dialect:
 
     columns: Columns = Columns()
     tags: Tags = Tags()
-    media_dirs: tuple[str, ...] = ("",)  # where a relative path of a medium may start, in this order
+    folders: MediaFolders = ANYWHERE
     ignore_keys: tuple[str, ...] = ()  # keys of turns and parts that mean nothing for training
     lenient: bool = False  # about placeholders
     needs_target: bool = True  # a row without anything to learn from is of no use; online it may be asked about

@@ -5,6 +5,8 @@ import binascii
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -31,6 +33,19 @@ WISHES: dict[MediaKind, tuple[str, ...]] = {
 AS_BASE64 = ("bytes", "base64", "data")
 AS_PLACE = ("path", "url", "uri")
 
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaFolders:
+    """Where media may be."""
+
+    search: tuple[str, ...] = ("",)  # where relative paths may start, in this order
+    # Whole paths lead into one of these folders, or are one of these files, and relative ones stay in the folder that
+    # they start in, symbolic links followed; None: a path may lead anywhere.
+    bounds: tuple[str, ...] | None = None
+
+
+ANYWHERE = MediaFolders()
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # two letters at least: C:/ is a drive
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]*[=\s]*")
 _LOOKS_ENCODED = re.compile(r"[A-Za-z0-9+/]{64}|data:", re.IGNORECASE)
@@ -46,7 +61,7 @@ def media_reference(
     entry: Any,
     kind: MediaKind,
     column: str,
-    media_dirs: tuple[str, ...] = ("",),
+    folders: MediaFolders = ANYWHERE,
     at: Steps = (),
     asked: Mapping[str, Any] | None = None,
 ) -> MediaRef | Skip:
@@ -72,7 +87,7 @@ def media_reference(
         return bad(asks)
     frames = entry if isinstance(entry, list) else given.get("frames")
     if kind == "video" and frames is not None:
-        paths = _frames(frames, media_dirs)
+        paths = _frames(frames, folders)
         if isinstance(paths, str):
             return bad(paths)
         if counts := [name for name in FRAME_COUNTS if name in given]:
@@ -89,7 +104,7 @@ def media_reference(
         except ValueError as error:
             return bad(str(error), "bad_media")
         return MediaRef(kind=kind, path="", inside=pointer(*place), held=held, **asks)
-    path = _path(value, media_dirs)
+    path = _path(value, folders)
     if isinstance(path, Skip):
         return bad(path.detail, path.reason)
     return MediaRef(kind=kind, path=path, inside=str(cell), **asks, **where)
@@ -105,8 +120,8 @@ def _medium(entry: Any, kind: MediaKind, at: Steps) -> tuple[Any, str, Steps]:
     return value, key, at
 
 
-def _path(text: str, media_dirs: tuple[str, ...]) -> str | Skip:
-    """Where a file is: a path under one of `media_dirs`, or a URI."""
+def _path(text: str, folders: MediaFolders) -> str | Skip:
+    """Where a file is: a path, or a URI."""
     scheme = _SCHEME.match(text)
     if scheme and scheme[1].lower() in SCHEMES:
         return text
@@ -119,7 +134,7 @@ def _path(text: str, media_dirs: tuple[str, ...]) -> str | Skip:
             detail=f"a text of {len(text)} characters that is too long for a path and not base64 of a known kind",
         )
     if not scheme:
-        return _found(text, media_dirs)
+        return _found(text, folders)
     try:
         parts = urlsplit(text)
     except ValueError:
@@ -127,27 +142,58 @@ def _path(text: str, media_dirs: tuple[str, ...]) -> str | Skip:
     if parts is None or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         return Skip(reason="bad_row", detail=f"{shown(text)} is on another machine; expected file:///…")
     try:  # not of parts.path: a ? or # is part of a name here
-        return unquote_to_bytes(text[text.index("/", len("file://")) :]).decode()
+        return _bounded(unquote_to_bytes(text[text.index("/", len("file://")) :]).decode(), folders.bounds, text)
     except UnicodeDecodeError:
         return Skip(reason="bad_row", detail=f"{shown(text)} is not UTF-8 once decoded")
 
 
-def _found(path: str, media_dirs: tuple[str, ...]) -> str | Skip:
+def _found(path: str, folders: MediaFolders) -> str | Skip:
     """The file of that name in the first folder that has it; where none does, in the first: there it is missing.
 
     Two files of that name are one too many: which of them is meant, only the user knows.
     """
-    first, *others = (located(path, folder) for folder in media_dirs)
-    if not others or os.path.isabs(path) or is_uri(first):
+    if os.path.isabs(path):
+        return _bounded(path, folders.bounds, path)
+    places = {located(path, folder): folder for folder in reversed(folders.search)}  # the first of two alike stays
+    *others, first = places
+    if is_uri(first):
         return first
-    hits = [place for place in (first, *others) if _exists(place)]
+    hits = [place for place in (first, *reversed(others)) if not others or _exists(place)]
     for other in hits[1:]:
         if not os.path.samefile(hits[0], other):
             return Skip(
                 reason="bad_row",
                 detail=f"{shown(path)} is both {hits[0]} and {other}; give media_dir, or whole paths",
             )
-    return hits[0] if hits else first
+    place = hits[0] if hits else first
+    return _bounded(place, None if folders.bounds is None else (places[place],), path)
+
+
+def _bounded(path: str, bounds: tuple[str, ...] | None, named: str) -> str | Skip:
+    """A path, unless it leads out of all bounds; a row named it so."""
+    if bounds is None:
+        return path
+    real = _real(path)
+    if any(real == bound or real.startswith(bound.rstrip("/") + "/") for bound in map(_real_folder, bounds)):
+        return path
+    detail = f'{shown(named)} leads out of media_dir; set "allow_outside": true in the meta JSON if it may'
+    return Skip(reason="bad_row", detail=detail)
+
+
+def _real(path: str) -> str:
+    """Where a path leads if symbolic links are followed. Folders are asked for once: many files lie in one."""
+    folder, name = os.path.split(path)
+    try:
+        if name in (".", "..") or os.path.islink(path):
+            return os.path.realpath(path)
+        return os.path.join(_real_folder(folder), name)
+    except ValueError:  # a name that no file can have
+        return path
+
+
+@lru_cache(maxsize=4096)
+def _real_folder(path: str) -> str:
+    return os.path.realpath(path)
 
 
 def _exists(path: str) -> bool:
@@ -157,13 +203,13 @@ def _exists(path: str) -> bool:
         return False
 
 
-def _frames(paths: Any, media_dirs: tuple[str, ...]) -> tuple[str, ...] | str:
+def _frames(paths: Any, folders: MediaFolders) -> tuple[str, ...] | str:
     """The pictures of a video; or what is wrong with them."""
     if not isinstance(paths, list) or not paths or not all(isinstance(p, str) and p and is_unicode(p) for p in paths):
         return f"{shown(str(paths))} is not a path"
     if any(is_data_uri(path) or is_base64(path) for path in paths):
         return "frames as base64; expected paths of files"
-    joined = [_path(path, media_dirs) for path in paths]
+    joined = [_path(path, folders) for path in paths]
     return next((path.detail for path in joined if isinstance(path, Skip)), None) or tuple(map(str, joined))
 
 

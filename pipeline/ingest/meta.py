@@ -20,13 +20,13 @@ from .conversation import COLUMNS
 from .dialect import Columns as Columns, Tags as Tags
 from .files import data_files
 from .formats import ALIASES, AUTO, FORMATS
-from .media import is_unicode
+from .media import MediaFolders, is_unicode
 from .sources import SOURCES, Examples
 
 logger = logging.getLogger(__name__)
 
-KEYS = ("file_name", "format", "columns", "tags", "id_column", "ignore_keys", "media_dir", "sample_ratio", "weight",
-        "source", "path_or_dataset", "split")  # fmt: skip
+KEYS = ("file_name", "format", "columns", "tags", "id_column", "ignore_keys", "media_dir", "allow_outside",
+        "sample_ratio", "weight", "source", "path_or_dataset", "split")  # fmt: skip
 HUB = "hub"  # the source of rows as they are, of any data set that `datasets` loads
 
 
@@ -39,6 +39,8 @@ class Dataset:
     media_dir: str = ""  # the first of those where media are looked for
     given_dirs: tuple[str, ...] = ()  # what the meta JSON's media_dir may be: relative to its file, to where we are
     search: tuple[str, ...] = ()  # folders behind media_dir in which relative paths of media may start, too
+    is_bounded: bool = False  # media lie in media_dir, or in the folder where their relative path starts
+    own_files: tuple[str, ...] = ()  # that media may be in all the same: what our import has put them into
     sample_ratio: float = 1.0
     weight: float | None = None  # its share of all tokens, in place of a sample_ratio
     format: str = "messages"  # how its rows are written: see pipeline/ingest/formats; or "auto", until `resolved`
@@ -60,6 +62,12 @@ class Dataset:
         return (self.media_dir, *self.search)
 
     @property
+    def media_folders(self) -> MediaFolders:
+        return MediaFolders(
+            search=self.media_dirs, bounds=(*self.given_dirs, *self.own_files) if self.is_bounded else None
+        )
+
+    @property
     def row_columns(self) -> Columns:
         """Under which keys the rows are that are read: of a named source, those of our own import."""
         return COLUMNS if self.is_converted else self.columns
@@ -78,7 +86,7 @@ class Dataset:
 
     def described(self) -> dict[str, Any]:
         """What shapes the rows, for fingerprints: not where they lie, which may change (the file has its digest)."""
-        left_out = {"files", "media_dir", "given_dirs", "search", "path_or_dataset"} | (
+        left_out = {"files", "media_dir", "given_dirs", "search", "own_files", "path_or_dataset"} | (
             set() if self.source else {"source", "split"}
         )
         fields = dataclasses.asdict(self) | {"ignore_keys": list(self.ignore_keys)}  # as JSON has it
@@ -147,7 +155,7 @@ def _dataset(meta_path: Path, name: str, entry: Any, strict: bool) -> Dataset:
             )
     return Dataset(
         name=name,
-        **_media_dirs(meta_path, where, entry.get("media_dir")),
+        **_media_dirs(meta_path, where, entry),
         sample_ratio=float(ratio),
         weight=None if weight is None else float(weight),
         id_column=_id_column(where, entry.get("id_column")),
@@ -226,18 +234,21 @@ def _fields(kind: Any) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(kind))
 
 
-def _media_dirs(meta_path: Path, where: str, given: Any) -> dict[str, Any]:
+def _media_dirs(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, Any]:
     """media_dir, and where relative paths may start: there, in the meta file's folder, in the working directory.
 
     A relative media_dir is taken from the meta file, and from the working directory if it is not there.
     """
+    given, allows = entry.get("media_dir"), entry.get("allow_outside", False)
+    if not isinstance(allows, bool):
+        raise UserError(f"{where}: allow_outside must be true or false, got {allows!r}")
     if given is not None and (not isinstance(given, str) or "\0" in given):
         raise UserError(f"{where}: media_dir must be a directory, got {given!r}")
     scheme, separator, _ = (given or "").partition("://")
     if separator:
         if scheme not in SCHEMES:
             raise UserError(f"{where}: media_dir {given}: unknown scheme; known: {', '.join(SCHEMES)}, or a directory")
-        return {"media_dir": str(given), "given_dirs": (str(given),)}
+        return {"media_dir": str(given), "given_dirs": (str(given),), "is_bounded": not allows}
     starts = [folder.resolve() for folder in (meta_path.parent, Path.cwd())]
     places = dict.fromkeys((start / given).resolve() for start in starts) if given else {}
     own = [str(folder) for folder in places if folder.is_dir()]
@@ -247,7 +258,8 @@ def _media_dirs(meta_path: Path, where: str, given: Any) -> dict[str, Any]:
             "the working directory: correct it, or leave it out if the rows have whole paths"
         )
     first, *others = dict.fromkeys((*own, *map(str, starts)))
-    return {"media_dir": first, "given_dirs": tuple(own), "search": tuple(others)}
+    bounded = bool(own) and not allows
+    return {"media_dir": first, "given_dirs": tuple(own), "search": tuple(others), "is_bounded": bounded}
 
 
 def _files(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, Any]:

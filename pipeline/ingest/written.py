@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ..runtime.storage import write_json, write_whole
 from .formats import FORMATS
+from .kinds import kind_of
 from .lines import Source, rows
 from .meta import Dataset
 
@@ -31,9 +32,15 @@ def write_data(folder: Path, data: Iterable[tuple[Dataset, Iterable[bytes]]]) ->
             "id_column": dataset.id_column,
             "ignore_keys": list(dataset.ignore_keys),
             "media_dir": dataset.media_dir,
+            "allow_outside": not dataset.is_bounded or _has_own_files(dataset),
             **({"sample_ratio": dataset.sample_ratio} if dataset.weight is None else {"weight": dataset.weight}),
         }
     write_json(folder / "meta.json", meta)
+
+
+def _has_own_files(dataset: Dataset) -> bool:
+    """Whether rows may name media that our import has found or put somewhere else: in a tar, in media.bin …"""
+    return bool(dataset.source) or any(kind_of(Path(file)) not in (".jsonl", ".ndjson") for file in dataset.files)
 
 
 def _given_columns(dataset: Dataset) -> dict[str, str]:

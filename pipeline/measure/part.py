@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
 from ..ingest.convert import convert, parse_row
-from ..ingest.lines import Part, rows
+from ..ingest.lines import Part, media_beside, rows
 from ..ingest.meta import Dataset
 from ..labels import TrainOn
 from ..records import Example, Measured, MediaRef, Skip
@@ -68,6 +68,9 @@ class _Read(NamedTuple):
 
 def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
     """The rows that are taken."""
+    dataset = job.dataset
+    if job.part.origin:  # the rows are of our import, and so are their places in what they were imported from
+        dataset = replace(dataset, own_files=(job.part.origin, str(media_beside(job.part.file))))
     for row, line_number, offset, text in rows(job.part):
         if not job.is_taken[row - job.part.first_row]:
             continue
@@ -80,7 +83,7 @@ def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
             )
             continue
         parsed = parse_row(text, _where(job, line_number), job.max_row_bytes)
-        found = parsed if isinstance(parsed, Skip) else convert(parsed, job.dataset, lenient=job.lenient)
+        found = parsed if isinstance(parsed, Skip) else convert(parsed, dataset, lenient=job.lenient)
         if isinstance(found, Example):
             found = _placed(found, job.part.file, offset, len(text))
         yield _Read(row, _id_of(parsed, job), found)

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.convert import convert
 from neatpack.pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, read_meta
-from neatpack.pipeline.records import Example
+from neatpack.pipeline.records import Example, Skip
 
 
 @pytest.fixture
@@ -73,6 +73,7 @@ def test_every_key(folder: Path) -> None:
         media_dir=str(folder / "sub" / "media"),
         given_dirs=(str(folder / "sub" / "media"),),
         search=(str(folder), str(Path.cwd())),
+        is_bounded=True,
         sample_ratio=2.0,
         format="llava",
         id_column="uid",
@@ -180,7 +181,7 @@ def test_what_is_not_selected_is_not_checked(folder: Path) -> None:
         read_meta(path)
 
 
-DESCRIBED = {"name", "columns", "tags", "sample_ratio", "weight", "format", "id_column", "ignore_keys"}
+DESCRIBED = {"name", "columns", "tags", "sample_ratio", "weight", "format", "id_column", "ignore_keys", "is_bounded"}
 
 
 def test_described_leaves_out_where_the_files_lie(folder: Path) -> None:
@@ -232,6 +233,7 @@ def test_an_unknown_selection_names_what_there_is(folder: Path) -> None:
 GOOD = {"file_name": "a.jsonl"}
 # What is wrong with a data set -> the key and the remedy that the message names.
 WRONG_ENTRIES = {
+    "allow_outside as a text": (GOOD | {"allow_outside": "yes"}, "allow_outside must be true or false, got 'yes'"),
     "not an object": ("a.jsonl", "expected an object, got str"),
     "no file_name": ({}, "neither file_name nor source; give one of the two"),
     "empty file_name": ({"file_name": ""}, "file_name must be the path of a data file, a glob, a folder or a list"),
@@ -352,7 +354,6 @@ def test_a_file_is_found_wherever_it_is_and_two_are_one_too_many(folder: Path, m
         (folder / place / name).touch()
         assert found(name) == str((folder / place / name).resolve())
     assert found("absent.png") == str(folder / "pictures" / "absent.png"), "missing from the first"
-    assert found(str(here / "c.png")) == str(here / "c.png")
     (here / "b.png").symlink_to(folder / "b.png")
     assert found("b.png") == str(folder / "b.png"), "the same file twice is one"
     (here / "cat.png").touch()
@@ -360,6 +361,62 @@ def test_a_file_is_found_wherever_it_is_and_two_are_one_too_many(folder: Path, m
         f"bad_row: column 'images': 'cat.png' is both {folder}/pictures/cat.png and {here}/cat.png; "
         "give media_dir, or whole paths"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "is_inside"),
+    [
+        ("cat.png", True),
+        ("deep/../cat.png", True),
+        ("{folder}/pictures/cat.png", True),
+        ("file://{folder}/pictures/cat.png", True),
+        ("{folder}/link/cat.png", True),  # a link to the folder itself
+        ("beside.png", True),  # in the meta file's folder, where relative paths may start, too
+        ("../beside.png", False),
+        ("deep/../../beside.png", False),
+        ("{folder}/beside.png", False),
+        ("{folder}/pictures-2/cat.png", False),  # begins like media_dir, and is another
+        ("file://{folder}/beside.png", False),
+        ("linked.png", False),  # a link to a file outside
+        ("linked/dog.png", False),  # in a link to a folder outside
+        ("absent/../../beside.png", False),
+        ("https://example.org/cat.png", True),  # no path at all
+    ],
+)
+def test_media_do_not_lead_out_of_media_dir_unless_they_may(name: str, is_inside: bool, folder: Path) -> None:
+    outside = folder / "outside"
+    for place in (folder / "pictures" / "deep", folder / "pictures-2", outside):
+        place.mkdir()
+    for file in (folder / "pictures" / "cat.png", folder / "pictures-2" / "cat.png", folder / "beside.png",
+                 outside / "dog.png"):  # fmt: skip
+        file.touch()
+    (folder / "link").symlink_to(folder / "pictures")
+    (folder / "pictures" / "linked.png").symlink_to(outside / "dog.png")
+    (folder / "pictures" / "linked").symlink_to(outside)
+    row = row_with(name.format(folder=folder))
+    for entry, is_taken in (({}, is_inside), ({"allow_outside": True}, True)):
+        entry = GOOD | {"format": "messages", "media_dir": "pictures"} | entry
+        example = convert(row, read_meta(write(folder, {"a": entry}))[0])
+        assert isinstance(example, Example) == is_taken, example
+        if isinstance(example, Skip):
+            assert (example.reason, example.detail) == (
+                "bad_row",
+                f"column 'images': {row['images'][0]!r} leads out of media_dir; set \"allow_outside\": true in the "
+                "meta JSON if it may",
+            )
+
+
+def test_without_media_dir_a_path_may_lead_anywhere(folder: Path) -> None:
+    (dataset,) = read_meta(write(folder, {"a": GOOD | {"format": "messages"}}))
+    assert isinstance(convert(row_with(f"{folder.parent}/dog.png"), dataset), Example)
+    assert isinstance(convert(row_with("../dog.png"), dataset), Example)
+
+
+def test_frames_of_a_video_stay_inside_too(folder: Path) -> None:
+    (dataset,) = read_meta(write(folder, {"a": GOOD | {"format": "messages", "media_dir": "pictures"}}))
+    turns = [{"role": "user", "content": "<video>What?"}, {"role": "assistant", "content": "That."}]
+    skip = convert({"messages": turns, "videos": [["cat.png", "../beside.png"]]}, dataset)
+    assert isinstance(skip, Skip) and "'../beside.png' leads out of media_dir" in skip.detail
 
 
 def row_with(image: str) -> dict[str, Any]:

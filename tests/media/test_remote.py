@@ -15,7 +15,7 @@ from helpers import assert_verified, files_of, picture, tiny_config
 from object_store import serving
 from pyarrow import fs
 
-from neatpack.pipeline.ingest.media import media_reference
+from neatpack.pipeline.ingest.media import MediaFolders, media_reference
 from neatpack.pipeline.ingest.meta import read_meta
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.media import remote
@@ -66,7 +66,7 @@ def skip_of(ref: MediaRef) -> tuple[str, str]:
 )
 def test_where_a_medium_is(path: str, media_dir: str, expected: str) -> None:
     assert located(path, media_dir) == expected
-    ref = media_reference(path, "image", "images", (media_dir,))
+    ref = media_reference(path, "image", "images", MediaFolders(search=(media_dir,)))
     assert isinstance(ref, MediaRef) and ref.path == expected
 
 

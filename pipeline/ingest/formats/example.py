@@ -37,7 +37,7 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
     media: dict[MediaKind, list[MediaRef]] = {kind: [] for kind in KINDS}
     for kind, named in said.media.items():
         for one in named:
-            ref = reference(one.entry, {}, kind, one.column, dialect.media_dirs, one.at)
+            ref = reference(one.entry, {}, kind, one.column, dialect.folders, one.at)
             if isinstance(ref, Skip):
                 return ref
             media[kind].append(ref)
@@ -85,14 +85,14 @@ def in_parts(said: Said, dialect: Dialect, *, of_file: bool = True) -> Example |
                 part: str | MediaRef | Skip = text_part(item)
             else:
                 at = (*turn.at, number)
-                part = media_part(item, kind, at, shared.waiting[kind], said.media.get(kind, ()), dialect.media_dirs)
+                part = media_part(item, kind, at, shared.waiting[kind], said.media.get(kind, ()), dialect.folders)
             if isinstance(part, Skip):
                 return Skip(reason=part.reason, detail=f"{turn.label}: {part.detail}")
             parts.append(part)
         result.append(tuple(parts) or ("",))
     surplus = []
     for kind, named in shared.surplus:
-        ref = reference(named.entry, {}, kind, named.column, dialect.media_dirs, named.at)
+        ref = reference(named.entry, {}, kind, named.column, dialect.folders, named.at)
         if isinstance(ref, Skip):
             return ref
         surplus.append(ref)

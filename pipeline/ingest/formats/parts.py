@@ -9,6 +9,7 @@ from ..media import (
     AS_BASE64,
     AS_PLACE,
     WISHES,
+    MediaFolders,
     Steps,
     held_medium,
     is_unicode,
@@ -103,7 +104,7 @@ def media_part(
     at: Steps,
     waiting: Iterator[Named],
     named: tuple[Named, ...],
-    media_dirs: tuple[str, ...],
+    folders: MediaFolders,
 ) -> MediaRef | Skip:
     """`waiting`: the media of the row's column that no index names; `named`: all of them."""
     asked = {key: item[key] for key in _asked_of(kind) if key in item}
@@ -111,17 +112,17 @@ def media_part(
         found = named[item["index"]] if "index" in item else next(waiting, None)
         if found is None:
             return Skip(reason="bad_placeholders", detail=f"a part of type {kind!r} without its {kind}")
-        return reference(found.entry, asked, kind, found.column, media_dirs, found.at)
+        return reference(found.entry, asked, kind, found.column, folders, found.at)
     if "index" in item:
         return bad_row(f"a part of type {item['type']!r} with both an index and its own {kind}; remove one of the two")
     key = next(key for key in _own(kind) if key in item)
     if key in (*AS_PLACE, *AS_BASE64, "frames"):
-        return reference({key: item[key]}, asked, kind, kind, media_dirs, at)
-    return reference(item[key], asked, kind, kind, media_dirs, (*at, key))
+        return reference({key: item[key]}, asked, kind, kind, folders, at)
+    return reference(item[key], asked, kind, kind, folders, (*at, key))
 
 
 def reference(
-    given: Any, asked: Mapping[str, Any], kind: MediaKind, column: str, media_dirs: tuple[str, ...], at: Steps
+    given: Any, asked: Mapping[str, Any], kind: MediaKind, column: str, folders: MediaFolders, at: Steps
 ) -> MediaRef | Skip:
     """A medium of a column or a part, also one that a program holds; `asked` is what a part says beside it."""
     if isinstance(given, Mapping) and kind == "audio" and given.get("array") is not None and "bytes" not in given:
@@ -137,7 +138,7 @@ def reference(
         if isinstance(wishes, str):
             return bad_row(wishes)
         return MediaRef(kind=kind, path=f"({kind} in memory)", wishes=wishes, held=held)
-    return media_reference(given, kind, column, media_dirs, at, asked)
+    return media_reference(given, kind, column, folders, at, asked)
 
 
 def unknown_key(where: str, key: str) -> Skip:
