@@ -6,9 +6,10 @@ Without OUT it packs twice first: drawn pictures into packs of about 14 MB, and 
 contenders read all packs in turns, from the page cache; figures are medians per pack, as CPU time (of all threads and
 processes) and on the clock. Torch keeps its threads, as in training. --busy lets two processes spin beside them.
 
---check exits 1 if, by CPU time, PackedShards as read is below 5x of webdataset, if a batch of pictures takes more than 2.5
-times its memcpy (it is read, and copied once more), or one of text more than a quarter of webdataset's time to read it,
-or if it is slower than LitData. Packs are compared with their checksums in the first pass over them, which is not timed.
+--check exits 1 if, by CPU time, PackedShards as read is below 5x of webdataset, if a batch of pictures takes more than
+2.5 times its memcpy (it is read, and copied once more), if one of text takes more than a quarter of webdataset's time
+to read it, or if it is slower than LitData. Packs are compared with their checksums in the first pass over them, which
+is not timed.
 """
 
 import argparse

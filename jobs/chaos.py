@@ -5,9 +5,9 @@ python jobs/chaos.py --every
 
 A case is a small `neatpack pack`, into a new folder or over a finished output, and one fault in it: a call that fails
 as on a full or broken disk, files that may not grow, the process killed at a call or at some time; with --engine ray
-(half a minute each), a worker, the raylet or the driver killed. Then the same command runs in peace. Cases are drawn by
-(seed, number): --case N does one again; where kills go by time, as exactly as the machine keeps time. --every lets each
-call fail in turn instead, by each fault.
+(half a minute each), a worker, the raylet, the driver or one of two nodes killed. Then the same command runs in peace.
+Cases are drawn by (seed, number): --case N does one again; where kills go by time, as exactly as the machine keeps
+time. --every lets each call fail in turn instead, by each fault.
 
 Prints how often each fault had which outcome. Exits 1 after the first failures, and tells them.
 
@@ -32,7 +32,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jobs.breaking.disk import KILL, Disk
-from jobs.breaking.processes import Started, kill
+from jobs.breaking.processes import Started, kill, named_below
 from jobs.breaking.run import ENDED, Job, files_of, killed_on, run_here, run_on
 from jobs.fuzzing.output import PROCESSOR, make
 
@@ -183,6 +183,30 @@ def killed_on_ray(victim: str, job: Job, rng: random.Random) -> Outcome:
         return outcome if found else ENDED
 
 
+def node_killed(job: Job, rng: random.Random) -> Outcome:
+    """One of two nodes, some time after its first task began. What tasks give must fit into little shared memory."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    job.prepare()
+    little = {"num_cpus": 1, "object_store_memory": 80 << 20}  # the least that Ray takes
+    cluster = Cluster(initialize_head=True, head_node_args={**little, "include_dashboard": False})
+    try:
+        node = cluster.add_node(**little)
+        raylet = node.all_processes["raylet"][0].process.pid
+        with Started([*job.command, "--engine", "ray"], {"RAY_ADDRESS": cluster.address}) as run:
+            while run.lives() and not named_below(raylet, TASK):
+                time.sleep(0.01)
+            time.sleep(2 * rng.random())
+            found = run.lives()
+            cluster.remove_node(node, allow_graceful=False)
+            outcome = job.check(*run.ended())
+        return outcome if found else ENDED
+    finally:
+        cluster.shutdown()
+        ray.shutdown()
+
+
 def num_files(folder: Path) -> int:
     return sum(len(names) for _, _, names in os.walk(folder))
 
@@ -205,6 +229,7 @@ ON_RAY: dict[str, Case] = {
     "worker killed": partial(killed_on_ray, TASK),
     "raylet killed": partial(killed_on_ray, RAYLET),
     "driver killed": partial(killed_on_ray, DRIVER),
+    "node killed": node_killed,
 }
 ENGINES = {"inline": INLINE, "ray": ON_RAY}
 

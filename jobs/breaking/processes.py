@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,10 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 class Started:
     """`neatpack COMMAND`, as the shell starts it. What it started and left is killed in the end, nothing else."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], also: Mapping[str, str] | None = None) -> None:
+        """`also`: variables of its environment."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         line = [sys.executable, "-m", "neatpack.pipeline.cli", *command]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", **(also or {})}
         self._process = subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=self._errors)
         self._seen: set[tuple[int, str]] = set()
 
@@ -57,6 +58,11 @@ class Started:
 def kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):  # it has just ended
         os.kill(pid, signal.SIGKILL)
+
+
+def named_below(pid: int, part: str) -> list[int]:
+    """Living descendants of a process whose name has this in it."""
+    return [each for each in _descendants(pid) if part in _name(each)]
 
 
 def _descendants(pid: int) -> list[int]:

@@ -3,7 +3,7 @@
 import pytest
 
 from jobs.breaking.run import Job
-from jobs.chaos import INLINE, by_seed, chaos, make_jobs, print_table
+from jobs.chaos import INLINE, ON_RAY, by_seed, chaos, make_jobs, print_table
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,13 @@ def test_the_command_is_killed(jobs: dict[str, Job]) -> None:
     counts, failures = chaos(by_seed(jobs, {"killed": INLINE["killed at a time"]}, 3, iter(range(1))))
     assert failures == []
     assert counts == {("killed", "killed"): 1}
+
+
+def test_a_node_is_lost(jobs: dict[str, Job]) -> None:
+    """Of two. Which of them the driver is at is Ray's choice, and decides whether the run survives; it must be told."""
+    counts, failures = chaos(by_seed(jobs, {"lost": ON_RAY["node killed"]}, 0, iter(range(1))))
+    assert failures == []
+    assert counts["lost", "survived"] + counts["lost", "told in a sentence"] == 1
 
 
 def test_what_is_wrong_is_found(jobs: dict[str, Job], monkeypatch: pytest.MonkeyPatch) -> None:
