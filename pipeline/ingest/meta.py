@@ -114,6 +114,8 @@ def read_meta(path: Path, select: tuple[str, ...] = (), *, strict: bool = False)
         raise UserError(f"--meta {path}: cannot be read: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"--meta {path}: not JSON: {error}") from None
+    except RecursionError:
+        raise UserError(f"--meta {path}: nested too deep; expected an object of data sets") from None
     if not isinstance(meta, dict) or not meta:
         raise UserError(f"--meta {path}: expected an object of data sets, {{name: {{file_name: …}}}}")
     for name in select:

@@ -196,6 +196,7 @@ def test_described_leaves_out_where_the_files_lie(folder: Path) -> None:
 # What is wrong with the file as a whole -> words of the message.
 WRONG_FILES = {
     "not JSON": ("{", "not JSON"),
+    "very deep": ("[" * 100_000, "nested too deep; expected an object of data sets"),
     "a list": ([{"file_name": "a.jsonl"}], "expected an object of data sets"),
     "empty": ({}, "expected an object of data sets"),
     "null": (None, "expected an object of data sets"),
