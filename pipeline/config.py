@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -158,6 +159,8 @@ class PackConfig:
     overwrite: bool = _key(False, "start anew over an output made from other inputs or another config")
 
     def __post_init__(self) -> None:
+        for key in ("meta", "out", "work"):
+            no_uri(key, getattr(self, key))
         if self.pack_size < 16:
             raise UserError(f"pack_size is {self.pack_size}; it must be at least 16")
         if not 0 < self.packing_ratio <= 1:
@@ -282,8 +285,21 @@ def load_config(args: argparse.Namespace, *, optional: tuple[str, ...] = ()) -> 
     return PackConfig(**parsed)
 
 
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")  # two letters at least: C:/ is a drive
+
+
+def no_uri(name: str, path: str) -> None:
+    """A URI taken for a path would become a local folder called "s3:". It is not repeated: it may hold a secret."""
+    if scheme := _SCHEME.match(path):
+        raise UserError(
+            f"{name}: {scheme[0]}… is a URI, and a path is expected here that all nodes see: mount the store, or pack "
+            "to a disk and copy OUT to the store, where PackedShards reads it (media of rows may be URIs)"
+        )
+
+
 def absolute(name: str, path: str) -> str:
     """An absolute path; a relative one is refused inside a Ray job, where it would land in a temporary directory."""
+    no_uri(name, path)
     expanded = os.path.expanduser(path)
     if not os.path.isabs(expanded) and "/runtime_resources/" in os.getcwd() and os.environ.get("RAY_ADDRESS"):
         raise UserError(

@@ -283,6 +283,15 @@ def test_relative_paths_are_refused_inside_a_ray_job(job_copy: Path, flags: tupl
     assert refused(*flags).startswith(f"{flags[0]} {flags[1]}: give an absolute path under `ray job submit`; ")
 
 
+@pytest.mark.parametrize("flag", ["--meta", "--out", "--work"])
+def test_a_uri_is_no_path(flag: str) -> None:
+    """It was taken for a local folder called "s3:"."""
+    message = refused(flag, "s3://key:secret@bucket/x")
+    assert message.startswith(f"{flag}: s3://… is a URI, and a path is expected here") and "secret" not in message
+    with pytest.raises(UserError, match=f"^{flag[2:]}: gs://… is a URI"):
+        PackConfig(**({"meta": "m", "processor": "p"} | {flag[2:]: "gs://b/x"}))
+
+
 def test_absolute_paths_are_taken_inside_a_ray_job(job_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert load("--work", "~/w") == PackConfig(meta="/m.json", processor="p", out="/o", work="/home/me/w")

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from ..config import UserError
+from ..config import UserError, no_uri
 from ..runtime.storage import read_json
 from .kinds import KNOWN, kind_of
 
@@ -35,6 +35,7 @@ def data_files(meta_path: Path, where: str, file_name: Any, split: str | None) -
 
 
 def _expanded(meta_path: Path, where: str, name: str, split: str | None) -> list[Path]:
+    no_uri(f"{where}: file_name", name)
     path = meta_path.parent / name
     if path.is_file():
         return [path]

@@ -237,6 +237,7 @@ WRONG_ENTRIES = {
     "allow_outside as a text": (GOOD | {"allow_outside": "yes"}, "allow_outside must be true or false, got 'yes'"),
     "not an object": ("a.jsonl", "expected an object, got str"),
     "no file_name": ({}, "neither file_name nor source; give one of the two"),
+    "a URI": ({"file_name": "s3://bucket/a.jsonl"}, "file_name: s3://… is a URI, and a path is expected here"),
     "empty file_name": ({"file_name": ""}, "file_name must be the path of a data file, a glob, a folder or a list"),
     "file_name is null": ({"file_name": None}, "a list of these, got None"),
     "file_name is an empty list": ({"file_name": []}, "a list of these, got []"),
