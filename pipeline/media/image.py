@@ -114,7 +114,7 @@ def _rgb(image: Image.Image) -> np.ndarray:
     if "A" in image.getbands() or image.info.get("transparency") is not None:
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image.convert("RGBA"))
-    return np.array(image.convert("RGB"))
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))  # convert copies what is RGB already
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
