@@ -29,7 +29,7 @@ DOWNLOADS = pa.schema({"url": pa.string(), "bytes": pa.int64(), "sha256": pa.str
 
 # Where a process that is killed may leave a part of which files.
 LEFT_OVERS = {
-    "": r"manifest\.json|(index|fetched)\.parquet|sources\.json|(image|video)_table\.npy",
+    "": r"manifest\.json|(index|fetched)\.parquet|sources\.json|(image|video)_table\.npy|report\.html",
     "shards": r"pack-\d{6,}\.tar",
     "stats": r"[a-z]+\.parquet",
     "ledger": r"\d{5,}\.parquet",
