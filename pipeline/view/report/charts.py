@@ -48,9 +48,7 @@ def _edge_ticks(edges: Sequence[float], label: Label) -> str:
     every = -(-(len(edges) - 1) // MOST_TICKS)
     places = list(range(0, len(edges), every))
     if places[-1] != len(edges) - 1:
-        if len(edges) - 1 - places[-1] < 0.7 * every:
-            places.pop()
-        places.append(len(edges) - 1)
+        places[-1] = len(edges) - 1  # in the place of the last, which it is near
     return ticks([(100 * at / (len(edges) - 1), label(edges[at])) for at in places])
 
 
