@@ -104,7 +104,7 @@ def make_media(names: list[str], visual: np.ndarray) -> pa.Table:
     sides = np.sqrt(visual[visual > 0] * 784.0).astype(np.int64)
     count = len(sides)
     values = {"height": sides * 3 // 2, "width": sides * 2, "resized_height": sides, "resized_width": sides,
-              "count": np.ones(count), "kind": pa.array(["image"]).take(pa.array(np.zeros(count, np.int32))),
+              "num_media": np.ones(count), "kind": pa.array(["image"]).take(pa.array(np.zeros(count, np.int32))),
               "dataset": pa.array(names).take(pa.array(np.arange(count) * len(names) // count))}  # fmt: skip
     return pa.table([pa.array(values[field.name]).cast(field.type) for field in MEDIA_SCHEMA], schema=MEDIA_SCHEMA)
 

@@ -84,7 +84,7 @@ class MediaSize(NamedTuple):
     width: int
     resized_height: int
     resized_width: int
-    count: int
+    num_media: int
 
 
 class DatasetSums(NamedTuple):

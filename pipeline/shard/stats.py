@@ -104,7 +104,7 @@ def media_stats(notes: Sequence[ShardNote]) -> pa.Table:
     counts: Counter[tuple[str | int, ...]] = Counter()
     for note in notes:
         for size in note.sizes:
-            counts[size[:-1]] += size.count
+            counts[size[:-1]] += size.num_media
     lines = [(*size, count) for size, count in sorted(counts.items())]
     columns = zip(*lines, strict=True) if lines else [()] * len(MEDIA_SCHEMA)
     return pa.table([pa.array(column, f.type) for column, f in zip(columns, MEDIA_SCHEMA, strict=True)], MEDIA_SCHEMA)

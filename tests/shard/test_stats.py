@@ -27,8 +27,8 @@ def test_sizes_of_media(tiny: TinyData, tmp_path):
     run_pack(tiny_config(tiny.write(ratio=2.0), tmp_path / "out"))
     small, large = pq.read_table(tmp_path / "out/stats/media.parquet").to_pylist()
     of = {"dataset": "tiny", "kind": "image"}
-    assert small == of | {"height": 40, "width": 60, "resized_height": 56, "resized_width": 84, "count": 4}
-    assert large == of | {"height": 300, "width": 200, "resized_height": 252, "resized_width": 168, "count": 2}
+    assert small == of | {"height": 40, "width": 60, "resized_height": 56, "resized_width": 84, "num_media": 4}
+    assert large == of | {"height": 300, "width": 200, "resized_height": 252, "resized_width": 168, "num_media": 2}
     assert_verified(tmp_path / "out")
 
 

@@ -167,7 +167,7 @@ def _sizes(media: pa.Table | None) -> Histogram | None:
 
 def _areas(media: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     column = {name: media[name].to_numpy() for name in media.column_names if name not in ("dataset", "kind")}
-    return column["height"] * column["width"], column["resized_height"] * column["resized_width"], column["count"]
+    return column["height"] * column["width"], column["resized_height"] * column["resized_width"], column["num_media"]
 
 
 def _resized(media: pa.Table | None, datasets: Sequence[str]) -> list[Resized]:
