@@ -44,6 +44,7 @@ bench: .venv/ready
 	$(BIN)/python jobs/bench_plan.py
 	$(BIN)/python jobs/bench_render.py
 	$(BIN)/python jobs/bench_load.py
+	$(BIN)/python jobs/bench_view.py
 
 clean:
 	rm -rf .venv demo-out

@@ -76,11 +76,16 @@ def fields_from_json(kind: "type[DataclassInstance]", found: Any, name: str = ""
     return {name: found[name] for name in names}
 
 
-def differences(old: Any, new: Any, where: str = "") -> list[str]:
+def differences(old: Any, new: Any) -> list[str]:
     """What differs in two JSON values, in words."""
+    return [f"{where}: {was} -> {is_}" for where, was, is_ in changes(old, new)]
+
+
+def changes(old: Any, new: Any, where: str = "") -> list[tuple[str, Any, Any]]:
+    """What differs in two JSON values: where ("config.pack_size"), the old value and the new one."""
     if isinstance(old, dict) and isinstance(new, dict):
-        lines = []
+        found = []
         for key in [*old, *(key for key in new if key not in old)]:
-            lines += differences(old.get(key), new.get(key), f"{where}.{key}" if where else key)
-        return lines
-    return [] if old == new else [f"{where}: {old} -> {new}"]
+            found += changes(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+        return found
+    return [] if old == new else [(where, old, new)]

@@ -24,6 +24,7 @@ FORMAT = 5  # of everything in OUT but work/; raise it when a reader of the olde
 FILE = "manifest.json"
 INDEX = "index.parquet"
 FETCHED = "fetched.parquet"  # only of an output with downloads in it
+MEDIA = "stats/media.parquet"  # not of an output of neatpack 0.5 or before
 REMEDY = "run `neatpack verify`, and pack again what is broken"
 _SHA256 = re.compile("[0-9a-f]{64}")
 _FILES = re.compile(r"(index|fetched)\.parquet|(image|video)_table\.npy|stats/[a-z]+\.parquet|ledger/[0-9]+\.parquet")

@@ -40,6 +40,7 @@ from .shard.exchange import place_for, put_in_place
 from .shard.note import CHANGED, LostRow
 from .shard.troubles import troubles_of_output, troubles_of_plan
 from .shard.writer import ShardJob, finished, shard_task
+from .view.report.page import add_report
 
 MAX_ROUNDS = 10  # of shards made again; one is enough, unless media change all the time
 SCAN_RANGES = 64  # byte ranges in a scanning task: 256 MiB, a fraction of a second
@@ -80,6 +81,8 @@ def run_pack(config: PackConfig) -> Packed:
         for planned in todo:
             packed[planned.inputs.out] = _render(planned, running)
             put_in_place(planned.inputs.out)
+        for inputs in outputs:
+            add_report(inputs.out, packed[inputs.out].manifest)
     for inputs in outputs:
         lost = troubles_of_output(inputs.out, inputs.corpora, config.max_skipped)
         packed[inputs.out] = dataclasses.replace(packed[inputs.out], troubles=lost)

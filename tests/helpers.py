@@ -144,9 +144,10 @@ def tiny_config(meta: Path, out: Path, **overrides: Any) -> PackConfig:
 
 
 def files_of(out: Path) -> dict[str, bytes]:
-    """Everything in an output but its work folder."""
+    """Everything in an output but its work folder, and its report, which may tell how long the run took."""
     paths = (path for path in sorted(out.rglob("*")) if path.is_file())
-    return {str(path.relative_to(out)): path.read_bytes() for path in paths if path.relative_to(out).parts[0] != "work"}
+    inner = {path.relative_to(out): path for path in paths if "report.html" not in path.name}
+    return {str(name): path.read_bytes() for name, path in inner.items() if name.parts[0] != "work"}
 
 
 def packs_of(out: Path) -> Iterator[Pack]:

@@ -105,6 +105,7 @@ def killed_on(disk: Disk, command: Sequence[str]) -> tuple[int, str]:
 
 
 def files_of(out: Path) -> dict[str, bytes]:
-    """Everything in an output but its work folder."""
+    """Everything in an output but its work folder, and its report, which may tell how long the run took."""
     names = (path.relative_to(out) for path in sorted(out.rglob("*")) if path.is_file())
-    return {str(name): (out / name).read_bytes() for name in names if name.parts[0] != "work"}
+    parts = (name for name in names if name.parts[0] != "work" and "report.html" not in name.name)
+    return {str(name): (out / name).read_bytes() for name in parts}

@@ -30,6 +30,7 @@ def main(folder: str) -> int:
         if code:
             return code
         print(flush=True)
+    print(f"what is in it, in a page: {packed}/report.html")
     print(f"the shards are plain webdataset tars: tar tf {packed}/shards/pack-000000.tar | head")
     return 0
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ..config import UserError
 from ..identity import Identity
-from ..manifest import FETCHED, FILE as MANIFEST, INDEX, Counts, Manifest, OutputError, Pixels
+from ..manifest import FETCHED, FILE as MANIFEST, INDEX, MEDIA, Counts, Manifest, OutputError, Pixels
 from ..planned import Planned
 from ..runtime.faults import sentence
 from ..runtime.storage import read_json, remove, remove_parts, sha256_of, write_json, write_whole
@@ -23,13 +23,13 @@ from .exchange import BEGUN, OURS, is_halfway
 from .ledger import fitted_counts, make_ledger, reason_counts
 from .note import ShardNote
 from .sources import write_sources
-from .stats import dataset_stats, make_index, pack_stats, shard_stats
+from .stats import dataset_stats, make_index, media_stats, pack_stats, shard_stats
 
 DOWNLOADS = pa.schema({"url": pa.string(), "bytes": pa.int64(), "sha256": pa.string()})  # columns of FETCHED
 
 # Where a process that is killed may leave a part of which files.
 LEFT_OVERS = {
-    "": r"manifest\.json|(index|fetched)\.parquet|sources\.json|(image|video)_table\.npy",
+    "": r"manifest\.json|(index|fetched)\.parquet|sources\.json|(image|video)_table\.npy|report\.html",
     "shards": r"pack-\d{6,}\.tar",
     "stats": r"[a-z]+\.parquet",
     "ledger": r"\d{5,}\.parquet",
@@ -133,7 +133,8 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
         INDEX: index,
         "stats/shards.parquet": shard_stats(index),
         "stats/packs.parquet": pack_stats(index, config.pack_size),
-        "stats/datasets.parquet": dataset_stats(inputs.corpora, ledgers, planned.plan),
+        "stats/datasets.parquet": dataset_stats(inputs.corpora, ledgers, planned.plan, notes),
+        MEDIA: media_stats(notes),
         **{f"ledger/{number:05d}.parquet": ledger for number, ledger in enumerate(ledgers)},
     }
     if fetched := sorted({each for note in notes for each in note.fetched}):

@@ -19,6 +19,7 @@ BEGUN = "work/run.json"  # what a begun output is made from; of a finished one i
 # The manifest first: without it nobody takes the rest for a finished output.
 OURS = (
     MANIFEST,
+    "report.html",  # of the old output; the new one gets its own when it is in place
     SOURCES,
     INDEX,
     FETCHED,

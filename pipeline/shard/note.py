@@ -4,6 +4,7 @@ import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..manifest import ShardEntry
 from ..media.remote import Fetched
@@ -74,6 +75,28 @@ class LostRow:
         return Skip(reason=self.reason, detail=self.detail)
 
 
+class MediaSize(NamedTuple):
+    """How many pictures or videos of a data set have a size, as they are displayed and after resizing."""
+
+    dataset: str
+    kind: str
+    height: int
+    width: int
+    resized_height: int
+    resized_width: int
+    num_media: int
+
+
+class DatasetSums(NamedTuple):
+    """What the documents of a data set have, beside what the plan says of them."""
+
+    dataset: str
+    target_tokens: int
+    num_images: int
+    num_videos: int
+    num_audios: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardNote:
     fingerprint: str  # of the identity it was made from, and of its packs in the plan
@@ -83,6 +106,8 @@ class ShardNote:
     packs: tuple[PackLine, ...]
     lost: tuple[LostRow, ...]
     fetched: tuple[Fetched, ...] = ()  # the downloads that its media were read from, each once
+    sizes: tuple[MediaSize, ...] = ()
+    sums: tuple[DatasetSums, ...] = ()
 
     @property
     def entry(self) -> ShardEntry:
@@ -107,7 +132,10 @@ class ShardNote:
             packs = (PackLine(**line | {"members": tuple(map(tuple, line["members"]))}) for line in found["packs"])
             lost = (LostRow(**line) for line in found["lost"])
             fetched = (Fetched(*line) for line in found["fetched"])
-            return cls(**found | {"packs": tuple(packs), "lost": tuple(lost), "fetched": tuple(fetched)})
+            sizes = (MediaSize(*line) for line in found["sizes"])
+            sums = (DatasetSums(*line) for line in found["sums"])
+            read = {"packs": packs, "lost": lost, "fetched": fetched, "sizes": sizes, "sums": sums}
+            return cls(**found | {name: tuple(lines) for name, lines in read.items()})
         except (ValueError, TypeError, LookupError) as error:
             logger.warning(
                 "%s: no note of a shard (%s: %s); the shard is made again", path, type(error).__name__, error

@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 from ..ingest.meta import HUB
 from ..manifest import Counts, Manifest
 from ..plan.assign import pack_bytes
+from ..plan.balance import step_imbalance
 from ..planned import Planned
 from ..records import REASONS
 from ..runtime.tables import column_sum
-from .stats import media_bytes, ratio_taken, step_imbalance, times_at_load
+from .stats import media_bytes, ratio_taken, times_at_load
 from .words import counted, percent, size
 
 MOST_NAMED = 6  # data sets that a line names one by one

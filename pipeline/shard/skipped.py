@@ -13,6 +13,7 @@ from ..ingest.lines import MAX_ROW_BYTES, Row
 from ..manifest import Manifest
 from ..records import REASONS
 from .sources import DataFile, SourceError, files_of
+from .tables import ledger_names
 
 LEFT_OUT = ("sampled_out", "held_out", "not_held_out")  # as the user asked: listed only if asked for again
 
@@ -60,8 +61,7 @@ def skipped_rows(
     if dataset and dataset not in inputs:
         raise UserError(f"--dataset {dataset}: not in {out}, which has {', '.join(inputs)}")
     wanted = list(reasons) or [reason for reason in REASONS if reason not in LEFT_OUT]
-    ledgers = sorted(name for name in manifest.files if name.startswith("ledger/"))  # in the order of the run
-    for name, ledger in zip(inputs, ledgers, strict=True):
+    for name, ledger in ledger_names(manifest).items():
         if not dataset or name == dataset:
             lines = _lines(out / ledger, wanted)
             yield from _placed(out, name, lines, problems) if lines else ()

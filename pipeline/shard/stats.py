@@ -1,5 +1,6 @@
 """Figures of an output, for people and for parquet readers: per shard, per pack, per data set."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from ..records import REASONS
 from ..runtime.tables import column_sum
 from .index import SCHEMA
 from .ledger import reason_counts
-from .note import ShardNote
+from .note import DatasetSums, MediaSize, ShardNote
 
 DATASETS_SCHEMA = pa.schema(
     [
@@ -24,8 +25,12 @@ DATASETS_SCHEMA = pa.schema(
         ("weight", pa.float64()),  # the share of all tokens that was asked for; null: none was
         ("media_bytes", pa.int64()),  # by the plan
         ("repeated_media_bytes", pa.int64()),  # of which those of repetitions
+        *((key, pa.int64()) for key in DatasetSums._fields[1:]),  # as they were rendered
         *((reason, pa.int64()) for reason in REASONS),
     ]
+)
+MEDIA_SCHEMA = pa.schema(
+    [(key, pa.string() if key in ("dataset", "kind") else pa.int64()) for key in MediaSize._fields]
 )
 
 SUMMED = (
@@ -56,10 +61,11 @@ def make_index(
 
 
 def shard_stats(index: pa.Table) -> pa.Table:
+    """By shard, in their order: Arrow's groups come in that of hashes."""
     sums = [("pack", "count"), *((name, "sum") for name in SUMMED)]
     grouped = index.drop_columns(["members"]).group_by("shard", use_threads=False).aggregate(sums)
     names = {"pack_count": "num_packs"} | {f"{name}_sum": name for name in SUMMED}
-    return grouped.rename_columns([names.get(name, name) for name in grouped.column_names])
+    return grouped.rename_columns([names.get(name, name) for name in grouped.column_names]).sort_by("shard")
 
 
 def pack_stats(index: pa.Table, pack_size: int) -> pa.Table:
@@ -68,22 +74,40 @@ def pack_stats(index: pa.Table, pack_size: int) -> pa.Table:
     return kept.append_column("fill", fill)
 
 
-def dataset_stats(corpora: Sequence[Corpus], ledgers: Sequence[pa.Table], plan: Plan) -> pa.Table:
+def dataset_stats(
+    corpora: Sequence[Corpus], ledgers: Sequence[pa.Table], plan: Plan, notes: Sequence[ShardNote]
+) -> pa.Table:
     """Per corpus: rows in the file, samples packed (repetitions count), tokens, how often rows are taken, the bytes of
-    their media, and skips by reason."""
+    their media, what its documents have, and skips by reason."""
+    sums: dict[str, Counter[str]] = {corpus.name: Counter() for corpus in corpora}
+    for note in notes:
+        for each in note.sums:
+            sums[each.dataset].update({key: getattr(each, key) for key in DatasetSums._fields[1:]})
     lines = []
     for index, (corpus, ledger) in enumerate(zip(corpora, ledgers, strict=True)):
         skips = reason_counts(ledger)
         packed = ledger.filter(pc.equal(ledger["status"], "packed"))
         planned = plan.packed.filter(pc.equal(plan.packed["dataset"], index))
-        sums = {key: column_sum(packed[key]) for key in ("tokens", "visual_tokens")}
+        tokens = {key: column_sum(packed[key]) for key in ("tokens", "visual_tokens")}
         lines.append(
-            {"dataset": corpus.name, "rows": corpus.num_rows, "samples": len(ledger), "packed": len(packed), **sums}
+            {"dataset": corpus.name, "rows": corpus.num_rows, "samples": len(ledger), "packed": len(packed), **tokens}
             | {"ratio": ratio_taken(corpus, planned), "times": times_at_load(planned), "weight": corpus.weight}
             | media_bytes(planned)
+            | {key: sums[corpus.name][key] for key in DatasetSums._fields[1:]}
             | {reason: skips.get(reason, 0) for reason in REASONS}
         )
     return pa.Table.from_pylist(lines, schema=DATASETS_SCHEMA)
+
+
+def media_stats(notes: Sequence[ShardNote]) -> pa.Table:
+    """One line per data set, kind and size before and after resizing, with how many media have it, in this order."""
+    counts: Counter[tuple[str | int, ...]] = Counter()
+    for note in notes:
+        for size in note.sizes:
+            counts[size[:-1]] += size.num_media
+    lines = [(*size, count) for size, count in sorted(counts.items())]
+    columns = zip(*lines, strict=True) if lines else [()] * len(MEDIA_SCHEMA)
+    return pa.table([pa.array(column, f.type) for column, f in zip(columns, MEDIA_SCHEMA, strict=True)], MEDIA_SCHEMA)
 
 
 def ratio_taken(corpus: Corpus, packed: pa.Table) -> float:
@@ -108,11 +132,3 @@ def media_bytes(planned: pa.Table) -> dict[str, int]:
     """What media take on disk, and how much of it only because rows come more than once; lines of a plan."""
     again = planned.filter(pc.greater(planned["repeat"], 0))
     return {"media_bytes": column_sum(planned["media_bytes"]), "repeated_media_bytes": column_sum(again["media_bytes"])}
-
-
-def step_imbalance(values: np.ndarray, num_ranks: int) -> float:
-    """Mean over steps (runs of `num_ranks` packs) of the largest value against the mean one: 1.0 is perfect."""
-    steps = values[: len(values) // num_ranks * num_ranks].reshape(-1, num_ranks).astype(np.float64)
-    means = steps.mean(axis=1)
-    steps, means = steps[means > 0], means[means > 0]
-    return float((steps.max(axis=1) / means).mean()) if len(steps) else 1.0

@@ -1,6 +1,7 @@
 """One shard: render its packs, write its tar, and leave a note that it is done."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,7 +23,7 @@ from ..runtime.journal import Journal, journal
 from ..runtime.storage import Hashed, read_json, write_whole
 from ..runtime.tables import open_arrow
 from .codec import write_end, write_pack
-from .note import CHANGED, LostRow, PackLine, ShardNote
+from .note import CHANGED, DatasetSums, LostRow, MediaSize, PackLine, ShardNote
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
     parts = [Path(path) for path in read_json(job.parts)]
     lines: list[PackLine] = []
     lost: list[LostRow] = []
+    documents: list[Document] = []
     with journal(job.done.with_suffix(".journal")) as watch, write_whole(job.tar) as file:
         renderer = Renderer(job=job, family=family, plan=plan, parts=parts, watch=watch)
         hashed = Hashed(file)
@@ -87,6 +89,7 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
                 start, hashed.crc32 = hashed.size, 0
                 end, members = write_pack(hashed, start, pack)
                 lines.append(PackLine.of(pack, start, end, hashed.crc32, members))
+                documents += pack.documents
         write_end(hashed)
     note = ShardNote(
         fingerprint=job.fingerprint,
@@ -96,6 +99,8 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
         packs=tuple(lines),
         lost=tuple(lost),
         fetched=tuple(sorted(renderer.fetched)),
+        sizes=tuple(MediaSize(*size, count) for size, count in sorted(renderer.sizes.items())),
+        sums=_sums(documents),
     )
     note.write(job.done)
     logger.debug("%s: %d packs, %d bytes, %d rows lost", note.shard, len(note.packs), note.bytes, len(note.lost))
@@ -112,6 +117,7 @@ class Renderer:
     parts: Sequence[Path]
     watch: Journal
     fetched: set[Fetched] = field(default_factory=set)  # downloads that are in a pack, filled on the way
+    sizes: Counter[tuple[str, str, int, int, int, int]] = field(default_factory=Counter)  # likewise: see MediaSize
 
     def pack(self, number: int) -> tuple[Pack | None, list[LostRow]]:
         """Pack `number` without the rows whose media fail, and those rows; None where no row is left."""
@@ -145,6 +151,9 @@ class Renderer:
             return _lost(line, error.skip.reason, error.skip.detail)
         for medium in measured.media:
             self.fetched.update(fetched_for(medium.ref))
+            if medium.height:  # a sound has none
+                size = (medium.ref.kind, medium.height, medium.width, *medium.size)
+                self.sizes[self.job.corpora[line["dataset"]], *size] += 1
         document = Document(
             dataset=self.job.corpora[line["dataset"]],
             row=line["row"],
@@ -176,3 +185,15 @@ class Renderer:
 
 def _lost(line: PlanLine, reason: str, detail: str) -> LostRow:
     return LostRow(dataset=line["dataset"], row=line["row"], repeat=line["repeat"], reason=reason, detail=detail)
+
+
+def _sums(documents: Sequence[Document]) -> tuple[DatasetSums, ...]:
+    """By data set; a fake image is of none."""
+    sums: dict[str, list[int]] = {}
+    for document in documents:
+        if document.row >= 0:
+            targets = sum(stop - start for start, stop in document.targets)
+            found = (targets, document.num_images, document.num_videos, document.num_audios)
+            before = sums.get(document.dataset, [0] * len(found))
+            sums[document.dataset] = [old + new for old, new in zip(before, found, strict=True)]
+    return tuple(DatasetSums(name, *values) for name, values in sorted(sums.items()))

@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from neatpack.loaders.order import epoch_order, rank_share, share_length, worker_share
-from neatpack.pipeline.plan.balance import correlation
-from neatpack.pipeline.shard.stats import step_imbalance
+from neatpack.pipeline.plan.balance import correlation, step_imbalance
 
 ORDERS = st.tuples(st.integers(0, 60), st.sampled_from([1, 2, 4, 6, 12]), st.integers(0, 3), st.integers(0, 3))
 

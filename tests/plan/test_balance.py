@@ -14,6 +14,8 @@ from neatpack.pipeline.plan.balance import (
     nested_sizes,
     pack_cost,
     sort_by_load,
+    step_imbalance,
+    step_ratios,
 )
 
 CAPACITY = 8192
@@ -135,3 +137,10 @@ def test_plan_is_frozen() -> None:
     # the same on every machine and numpy version, or finished outputs could not be resumed
     bins = plan_bins([7, 5, 4, 3, 3, 2, 6, 10], [6, 0, 3, 0, 2, 0, 5, 0], capacity=10, group_size=2, seed=1)
     assert [b.tolist() for b in bins] == [[1, 3, 5], [7], [2, 6], [0, 4]]
+
+
+def test_a_step_waits_for_its_slowest_rank() -> None:
+    load = np.array([3, 1, 0, 0, 2, 2, 9])  # the last pack fills no step, and in the second nobody waits
+    assert step_ratios(load, 2).tolist() == [1.5, 1.0]
+    assert step_imbalance(load, 2) == 1.25
+    assert step_imbalance(load, 8) == 1.0

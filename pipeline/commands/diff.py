@@ -1,0 +1,44 @@
+"""neatpack diff"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ..config import UserError, absolute
+from ..manifest import OutputError
+from .common import DONE, command
+
+DIFFERENT = 1  # as `diff` has it
+
+
+def add_to(commands: Any) -> None:
+    diff = command(
+        commands,
+        "diff",
+        _diff,
+        help="what changed between two finished outputs",
+        description="Compare two finished outputs: what they are made from, and row by row (by data set, number and "
+        "repetition) what came, went, moved to another pack, changed its length, or is skipped or packed now.",
+        epilog="Exit codes: 0 the same, 1 different, 2 one of them cannot be read.",
+    )
+    diff.add_argument("first", metavar="OUT1", help="a finished output")
+    diff.add_argument("second", metavar="OUT2", help="another")
+    diff.add_argument("--json", action="store_true", help="as JSON")
+    diff.add_argument("--examples", metavar="N", type=int, default=3, help="rows named of each kind, at most (3)")
+
+
+def _diff(args: argparse.Namespace) -> int:
+    from ..view.diff import described, difference
+
+    first, second = (Path(absolute(name, given)) for name, given in (("OUT1", args.first), ("OUT2", args.second)))
+    try:
+        found = difference(first, second, num_examples=args.examples)
+    except OutputError as error:
+        raise UserError(str(error)) from None
+    if args.json:
+        print(json.dumps(found.to_json(), indent=1, ensure_ascii=False))
+    else:
+        for line in described(first, second, found):
+            print(line)
+    return DONE if found.is_same else DIFFERENT

@@ -1,0 +1,54 @@
+"""neatpack inspect"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..config import UserError, absolute
+from ..manifest import Manifest, OutputError
+from .common import DONE, command
+
+
+def add_to(commands: Any) -> None:
+    inspect = command(
+        commands,
+        "inspect",
+        _inspect,
+        help="show the tables of a finished output",
+        description="Show data sets, reasons of skips, lengths and shards of a finished output, as its parquet files "
+        "have them. --sql asks the tables datasets, index, ledger, media, packs, shards (and fetched, where media were "
+        "downloaded) by DuckDB; docs/FORMAT.md has their columns.",
+        epilog='Example: neatpack inspect packed --sql "select dataset, max(tokens) from ledger group by all"',
+    )
+    inspect.add_argument("out", metavar="OUT", help="a finished output")
+    inspect.add_argument("--json", action="store_true", help="as JSON; of --sql, a line per row")
+    inspect.add_argument("--sql", metavar="QUERY", help="what DuckDB answers instead; needs `pip install duckdb`")
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    out = Path(absolute("OUT", args.out))
+    try:
+        for line in _lines(out, args):
+            print(line)
+    except OutputError as error:
+        raise UserError(str(error)) from None
+    return DONE
+
+
+def _lines(out: Path, args: argparse.Namespace) -> Iterator[str]:
+    from ..view.columns import aligned
+    from ..view.inspect import answered, described, inspected
+
+    manifest = Manifest.read(out)
+    if args.sql is not None:
+        names, rows = answered(out, manifest, args.sql)
+        if args.json:
+            return (json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, default=str) for row in rows)
+        return aligned(names, rows)
+    tables = inspected(out, manifest)
+    if not args.json:
+        return described(out, manifest, tables)
+    of = {"out": str(out), "neatpack": manifest.neatpack, "fingerprint": manifest.fingerprint}
+    return iter([json.dumps(of | tables, indent=1, ensure_ascii=False)])

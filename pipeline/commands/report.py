@@ -1,0 +1,34 @@
+"""neatpack report"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from ..config import UserError, absolute
+from ..manifest import Manifest, OutputError
+from ..shard.words import size
+from .common import DONE, command
+
+
+def add_to(commands: Any) -> None:
+    report = command(
+        commands,
+        "report",
+        _report,
+        help="write OUT/report.html: what an output holds, in one page",
+        description="Write OUT/report.html, one page that opens offline: lengths, fill, balance of training steps at "
+        "any number of ranks, the mixture, skips with examples, sizes of media, some documents. `pack` writes it, too.",
+    )
+    report.add_argument("out", metavar="OUT", help="a finished output")
+
+
+def _report(args: argparse.Namespace) -> int:
+    from ..view.report.page import write_report
+
+    out = Path(absolute("OUT", args.out))
+    try:
+        written = write_report(out, Manifest.read(out))
+    except OutputError as error:
+        raise UserError(str(error)) from None
+    print(f"{written}: {size(written.stat().st_size)}, for any browser")
+    return DONE

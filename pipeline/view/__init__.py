@@ -1,0 +1,1 @@
+"""Looking into a finished output: pages, tables and pictures."""

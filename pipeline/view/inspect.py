@@ -1,0 +1,179 @@
+"""`neatpack inspect`: the tables of an output as text, as JSON, or asked by SQL."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..config import UserError
+from ..manifest import FETCHED, INDEX, MEDIA, Manifest
+from ..records import REASONS
+from ..runtime.tables import column_sum
+from ..shard.tables import ledger_names, read_table, table_file
+from ..shard.words import counted
+from .columns import table
+
+Lines = list[dict[str, Any]]
+
+# Columns of a data set: as they are called here, and in stats/datasets.parquet. Those of outputs of neatpack 0.5 are
+# fewer.
+OF_DATASET = {
+    "rows": "rows",
+    "samples": "samples",
+    "packed": "packed",
+    "tokens": "tokens",
+    "visual_tokens": "visual_tokens",
+    "target_tokens": "target_tokens",
+    "images": "num_images",
+    "videos": "num_videos",
+    "audio": "num_audios",
+}
+OF_SHARD = {
+    "packs": "num_packs",
+    "bytes": "bytes",
+    "documents": "num_documents",
+    "tokens": "tokens",
+    "visual_tokens": "visual_tokens",
+    "target_tokens": "target_tokens",
+    "images": "num_images",
+    "videos": "num_videos",
+    "audio": "num_audios",
+}
+OF_PACK = ("tokens", "visual_tokens", "target_tokens", "num_documents")
+PERCENTILES = {"min": 0, "p5": 5, "median": 50, "p95": 95, "max": 100}
+
+
+def inspected(out: Path, manifest: Manifest) -> dict[str, Lines]:
+    """The tables that are shown, by title. Sums of columns are the manifest's counts."""
+    shards = read_table(out, manifest, "stats/shards.parquet").to_pylist()
+    return {
+        "datasets": dataset_lines(out, manifest),
+        "skipped": [
+            {"reason": reason, "samples": manifest.counts.skipped[reason], "meaning": REASONS[reason]}
+            for reason in REASONS
+            if reason in manifest.counts.skipped
+        ],
+        "lengths": _lengths(out, manifest),
+        "shards": [
+            {"shard": line["shard"]} | {name: line[column] for name, column in OF_SHARD.items()} for line in shards
+        ],
+    }
+
+
+def dataset_lines(out: Path, manifest: Manifest) -> Lines:
+    """By data set; what is in packs and of none (fake images, padding) has lines of its own, so that sums are right."""
+    found = read_table(out, manifest, "stats/datasets.parquet").to_pylist()
+    lines: Lines = []
+    for each in found:
+        line: dict[str, Any] = {"dataset": each["dataset"]}
+        for name, column in OF_DATASET.items():
+            line[name] = each.get(column)
+            if name == "packed":
+                line["skipped"] = each["samples"] - each["packed"]
+        lines.append(line)
+    index = read_table(out, manifest, INDEX, ["padding_tokens", "fake_tokens"])
+    own = dict.fromkeys(["rows", "samples", "packed", "skipped", *list(OF_DATASET)[3:]], 0)
+    if fake_tokens := column_sum(index["fake_tokens"]):
+        num_fakes = column_sum(pc.greater(index["fake_tokens"], 0))
+        visual = manifest.counts.visual_tokens - sum(line["visual_tokens"] for line in lines)
+        lines.append(
+            {"dataset": "(fake images)", **own, "tokens": fake_tokens, "visual_tokens": visual, "images": num_fakes}
+        )
+    if padding := column_sum(index["padding_tokens"]):
+        lines.append({"dataset": "(padding)", **own, "tokens": padding})
+    return lines
+
+
+def _lengths(out: Path, manifest: Manifest) -> Lines:
+    """How tokens are spread over documents, and over packs."""
+    lines: Lines = []
+    columns = ["status", "tokens", "visual_tokens"]
+    ledgers = [read_table(out, manifest, name, columns) for name in ledger_names(manifest).values()]
+    if ledgers:
+        ledger = pa.concat_tables(ledgers)
+        packed = ledger.filter(pc.equal(ledger["status"], "packed"))
+        lines += [_spread("document", name, packed[name]) for name in columns[1:]]
+    index = read_table(out, manifest, INDEX, OF_PACK)
+    return lines + [_spread("pack", name, index[name]) for name in OF_PACK]
+
+
+def _spread(of: str, name: str, column: pa.ChunkedArray) -> dict[str, Any]:
+    """A line of numbers that there are: percentiles are not interpolated."""
+    values = column.to_numpy()
+    line: dict[str, Any] = {"of": of, "figure": name.removeprefix("num_"), "count": len(values)}
+    for title, percentile in PERCENTILES.items():
+        line[title] = int(np.percentile(values, percentile, method="inverted_cdf")) if len(values) else None
+    return line | {"mean": float(values.mean()) if len(values) else None, "sum": int(values.sum(dtype=np.int64))}
+
+
+def with_total(lines: Sequence[Mapping[str, Any]]) -> Lines:
+    """The same with a last line of sums, if there are several; a column that lacks a number has none."""
+    if len(lines) < 2:
+        return [dict(line) for line in lines]
+    first, *names = lines[0]
+    total: dict[str, Any] = {first: "total"}
+    for name in names:
+        values = [line[name] for line in lines]
+        is_sum = all(isinstance(value, int) for value in values)
+        total[name] = sum(values) if is_sum else None if all(value is None for value in values) else ""
+    return [*map(dict, lines), total]
+
+
+def described(out: Path, manifest: Manifest, tables: Mapping[str, Lines]) -> Iterator[str]:
+    """The tables as lines of text; the longest, shards, last."""
+    config, counts = manifest.identity.config, manifest.counts
+    yield str(out)
+    yield (
+        f"neatpack {manifest.neatpack}, {manifest.family.get('name', '?')}, "
+        f"{counted(counts.packs, 'pack')} of {config['pack_size']:,} tokens, {config.get('split', 'train')}, "
+        f"fingerprint {manifest.fingerprint}"
+    )
+    for title, lines in tables.items():
+        yield ""
+        yield f"{title}:" if lines else f"{title}: none"
+        yield from table(lines if title == "lengths" else with_total(lines))
+
+
+def answered(out: Path, manifest: Manifest, query: str) -> tuple[list[str], Iterator[Sequence[Any]]]:
+    """Names of columns, and the lines that DuckDB answers a query with. Raises UserError where it does not."""
+    try:
+        import duckdb
+    except ModuleNotFoundError:
+        raise UserError("--sql needs duckdb, which is not installed: pip install duckdb") from None
+    # Nothing is fetched for a query: an extension that is not there is an error.
+    asked = duckdb.connect(config={"autoinstall_known_extensions": "false"})
+    tables = views(out, manifest)
+    for name, files in tables.items():
+        places = ", ".join("'" + str(path).replace("'", "''") + "'" for path in files)
+        asked.execute(f'create view "{name}" as select * from read_parquet([{places}])')
+    try:
+        found = asked.execute(query)
+        names = [str(column[0]) for column in found.description or ()]
+    except duckdb.Error as error:
+        raise UserError(f"--sql: {_first_line(error)}; the tables are {', '.join(tables)}") from None
+
+    def lines() -> Iterator[Sequence[Any]]:
+        try:
+            while some := found.fetchmany(1000):
+                yield from some
+        except duckdb.Error as error:
+            raise UserError(f"--sql: {_first_line(error)}") from None
+
+    return names, lines()
+
+
+def _first_line(error: Exception) -> str:
+    """The others point into the query."""
+    return str(error).splitlines()[0].rstrip("!.")
+
+
+def views(out: Path, manifest: Manifest) -> dict[str, list[Path]]:
+    """What a query can name, with the parquet files that it is made of."""
+    named = {"index": [INDEX], "ledger": list(ledger_names(manifest).values())}
+    named |= {name: [f"stats/{name}.parquet"] for name in ("datasets", "packs", "shards")}
+    named |= {"media": [MEDIA], "fetched": [FETCHED]}
+    there = {name: files for name, files in named.items() if files and manifest.files.keys() >= set(files)}
+    return {name: [table_file(out, manifest, file) for file in files] for name, files in there.items()}

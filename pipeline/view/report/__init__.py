@@ -1,0 +1,1 @@
+"""OUT/report.html: what an output holds, in one page that opens anywhere."""

@@ -1,0 +1,111 @@
+"""Some documents of an output, chosen by seed: where they are, how long, and what their rows say."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from ...ingest.convert import parse_row, said_of
+from ...ingest.meta import Columns, Dataset, Tags
+from ...manifest import Manifest
+from ...records import Skip
+from ...shard.sources import SourceError, files_of
+from ...shard.tables import ledger_names, read_table
+from ...shard.words import clipped
+
+NUM_DOCUMENTS, SEED = 8, 0
+MAX_BYTES = 256 << 20  # of a data file: its digest is compared before a row of it is shown
+MAX_TURNS, MAX_WORDS = 6, 400  # turns of a document, and characters of a turn
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """A document as the gallery shows it."""
+
+    dataset: str
+    row: int
+    repeat: int
+    id: str
+    pack: int
+    position: int
+    tokens: int
+    visual_tokens: int
+    detail: str  # whether it was truncated or shrunk
+    turns: Sequence[tuple[str, str]] = ()  # role and text; none: its row cannot be read here
+    pictures: Sequence[str] = ()  # data: URIs of small ones, if somebody has them
+
+
+def some_documents(out: Path, manifest: Manifest) -> list[Shown]:
+    """A few of each data set, in the order of the run; the same ones each time."""
+    columns = ["row", "repeat", "id", "detail", "pack", "position", "tokens", "visual_tokens", "status"]
+    found: list[Shown] = []
+    names = ledger_names(manifest)
+    left = len(names)
+    for dataset, name in names.items():
+        most = -(-(NUM_DOCUMENTS - len(found)) // max(1, left))
+        left -= 1
+        if most <= 0:
+            break
+        ledger = read_table(out, manifest, name, columns)
+        packed = pc.indices_nonzero(pc.equal(ledger["status"], "packed")).to_numpy()
+        # RandomState: its numbers stay the same in every version of numpy.
+        chosen = np.sort(packed[np.random.RandomState(SEED).permutation(len(packed))[:most]])
+        lines = ledger.take(chosen).drop_columns(["status"]).to_pylist() if len(chosen) else []
+        turns = turns_of_rows(out, manifest, dataset, [line["row"] for line in lines])
+        found += (Shown(dataset=dataset, turns=turns.get(line["row"], ()), **line) for line in lines)
+    return found
+
+
+def turns_of_rows(
+    out: Path, manifest: Manifest, name: str, numbers: Sequence[int]
+) -> Mapping[int, Sequence[tuple[str, str]]]:
+    """What these rows say, as far as their files are where they were, unchanged, and not too large to look for that."""
+    dataset = _dataset(name, manifest.identity.inputs[name])
+    found: dict[int, Sequence[tuple[str, str]]] = {}
+    try:
+        for file in files_of(out, name):
+            mine = sorted({number for number in numbers if 0 <= number - file.first_row < file.num_rows})
+            if mine and file.lines.is_file() and file.lines.stat().st_size <= MAX_BYTES:
+                found |= {row.number: _turns(row.text, dataset) for row in file.rows(mine)}
+    except SourceError:
+        pass  # the page says that there is no text, and `neatpack skipped` says why
+    return found
+
+
+def _dataset(name: str, entry: Mapping[str, Any]) -> Dataset:
+    """As far as it says how rows are written."""
+    return Dataset(
+        name=name,
+        format=entry["format"],
+        columns=Columns(**entry["columns"]),
+        tags=Tags(**entry["tags"]),
+        ignore_keys=tuple(entry["ignore_keys"]),
+        source=entry.get("source", ""),
+    )
+
+
+def _turns(text: bytes, dataset: Dataset) -> Sequence[tuple[str, str]]:
+    row = parse_row(text, "")
+    said = row if isinstance(row, Skip) else said_of(row, dataset)
+    if isinstance(said, Skip):
+        return ()
+    turns = [(turn.role, clipped(_words(turn.content).strip(), MAX_WORDS)) for turn in said.turns[:MAX_TURNS]]
+    left = len(said.turns) - MAX_TURNS
+    return [*turns, ("", f"and {left} more")] if left > 0 else turns
+
+
+def _words(content: str | list[Any]) -> str:
+    """Texts as they are; of other parts their kind: [{"type": "image", …}, "Who?"] -> "<image> Who?"."""
+    if isinstance(content, str):
+        return content
+    words = []
+    for part in content:
+        if isinstance(part, str):
+            words.append(part)
+        elif isinstance(part, dict):
+            kind = str(part.get("type", "medium")).removesuffix("_url")
+            words.append(part["text"] if isinstance(part.get("text"), str) else f"<{kind}>")
+    return " ".join(words)

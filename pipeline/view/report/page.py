@@ -1,0 +1,90 @@
+"""The page: sections in their order, style and script in it, and nothing that it would ask the network for."""
+
+import base64
+import hashlib
+import logging
+from html import escape
+from pathlib import Path
+
+from ...manifest import Manifest
+from ...runtime.faults import sentence
+from ...runtime.storage import remove_parts, write_whole
+from . import sections
+from .figures import figures_of
+from .gallery import some_documents
+
+FILE = "report.html"
+
+logger = logging.getLogger(__name__)
+
+
+def write_report(out: Path, manifest: Manifest) -> Path:
+    """OUT/report.html, whole or not at all. The same output gives the same bytes.
+
+    Raises OutputError where a table of the output cannot be read.
+    """
+    content = page(out, manifest).encode("utf-8", "replace")  # rows may hold half a surrogate pair
+    remove_parts(out, FILE.replace(".", r"\."))
+    with write_whole(out / FILE) as file:
+        file.write(content)
+    return out / FILE
+
+
+def add_report(out: Path, manifest: Manifest) -> None:
+    """The report of an output that a run has finished, unless it is there.
+
+    An output is complete without it. So nothing that goes wrong here, be it the disk or a mistake of ours, makes a run
+    fail that has packed: it is a warning, which says how to try again; -v adds the traceback.
+    """
+    if (out / FILE).is_file():
+        return
+    try:
+        write_report(out, manifest)
+    except Exception as error:
+        why = sentence(error) or f"{type(error).__name__}: {error}"
+        logger.warning("%s: not written: %s. The output is complete; `neatpack report` writes it", out / FILE, why)
+        logger.info("the report failed", exc_info=True)
+
+
+def page(out: Path, manifest: Manifest) -> str:
+    figures = figures_of(out, manifest)
+    script, style = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
+    body = "\n".join(
+        part
+        for part in (
+            sections.head(figures),
+            sections.mixture(figures),
+            sections.lengths(figures),
+            sections.packs(figures),
+            sections.balance(figures),
+            sections.skips(figures),
+            sections.media(figures),
+            sections.gallery(some_documents(out, manifest)),
+            sections.times(figures),
+            sections.made_from(figures),
+        )
+        if part
+    )
+    # Texts of rows are in the page: whatever they say, nothing runs but this script, and nothing is fetched.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
+    title = ", ".join(manifest.identity.inputs) or "no data sets"
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>neatpack: {escape(title[:80])}</title>
+<link rel="icon" href="data:,">
+<style>
+{style}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+<script>{script}</script>
+</body>
+</html>
+"""
