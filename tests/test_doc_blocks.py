@@ -45,6 +45,7 @@ ELSEWHERE = ("tree", "python internvl", "python reader", "python thumbnails")  #
 SUBSTITUTIONS = {
     "Qwen/Qwen2.5-VL-7B-Instruct": str(DEMO_PROCESSOR),
     "--holdout 0.01": "--holdout 0.2",  # of forty rows
+    "num_workers=4": "num_workers=1",  # on two cores
 }
 RUNNING = ("pack", "plan", "split")  # commands that run on Ray unless they are told
 
@@ -189,6 +190,14 @@ def test_a_block_is_of_a_kind_that_is_held_to_something():
 def test_what_is_listed_is_there():
     assert set(NOT_RUN) <= {block.name for block in BLOCKS if not block.info}
     assert {block.name for block in BLOCKS if block.info == "text"} == TEXTS
+
+
+def test_a_dataset_info_of_llama_factory_is_translated_as_the_table_says():
+    files = {block.file: block.body for block in BLOCKS if block.page == "FROM.md"}
+    entries = json.loads(files["dataset_info.json"])
+    for entry in entries.values():
+        entry["format"] = entry.pop("formatting", "alpaca")
+    assert entries == json.loads(files["llama_factory.json"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
