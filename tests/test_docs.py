@@ -1,4 +1,7 @@
-"""README.md and docs/ say what is so: their examples run, their links and paths exist, their commands parse."""
+"""README.md and docs/ say what is so: their links and paths exist, their tables and examples are those of the code.
+
+What their blocks of commands and Python do is seen in tests/test_doc_blocks.py, which runs them.
+"""
 
 import ast
 import inspect
@@ -16,6 +19,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from doc_pages import FENCE, NAMES, PAGES, inline_code, prose, text_of
 from helpers import (
     ROOT,
     TinyData,
@@ -46,27 +50,10 @@ from neatpack.pipeline.media.pixels import resize_torch, tiles_of
 from neatpack.pipeline.records import REASONS, MediaRef
 from neatpack.pipeline.shard.verify import read_ledger
 
-DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS]
-FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-NAMES = [page.name for page in PAGES]
-
-
-def text_of(name: str) -> str:
-    return (ROOT / name).read_text(encoding="utf-8")
-
 
 def blocks(name: str, info: str = "") -> list[tuple[str, str]]:
     """(what stands behind the ``` and the content) of the fenced blocks of a page, those of one kind or all."""
     return [(found, body) for found, body in FENCE.findall(text_of(name)) if not info or found == info]
-
-
-def prose(page: Path) -> str:
-    return FENCE.sub("", page.read_text(encoding="utf-8"))
-
-
-def inline_code(page: Path) -> list[str]:
-    return re.findall(r"`([^`\n]+)`", prose(page))
 
 
 def module_of(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
@@ -331,7 +318,7 @@ def test_the_examples_of_data_are_packed(tmp_path):
         for info, body in blocks("docs/DATA.md")
         if " " in info
     ]
-    assert len(written) == 8
+    assert len(written) == 10
     run_pack(tiny_config(folder / "meta.json", tmp_path / "out"))
     ledger = read_ledger(tmp_path / "out", assert_verified(tmp_path / "out")).to_pylist()
     reasons = [line["reason"] for line in ledger if line["dataset"] == "broken"]

@@ -1,6 +1,7 @@
 """`ray job submit --working-dir . -- python pipeline/pack.py …` on a real, small cluster on this machine."""
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -13,7 +14,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from helpers import DEMO_PROCESSOR, files_of, mixed_rows, tiny_config
+from helpers import DEMO_PROCESSOR, ROOT, files_of, mixed_rows, tiny_config
 from install.environment import copy_checkout
 
 from neatpack.pipeline.run import run_pack
@@ -64,33 +65,52 @@ def cluster(tmp_path_factory):
         shutil.rmtree(session, ignore_errors=True)
 
 
-def test_the_job_gives_the_same_bytes_and_refuses_relative_paths(cluster, tiny, tmp_path):
+def submit(cluster, checkout: Path, command: list[str], *options: str) -> subprocess.CompletedProcess[str]:
     address, environment = cluster
+    words = [RAY, "job", "submit", "--address", address, *options, "--working-dir", str(checkout), "--", *command]
+    for _ in range(15):  # the dashboard answers before the node's agent is there to take a job
+        done = subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True, timeout=240)
+        if "No available agent" not in done.stderr:
+            break
+        time.sleep(2)
+    return done
+
+
+def line_with(text: str, start: str) -> list[str]:
+    """The words of the `ray job submit` of a text that begins so."""
+    (line,) = (line for line in text.replace("\\\n#", " ").splitlines() if start in line)
+    return shlex.split(line[line.index(start) :])
+
+
+def test_the_job_gives_the_same_bytes_and_refuses_relative_paths(cluster, tiny, tmp_path):
+    """As README.md has it, and with the runtime environment of jobs/, as that has it."""
     meta = mixed_rows(tiny).write()
     run_pack(tiny_config(meta, tmp_path / "expected"))
     checkout = copy_checkout(tmp_path / "checkout")
+    (checkout / "jobs").mkdir()
+    shutil.copy(ROOT / "jobs" / "runtime_env.yaml", checkout / "jobs")
 
-    def submit(out: str) -> subprocess.CompletedProcess[str]:
-        for _ in range(15):  # the dashboard answers before the node's agent is there to take a job
-            done = submit_once(out)
-            if "No available agent" not in done.stderr:
-                break
-            time.sleep(2)
-        return done
+    here = {"/data/meta.json": str(meta), "/models/qwen": str(DEMO_PROCESSOR), "/data/processor": str(DEMO_PROCESSOR),
+            "python": sys.executable}  # fmt: skip
+    small = ["--pack-size", "512", "--shard-mb", "1", "--group-size", "4"]
+    texts = {"readme": (ROOT / "README.md").read_text(), "spec": (ROOT / "jobs" / "runtime_env.yaml").read_text()}
+    for name, text in texts.items():
+        words = line_with(text, "ray job submit ")
+        options, command = words[3 : words.index("--working-dir")], words[words.index("--") + 1 :]
+        assert options == ([] if name == "readme" else ["--runtime-env", "jobs/runtime_env.yaml"])
+        out = str(tmp_path / name)
+        command = [here.get(word, out if word == "/data/packed" else word) for word in command]
+        done = submit(cluster, checkout, [*command, *small], *options)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert " packed + 0 skipped" in done.stdout
+        assert files_of(tmp_path / name) == files_of(tmp_path / "expected")
 
-    def submit_once(out: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [RAY, "job", "submit", "--address", address, "--working-dir", str(checkout), "--",
-             sys.executable, "pipeline/pack.py", "--meta", str(meta), "--processor", str(DEMO_PROCESSOR),
-             "--out", out, "--pack-size", "512", "--shard-mb", "1", "--group-size", "4"],
-            env=environment, capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
+    look = [sys.executable, "-c", "import os; print('uploaded', *sorted(os.listdir()), sep=':')"]
+    done = submit(cluster, checkout, look, "--runtime-env", "jobs/runtime_env.yaml")
+    uploaded = next(line for line in done.stdout.splitlines() if "uploaded:" in line)
+    assert "pipeline" in uploaded and "jobs" not in uploaded, "what is excluded is not"
 
-    done = submit(str(tmp_path / "out"))
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert " packed + 0 skipped" in done.stdout
-    assert files_of(tmp_path / "out") == files_of(tmp_path / "expected")
-
-    refused = submit("relative-out")
+    relative = [sys.executable, "pipeline/pack.py", "--meta", str(meta), "--processor", str(DEMO_PROCESSOR)]
+    refused = submit(cluster, checkout, [*relative, "--out", "relative-out"])
     assert refused.returncode != 0
     assert "give an absolute path under `ray job submit`" in refused.stdout + refused.stderr

@@ -15,24 +15,40 @@ def add_to(commands: Any) -> None:
         commands,
         "export",
         _export,
-        help="make a finished output readable for another loader",
-        description="Write beside the shards of a finished output what another loader wants to find there; the shards "
-        "stay as they are. energon: Megatron-Energon 7, without running `energon prepare`; its TaskEncoder cooks the "
-        "packs by neatpack.loaders.energon.cook_pack.",
+        help="make a finished output readable for another loader, or ready for the hub",
+        description="Write beside the shards of a finished output what others want to find there; the shards stay as "
+        "they are. energon: for Megatron-Energon 7, without running `energon prepare`; its TaskEncoder cooks the packs "
+        "by neatpack.loaders.energon.cook_pack. hub-card: OUT/README.md, the dataset card by which the Hugging Face "
+        "hub and datasets.load_dataset(OUT) read it.",
     )
-    export.add_argument("loader", metavar="LOADER", choices=("energon",), help="energon")
+    export.add_argument("target", metavar="TARGET", choices=tuple(TARGETS), help=" or ".join(TARGETS))
     export.add_argument("out", metavar="OUT", help="a finished output")
+    export.add_argument("--overwrite", action="store_true", help="hub-card: also over a card that somebody edited")
 
 
 def _export(args: argparse.Namespace) -> int:
-    from ..shard.export import export_energon
-
+    if args.overwrite and args.target != "hub-card":
+        raise UserError(f"--overwrite is for hub-card; {args.target} always writes the same files")
     out = Path(absolute("OUT", args.out))
     try:
-        manifest = Manifest.read(out)
-        num_shards = export_energon(out, manifest)
+        print(TARGETS[args.target](out, Manifest.read(out), args))
     except OutputError as error:
         raise UserError(str(error)) from None
-    packs = f"{counted(manifest.counts.packs, 'pack')} in {counted(num_shards, 'shard')}"
-    print(f"{out}: {packs}, readable by Megatron-Energon")
     return DONE
+
+
+def _energon(out: Path, manifest: Manifest, args: argparse.Namespace) -> str:
+    from ..shard.export import export_energon
+
+    num_shards = export_energon(out, manifest)
+    packs = f"{counted(manifest.counts.packs, 'pack')} in {counted(num_shards, 'shard')}"
+    return f"{out}: {packs}, readable by Megatron-Energon"
+
+
+def _hub_card(out: Path, manifest: Manifest, args: argparse.Namespace) -> str:
+    from ..shard.card import write_card
+
+    return f"{write_card(out, manifest, overwrite=args.overwrite)}: say in it what the data are, and their licence"
+
+
+TARGETS = {"energon": _energon, "hub-card": _hub_card}

@@ -29,7 +29,7 @@ DOWNLOADS = pa.schema({"url": pa.string(), "bytes": pa.int64(), "sha256": pa.str
 
 # Where a process that is killed may leave a part of which files.
 LEFT_OVERS = {
-    "": r"manifest\.json|(index|fetched)\.parquet|sources\.json|(image|video)_table\.npy|report\.html",
+    "": r"manifest\.json|(index|fetched)\.parquet|sources\.json|(image|video)_table\.npy|report\.html|README\.md",
     "shards": r"pack-\d{6,}\.tar",
     "stats": r"[a-z]+\.parquet",
     "ledger": r"\d{5,}\.parquet",
@@ -141,7 +141,7 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
         tables[FETCHED] = pa.Table.from_pylist([each._asdict() for each in fetched], schema=DOWNLOADS)
     for name, table in tables.items():
         write_parquet(out / name, table)
-    write_sources(out, inputs.out, inputs.corpora, Path(config.meta).parent, record_paths=config.record_paths)
+    write_sources(out, inputs.out, inputs.corpora, config)
     pixel_tables = {}
     for kind, values in family.tables(config.resize).items():
         pixel_tables[kind] = f"{kind}_table.npy"

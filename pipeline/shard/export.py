@@ -1,4 +1,4 @@
-"""A finished output made readable for other loaders: a few small files beside the shards, which stay as they are.
+"""A finished output made readable for Energon: a few small files beside the shards, which stay as they are.
 
 Energon (Megatron-Energon 7) wants what its `energon prepare` writes; the index has all of it, so neither is Energon
 needed nor is a tar read:
@@ -6,6 +6,8 @@ needed nor is a tar read:
     shards/*.tar.idx         where each pack starts, and where the last one ends: uint64
     .nv-meta/split.yaml      which shards are for training: all
     .nv-meta/dataset.yaml    packs are crude samples, for `loaders/energon.py` to cook
+    .nv-meta/tools.yaml      packs as texts, which are their JSON, for Energon's own lint, info and preview: these fail
+                             on crude samples (7.4.1 cooks none, and asks for a sample_type)
     .nv-meta/.info.json      how many packs are in which shard; written last, for it makes a data set of the folder
 
 What only joins and look-ups by key read (index.sqlite) is left out; `energon prepare --tar-index-only OUT` adds it.
@@ -21,6 +23,8 @@ from ..manifest import Manifest, OutputError
 from ..runtime.storage import sha256_of, write_json, write_whole
 
 META = ".nv-meta"
+MODULE = "megatron.energon"
+TOOLS = {"sample_type": {"__module__": MODULE, "__class__": "TextSample"}, "field_map": {"text": "json"}}
 
 
 def export_energon(out: Path, manifest: Manifest) -> int:
@@ -38,6 +42,7 @@ def export_energon(out: Path, manifest: Manifest) -> int:
     # JSON is YAML, too.
     splits = {"split_parts": {"train": list(counts), "val": [], "test": []}, "exclude": []}
     write_json(out / META / "split.yaml", splits)
-    write_json(out / META / "dataset.yaml", {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"})
+    write_json(out / META / "dataset.yaml", {"__module__": MODULE, "__class__": "CrudeWebdataset"})
+    write_json(out / META / "tools.yaml", TOOLS)
     write_json(out / META / ".info.json", {"shard_counts": counts})
     return len(counts)

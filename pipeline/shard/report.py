@@ -18,7 +18,7 @@ from ..planned import Planned
 from ..records import REASONS
 from ..runtime.tables import column_sum
 from .stats import media_bytes, ratio_taken, times_at_load
-from .words import counted, percent, size
+from .words import counted, percent, size, times_taken
 
 MOST_NAMED = 6  # data sets that a line names one by one
 NOTABLE_COPIES = 0.1  # of the bytes of an output: from there on its copies are worth a word
@@ -164,7 +164,7 @@ def _mixture_lines(shares: Sequence[Share]) -> list[Line]:
         asked = f"{share.weight:.1%} asked, " if share.weight is not None else ""
         packed = f"{percent(share.tokens * share.times, total)} of tokens"
         stored = ", stored once" if share.times > 1 else ""
-        lines.append(("" if lines else "mixture", f"{share.name} {asked}{packed}, {_times(share.ratio)}{stored}"))
+        lines.append(("" if lines else "mixture", f"{share.name} {asked}{packed}, {times_taken(share.ratio)}{stored}"))
     return lines
 
 
@@ -179,12 +179,6 @@ def _format_line(inputs: Mapping[str, Mapping[str, Any]]) -> Line:
         for format_, of in names.items()
     ]
     return "read as", ", ".join(told)
-
-
-def _times(ratio: float) -> str:
-    if ratio < 1:
-        return f"{ratio:.1%} of its rows"
-    return "each row once" if ratio < 1.005 else f"each row {ratio:.3g} times"
 
 
 def _copies_lines(shares: Sequence[Share], num_bytes: int) -> list[Line]:

@@ -2,7 +2,8 @@
 
 Paths are no part of the identity, for data may move. So this file is beside the manifest, which does not name it. They
 are relative to the folder of the meta JSON: an output may be given away, and a machine's folders are nobody's business.
-Where that folder is, is in the work folder, which stays, or here with --record-paths.
+Where that folder is, is in the work folder, which stays, or here with --record-paths. The name of the processor is here
+for the same reason: what it does is in the identity, and where it lies is not.
 """
 
 import os
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..config import PackConfig
 from ..ingest.corpus import Corpus
 from ..ingest.lines import Lines, Row, part_ranges, rows, scan, source_of
 from ..runtime.storage import inside, read_json, write_json
@@ -56,11 +58,25 @@ class DataFile:
                 )
 
 
-def write_sources(place: Path, out: Path, corpora: Sequence[Corpus], base: Path, *, record_paths: bool) -> None:
-    """`place`: where the output is written, `out`: where it will be. `base`: the folder of the meta JSON."""
+def write_sources(place: Path, out: Path, corpora: Sequence[Corpus], config: PackConfig) -> None:
+    """`place`: where the output is written, `out`: where it will be."""
+    base = Path(config.meta).parent
     write_json(place / BASE, {"base": str(base)})
     datasets = {corpus.name: {"files": list(_files(out, corpus, base))} for corpus in corpora}
-    write_json(place / FILE, {"base": str(base) if record_paths else "", "datasets": datasets})
+    told = str(base) if config.record_paths else ""
+    write_json(place / FILE, {"base": told, "processor": processor_name(config.processor), "datasets": datasets})
+
+
+def processor_name(given: str) -> str:
+    """A hub id as it is; of a folder its own name alone, or the hub id that it is the download of.
+
+    ~/.cache/…/models--Qwen--Qwen2.5-VL-7B-Instruct/snapshots/1a2b -> Qwen/Qwen2.5-VL-7B-Instruct
+    """
+    if not Path(given).is_dir():
+        return given
+    folder = Path(given).resolve()
+    downloads = [part for part in folder.parts if part.startswith("models--")]
+    return downloads[-1].removeprefix("models--").replace("--", "/", 1) if downloads else folder.name
 
 
 def _files(out: Path, corpus: Corpus, base: Path) -> Iterator[dict[str, Any]]:

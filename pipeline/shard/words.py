@@ -16,6 +16,13 @@ def percent(part: float, whole: float) -> str:
     return f"{share:.1%}"
 
 
+def times_taken(ratio: float) -> str:
+    """Rows in an epoch: 0.25 -> "25.0% of its rows", 1 -> "each row once", 2.5 -> "each row 2.5 times"."""
+    if ratio < 1:
+        return f"{ratio:.1%} of its rows"
+    return "each row once" if ratio < 1.005 else f"each row {ratio:.3g} times"
+
+
 def size(number: float) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if number < 1024:

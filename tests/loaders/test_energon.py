@@ -159,6 +159,44 @@ def test_energon_prepare_writes_the_same(out, tmp_path):
     assert trained[0] == trained[1] == [name.removesuffix(".idx") for name in places]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "answers", "said"),
+    [
+        (["lint"], "", ["Checking the index files...", "Skipping empty split part val"]),
+        (
+            ["info"],
+            "",
+            ["TextSample <megatron.energon.TextSample>", "* `train`: 100%, {packs} samples in {shards} shards"],
+        ),
+        (["preview", "--split-parts", "train"], "y\nn\n", ["Sample 1\n - __key__ (<class 'str'>): '000000001'"]),
+    ],
+    ids=["lint", "info", "preview"],
+)
+def test_the_commands_of_energon_take_it(out, arguments, answers, said):
+    """With the config that is written for them: on crude samples, which training cooks, each of them fails."""
+    from click.testing import CliRunner
+    from megatron.energon.cli.main import main as energon_command
+
+    command, *rest = arguments
+    done = CliRunner().invoke(energon_command, [command, "--dataset-config", "tools.yaml", *rest, str(out)], answers)
+    assert done.exit_code == 0, (done.output, done.exception)
+    shards = len(list((out / "shards").glob("*.tar")))
+    for words in said:
+        assert words.format(packs=len(PackedShards(out).reader.packs), shards=shards) in done.output
+
+
+def test_lint_finds_an_index_that_is_wrong(out, tmp_path):
+    from click.testing import CliRunner
+    from megatron.energon.cli.main import main as energon_command
+
+    copy = tmp_path / "copy"
+    shutil.copytree(out, copy, ignore=shutil.ignore_patterns("work"))
+    places = copy / "shards" / "pack-000000.tar.idx"
+    places.write_bytes(places.read_bytes()[:-8])
+    done = CliRunner().invoke(energon_command, ["lint", "--dataset-config", "tools.yaml", str(copy)])
+    assert done.exit_code == 1 and "Error in shard shards/pack-000000.tar" in done.output
+
+
 def test_energon_prepare_adds_the_index_for_joins(out, tmp_path):
     from click.testing import CliRunner
     from megatron.energon.tools.prepare import command

@@ -34,7 +34,7 @@ def test_the_index_becomes_energons_files_and_the_output_stays_as_it_was(out, ca
     )
     after = files_of(out)
     assert {name: after[name] for name in before} == before
-    new = [".nv-meta/.info.json", ".nv-meta/dataset.yaml", ".nv-meta/split.yaml"]
+    new = [".nv-meta/.info.json", ".nv-meta/dataset.yaml", ".nv-meta/split.yaml", ".nv-meta/tools.yaml"]
     assert sorted(set(after) - set(before)) == [*new, *(f"shards/{shard}.idx" for shard in shards)]
     for shard in shards:
         lines = [line for line in index if line["shard"] == shard]

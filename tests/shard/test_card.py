@@ -1,0 +1,205 @@
+"""`neatpack export hub-card`: the card is true, tells nothing of the machine, and makes `load_dataset(OUT)` work."""
+
+import getpass
+import hashlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from helpers import ROOT, TinyData, files_of, mixed_rows, packs_of, tiny_config
+
+from neatpack.pipeline.cli import main
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.sources import processor_name
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("card")
+    data = mixed_rows(TinyData(folder / "data"), num_text=40, num_images=36)
+    run_pack(tiny_config(data.write(ratio=1.5), folder / "packed", pack_size=384))
+    before = files_of(folder / "packed")
+    assert main(["export", "hub-card", str(folder / "packed")]) == 0
+    after = files_of(folder / "packed")
+    assert after.keys() - before.keys() == {"README.md"}
+    assert {name: after[name] for name in before} == before
+    return folder / "packed"
+
+
+def card(out: Path) -> str:
+    return (out / "README.md").read_text(encoding="utf-8")
+
+
+def in_fresh_process(script: str, folder: Path) -> str:
+    """From outside: no test of ours is imported, and nothing is asked of the hub."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+READ = """
+import datasets, numpy
+for streaming in (False, True):
+    for pack in datasets.load_dataset("packed", split="train", streaming=streaming):
+        ids = numpy.asarray(pack["input_ids.npy"], dtype="<i4")
+        pixels = numpy.asarray(pack["pixel_values.npy"])
+        print(streaming, pack["__key__"], pack["json"]["num_tokens"], ids.sum(), pixels.sum())
+"""
+
+
+def test_load_dataset_takes_the_folder(packed):
+    """Whole and streamed, every pack with the numbers that it has."""
+    expected = [
+        f"{pack.number:09d} {len(pack.arrays['input_ids'])} {pack.arrays['input_ids'].sum()} "
+        f"{pack.arrays['pixel_values'].sum(dtype=np.int64)}"
+        for pack in packs_of(packed)
+    ]
+    lines = in_fresh_process(READ, packed.parent).splitlines()
+    assert len(expected) > 20
+    for streaming in ("False", "True"):
+        assert [line.removeprefix(f"{streaming} ") for line in lines if line.startswith(streaming)] == expected
+
+
+def test_without_a_card_load_dataset_does_not(packed, tmp_path):
+    """What the card is for: `datasets` guesses by what most files are, and takes the manifest for data."""
+    shutil.copytree(packed, tmp_path / "packed", ignore=shutil.ignore_patterns("README.md"))
+    script = "import datasets; print(list(next(iter(datasets.load_dataset('packed', split='train', streaming=True)))))"
+    assert in_fresh_process(script, tmp_path).startswith("['format', 'neatpack', 'fingerprint', ")
+
+
+def test_the_examples_of_the_card_run(packed):
+    blocks = re.findall(r"^```python\n(.*?)^```$", card(packed), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    said = in_fresh_process("\n".join(blocks), packed.parent).splitlines()
+    first = next(iter(packs_of(packed)))
+    length, number = len(first.arrays["input_ids"]), len(first.documents)
+    assert said == [f"000000000 {length} {number}", f"000000000 ({length},) {number}"]
+
+
+def test_the_header_is_the_hubs(packed):
+    _, header, _ = card(packed).split("---\n", 2)
+    assert yaml.safe_load(header) == {
+        "license": "unknown",
+        "tags": ["neatpack", "sequence-packing", "webdataset"],
+        "size_categories": ["n<1K"],
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "shards/*.tar"}]}],
+    }
+
+
+def test_the_figures_are_those_of_the_output(packed):
+    from neatpack.pipeline.manifest import Manifest
+
+    manifest, text = Manifest.read(packed), card(packed)
+    counts = manifest.counts
+    skipped = counts.samples - counts.packed
+    assert f"| packs | {counts.packs} of at most 384 tokens, " in text
+    assert f"| samples | {counts.samples} of 76 rows: {counts.packed} packed, {skipped} skipped (" in text
+    assert "| media | " in text and " images, 0 videos, 0 sounds |" in text
+    assert "| model family | qwen2\\_vl |" in text
+    assert f"| processor | processor (fingerprint {manifest.identity.processor}) |" in text
+    assert f"| made by | neatpack {manifest.neatpack}, transformers " in text
+    assert f"| tiny | 76 | {counts.packed} | " in text and " | 100.0% | each row 1.5 times |" in text
+
+
+def test_it_tells_nothing_of_the_machine(packed):
+    text = card(packed)
+    for word in (str(packed.parent), str(ROOT), socket.gethostname(), f"/{getpass.getuser()}", os.path.expanduser("~")):
+        assert word not in text, word
+    assert not re.search(r"(?<![\w<])/(home|tmp|data|mnt|root|usr|var)\b", text)
+
+
+def test_verify_and_a_second_run_do_not_mind_it(packed):
+    assert main(["verify", str(packed)]) == 0
+    config = tiny_config(packed.parent / "data" / "meta.json", packed, pack_size=384)
+    before = card(packed)
+    assert run_pack(config).already_done
+    assert card(packed) == before
+
+
+def test_it_is_written_over_only_if_nobody_edited_it(packed, capsys):
+    before = card(packed)
+    assert main(["export", "hub-card", str(packed)]) == 0
+    assert card(packed) == before
+    edited = before.replace("license: unknown", "license: cc-by-4.0")
+    (packed / "README.md").write_text(edited)
+    assert main(["export", "hub-card", str(packed)]) == 2
+    assert capsys.readouterr().err == (
+        f"neatpack: {packed}/README.md: is there, and edited or not of `neatpack export`; "
+        "move it, or give --overwrite\n"
+    )
+    assert card(packed) == edited
+    assert main(["export", "hub-card", str(packed), "--overwrite"]) == 0
+    assert card(packed) == before
+
+
+def test_a_card_stays_where_its_output_is_overwritten(tmp_path):
+    """It may be a person's work; its figures are those of before, until it is written again."""
+    meta = mixed_rows(TinyData(tmp_path / "data"), num_text=8, num_images=2).write()
+    run_pack(tiny_config(meta, tmp_path / "out"))
+    assert main(["export", "hub-card", str(tmp_path / "out")]) == 0
+    before = card(tmp_path / "out")
+    run_pack(tiny_config(meta, tmp_path / "out", pack_size=256, overwrite=True))
+    assert card(tmp_path / "out") == before
+    assert main(["export", "hub-card", str(tmp_path / "out")]) == 0
+    assert " of at most 256 tokens, " in card(tmp_path / "out")
+
+
+def test_the_last_line_is_the_digest_of_the_others(packed):
+    text, mark = card(packed).rsplit("\n<!-- neatpack export hub-card: ", 1)
+    assert mark == hashlib.sha256(text.encode()).hexdigest() + " -->\n"
+
+
+def test_a_holdout_is_the_split_validation(tmp_path):
+    data = mixed_rows(TinyData(tmp_path / "data"), num_text=40, num_images=4)
+    run_pack(tiny_config(data.write(), tmp_path / "packed", holdout=0.2))
+    assert main(["export", "hub-card", str(tmp_path / "packed-holdout")]) == 0
+    assert "  - split: validation\n" in card(tmp_path / "packed-holdout")
+    assert 'split="validation"' in card(tmp_path / "packed-holdout")
+
+
+def test_names_cannot_break_the_table(tmp_path):
+    data = mixed_rows(TinyData(tmp_path / "data"), num_text=3, num_images=1)
+    meta = data.write()
+    meta.write_text(meta.read_text().replace('"tiny"', '"a | b <script>"'))
+    run_pack(tiny_config(meta, tmp_path / "out"))
+    (tmp_path / "out" / "sources.json").unlink()  # an output may be given away without it
+    assert main(["export", "hub-card", str(tmp_path / "out")]) == 0
+    assert "| a \\| b \\<script> | 4 |" in card(tmp_path / "out")
+    assert "# Packs for the family qwen2_vl\n" in card(tmp_path / "out")
+
+
+def test_damaged_and_unfinished_outputs_are_refused(packed, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    (copy / "stats").mkdir(parents=True)
+    for name in ("manifest.json", "index.parquet"):
+        (copy / name).write_bytes((packed / name).read_bytes())
+    (copy / "stats" / "datasets.parquet").write_bytes(b"PAR1")
+    assert main(["export", "hub-card", str(copy)]) == 2
+    assert "stats/datasets.parquet: sha256 differs from the manifest's" in capsys.readouterr().err
+    (copy / "manifest.json").unlink()
+    assert main(["export", "hub-card", str(copy)]) == 2
+    assert "missing, so packing has not finished" in capsys.readouterr().err
+    assert not (copy / "README.md").exists()
+
+
+def test_overwrite_is_for_cards(packed, capsys):
+    assert main(["export", "energon", str(packed), "--overwrite"]) == 2
+    assert capsys.readouterr().err == ("neatpack: --overwrite is for hub-card; energon always writes the same files\n")
+
+
+def test_the_name_of_a_processor(tmp_path):
+    download = tmp_path / "hub" / "models--Qwen--Qwen2.5-VL-7B-Instruct" / "snapshots" / "1a2b"
+    download.mkdir(parents=True)
+    assert processor_name("Qwen/Qwen2.5-VL-7B-Instruct") == "Qwen/Qwen2.5-VL-7B-Instruct"
+    assert processor_name(str(download)) == "Qwen/Qwen2.5-VL-7B-Instruct"
+    assert processor_name(str(tmp_path / "hub")) == "hub"
