@@ -137,7 +137,7 @@ class Terminal:
 def picture(progress: Progress, title: str, width: int, height: int) -> list[str]:
     """One line per stage, none longer than `width`: one that is broken by the terminal could not be drawn over."""
     name_width = max([len(stage.name) for stage in progress.stages], default=0)
-    lines = [f"{title}  {minutes(progress.seconds())}"]
+    lines = [f"[{minutes(progress.seconds())}] {title}"]
     for stage in progress.stages:
         if stage is progress.now:
             mark, text = "▸", state(progress, stage)
@@ -210,7 +210,7 @@ def _why(stage: Stage) -> str:
 
 
 def rounded(numbers: Sequence[float]) -> list[int]:
-    """To integers whose sum is the rounded sum: [1.4, 1.4, 0.4] (3.2) -> [2, 1, 0], the first of equals up."""
+    """To integers whose sum is the rounded sum: [1.5, 1.25, 0.25] (3.0) -> [2, 1, 0]."""
     floors = [int(number) for number in numbers]
     most = sorted(range(len(numbers)), key=lambda index: floors[index] - numbers[index])
     for index in most[: round(sum(numbers)) - sum(floors)]:
