@@ -4,6 +4,8 @@ import contextlib
 import logging
 import os
 import pickle
+import re
+import socket
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -11,11 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from ..config import UserError
-from .faults import behind, not_started, of_ray
+from .faults import behind, no_answer, not_started, of_ray, of_workers
 from .journal import MAX_RETRIES
 from .logs import ROOT, LogLine, Relay, collected
 from .progress import STARTING, STOPPING, Progress
 from .work import Listener, Work, reported_to
+
+PATIENCE = 10  # seconds for a cluster to answer
 
 Result = TypeVar("Result")
 Arguments = tuple[Any, ...]  # of a task; keep them small, they are sent to other machines
@@ -125,6 +129,8 @@ class RayEngine(Engine):
                 with _faults_told():
                     (done,), _ = self._ray.wait(list(waiting), num_returns=1)
                     outcome = self._ray.get(done)
+                    if isinstance(outcome, Failed) and (lacking := of_workers(outcome.error)):
+                        raise lacking from TaskTraceback(outcome.traceback)
                 yield waiting.pop(done), outcome
         finally:
             for reference in waiting:
@@ -137,7 +143,7 @@ def _faults_told() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (fault := of_ray(error)) is None:
+        if (fault := of_workers(error) or of_ray(error)) is None:
             raise
         raise fault from error
 
@@ -200,6 +206,15 @@ def _raise(failed: Failed) -> NoReturn:
     raise failed.error
 
 
+def _expect_answer(address: str) -> None:
+    """Ray itself would try for minutes, and tell each time."""
+    if found := re.fullmatch(r"(?:ray://)?\[?([^\[\]/]+)\]?:(\d+)", address):
+        try:
+            socket.create_connection((found[1], int(found[2])), timeout=PATIENCE).close()
+        except OSError as error:
+            raise no_answer(address, error) from error
+
+
 @contextlib.contextmanager
 def engine(
     kind: Literal["ray", "inline"],
@@ -227,6 +242,7 @@ def engine(
     # "local" and not None: a stale cluster file would make a bare ray.init() hang.
     address = os.environ.get("RAY_ADDRESS") or "local"
     local: dict[str, Any] = {"num_cpus": num_workers or None, "include_dashboard": False} if address == "local" else {}
+    _expect_answer(address)
     chatty = logger.isEnabledFor(logging.INFO)  # -v: what Ray has to say, too
     try:
         ray.init(
