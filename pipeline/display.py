@@ -182,7 +182,8 @@ def _rates(stage: Stage, seconds: float) -> list[str]:
 
 
 def skipped(progress: Progress) -> str:
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in progress.skipped.most_common() if count)
+    counts = sorted(progress.skipped.items(), key=lambda each: (-each[1], each[0]))
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts if count)
     return f"skipped so far: {reasons}" if reasons else ""
 
 

@@ -112,8 +112,8 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
 def _tell(written: Sequence[PackLine], lost: Sequence[LostRow]) -> None:
     """How far the task is."""
     for line in written:
-        media = {"images": line.num_images - line.fake_image, "videos": line.num_videos, "sounds": line.num_audios}
-        did(rows=line.num_documents, packs=1, bytes=line.bytes, **media)
+        images, videos, sounds = line.num_images - line.fake_image, line.num_videos, line.num_audios
+        did(rows=line.num_documents, packs=1, bytes=line.bytes, images=images, videos=videos, sounds=sounds)
     did(rows=len(lost), skipped=Counter(row.reason for row in lost if row.reason != CHANGED))
 
 
