@@ -1,6 +1,7 @@
 # Two commands matter: `make demo` and `make test`. Both set up .venv by themselves.
 PYTHON ?= python3.11
 BIN := .venv/bin
+PIP = $(BIN)/python -m pip install --disable-pip-version-check
 # Ray's token authentication writes a token into the home directory; nothing of this needs it.
 export RAY_AUTH_MODE ?= disabled
 
@@ -51,11 +52,13 @@ clean:
 
 # torch is installed first and by its pin: an open range would pull gigabytes of CUDA packages.
 .venv/ready: pyproject.toml constraints.txt jobs/recipes/requirements.txt
+	@echo "Setting up .venv, once: torch (CPU), transformers, Ray, pyarrow and what tests and recipes need."
+	@echo "That is about 2.3 GB on disk, and some minutes, mostly of download. \`make clean\` removes it."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -c constraints.txt torch
+	$(PIP) -c constraints.txt -e '.[dev]'
 	# Beside the environment, not in it: next to a CPU-only torch it breaks the import of transformers' image code. One test
 	# compares with it in a process of its own, and skips where it is not to be had.
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/torchvision torchvision==0.28.0
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .venv/recipes -r jobs/recipes/requirements.txt
+	-$(PIP) --no-deps --target .venv/torchvision torchvision==0.28.0
+	-$(PIP) --no-deps --target .venv/recipes -r jobs/recipes/requirements.txt
 	touch $@

@@ -14,7 +14,7 @@ from helpers import DEMO_PROCESSOR, TinyData, assert_verified, files_of, mixed_r
 from hypothesis import given, settings, strategies as st
 from source_data import wav, with_sounds
 
-import neatpack.pipeline.run
+import neatpack.pipeline.stages
 from neatpack import PackedShards
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
@@ -193,7 +193,7 @@ def test_same_bytes_whenever_it_is_killed(
         return call
 
     for name in ("measure_part", "make_plan", "shard_task", "commit"):
-        monkeypatch.setattr(f"neatpack.pipeline.run.{name}", killed(getattr(neatpack.pipeline.run, name)))
+        monkeypatch.setattr(f"neatpack.pipeline.stages.{name}", killed(getattr(neatpack.pipeline.stages, name)))
     out, kills, packed = tmp_path / "out", 0, None
     while packed is None:
         left = 1

@@ -17,9 +17,10 @@ from helpers import ROOT
     [
         ("neatpack", "numpy"),
         ("neatpack.pipeline.cli", "torch"),
-        ("neatpack.pipeline.cli", "tqdm"),
         ("neatpack.pipeline.cli", "yaml"),  # --help works without the extra that brings it
-        ("neatpack.pipeline.run", "transformers.processing_utils"),  # seconds: all of transformers' processors
+        ("neatpack.pipeline.run", "torch"),  # what is wrong with the flags is told before
+        ("neatpack.pipeline.run", "transformers"),
+        ("neatpack.pipeline.stages", "transformers.processing_utils"),  # seconds: all of transformers' processors
         ("neatpack.loaders", "transformers"),
         ("neatpack.loaders", "PIL"),
     ],

@@ -5,11 +5,25 @@ import dataclasses
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from ..config import PackConfig, UserError, absolute, add_flags, load_config
+from ..display import shown
 from ..runtime.again import run_again
+from ..runtime.progress import (
+    COMMITTING,
+    LOADING,
+    MEASURING,
+    PLANNING,
+    READING,
+    RENDERING,
+    SPLITTING,
+    STARTING,
+    STOPPING,
+    Progress,
+)
 from ..shard.words import counted
 from .common import DONE, FAILED, command
 
@@ -56,19 +70,29 @@ def add_to(commands: Any) -> None:
 
 def _pack(args: argparse.Namespace) -> int:
     config = load_config(args)
-    return _survived(args, config, lambda: _print_packed(config))
+    return _survived(args, config, lambda: _print_packed(args, config))
 
 
 def _survived(args: argparse.Namespace, config: PackConfig, job: Callable[[], int]) -> int:
     return run_again(job) if args.in_fork and config.engine == "inline" else job()
 
 
-def _print_packed(config: PackConfig) -> int:
-    # Here and not above: torch and transformers take seconds, which --help and a wrong flag should not.
-    from ..run import run_pack
+def _shown(args: argparse.Namespace, config: PackConfig, *stages: str) -> AbstractContextManager[Progress]:
+    """Progress from here on; `main` called by another program shows none."""
+    on_ray = config.engine == "ray"
+    with_ray = [STARTING, *stages, STOPPING] if on_ray else stages
+    to = f" -> {config.out}" if config.out else ""
+    return shown(f"neatpack {args.command} {config.meta}{to}", [LOADING, *with_ray], visible=args.in_fork)
+
+
+def _print_packed(args: argparse.Namespace, config: PackConfig) -> int:
+    with _shown(args, config, READING, MEASURING, PLANNING, RENDERING, COMMITTING) as progress:
+        # Here and not above: what they import takes seconds, which --help and a wrong flag should not.
+        from ..run import run_pack
+
+        packed = run_pack(config, progress)
     from ..shard.report import describe_output
 
-    packed = run_pack(config)
     if packed.already_done and (packed.holdout is None or packed.holdout.already_done):
         print(f"{config.out} is finished and made from the same inputs: nothing to do")
     for output, of in ((Path(config.out), packed), (Path(config.for_holdout().out), packed.holdout)):
@@ -97,15 +121,17 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: bool) -> int:
-    from ..run import run_plan, write_plan_lengths
-    from ..shard.report import describe_plan
-
     if args.write_lengths and config.holdout:
         raise UserError(
             "--write-lengths writes all rows, also those that --holdout keeps from training; use `neatpack split`, and "
             "plan each half without --holdout"
         )
-    planned = run_plan(config)
+    with _shown(args, config, READING, MEASURING, PLANNING) as progress:
+        from ..run import run_plan, write_plan_lengths
+
+        planned = run_plan(config, progress)
+    from ..shard.report import describe_plan
+
     print(describe_plan(planned), flush=True)
     if args.write_lengths:
         folder = Path(absolute("--write-lengths", args.write_lengths))
@@ -120,8 +146,10 @@ def _split(args: argparse.Namespace) -> int:
     config = load_config(args, optional=("processor",))
     if not config.holdout:
         raise UserError("missing --holdout: give the share of the rows to hold out, above 0 and below 1")
-    from ..run import run_split
+    with _shown(args, config, READING, SPLITTING) as progress:
+        from ..run import run_split
 
-    for name, num_rows in run_split(config).items():
+        counts = run_split(config, progress)
+    for name, num_rows in counts.items():
         print(f"{counted(num_rows, 'row')} in {Path(config.out) / name}/meta.json")
     return DONE

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ..config import absolute
+from ..display import shown
 from ..manifest import Manifest, OutputError
+from ..runtime.progress import LOADING, STARTING, STOPPING, VERIFYING
 from ..shard.words import counted
 from .common import DONE, FAILED, command
 
@@ -25,18 +27,21 @@ def add_to(commands: Any) -> None:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from ..runtime.engine import engine
-    from ..shard.report import describe_verified
-    from ..shard.verify import verify_output
-
     out = Path(absolute("OUT", args.out))
     try:
         manifest = Manifest.read(out)
     except OutputError as error:
         print(f"neatpack: {error}", file=sys.stderr)
         return FAILED
-    with engine(args.engine) as running:
-        problems = verify_output(out, manifest, running)
+    stages = [LOADING, STARTING, VERIFYING, STOPPING] if args.engine == "ray" else [LOADING, VERIFYING]
+    with shown(f"neatpack verify {out}", stages, visible=args.in_fork) as progress:
+        from ..runtime.engine import engine
+        from ..shard.report import describe_verified
+        from ..shard.verify import verify_output
+
+        with engine(args.engine, progress=progress) as running:
+            progress.enter(VERIFYING)
+            problems = verify_output(out, manifest, running)
     for problem in problems:
         print(problem)
     if problems:

@@ -12,6 +12,7 @@ from ..config import UserError
 from .base import Family, ProcessorFiles, ProcessorKey
 from .default import Default
 from .gemma4 import Gemma4
+from .hub import check_processor
 from .internvl import InternVL
 from .kimi_k25 import KimiK25
 from .kimi_vl import KimiVL
@@ -103,7 +104,9 @@ def processor_files(processor: str, *, trust_remote_code: bool = False) -> Proce
 
 def _load_tokenizer(processor: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(processor, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(
+            processor, trust_remote_code=trust_remote_code, local_files_only=check_processor(processor)
+        )
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
             raise UserError(
@@ -119,7 +122,12 @@ def _load_tokenizer(processor: str, trust_remote_code: bool) -> PreTrainedTokeni
 def _read_config(processor: str, name: str) -> dict[str, Any]:
     """A config file of a processor directory or hub repository; {} where it has none."""
     try:
-        path = cached_file(processor, name, _raise_exceptions_for_missing_entries=False)
+        path = cached_file(
+            processor,
+            name,
+            local_files_only=check_processor(processor),
+            _raise_exceptions_for_missing_entries=False,
+        )
     except OSError as error:
         raise UserError(f"--processor {processor}: neither a directory nor a reachable hub id: {error}") from error
     return json.loads(Path(path).read_text(encoding="utf-8")) if path else {}

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..config import ParquetMedia, fingerprint
 from ..runtime.storage import Hashed, Sink, write_whole
+from ..runtime.work import did
 from .dialect import MEDIA_COLUMNS
 from .kinds import MediaFile, as_lines, with_bytes_moved
 from .lines import Lines, dumped, media_beside
@@ -26,7 +27,9 @@ def lines_of(dataset: Dataset, imported: Path, number: int = 0, parquet_media: P
     if dataset.source:
         return _imported(dataset, imported)
     columns = {kind: getattr(dataset.row_columns, column) for column, kind in MEDIA_COLUMNS.items()}
-    return as_lines(Path(dataset.files[number]), imported, columns, parquet_media)
+    lines = as_lines(Path(dataset.files[number]), imported, columns, parquet_media)
+    did(files=1)
+    return lines
 
 
 def _imported(dataset: Dataset, imported: Path) -> Lines:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from ..config import PackConfig, fingerprint
 from ..runtime.storage import sha256_of
+from ..runtime.work import did
 
 PART_BYTES = 4 << 20  # about a second of tokenizing; fixed, so that parts do not depend on the number of workers
 MAX_ROW_BYTES: int = PackConfig().max_row_bytes  # where no config says otherwise
@@ -81,6 +82,7 @@ def scan(lines: Lines, ranges: Sequence[ByteRange]) -> list[RangeCount]:
         texts = [text for _, text in _lines(Path(lines.file), start, end)]
         num_rows = sum(1 for text in texts if text.strip(BLANK))
         counts.append(RangeCount(len(texts), num_rows, sha256_of(Path(lines.file), start, end)))
+        did(rows=num_rows, bytes=end - start)
     return counts
 
 

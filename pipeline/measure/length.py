@@ -10,6 +10,7 @@ import numpy as np
 from ..families.base import Family
 from ..labels import AS_USUAL, TrainOn, mask_spans, spans_mask
 from ..records import IMAGE, VIDEO, Example, Form, Measured, MeasuredMedia, MediaError, Skip
+from ..runtime.work import timed
 from .media import measure_medium
 from .targets import asked_loss, target_tokens, without_reasoning
 
@@ -33,12 +34,14 @@ def measure(
     for index, example in enumerate(examples):
         if example.media:
             before(index)
-        probed = _probe(example, family)
+        with timed("probing media"):
+            probed = _probe(example, family)
         if isinstance(probed, Skip):
             results[index] = probed
         else:
             media[index] = probed
-    encoded = family.chat.encode([examples[index] for index in media], list(media.values()))
+    with timed("tokenizing"):
+        encoded = family.chat.encode([examples[index] for index in media], list(media.values()))
     for (index, found), ids in zip(media.items(), encoded, strict=True):
         measured = ids if isinstance(ids, Skip) else _measured(ids, found, examples[index], family, train_on)
         if isinstance(measured, Skip) and measured.reason == "no_target" and not needs_target:

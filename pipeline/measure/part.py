@@ -1,6 +1,7 @@
 """The task of the measuring stage: the rows of one part of a data file, into the token store."""
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,6 +19,7 @@ from ..ingest.meta import Dataset
 from ..labels import TrainOn
 from ..records import Example, Measured, MediaRef, Skip
 from ..runtime.journal import Journal, journal
+from ..runtime.work import did, timed
 from .length import measure
 from .store import write_measured
 
@@ -42,20 +44,37 @@ class PartJob:
 
 def measure_part(job: PartJob) -> None:
     """Read, convert, tokenize and probe the rows that are taken."""
-    family = family_for(job.processor)
+    with timed("loading the processor"):
+        family = family_for(job.processor)
     numbers: list[int] = []
     ids: list[str] = []
     results: list[Measured | Skip] = []
     with journal(job.path.parent / f"{job.path.stem}.journal") as watch:
         rows_read = _read(job, watch)
-        while batch := list(islice(rows_read, BATCH)):
+        while batch := _next(rows_read):
             numbers += [read.number for read in batch]
             ids += [read.id for read in batch]
-            results += _measured(batch, job, family, watch)
-        write_measured(job.path, numbers, ids, results)
+            found = _measured(batch, job, family, watch)
+            results += found
+            _tell(found)
+        with timed("writing"):
+            write_measured(job.path, numbers, ids, results)
+    did(bytes=job.part.end - job.part.start)
     num_skipped = sum(isinstance(result, Skip) for result in results)
     logger.debug("%s rows from %d: %d measured, %d skipped", job.dataset.name, job.part.first_row,
                  len(results) - num_skipped, num_skipped)  # fmt: skip
+
+
+def _next(rows_read: Iterator["_Read"]) -> list["_Read"]:
+    with timed("reading rows"):
+        return list(islice(rows_read, BATCH))
+
+
+def _tell(results: Sequence[Measured | Skip]) -> None:
+    """How far the task is."""
+    media = Counter(medium.ref.kind for found in results if isinstance(found, Measured) for medium in found.media)
+    skipped = Counter(found.reason for found in results if isinstance(found, Skip))
+    did(rows=len(results), images=media["image"], videos=media["video"], sounds=media["audio"], skipped=skipped)
 
 
 class _Read(NamedTuple):

@@ -13,11 +13,13 @@ from ..media.image import decode_image
 from ..media.pixels import RESIZE
 from ..media.video import wanted_frames
 from ..records import IGNORE, Measured, MeasuredMedia, MediaError, Sample
+from ..runtime.work import each_timed, timed
 
 
 def render_whole(measured: Measured, family: Family, resize: str) -> Sample:
     """A document before the shift. Raises MediaError where a medium cannot be decoded."""
-    media = family.document_arrays(measured.ids, measured.media, decoded, RESIZE[resize])
+    with timed("resizing"):
+        media = family.document_arrays(measured.ids, measured.media, decoded, RESIZE[resize])
     places = expansions(measured.ids, measured.media, family)
     ids = expand(measured.ids, places)
     # What a medium expands to is no target, also where its placeholder stands in trained text.
@@ -69,15 +71,17 @@ def expand(ids: np.ndarray, places: Sequence[tuple[int, np.ndarray]]) -> np.ndar
 def decoded(medium: MeasuredMedia, rule: MediaRule) -> Any:
     """A medium opened as what the rule renders: a video may be asked for its sound."""
     if isinstance(rule, SoundRule):
-        samples = decode_audio(medium.ref, rule.sampling_rate)
+        with timed("decoding"):
+            samples = decode_audio(medium.ref, rule.sampling_rate)
         if len(samples) != medium.num_samples:
             raise MediaError(
                 "bad_media", f"{medium.ref.path}: had {medium.num_samples} samples when measured, now {len(samples)}"
             )
         return samples
     if not isinstance(rule, ImageRule):
-        return wanted_frames(medium)
-    pixels = decode_image(medium.ref)
+        return each_timed("decoding", wanted_frames(medium))
+    with timed("decoding"):
+        pixels = decode_image(medium.ref)
     if pixels.shape[:2] != (medium.height, medium.width):
         was, now = f"{medium.width}x{medium.height}", f"{pixels.shape[1]}x{pixels.shape[0]}"
         raise MediaError("bad_media", f"{medium.ref.path}: was {was} when measured and is {now} now")

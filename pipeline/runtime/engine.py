@@ -4,19 +4,22 @@ import contextlib
 import logging
 import os
 import pickle
-import sys
+import re
+import socket
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 
-from tqdm import tqdm
-
 from ..config import UserError
-from .faults import behind, not_started, of_ray
+from .faults import behind, no_answer, not_started, of_ray, of_workers
 from .journal import MAX_RETRIES
 from .logs import ROOT, LogLine, Relay, collected
+from .progress import STARTING, STOPPING, Progress
+from .work import Listener, Work, reported_to
+
+PATIENCE = 10  # seconds for a cluster to answer
 
 Result = TypeVar("Result")
 Arguments = tuple[Any, ...]  # of a task; keep them small, they are sent to other machines
@@ -30,6 +33,7 @@ class Done(Generic[Result]):
 
     result: Result
     logs: list[LogLine]
+    work: Work  # that was not told while it was done
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,15 +58,19 @@ class TaskTraceback(Exception):
 class Engine:
     """Runs tasks one after the other in this process, each with these environment variables."""
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    num_workers = 1
+
+    def __init__(self, env: Mapping[str, str], progress: Progress | None = None) -> None:
         self._env = env
+        self.progress = progress or Progress()
 
     def run(
         self, function: Callable[..., Result], items: Sequence[Arguments], *, title: str, unit: str = "part"
     ) -> list[Result]:
-        """All results in the order of the items, with progress on stderr. The first error of a task is raised here.
+        """All results in the order of the items. The first error of a task is raised here.
 
-        What tasks log under "neatpack" reaches this process's log, each message once: see runtime/logs.py.
+        What tasks log under "neatpack" reaches this process's log, each message once: see runtime/logs.py. What they
+        did goes to the stage of `progress` that is on.
         """
         results: dict[int, Result] = {}
         if not items:
@@ -70,17 +78,16 @@ class Engine:
         several = f"{len(items)} {unit}{'s' if len(items) > 1 else ''}"
         logger.info("%s: %s", title, several)
         started, relay = time.monotonic(), Relay()
-        # A terminal gets a moving line; a log file gets one every 30 seconds at most.
-        interval = 0.2 if sys.stderr.isatty() else 30
-        bar = tqdm(total=len(items), desc=title, unit=unit, mininterval=interval, delay=1, file=sys.stderr)
-        with bar, contextlib.closing(self._outcomes(function, items)) as outcomes:
+        watched = self.progress.tasks(len(items), self.num_workers, unit)
+        with watched, contextlib.closing(self._outcomes(function, items)) as outcomes:
             try:
                 for index, outcome in outcomes:
                     relay.pass_on(outcome.logs)
                     if isinstance(outcome, Failed):
                         _raise(outcome)
                     results[index] = outcome.result
-                    bar.update()
+                    outcome.work.done.update(tasks=1)
+                    self.progress.add(outcome.work)
             finally:
                 relay.summarize()
         logger.info("%s: %s done in %.1f s", title, several, time.monotonic() - started)
@@ -93,18 +100,18 @@ class Engine:
         level = logging.getLogger(ROOT).getEffectiveLevel()
         for index, arguments in enumerate(items):
             with _environment(self._env):
-                outcome = _outcome(function, arguments, level)
+                outcome = _outcome(function, arguments, level, self.progress.add)
             yield index, outcome
 
 
 class RayEngine(Engine):
     """Runs Ray tasks, at most `window` in flight."""
 
-    def __init__(self, env: Mapping[str, str], ray: Any, num_workers: int) -> None:
-        super().__init__(env)
+    def __init__(self, env: Mapping[str, str], ray: Any, num_workers: int, progress: Progress | None = None) -> None:
+        super().__init__(env, progress)
         self._ray = ray
-        cpus = int(ray.cluster_resources().get("CPU", 1))
-        self._window = 2 * (num_workers or cpus)
+        self.num_workers = num_workers or int(ray.cluster_resources().get("CPU", 1))
+        self._window = 2 * self.num_workers
 
     def _outcomes(
         self, function: Callable[..., Result], items: Sequence[Arguments]
@@ -122,6 +129,8 @@ class RayEngine(Engine):
                 with _faults_told():
                     (done,), _ = self._ray.wait(list(waiting), num_returns=1)
                     outcome = self._ray.get(done)
+                    if isinstance(outcome, Failed) and (lacking := of_workers(outcome.error)):
+                        raise lacking from TaskTraceback(outcome.traceback)
                 yield waiting.pop(done), outcome
         finally:
             for reference in waiting:
@@ -134,15 +143,21 @@ def _faults_told() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (fault := of_ray(error)) is None:
+        if (fault := of_workers(error) or of_ray(error)) is None:
             raise
         raise fault from error
 
 
-def _outcome(function: Callable[..., Result], arguments: Arguments, level: int) -> Outcome[Result]:
+def _outcome(
+    function: Callable[..., Result], arguments: Arguments, level: int, listener: Listener | None = None
+) -> Outcome[Result]:
+    """`listener`: told of the work as it is done; without one, the outcome has it."""
+    work = Work()
     with collected(level) as logs:
         try:
-            return Done(result=function(*arguments), logs=logs)
+            with reported_to(listener or work.add):
+                result = function(*arguments)
+            return Done(result=result, logs=logs, work=work)
         except Exception as error:
             # Here, because what an error was raised for does not survive the way from another process.
             told = behind(error) if isinstance(error, UserError) else error
@@ -191,40 +206,57 @@ def _raise(failed: Failed) -> NoReturn:
     raise failed.error
 
 
+def _expect_answer(address: str) -> None:
+    """Ray itself would try for minutes, and tell each time."""
+    if found := re.fullmatch(r"(?:ray://)?\[?([^\[\]/]+)\]?:(\d+)", address):
+        try:
+            socket.create_connection((found[1], int(found[2])), timeout=PATIENCE).close()
+        except OSError as error:
+            raise no_answer(address, error) from error
+
+
 @contextlib.contextmanager
 def engine(
-    kind: Literal["ray", "inline"], num_workers: int = 0, env: Mapping[str, str] | None = None
+    kind: Literal["ray", "inline"],
+    num_workers: int = 0,
+    env: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
 ) -> Iterator[Engine]:
     """The engine of a run; a Ray started here is shut down here. num_workers 0: every CPU that Ray has.
 
     `env`: environment variables of the tasks. They come with each task: a cluster that runs already takes no others.
     """
-    env = env or {}
+    env, progress = env or {}, progress or Progress()
     if kind == "inline":
-        yield Engine(env)
+        yield Engine(env, progress)
         return
+    progress.enter(STARTING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # in every worker: one task, one core
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # report to nobody
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no warning about accelerators: we use none
     import ray
 
     if ray.is_initialized():
-        yield RayEngine(env, ray, num_workers)
+        yield RayEngine(env, ray, num_workers, progress)
         return
     # "local" and not None: a stale cluster file would make a bare ray.init() hang.
     address = os.environ.get("RAY_ADDRESS") or "local"
     local: dict[str, Any] = {"num_cpus": num_workers or None, "include_dashboard": False} if address == "local" else {}
+    _expect_answer(address)
+    chatty = logger.isEnabledFor(logging.INFO)  # -v: what Ray has to say, too
     try:
         ray.init(
             address=address,
-            log_to_driver=False,  # what workers print stays in Ray's session folder; what they log comes with results
-            logging_level=logging.ERROR,
+            # Else what workers print stays in Ray's session folder; what they log comes with results.
+            log_to_driver=chatty,
+            logging_level=logging.INFO if chatty else logging.ERROR,
             runtime_env={"env_vars": {"TOKENIZERS_PARALLELISM": "false"}},
             **local,
         )
     except Exception as error:  # of any class; and none is about what we give it, which is always the same
         raise not_started(error) from error
     try:
-        yield RayEngine(env, ray, num_workers)
+        yield RayEngine(env, ray, num_workers, progress)
     finally:
+        progress.enter(STOPPING)
         ray.shutdown()

@@ -7,6 +7,7 @@ done. Whatever is not listed here keeps its traceback.
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,9 @@ _OF_RAY = {
 }
 
 
+_LACKING = re.compile(r"No module named '([\w.]+)'")
+
+
 class MachineError(Exception):
     """A fault of the machine that is not the kernel's own: what happened, and the remedy."""
 
@@ -68,6 +72,32 @@ def of_ray(error: Exception) -> MachineError | None:
             happened, remedy = _OF_RAY[kind.__name__]
             return MachineError(f"{happened} ({type(error).__name__}); {remedy}")
     return None
+
+
+def of_workers(error: Exception) -> MachineError | None:
+    """What a worker says that lacks a package, by itself or through Ray, which blames its own system; None for others.
+
+    This process has them all, or it would not have come so far.
+    """
+    lacking = _LACKING.search(str(error))
+    of_its_own = isinstance(error, ModuleNotFoundError) or any(
+        kind.__module__ == "ray.exceptions" for kind in type(error).__mro__
+    )
+    if lacking is None or not of_its_own:
+        return None
+    return MachineError(
+        f"the workers of Ray cannot import {lacking[1].split('.')[0]}: every node needs what this command runs with; "
+        "install neatpack[pack] in the nodes' image, or send it along: `ray job submit --working-dir CHECKOUT "
+        '--runtime-env-json \'{"pip": ["transformers", …]}\' -- python pipeline/pack.py …` brings a checkout of '
+        "neatpack by working-dir and what pyproject.toml lists under pack by pip; without RAY_ADDRESS, Ray runs here"
+    )
+
+
+def no_answer(address: str, error: OSError) -> MachineError:
+    return MachineError(
+        f"RAY_ADDRESS {address}: no Ray answers there ({error.strerror or error}); correct it, start the cluster (`ray "
+        "start --head`), or unset it to run on this machine"
+    )
 
 
 def not_started(error: Exception) -> MachineError:

@@ -7,7 +7,7 @@ logger as any other; the commands write it to stderr.
 import logging
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -69,13 +69,26 @@ class Relay:
                 logging.getLogger(line.name).log(line.level, "%s (%d times in all)", line.message, count)
 
 
+def to_stderr(text: str) -> None:
+    """stderr is looked up now: whoever exchanged it wants to see this."""
+    print(text, file=sys.stderr, flush=True)
+
+
 class _Stderr(logging.Handler):
+    write: Callable[[str], None] = staticmethod(to_stderr)
+
     def emit(self, record: logging.LogRecord) -> None:
-        # Above a progress bar, not into it; where tqdm is not loaded (or not installed), there is no bar. stderr is
-        # looked up now: whoever exchanged it wants to see this.
-        tqdm = sys.modules.get("tqdm")
-        write = tqdm.tqdm.write if tqdm else print
-        write(self.format(record), file=sys.stderr)
+        type(self).write(self.format(record))
+
+
+@contextmanager
+def written_by(write: Callable[[str], None]) -> Iterator[None]:
+    """Around something that redraws a part of the screen: log lines go above it, not into it."""
+    before, _Stderr.write = _Stderr.write, staticmethod(write)
+    try:
+        yield
+    finally:
+        _Stderr.write = staticmethod(before)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ LEFT_OVERS = {
     "shards": r"pack-\d{6,}\.tar",
     "stats": r"[a-z]+\.parquet",
     "ledger": r"\d{5,}\.parquet",
-    "work": r"(run|base)\.json",
+    "work": r"(run|base|timing)\.json",
     "work/done": r"\d{6,}\.json",
 }
 

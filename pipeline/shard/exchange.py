@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..manifest import FETCHED, FILE as MANIFEST, INDEX
+from ..runtime.progress import FILE as TIMING
 from ..runtime.storage import remove, sync_folder
 from .sources import BASE, FILE as SOURCES
 
@@ -31,6 +32,7 @@ OURS = (
     ".nv-meta",  # of `neatpack export energon`
     "work/done",
     BASE,
+    TIMING,
     BEGUN,
 )
 ANEW, INSTALLING, OLD = "work/anew", "work/installing", "work/old"

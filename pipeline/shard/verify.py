@@ -20,6 +20,7 @@ from ..records import REASONS, TOKEN_TYPES
 from ..runtime.engine import Engine
 from ..runtime.storage import inside, open_regular, read_into
 from ..runtime.tables import column_sum
+from ..runtime.work import did
 from ..typed import check_types
 from .check import check_pack
 from .codec import BLOCK, END, read_pack, tar_header
@@ -182,6 +183,7 @@ def verify_shard(out: Path, manifest: Manifest, number: int) -> list[str]:
             problems = [f"{shard.name}: {problem}" for problem in _shard_problems(out, file, shard, manifest)]
         except OSError as error:
             return [f"{shard.name}: cannot be read: {error}"]
+    did(packs=shard.num_packs, bytes=shard.bytes)
     more = [f"{shard.name}: and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
     return problems[:MAX_PROBLEMS] + more
 

@@ -22,6 +22,7 @@ from ..render.sample import render_sample
 from ..runtime.journal import Journal, journal
 from ..runtime.storage import Hashed, read_json, write_whole
 from ..runtime.tables import open_arrow
+from ..runtime.work import did, timed
 from .codec import write_end, write_pack
 from .note import CHANGED, DatasetSums, LostRow, MediaSize, PackLine, ShardNote
 
@@ -64,7 +65,9 @@ def finished(job: ShardJob) -> ShardNote | None:
 
 
 def shard_task(job: ShardJob) -> ShardNote:
-    return write_shard(job, family_for(job.processor), _open_plan(job.plan, job.plan.stat().st_mtime_ns))
+    with timed("loading the processor"):
+        family = family_for(job.processor)
+    return write_shard(job, family, _open_plan(job.plan, job.plan.stat().st_mtime_ns))
 
 
 @lru_cache(maxsize=1)
@@ -83,13 +86,16 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
         renderer = Renderer(job=job, family=family, plan=plan, parts=parts, watch=watch)
         hashed = Hashed(file)
         for number in range(job.first, job.last):
-            pack, failed = renderer.pack(number)
+            with timed("composing"):
+                pack, failed = renderer.pack(number)
             lost += failed
             if pack is not None:
                 start, hashed.crc32 = hashed.size, 0
-                end, members = write_pack(hashed, start, pack)
+                with timed("writing"):
+                    end, members = write_pack(hashed, start, pack)
                 lines.append(PackLine.of(pack, start, end, hashed.crc32, members))
                 documents += pack.documents
+            _tell(lines[-1:] if pack is not None else [], failed)
         write_end(hashed)
     note = ShardNote(
         fingerprint=job.fingerprint,
@@ -105,6 +111,14 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
     note.write(job.done)
     logger.debug("%s: %d packs, %d bytes, %d rows lost", note.shard, len(note.packs), note.bytes, len(note.lost))
     return note
+
+
+def _tell(written: Sequence[PackLine], lost: Sequence[LostRow]) -> None:
+    """How far the task is."""
+    for line in written:
+        images, videos, sounds = line.num_images - line.fake_image, line.num_videos, line.num_audios
+        did(rows=line.num_documents, packs=1, bytes=line.bytes, images=images, videos=videos, sounds=sounds)
+    did(rows=len(lost), skipped=Counter(row.reason for row in lost if row.reason != CHANGED))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -191,6 +191,6 @@ def test_errors_of_the_program_keep_their_traceback(
     def bug(*_: object) -> None:
         raise KeyError("no such key")
 
-    monkeypatch.setattr("neatpack.pipeline.run.measure_part", bug)
+    monkeypatch.setattr("neatpack.pipeline.stages.measure_part", bug)
     with pytest.raises(KeyError):
         run_here(["pack", *flags(made), "--out", str(tmp_path / "out")])

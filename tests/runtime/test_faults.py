@@ -11,7 +11,7 @@ import pytest
 import ray.exceptions
 
 from neatpack.pipeline.runtime.engine import RayEngine, engine
-from neatpack.pipeline.runtime.faults import MachineError, naming, of_ray, sentence
+from neatpack.pipeline.runtime.faults import MachineError, naming, of_ray, of_workers, sentence
 from neatpack.pipeline.runtime.storage import write_json
 
 AGAIN = "; then run the same command again to go on"
@@ -133,6 +133,25 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
     yield monkeypatch
+
+
+def test_a_cluster_that_does_not_answer(no_ray: pytest.MonkeyPatch) -> None:
+    no_ray.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with (
+        pytest.raises(MachineError, match="RAY_ADDRESS 127.0.0.1:1: no Ray answers there .Connection refused.; "),
+        engine("ray"),
+    ):
+        pass
+
+
+def test_a_worker_that_lacks_a_package() -> None:
+    """By Ray, which blames its system; and by a task that imports it. What this process lacks is another matter."""
+    of_ray = ray.exceptions.RaySystemError("System error: No module named 'neatpack'\ntraceback: …")
+    for error in (of_ray, ModuleNotFoundError("No module named 'torch.nn'", name="torch.nn")):
+        assert "the workers of Ray cannot import" in str(of_workers(error))
+    assert of_workers(ValueError("No module named 'x'")) is None
+    with pytest.raises(MachineError, match="cannot import neatpack: every node"):
+        RayEngine({}, _LosesItsNode(of_ray), 1).run(print, [(1,)], title="x")
 
 
 @pytest.mark.parametrize("folder", ["t" * 120, "file/ray"])

@@ -5,7 +5,7 @@ import os
 import pytest
 from helpers import assert_verified, files_of, tiny_config
 
-from neatpack.pipeline import run
+from neatpack.pipeline import stages
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.commit import commit
 
@@ -27,7 +27,7 @@ def test_the_old_output_stays_until_the_new_one_is_complete(meta, tmp_path, monk
     def killed(*_):
         raise Killed
 
-    monkeypatch.setattr(run, "commit", killed)
+    monkeypatch.setattr(stages, "commit", killed)
     with pytest.raises(Killed):
         run_pack(tiny_config(meta, out, pack_size=256, overwrite=True))
     assert files_of(out) == old
@@ -54,7 +54,7 @@ def test_killed_at_any_rename_the_next_run_finishes_the_exchange(meta, tmp_path,
             replaced(source, target)
 
         monkeypatch.setattr(os, "replace", replace_until)
-        monkeypatch.setattr(run, "commit", _with_renames_of_its_own(monkeypatch, replace_until))
+        monkeypatch.setattr(stages, "commit", _with_renames_of_its_own(monkeypatch, replace_until))
         try:
             run_pack(tiny_config(meta, out, pack_size=256, overwrite=True))
         except Killed:

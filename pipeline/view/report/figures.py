@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...manifest import INDEX, MEDIA, Manifest, OutputError
 from ...plan.balance import pack_cost, step_ratios
 from ...records import REASONS
+from ...runtime.progress import FILE as TIMING
 from ...runtime.storage import read_json
 from ...shard.tables import ledger_names, read_table
 from .bins import Histogram, counted_in, doubling_edges, even_edges
@@ -20,7 +21,6 @@ from .bins import Histogram, counted_in, doubling_edges, even_edges
 TEXT_ONLY, WITH_MEDIA = "text only", "with pictures or video"
 BEFORE, AFTER = "as they were", "as the model gets them"
 MOST_EXAMPLES = 3  # rows of a reason
-TIMING = "work/timing.json"  # of the last run
 MIDDLING_RANKS = (*range(1, 33), *range(36, 65, 4), *range(72, 129, 8), *range(160, 513, 32), *range(640, 4097, 128))
 _OF_PACK = ("tokens", "visual_tokens", "squares", "num_documents", "num_images", "num_videos", "num_audios",
             "padding_tokens", "fake_tokens")  # fmt: skip
