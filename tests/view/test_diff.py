@@ -15,7 +15,7 @@ from neatpack.pipeline.view.diff import KINDS, difference
 ANSWERS = ["one", "two two", "three", "four", "five", "six"]
 
 
-def packed(folder: Path, answers: list[str | list | None], **config) -> Path:
+def packed(folder: Path, answers: list[str | list[int] | None], **config) -> Path:
     """An output of these answers, a row each; None or a list: a row that is none."""
     data = TinyData(folder / "data")
     for answer in answers:

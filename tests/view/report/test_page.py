@@ -52,18 +52,18 @@ def copied(out: Path, tmp_path: Path) -> Path:
 
 
 def section(html: str, name: str) -> str:
-    return re.search(rf'<section id="{name}".*?</section>', html, re.DOTALL)[0]
+    return re.findall(rf'<section id="{name}".*?</section>', html, re.DOTALL)[0]
 
 
 def total(html: str) -> list[str]:
     """The cells of the last line of a table, as text."""
-    line = re.search(r'<tr class="total">(.*?)</tr>', html)[1]
+    line = re.findall(r'<tr class="total">(.*?)</tr>', html)[0]
     return [re.sub("<.*?>", "", cell) for cell in re.findall(r"<td.*?>(.*?)</td>", line)]
 
 
 def column(html: str, number: int) -> list[int]:
     """The numbers of a column of the first table in a section, without its total; those of folded tables are behind."""
-    body = re.search(r"<tbody>(.*?)</tbody>", html)[1]
+    body = re.findall(r"<tbody>(.*?)</tbody>", html)[0]
     lines = re.findall(r"<tr>(.*?)</tr>", body)
     cells = [re.sub("<.*?>", "", re.findall(r"<td.*?>(.*?)</td>", line)[number]) for line in lines]
     return [int(cell.replace(",", "")) for cell in cells if cell]
