@@ -1,8 +1,10 @@
 """Stages, their time and what tasks did in them, by a clock of the test's own; and what is shown of that."""
 
+import contextlib
 import io
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -309,6 +311,27 @@ def test_the_command_shows_it_and_keeps_the_time(tiny, tmp_path: Path):
     assert stages["rendering"]["done"] == {"rows": 6, "packs": 1, "bytes": stages["rendering"]["done"]["bytes"],
                                            "images": 2, "videos": 0, "sounds": 0, "tasks": 1}  # fmt: skip
     assert "timing.json" not in str(files_of(out).keys()), "where no two runs give the same bytes, nothing is compared"
+
+
+def test_ctrl_c_leaves_a_clean_screen(tiny, tmp_path: Path):
+    flags = {"meta": mixed_rows(tiny).write(), "processor": DEMO_PROCESSOR, "out": tmp_path / "out", "engine": "inline"}
+    given = [str(text) for key, value in flags.items() for text in (f"--{key}", value)]
+    child, terminal = pty.fork()
+    if not child:
+        os.chdir(ROOT)
+        os.environ["TERM"] = "xterm"
+        os.execv(sys.executable, [sys.executable, "-m", "neatpack.pipeline.cli", "pack", *given])
+    written, is_asked = b"", False
+    with contextlib.suppress(OSError):  # Linux's way to say that nobody is at the other end
+        while piece := os.read(terminal, 65536):
+            written += piece
+            if not is_asked and "▸ loading".encode() in written and b"\x1b[" in written:  # drawn, and once more
+                os.write(terminal, b"\x03")
+                is_asked = True
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    shown = screen(written.decode().replace("^C", ""))
+    assert shown == ["neatpack: stopped; run the same command again to go on", ""]
 
 
 def test_another_program_hears_nothing(tiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
