@@ -18,28 +18,42 @@ from .ingest.convert import first_rows, resolved
 from .ingest.corpus import Corpus, Split
 from .ingest.holdout import held_out
 from .ingest.imported import lines_of, num_files
-from .ingest.lines import Lines, RangeCount, Source, joined, media_beside, part_ranges, scan, source_of
+from .ingest.lines import (
+    Lines,
+    Part,
+    RangeCount,
+    Row,
+    Source,
+    joined,
+    media_beside,
+    part_ranges,
+    rows,
+    scan,
+    source_of,
+)
 from .ingest.meta import Dataset, read_meta
 from .ingest.written import SplitRows, write_split
 from .labels import TrainOn
 from .manifest import Manifest
 from .measure.hints import write_lengths
 from .measure.part import PartJob, measure_part
-from .measure.store import MeasuredPart, check_media, has_media_trouble
+from .measure.store import MeasuredPart, check_media, has_media_trouble, read_measured
 from .media.limits import LIMITS, Limits
 from .media.remote import DOWNLOADS
 from .plan.assign import Key, Plan, make_plan, measured_again, shard_starts
 from .plan.repair import repaired
 from .planned import Inputs, Planned
+from .records import MeasuredMedia, Pack, Skip
 from .runtime.engine import Engine, engine
 from .runtime.lock import locked
 from .runtime.storage import write_json
 from .runtime.tables import open_arrow, write_arrow
 from .shard.commit import claim, commit, refuse_old_holdout, refuse_strangers
 from .shard.exchange import place_for, put_in_place
+from .shard.ledger import folders_of, without_folders
 from .shard.note import CHANGED, LostRow
 from .shard.troubles import troubles_of_output, troubles_of_plan
-from .shard.writer import ShardJob, finished, shard_task
+from .shard.writer import ShardJob, finished, first_pack, shard_task
 
 MAX_ROUNDS = 10  # of shards made again; one is enough, unless media change all the time
 SCAN_RANGES = 64  # byte ranges in a scanning task: 256 MiB, a fraction of a second
@@ -56,6 +70,20 @@ class Packed:
     already_done: bool = False
     troubles: tuple[str, ...] = ()  # what was lost, in words; none: no more than --max-skipped allows
     holdout: "Packed | None" = None  # the same of OUT-holdout, where rows are held out
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowPack:
+    """What one row gives: a pack of one document, or a reason why not."""
+
+    family: Family
+    row: Row
+    part: Part
+    id: str
+    detail: str  # of what was truncated or shrunk
+    pack: Pack | None = None
+    skip: Skip | None = None
+    media: tuple[MeasuredMedia, ...] = ()  # as they were measured
 
 
 def run_pack(config: PackConfig) -> Packed:
@@ -115,6 +143,52 @@ def run_split(config: PackConfig) -> dict[str, int]:
         with contextlib.suppress(OSError):  # there are some
             os.removedirs(rewriting.parent)
     return counts
+
+
+def run_row(config: PackConfig, dataset: str, row: int, folder: Path) -> RowPack:
+    """One row as a pack of its own, by the functions that pack all rows, and without an output.
+
+    Neither sample_ratio nor --holdout keeps it out. `folder` is for what is measured; files that are no JSONL are
+    rewritten there, or in config.work, if that is given.
+    """
+    with contextlib.ExitStack() as stack:
+        if config.work:
+            stack.enter_context(locked([config.work_dir]))
+        running = stack.enter_context(engine("inline", env=_environment(config)))
+        (found,) = read_meta(Path(config.meta), (dataset,), strict=config.strict)
+        own = dataclasses.replace(config, out=str(folder / "out"), work=str(folder), holdout=0.0, max_packs=0)
+        family = family_for(_processor_key(config))
+        imported = (config.work_dir if config.work else folder) / "imported"
+        ((found, source, is_held),) = _read([found], own, imported, running)
+        if not 0 <= row < source.num_rows:
+            raise UserError(f"--row {dataset}:{row}: {dataset} has {source.num_rows} rows, numbered from 0")
+        (part,) = (part for part in source.parts if part.first_row <= row < part.first_row + part.num_rows)
+        inputs = _output("train", own, family, [(dataclasses.replace(found, weight=None), source, is_held)])
+        is_row = np.arange(source.num_rows) == row
+        corpus = dataclasses.replace(
+            inputs.corpora[0],
+            source=dataclasses.replace(source, parts=(part,)),
+            copies=is_row.astype(np.int32),
+            is_measured=is_row,
+        )
+        (planned,) = _plan([dataclasses.replace(inputs, corpora=[corpus])], running)
+        (line,) = planned.plan.table.to_pylist()
+        result = RowPack(family=family, row=next(each for each in rows(part) if each.number == row), part=part,
+                         id=line["id"], detail=line["detail"])  # fmt: skip
+
+        def told(reason: str, detail: str) -> Skip:
+            return Skip(reason=reason, detail=without_folders(detail, folders_of(corpus)))
+
+        if line["reason"]:
+            return dataclasses.replace(result, skip=told(line["reason"], line["detail"]))
+        # A fake image is a document of its own, and not of this row.
+        job = dataclasses.replace(_shard_jobs(planned)[0], fake_image=False)
+        ((pack, lost),) = running.run(first_pack, [(job,)], title="render", unit="row")
+        if pack is None:
+            if lost[0].reason == CHANGED:
+                raise UserError(f"{dataset} row {row}: its media change while they are read; show it again, or a copy")
+            return dataclasses.replace(result, skip=told(lost[0].reason, lost[0].detail))
+        return dataclasses.replace(result, pack=pack, media=read_measured(planned.parts[0].path, line["line"]).media)
 
 
 def _render(planned: Planned, running: Engine) -> Packed:

@@ -140,7 +140,8 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
         tables[FETCHED] = pa.Table.from_pylist([each._asdict() for each in fetched], schema=DOWNLOADS)
     for name, table in tables.items():
         write_parquet(out / name, table)
-    write_sources(out, inputs.out, inputs.corpora, Path(config.meta).parent, record_paths=config.record_paths)
+    base = Path(config.meta).parent
+    write_sources(out, inputs.out, inputs.corpora, base, config.processor, record_paths=config.record_paths)
     pixel_tables = {}
     for kind, values in family.tables(config.resize).items():
         pixel_tables[kind] = f"{kind}_table.npy"

@@ -1,4 +1,5 @@
-"""OUT/sources.json: where the rows of an output came from, so that a skipped one can be looked at and repaired.
+"""OUT/sources.json: where the rows of an output came from, so that one can be looked at and repaired, and which
+processor it was packed with, so that its tokens can be read as text.
 
 Paths are no part of the identity, for data may move. So this file is beside the manifest, which does not name it. They
 are relative to the folder of the meta JSON: an output may be given away, and a machine's folders are nobody's business.
@@ -16,7 +17,7 @@ from ..ingest.lines import Lines, Row, part_ranges, rows, scan, source_of
 from ..runtime.storage import inside, read_json, write_json
 
 FILE = "sources.json"
-BASE = "work/base.json"  # the folder of the meta JSON
+BASE = "work/base.json"  # the folder of the meta JSON, and the processor
 
 
 class SourceError(ValueError):
@@ -56,11 +57,19 @@ class DataFile:
                 )
 
 
-def write_sources(place: Path, out: Path, corpora: Sequence[Corpus], base: Path, *, record_paths: bool) -> None:
-    """`place`: where the output is written, `out`: where it will be. `base`: the folder of the meta JSON."""
-    write_json(place / BASE, {"base": str(base)})
+def write_sources(
+    place: Path, out: Path, corpora: Sequence[Corpus], base: Path, processor: str, *, record_paths: bool
+) -> None:
+    """`place`: where the output is written, `out`: where it will be. `base`: the folder of the meta JSON.
+
+    A processor of the hub is no path, and always told.
+    """
+    is_path = os.path.isdir(processor)
+    processor = os.path.abspath(processor) if is_path else processor
+    write_json(place / BASE, {"base": str(base), "processor": processor})
     datasets = {corpus.name: {"files": list(_files(out, corpus, base))} for corpus in corpora}
-    write_json(place / FILE, {"base": str(base) if record_paths else "", "datasets": datasets})
+    told = {"base": str(base) if record_paths else "", "processor": processor if record_paths or not is_path else ""}
+    write_json(place / FILE, {**told, "datasets": datasets})
 
 
 def _files(out: Path, corpus: Corpus, base: Path) -> Iterator[dict[str, Any]]:
@@ -107,3 +116,15 @@ def _base(out: Path) -> str:
     if not (out / BASE).exists():
         raise ValueError(f"its paths are from the folder of the meta JSON, which {BASE} tells, or --record-paths")
     return str(read_json(out / BASE)["base"])
+
+
+def processor_of(out: Path) -> str:
+    """The directory or hub id of the processor that an output was packed with; "": nobody has written it down."""
+    for name in (FILE, BASE):
+        try:
+            found = read_json(out / name)
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict) and isinstance(processor := found.get("processor"), str) and processor:
+            return processor
+    return ""

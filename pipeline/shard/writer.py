@@ -102,6 +102,14 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
     return note
 
 
+def first_pack(job: ShardJob) -> tuple[Pack | None, list[LostRow]]:
+    """The pack that a shard begins with, as `write_shard` would write it: to be looked at."""
+    parts = [Path(path) for path in read_json(job.parts)]
+    with journal(job.done.with_suffix(".journal")) as watch:
+        plan = Plan(open_arrow(job.plan))
+        return Renderer(job=job, family=family_for(job.processor), plan=plan, parts=parts, watch=watch).pack(job.first)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Renderer:
     """Renders the packs of a shard, document by document."""
