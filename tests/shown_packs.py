@@ -65,11 +65,13 @@ def view_of(pack: Pack, *, title: str = "pack 7 of made", decoded: bool = True, 
 # Whatever a data set may bring: escapes of terminals in both spellings, a window's title, what goes back in the line,
 # tags and attributes, directions, our own marks, a character of another plane, nothing printable.
 HOSTILE = (
-    "\x1b[31mred\x1b]0;title\x07 \x9b2J\rgone\b\b \x00<script>alert(1)</script><img src=http://127.0.0.1:9/x onerror=alert(2)>"
-    "\"'&amp;</span></div>--> \u202eevil\u202c \u2066 \u2028\u2029⟧ ⟦ ⟨image 1⟩ \ue100 \U000e0041 \ufeff שלום \U0001f600 e\u0301\u200d."
+    "\x1b[31mred\x1b]0;title\x07 \x9b2J\rgone\b\b \x00<script>alert(1)</script>"
+    "<img src=http://127.0.0.1:9/x onerror=alert(2)>\"'&amp;</span></div>--> \u202eevil\u202c \u2066 \u2028\u2029⟧ ⟦ "
+    "⟨image 1⟩ \ue100 \U000e0041 \ufeff שלום \U0001f600 x\u0301\u200d."
 )
 HARMLESS = (
     "⟨U+001B⟩[31mred⟨U+001B⟩]0;title⟨U+0007⟩ ⟨U+009B⟩2J⟨U+000D⟩gone⟨U+0008⟩⟨U+0008⟩ ⟨U+0000⟩<script>alert(1)</script>"
     "<img src=http://127.0.0.1:9/x onerror=alert(2)>\"'&amp;</span></div>--> ⟨U+202E⟩evil⟨U+202C⟩ ⟨U+2066⟩ "
-    "⟨U+2028⟩⟨U+2029⟩⟨U+27E7⟩ ⟨U+27E6⟩ ⟨U+27E8⟩image 1⟨U+27E9⟩ ⟨U+E100⟩ ⟨U+E0041⟩ ⟨U+FEFF⟩ שלום \U0001f600 e\u0301\u200d."
+    "⟨U+2028⟩⟨U+2029⟩⟨U+27E7⟩ ⟨U+27E6⟩ ⟨U+27E8⟩image 1⟨U+27E9⟩ "
+    "⟨U+E100⟩ ⟨U+E0041⟩ ⟨U+FEFF⟩ שלום \U0001f600 x\u0301\u200d."
 )

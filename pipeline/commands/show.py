@@ -113,7 +113,8 @@ def _print(view: "PackView", args: argparse.Namespace) -> int:
 
         written.append(_write("--html", args.html, html_page(view).encode()))
     if args.png:
-        from ..view.png import png_bytes, png_picture
+        from ..view.lines import png_bytes
+        from ..view.png import png_picture
 
         written.append(_write("--png", args.png, png_bytes(png_picture(view))))
     if written:

@@ -5,7 +5,6 @@ their full size by `details`, which a keyboard reaches, too.
 """
 
 import base64
-import io
 from collections.abc import Iterator
 from html import escape
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from ..shard.words import counted
 from .document import LEGEND, DocumentView, MediumView, PackView, position_words
-from .lines import levels, some_of, under
+from .lines import levels, png_bytes, some_of, under
 
 FRAMES = 8  # of a video
 MASK = 240  # pixels
@@ -168,12 +167,3 @@ def _waveform(loudness: np.ndarray) -> str:
         for at, level in enumerate(levels(loudness, 100))
     )
     return f'<svg width="300" height="48" viewBox="0 0 300 48" role="img" aria-label="loudness">{bars}</svg>'
-
-
-def png_bytes(pixels: np.ndarray) -> bytes:
-    """Lossless, and fast rather than small."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
-    return file.getvalue()

@@ -1,6 +1,5 @@
 """A PackView as a picture: the same content as the page, drawn by Pillow."""
 
-import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,8 +43,8 @@ class _Strip:
     draw: Draw
 
 
-def png_picture(view: PackView) -> Image.Image:
-    """Raises UserError where it would be too high to draw."""
+def png_picture(view: PackView) -> np.ndarray:
+    """uint8 [height, width, 3]. Raises UserError where it would be too high to draw."""
     strips = list(_Page().strips(view))
     height = 2 * MARGIN + sum(strip.height for strip in strips)
     if height > MAX_HEIGHT:
@@ -59,13 +58,7 @@ def png_picture(view: PackView) -> Image.Image:
     for strip in strips:
         strip.draw(pen, image, top)
         top += strip.height
-    return image
-
-
-def png_bytes(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
+    return np.asarray(image)
 
 
 class _Page:

@@ -117,15 +117,15 @@ def _decoder(
     except UserError as error:
         if processor:
             raise
-        why = str(error).removeprefix("--processor ")
+        why = str(error).splitlines()[0].removeprefix("--processor ")
         notes.append(f"texts are token ids: the processor that it was packed with cannot be used: {why}; "
                      "give --processor PATH")  # fmt: skip
         return None
     marks = {manifest.family["end_of_turn_id"], *manifest.family["placeholder_ids"].values()}
     if not marks & decoder.added:
         notes.append(
-            f"texts may be wrong: {min(marks)}, a token of the chat template in these packs, is no special one in {given}; "
-            "give the --processor that it was packed with"
+            f"texts may be wrong: {min(marks)}, a token of the chat template in these packs, is no special one in "
+            f"{given}; give the --processor that it was packed with"
         )
     return decoder
 

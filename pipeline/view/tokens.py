@@ -82,6 +82,8 @@ def _file(processor: str, name: str) -> Path | None:
     folder = Path(processor)
     if folder.is_dir():
         return folder / name if (folder / name).is_file() else None
+    if folder.is_absolute():
+        raise UserError(f"--processor {processor}: no such directory")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 

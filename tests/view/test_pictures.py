@@ -26,9 +26,7 @@ WHITE = (255, 255, 255)
 def family(request, tmp_path_factory):
     if request.param in MADE:
         folder = import_module(f"processors.{request.param}").make(tmp_path_factory.mktemp("made") / "processor")
-        return load_family(
-            ProcessorKey(processor=str(folder), family="default" if request.param == "default" else "")
-        )
+        return load_family(ProcessorKey(processor=str(folder), family="default" if request.param == "default" else ""))
     folder = SHARED / "processors" / request.param
     if not folder.is_dir():
         pytest.skip(f"../shared/processors/{request.param} is not here")
@@ -60,7 +58,9 @@ def expected_images(family, pixels, medium):
     side = getattr(family.image, "side", 0)
     _, rows, columns = medium.grid
     if family.name == "kimi_vl":
-        return [padded(resize_pil(pixels, medium.size), (rows * family.image.patch_size, columns * family.image.patch_size))]
+        return [
+            padded(resize_pil(pixels, medium.size), (rows * family.image.patch_size, columns * family.image.patch_size))
+        ]
     resized = resize_torch(pixels, medium.size, "bilinear" if family.name == "phi4_mm" else "bicubic")
     if family.name == "kimi_k25":
         return [padded(resized, (rows * family.image.patch_size, columns * family.image.patch_size))]
