@@ -14,11 +14,10 @@ from neatpack.pipeline.view.document import PackView
 from neatpack.pipeline.view.of_pack import Known, pack_view
 from neatpack.pipeline.view.tokens import load_decoder
 
-Words = Sequence[tuple[str, bool]]  # text, and whether it is trained on
 
-
-def pack_of(*documents: Words | tuple[list[int], list[bool]], align: int = 1, **said: Any) -> Pack:
-    """A pack of texts; or of ids, where a text would not give them. said: of all documents."""
+def pack_of(*documents: Any, align: int = 1, **said: Any) -> Pack:
+    """A pack of documents, each of (text, whether it is trained on); or of (ids, the same of each), where no text would
+    give them. said: of all documents."""
     family = family_for(str(DEMO_PROCESSOR))
     told, rendered = [], []
     for row, words in enumerate(documents):

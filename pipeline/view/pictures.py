@@ -82,13 +82,15 @@ def from_patches(patches: np.ndarray, grid: Sequence[int], patch: int, merge: in
     blocks = patches.reshape(time, rows // merge, columns // merge, merge, merge, -1, temporal, patch, patch)
     # time, frame, row, row in merge, y, column, column in merge, x, channel
     ordered = blocks.transpose(0, 6, 1, 3, 7, 2, 4, 8, 5)
-    return np.ascontiguousarray(ordered).reshape(time * temporal, rows * patch, columns * patch, -1)
+    frames: np.ndarray = np.ascontiguousarray(ordered).reshape(time * temporal, rows * patch, columns * patch, -1)
+    return frames
 
 
 def from_tiles(tiles: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """The inverse of `media.pixels.tiles_of`: [tiles, channels, side, side] -> [height, width, channels]."""
     side = tiles.shape[-1]
-    return from_patches(tiles.reshape(len(tiles), -1), (1, rows, columns), side, 1)[0]
+    (picture,) = from_patches(tiles.reshape(len(tiles), -1), (1, rows, columns), side, 1)
+    return np.asarray(picture)
 
 
 def from_places(patches: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from .lines import in_lines, levels, mask_cells, smaller, some_of, under
 
 GUTTER = "│ "
 FRAMES = 6  # of a video
-MASK_SIDE = 48  # cells, two of them in a line
+MASK_SIDE = 32  # cells, two of them in a line
 BARS = "▁▂▃▄▅▆▇█"
 RESET = "\x1b[0m"
 STYLES = {

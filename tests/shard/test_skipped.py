@@ -117,7 +117,7 @@ def test_where_the_rows_came_from_is_on_disk_and_no_part_of_the_identity(data: T
     (digest,) = (entry["content"] for entry in first.identity.inputs.values())
     files = [{"file": "rows.jsonl", "digest": digest, "rows": 4}]  # one line is blank
     found = json.loads((tmp_path / "out/sources.json").read_text())
-    assert found == {"base": "", "datasets": {"tiny": {"files": files}}}
+    assert found == {"base": "", "processor": "", "datasets": {"tiny": {"files": files}}}
     data.folder.rename(tmp_path / "moved")
     second = run_pack(tiny_config(tmp_path / "moved/meta.json", tmp_path / "other")).manifest
     assert second.identity == first.identity
