@@ -31,10 +31,10 @@ def inputs_of(config: PackConfig, datasets: Sequence[Dataset], family: Family, r
     outputs: dict[Split, PackConfig] = {"train": config}
     if config.holdout:
         outputs["holdout"] = config.for_holdout()
-    return [_output(split, own, family, data) for split, own in outputs.items()]
+    return [output_of(split, own, family, data) for split, own in outputs.items()]
 
 
-def _output(split: Split, config: PackConfig, family: Family, data: Sequence[SplitRows]) -> Inputs:
+def output_of(split: Split, config: PackConfig, family: Family, data: Sequence[SplitRows]) -> Inputs:
     """What one output starts from."""
     corpora = [
         Corpus.of(dataset, source, split, is_held, repeat_at_load=config.repeat_at_load)

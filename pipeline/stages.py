@@ -167,7 +167,7 @@ def render(planned: Planned, running: Engine) -> Rendered:
     reused: int | None = None
     rounds = 0
     while True:
-        jobs = _shard_jobs(planned)
+        jobs = shard_jobs(planned)
         notes = {job: note for job in jobs if (note := finished(job)) is not None}
         todo = [job for job in jobs if job not in notes]
         if reused is None:
@@ -214,7 +214,7 @@ def _mended(planned: Planned, lost: Mapping[Key, LostRow], running: Engine) -> P
     return dataclasses.replace(planned, plan=plan)
 
 
-def _shard_jobs(planned: Planned) -> list[ShardJob]:
+def shard_jobs(planned: Planned) -> list[ShardJob]:
     inputs, config = planned.inputs, planned.inputs.config
     parts_file = planned.plan_file.with_suffix(".parts.json")
     write_json(parts_file, [str(part.path) for part in planned.parts])

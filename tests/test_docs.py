@@ -133,7 +133,7 @@ def commands(page: Path) -> list[str]:
         line = line.strip().removeprefix("$ ")
         if "python pipeline/pack.py" in line:
             line = "neatpack pack" + line.split("python pipeline/pack.py", 1)[1]
-        if re.match(r"neatpack (pack|plan|split|verify|skipped|export)\b", line):
+        if re.match(r"neatpack (pack|plan|split|verify|show|skipped|export)\b", line):
             found.append(line)
     return found
 
@@ -148,7 +148,7 @@ def flags() -> set[str]:
 def test_commands_parse(page):
     for line in commands(page):
         arguments = [word for word in shlex.split(line, comments=True)[1:] if word != "…"]
-        if arguments in (["verify"], ["skipped"], ["pack", "--help"]):
+        if arguments in (["verify"], ["show"], ["skipped"], ["pack", "--help"]):
             continue  # named, not called
         _parser().parse_args(arguments)
     for code in inline_code(page):

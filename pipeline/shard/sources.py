@@ -1,4 +1,5 @@
-"""OUT/sources.json: where the rows of an output came from, so that a skipped one can be looked at and repaired.
+"""OUT/sources.json: where the rows of an output came from, so that one can be looked at and repaired, and which
+processor it was packed with, so that its tokens can be read as text.
 
 Paths are no part of the identity, for data may move. So this file is beside the manifest, which does not name it. They
 are relative to the folder of the meta JSON: an output may be given away, and a machine's folders are nobody's business.
@@ -18,7 +19,7 @@ from ..ingest.lines import Lines, Row, part_ranges, rows, scan, source_of
 from ..runtime.storage import inside, read_json, write_json
 
 FILE = "sources.json"
-BASE = "work/base.json"  # the folder of the meta JSON
+BASE = "work/base.json"  # the folder of the meta JSON, and the processor
 
 
 class SourceError(ValueError):
@@ -61,10 +62,11 @@ class DataFile:
 def write_sources(place: Path, out: Path, corpora: Sequence[Corpus], config: PackConfig) -> None:
     """`place`: where the output is written, `out`: where it will be."""
     base = Path(config.meta).parent
-    write_json(place / BASE, {"base": str(base)})
+    processor = os.path.abspath(config.processor) if os.path.isdir(config.processor) else config.processor
+    write_json(place / BASE, {"base": str(base), "processor": processor})
     datasets = {corpus.name: {"files": list(_files(out, corpus, base))} for corpus in corpora}
-    told = str(base) if config.record_paths else ""
-    write_json(place / FILE, {"base": told, "processor": processor_name(config.processor), "datasets": datasets})
+    told = {"base": str(base), "processor_path": processor} if config.record_paths else {"base": ""}
+    write_json(place / FILE, {**told, "processor": processor_name(config.processor), "datasets": datasets})
 
 
 def processor_name(given: str) -> str:
@@ -123,3 +125,16 @@ def _base(out: Path) -> str:
     if not (out / BASE).exists():
         raise ValueError(f"its paths are from the folder of the meta JSON, which {BASE} tells, or --record-paths")
     return str(read_json(out / BASE)["base"])
+
+
+def processor_of(out: Path) -> str:
+    """The directory or hub id of the processor that an output was packed with; "": nobody has written it down."""
+    for name, key in ((BASE, "processor"), (FILE, "processor_path"), (FILE, "processor")):
+        try:
+            found = read_json(out / name)
+        except (OSError, ValueError):
+            continue
+        processor = found.get(key) if isinstance(found, dict) else None
+        if isinstance(processor, str) and "/" in processor:  # not the bare name of a folder
+            return processor
+    return ""

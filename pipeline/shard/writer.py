@@ -121,6 +121,14 @@ def _tell(written: Sequence[PackLine], lost: Sequence[LostRow]) -> None:
     did(rows=len(lost), skipped=Counter(row.reason for row in lost if row.reason != CHANGED))
 
 
+def first_pack(job: ShardJob) -> tuple[Pack | None, list[LostRow]]:
+    """The pack that a shard begins with, as `write_shard` would write it: to be looked at."""
+    parts = [Path(path) for path in read_json(job.parts)]
+    with journal(job.done.with_suffix(".journal")) as watch:
+        plan = Plan(open_arrow(job.plan))
+        return Renderer(job=job, family=family_for(job.processor), plan=plan, parts=parts, watch=watch).pack(job.first)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Renderer:
     """Renders the packs of a shard, document by document."""

@@ -1,0 +1,186 @@
+"""A pack of a finished output, read and checked, and what is known of its documents beside it."""
+
+import hashlib
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from ..config import UserError
+from ..layout import layout_of, misfit
+from ..manifest import INDEX, REMEDY, Manifest, OutputError, ShardError
+from ..measure.store import is_good, read_measured
+from ..records import TOKEN_TYPES, MeasuredMedia, Pack
+from ..runtime.storage import inside, open_regular, read_into, read_json
+from ..runtime.tables import open_arrow
+from ..shard.codec import read_pack, text_problem
+from ..shard.index import parse_index
+from ..shard.sources import SourceError, files_of, processor_of
+from ..shard.words import counted, size
+from .document import PackView
+from .of_pack import Known, near, pack_view
+from .tokens import Decoder, load_decoder
+
+LOOKED_THROUGH = 64 << 20  # bytes of data files in which lines are counted: a fraction of a second
+
+
+def stored_view(
+    out: Path, manifest: Manifest, number: int, *, only: int | None = None, processor: str = "",
+    trust_remote_code: bool = False,
+) -> PackView:  # fmt: skip
+    """Pack `number` of an output. Raises UserError for a number that it has not, OutputError where it is damaged."""
+    if not 0 <= number < manifest.counts.packs:
+        raise UserError(f"pack {number}: {out} has {counted(manifest.counts.packs, 'pack')}, {_range(manifest)}")
+    pack = stored_pack(out, manifest, number)
+    if only is not None and not 0 <= only < len(pack.documents):
+        valid = f"0 to {len(pack.documents) - 1}" if len(pack.documents) > 1 else "number 0"
+        has = counted(len(pack.documents), "document")
+        raise UserError(f"--doc {only}: pack {number} has {has}, {valid}")
+    wanted = range(len(pack.documents)) if only is None else [only]
+    notes: list[str] = []
+    decoder = _decoder(out, manifest, processor, notes, trust_remote_code=trust_remote_code)
+    places = _places(out, pack, wanted, notes)
+    measured = _measured(out, manifest, pack)
+    return pack_view(
+        f"pack {number} of {os.path.relpath(out)}",
+        pack,
+        layout_of(manifest.family),
+        manifest.family,
+        pack_size=manifest.identity.config["pack_size"],
+        decoder=decoder,
+        known={at: Known(place=places.get(at, ""), media=measured.get(at, ())) for at in wanted},
+        only=only,
+        notes=notes,
+    )
+
+
+def _range(manifest: Manifest) -> str:
+    count = manifest.counts.packs
+    return "none to show" if not count else "number 0" if count == 1 else f"numbers 0 to {count - 1}"
+
+
+def stored_pack(out: Path, manifest: Manifest, number: int) -> Pack:
+    """One pack, its bytes compared with the index. Raises OutputError; of the pack itself, a ShardError."""
+    try:
+        content = inside(out, INDEX).read_bytes()
+        layout = layout_of(manifest.family)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{out}: {error}; {REMEDY}") from None
+    if hashlib.sha256(content).hexdigest() != manifest.files[INDEX]:
+        raise OutputError(f"{out}/{INDEX}: sha256 differs from the manifest's; {REMEDY}")
+    (line,) = parse_index(content, manifest, str(out)).slice(number, 1).to_pylist()
+    where = f"{out}/shards/{line['shard']}, pack {number}"
+
+    def broken(words: str) -> ShardError:
+        return ShardError(f"{where}: {words}; {REMEDY}", line["shard"], number)
+
+    buffer = memoryview(bytearray(line["bytes"]))
+    try:
+        with open_regular(inside(out, f"shards/{line['shard']}"))[0] as file:
+            got = read_into(file, buffer, line["offset"])
+    except (OSError, ValueError) as error:
+        raise broken(f"cannot be read: {error}") from error
+    if got != len(buffer) or zlib.crc32(buffer) != line["crc32"]:
+        raise broken("its bytes are not those that were written")
+    starts = {member["name"]: member["offset"] - line["offset"] for member in line["members"]}
+    try:
+        pack = read_pack(
+            {m["name"]: buffer[starts[m["name"]] : starts[m["name"]] + m["size"]] for m in line["members"]}
+        )
+    except ValueError as error:
+        raise broken(str(error)) from None
+    family = manifest.family
+    problem = text_problem(pack.arrays, family["position_axes"], family["position_dtype"])
+    if not problem and pack.arrays["seq_lens"].tolist() != [document.tokens for document in pack.documents]:
+        problem = "its documents have other lengths than its JSON says"
+    parts = {kind: [getattr(document, f"num_{kind}s") for document in pack.documents] for kind in TOKEN_TYPES}
+    if problem := problem or misfit(pack.arrays, layout, parts):
+        raise broken(problem)
+    return pack
+
+
+def _decoder(
+    out: Path, manifest: Manifest, processor: str, notes: list[str], *, trust_remote_code: bool
+) -> Decoder | None:
+    """None, and a note that says what to give, where there is no tokenizer."""
+    given = processor or processor_of(out)
+    if not given:
+        notes.append(
+            "texts are token ids: which processor it was packed with is told by OUT/work or --record-paths alone; "
+            "give --processor PATH"
+        )
+        return None
+    try:
+        decoder = load_decoder(given, trust_remote_code=trust_remote_code)
+    except UserError as error:
+        if processor:
+            raise
+        why = str(error).splitlines()[0].removeprefix("--processor ")
+        notes.append(f"texts are token ids: the processor that it was packed with cannot be used: {why}; "
+                     "give --processor PATH")  # fmt: skip
+        return None
+    marks = {manifest.family["end_of_turn_id"], *manifest.family["placeholder_ids"].values()}
+    if not marks & decoder.added:
+        notes.append(
+            f"texts may be wrong: {min(marks)}, a token of the chat template in these packs, is no special one in "
+            f"{given}; give the --processor that it was packed with"
+        )
+    return decoder
+
+
+def _places(out: Path, pack: Pack, wanted: Sequence[int], notes: list[str]) -> dict[int, str]:
+    """file:line of each document, as far as the files are there and as they were."""
+    places: dict[int, str] = {}
+    names = {pack.documents[at].dataset for at in wanted if pack.documents[at].row >= 0}
+    for name in sorted(names):
+        rows = {at: pack.documents[at].row for at in wanted if pack.documents[at].dataset == name}
+        try:
+            files = files_of(out, name)
+        except SourceError as error:
+            notes.append(str(error))
+            continue
+        for file in files:
+            mine = {at: row for at, row in rows.items() if 0 <= row - file.first_row < file.num_rows}
+            shown = near(file.file)
+            places |= dict.fromkeys(mine, shown)
+            if not mine or not file.is_jsonl:
+                continue
+            try:
+                if (length := os.path.getsize(file.lines)) > LOOKED_THROUGH:
+                    notes.append(
+                        f"{shown}: lines are not counted in {size(length)}; `neatpack skipped` has row numbers"
+                    )
+                    continue
+                lines = {row.number: row.line for row in file.rows(sorted(set(mine.values())))}
+            except OSError as error:
+                notes.append(f"{shown}: {error.strerror}")
+            except SourceError as error:
+                notes.append(str(error))
+            else:
+                places |= {at: f"{shown}:{lines[row]}" for at, row in mine.items() if row in lines}
+    return places
+
+
+def _measured(out: Path, manifest: Manifest, pack: Pack) -> dict[int, tuple[MeasuredMedia, ...]]:
+    """Media as they were measured (file, size of the source, tiles), by position: as far as OUT/work still knows.
+
+    A finished output does not need its work folder, so whatever is not there is not known, and that is no problem.
+    """
+    plans = out / "work" / "plans"
+    name = manifest.fingerprint
+    file = next((path for path in (plans / f"{name}.mended.arrow", plans / f"{name}.arrow") if path.is_file()), None)
+    parts = plans / f"{name}.parts.json"
+    if file is None or not parts.is_file():
+        return {}
+    paths = [Path(path) for path in read_json(parts)]
+    table = open_arrow(file)
+    lines = table.filter(pc.equal(table["pack"], pack.number)).to_pylist()
+    found = {}
+    for line in lines:
+        path, at = paths[line["part"]], line["position"]
+        is_here = at < len(pack.documents) and pack.documents[at].row == line["row"]
+        if is_here and path.is_file() and is_good(path, line["line"]):
+            found[at] = read_measured(path, line["line"]).media
+    return found

@@ -1,0 +1,179 @@
+"""Pictures from a pack are what was packed, pixel by pixel: for every family that has pixels to show."""
+
+from importlib import import_module
+
+import numpy as np
+import pytest
+from helpers import SHARED, clip, picture, tone
+from PIL import Image
+
+from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
+from neatpack.pipeline.measure.length import measure
+from neatpack.pipeline.media.pixels import padded, resize_pil, resize_torch
+from neatpack.pipeline.media.video import wanted_frames
+from neatpack.pipeline.records import Example, MediaRef, Turn
+from neatpack.pipeline.render.sample import render_sample
+from neatpack.pipeline.view.pictures import IMAGES, VIDEOS, seen_media
+
+REAL = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-omni", "gemma4", "kimi-k2.5", "kimi-vl", "llava-onevision",
+        "internvl3", "phi4-mm")  # fmt: skip
+MADE = tuple(name for name in FAMILIES if name not in REFUSED)
+WHITE = (255, 255, 255)
+
+
+@pytest.fixture(scope="module", params=[*MADE, *REAL])
+def family(request, tmp_path_factory):
+    if request.param in MADE:
+        folder = import_module(f"processors.{request.param}").make(tmp_path_factory.mktemp("made") / "processor")
+        return load_family(ProcessorKey(processor=str(folder), family="default" if request.param == "default" else ""))
+    folder = SHARED / "processors" / request.param
+    if not folder.is_dir():
+        pytest.skip(f"../shared/processors/{request.param} is not here")
+    return load_family(ProcessorKey(processor=str(folder)))
+
+
+def rendered(family, *refs):
+    """(measured media, sample) of a question about media."""
+    turns = (Turn(role="user", parts=(*refs, "What?")), Turn(role="assistant", parts=("That.",)))
+    (measured,) = measure([Example(turns=turns)], family)
+    return measured.media, render_sample(measured, family, "torch")
+
+
+def seen(family, media, sample, *, with_tiles=True):
+    kinds = [medium.ref.kind for medium in media]
+    counts = {kind: kinds.count(kind) for kind in ("image", "video", "audio")}
+    tiles = [medium.grid[1:] for medium in media if medium.ref.kind == "image"] if with_tiles else ()
+    return seen_media(family.name, sample.media, family.media, family.facts, counts, tiles)
+
+
+def gradient(path, height, width):
+    """No two places alike, and noise: a patch that is turned, swapped or shifted by a pixel differs."""
+    picture(path, height, width, seed=height)
+    return MediaRef(kind="image", path=str(path)), np.asarray(Image.open(path))
+
+
+def is_untold(family, found) -> bool:
+    """Of a family that stores floats, or that nobody has written the way back for: said, and not drawn."""
+    if family.name in IMAGES:
+        return False
+    said = {"default": "stored as the floats of the processor itself, which are not drawn"}
+    untold = f"how {family.name} cuts images is not known here, so none is drawn"
+    assert all(one.note == said.get(family.name, untold) and not one.pictures for one in found)
+    return True
+
+
+def expected_images(family, pixels, medium):
+    """By the families' own resizing, and nothing of their cutting."""
+    side = getattr(family.image, "side", 0)
+    _, rows, columns = medium.grid
+    if family.name == "kimi_vl":
+        return [
+            padded(resize_pil(pixels, medium.size), (rows * family.image.patch_size, columns * family.image.patch_size))
+        ]
+    resized = resize_torch(pixels, medium.size, "bilinear" if family.name == "phi4_mm" else "bicubic")
+    if family.name == "kimi_k25":
+        return [padded(resized, (rows * family.image.patch_size, columns * family.image.patch_size))]
+    if family.name == "phi4_mm":
+        return [padded(resized, (rows * side, columns * side), WHITE)]
+    if family.name == "llava_onevision":
+        whole = resize_torch(pixels, (side, side))
+        return [padded(resized, (rows * side, columns * side), centred=True), whole]
+    if family.name == "internvl" and rows * columns > 1:
+        return [resized, resize_torch(pixels, (side, side))]
+    return [resized]
+
+
+@pytest.mark.parametrize(("height", "width"), [(70, 130), (333, 97), (500, 720)])
+def test_a_picture_is_what_the_model_sees(family, tmp_path, height, width):
+    ref, pixels = gradient(tmp_path / "a.png", height, width)
+    media, sample = rendered(family, ref)
+    ((found,),) = [found for found in seen(family, media, sample).values() if found]
+    if is_untold(family, [found]):
+        return
+    drawn = [picture.pixels for picture in found.pictures]
+    wanted = expected_images(family, pixels, media[0])
+    assert [picture.shape for picture in drawn] == [picture.shape for picture in wanted]
+    assert all(np.array_equal(*pair) for pair in zip(drawn, wanted, strict=True))
+    assert found.note == ("its global view is stored as floats and not drawn" if family.name == "phi4_mm" else "")
+
+
+def test_several_pictures_are_told_apart(family, tmp_path):
+    refs = [gradient(tmp_path / f"{size[0]}.png", *size) for size in ((60, 90), (150, 80), (200, 210))]
+    media, sample = rendered(family, *(ref for ref, _ in refs))
+    found = seen(family, media, sample)["image"]
+    assert len(found) == 3
+    if is_untold(family, found):
+        return
+    for one, (_, pixels), medium in zip(found, refs, media, strict=True):
+        if family.name == "llava_onevision":  # one tile each, in a square of the mean colour
+            colour = [int(mean * 255) for mean in family.image.image_mean]
+            square = padded(pixels, (max(pixels.shape),) * 2, colour, centred=True)
+            wanted = [resize_torch(square, medium.size)]
+        else:
+            wanted = expected_images(family, pixels, medium)
+        assert all(np.array_equal(p.pixels, w) for p, w in zip(one.pictures, wanted, strict=True))
+
+
+def test_a_video_is_its_frames(family, tmp_path):
+    if "video" not in family.takes or family.name not in VIDEOS:
+        return
+    media, sample = rendered(family, clip(tmp_path / "a.mp4", frames=9))
+    (found,) = seen(family, media, sample)["video"]
+    frames = [resize_torch(frame, media[0].size) for frame in wanted_frames(media[0])]
+    if family.name == "kimi_k25":
+        patch = family.video.patch_size
+        frames = [padded(frame, tuple(side * patch for side in media[0].grid[1:])) for frame in frames]
+    drawn = [picture.pixels for picture in found.pictures]
+    frames += [frames[-1]] * (len(drawn) - len(frames))  # the last one fills a temporal patch
+    assert len(drawn) - len(media[0].frames) in (0, 1)
+    assert all(np.array_equal(*pair) for pair in zip(drawn, frames, strict=True))
+
+
+def test_a_sound_has_a_length_and_a_shape(family, tmp_path):
+    if "audio" not in family.takes:
+        return
+    ref = MediaRef(kind="audio", path=str(tone(tmp_path / "a.wav", 2.0)))
+    media, sample = rendered(family, ref)
+    (found,) = seen(family, media, sample)["audio"]
+    assert found.seconds == pytest.approx(2.0, abs=0.05)
+    assert 0 <= found.loudness.min() < found.loudness.max() <= 1 and len(found.loudness) > 190
+
+
+def test_tiles_whose_places_are_not_stored_are_not_guessed(tmp_path):
+    family = load_family(ProcessorKey(processor=str(import_module("processors.internvl").make(tmp_path / "p"))))
+    ref, pixels = gradient(tmp_path / "a.png", 70, 130)
+    media, sample = rendered(family, ref)
+    (found,) = seen(family, media, sample, with_tiles=False)["image"]
+    tiles = media[0].grid[1] * media[0].grid[2]
+    assert tiles > 1
+    assert found.note == f"how its other {tiles} tiles are arranged is not stored, so they are not drawn"
+    (whole,) = found.pictures
+    assert np.array_equal(whole.pixels, resize_torch(pixels, (family.image.side,) * 2))
+
+
+def test_the_families_that_are_drawn():
+    drawn = {
+        "qwen2_vl",
+        "qwen3_vl",
+        "qwen3_omni",
+        "gemma4",
+        "kimi_vl",
+        "kimi_k25",
+        "llava_onevision",
+        "internvl",
+        "phi4_mm",
+    }
+    assert drawn <= {*IMAGES} <= {*FAMILIES}
+    assert drawn - {"kimi_vl", "internvl", "phi4_mm"} <= {*VIDEOS} <= {*FAMILIES}
+
+
+def test_numbers_that_do_not_fit_are_told(demo_family, tmp_path):
+    ref, _ = gradient(tmp_path / "a.png", 70, 130)
+    media, sample = rendered(demo_family, ref)
+    counts = {"image": 1, "video": 0, "audio": 0}
+    for facts in ({"merge_size": 3}, {"merge_size": 0}, {"merge_size": "2"}, {}):
+        ((found,), _, _) = seen_media("qwen2_vl", sample.media, demo_family.media, facts, counts).values()
+        assert found.note.startswith("not drawn: its arrays are not as qwen2_vl cuts images (") or not found.pictures
+    ((found,), _, _) = seen_media("nobody", sample.media, demo_family.media, demo_family.facts, counts).values()
+    assert found.note == "how nobody cuts images is not known here, so none is drawn"
