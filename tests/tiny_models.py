@@ -1,6 +1,9 @@
-"""Tiny, randomly initialised models of transformers, for each family and the vocabulary of its tests' processor."""
+"""Tiny, randomly initialised models of transformers, for each family and the vocabulary of its tests' processor; and
+other attention for them."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +12,7 @@ import torch
 import transformers  # its names one by one: older versions, which tests/loaders/other_transformers.py tries, lack some
 from helpers import DEMO_PROCESSOR
 from processors import gemma4, internvl, llava_onevision
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from neatpack.pipeline.families.base import Family
 
@@ -50,6 +54,20 @@ def tiny_model(kind: str) -> Any:
             audio_token_id=2050, audio_start_token_id=2048, **IDS,
         )  # fmt: skip
         model = transformers.Qwen3OmniMoeThinkerForConditionalGeneration
+    elif kind in ("qwen3_5", "qwen3_5_moe"):
+        vision = {**VISION, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48, "in_channels": 3,
+                  "num_position_embeddings": 64}  # fmt: skip
+        text = {**TEXT, "head_dim": 16, "num_hidden_layers": 3, ROPE_KEY: {**ROPE, "partial_rotary_factor": 1.0},
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+                "linear_value_head_dim": 16}  # fmt: skip
+        if kind == "qwen3_5_moe":
+            text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                     "shared_expert_intermediate_size": 32}  # fmt: skip
+            config, model = transformers.Qwen3_5MoeConfig, transformers.Qwen3_5MoeForConditionalGeneration
+        else:
+            config, model = transformers.Qwen3_5Config, transformers.Qwen3_5ForConditionalGeneration
+        config = config(text_config=text, vision_config=vision, **IDS)  # type: ignore[operator]
     else:
         vision = {**VISION, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48, "in_channels": 3,
                   "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}  # fmt: skip
@@ -228,3 +246,38 @@ def tiny_idefics3(family: Family) -> Any:
         transformers.Idefics3ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
     )
     return model.double()
+
+
+def reference_varlen(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """A varlen kernel in plain torch, told of documents by cu_seq_lens_q and of windows, as flash attention is."""
+    batch, heads, length, _ = query.shape
+    q, k, v = (x.repeat_interleave(heads // x.shape[1], 1).transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    assert attention_mask is None
+    bounds = kwargs["cu_seq_lens_q"].tolist()
+    assert torch.equal(kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]) and bounds[-1] == batch * length
+    found = []
+    for first, last in zip(bounds, bounds[1:], strict=False):
+        assert last - first <= kwargs["max_length_q"] == kwargs["max_length_k"]
+        seen = torch.ones(last - first, last - first, dtype=torch.bool).tril()
+        if kwargs.get("sliding_window"):
+            seen = seen.triu(1 - kwargs["sliding_window"])
+        one = (x[first:last].transpose(0, 1) for x in (q, k, v))
+        found.append(torch.nn.functional.scaled_dot_product_attention(*one, attn_mask=seen, scale=scaling))  # type: ignore[misc]
+    return torch.cat(found, dim=1).transpose(0, 1).unflatten(0, (batch, length)), None
+
+
+ALL_ATTENTION_FUNCTIONS.register("flash_reference", reference_varlen)
+
+
+@contextmanager
+def attention(model: Any, name: str) -> Iterator[None]:
+    """The text model with other attention. flex_attention is not compiled: that needs a C++ compiler."""
+    text = model.get_decoder().config
+    configs = [text, *(getattr(text, name) for name in text.sub_configs)]  # Phi's has those of pictures and sounds
+    before = [config._attn_implementation for config in configs]
+    for config, kind in zip(configs, [name, *before[1:]], strict=True):
+        config._attn_implementation = kind
+    with torch.compiler.set_stance("force_eager"):
+        yield
+    for config, kind in zip(configs, before, strict=True):
+        config._attn_implementation = kind

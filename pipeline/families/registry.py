@@ -1,14 +1,17 @@
 """FAMILIES, one line per model family, and the loading of a processor as one of them."""
 
 import json
+import logging
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from huggingface_hub.errors import StrictDataclassError
+from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from ..config import UserError
+from ..records import MASKED_LAYERS
 from .base import Family, ProcessorFiles, ProcessorKey
 from .default import Default
 from .gemma4 import Gemma4
@@ -21,6 +24,8 @@ from .phi4_mm import Phi4MM
 from .qwen2_vl import Qwen2VL
 from .qwen3_omni import Qwen3Omni
 from .qwen3_vl import Qwen3VL
+
+logger = logging.getLogger(__name__)
 
 FAMILIES: dict[str, type[Family]] = {
     Qwen2VL.name: Qwen2VL,
@@ -62,6 +67,7 @@ def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = Fa
     elif not files.tokenizer.chat_template:
         raise UserError(f"--processor {key.processor}: has no chat template")
     built = family.load(files, key)
+    built.recurrent_layers = recurrent_layers(files.model)
     if key.use_audio_in_video and not (built.video and built.video.sound):
         raise UserError(f"--use-audio-in-video: {built.name} takes no sound from videos; leave it out")
     if key.empty_thought and not isinstance(built, Gemma4):
@@ -83,6 +89,23 @@ def _family_class(key: ProcessorKey, files: ProcessorFiles, online: bool) -> typ
         f"--processor {key.processor}: no family serves processor class {files.class_name or '(none found)'}; "
         f"name one by --family: {', '.join(FAMILIES)}"
     )
+
+
+def recurrent_layers(model: dict[str, Any]) -> list[str] | None:
+    """Kinds of layers in a text model that no attention mask reaches, by its config.json; None: it does not tell.
+
+    Published configs list the kinds of their layers. Where one does not, transformers' class for it may know: Qwen3.5
+    -> ["linear_attention"].
+    """
+    model = model.get("thinker_config") or model  # Qwen's Omnis have one around what is trained
+    text = model.get("text_config") or model
+    types = text.get("layer_types") or text.get("layers_block_type")
+    if types is None and (model_type := text.get("model_type") or model.get("model_type")) in CONFIG_MAPPING:
+        try:
+            types = getattr(CONFIG_MAPPING[model_type](**text), "layer_types", None) or ()
+        except (StrictDataclassError, TypeError, ValueError) as error:  # a config that this transformers cannot read
+            logger.warning("config.json: whether the model has recurrent layers cannot be told: %s", error)
+    return None if types is None else sorted(set(types) - MASKED_LAYERS)
 
 
 def processor_files(processor: str, *, trust_remote_code: bool = False) -> ProcessorFiles:
