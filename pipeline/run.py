@@ -28,7 +28,7 @@ from .measure.part import PartJob, measure_part
 from .measure.store import MeasuredPart, check_media, has_media_trouble
 from .media.limits import LIMITS, Limits
 from .media.remote import DOWNLOADS
-from .plan.assign import Key, Plan, make_plan, measured_again, shard_starts
+from .plan.assign import Key, Plan, make_plan, measured_again, reserved, shard_starts
 from .plan.repair import repaired
 from .planned import Inputs, Planned
 from .runtime.engine import Engine, engine
@@ -179,6 +179,7 @@ def _inputs(config: PackConfig, running: Engine) -> list[Inputs]:
     """Read what there is, and say in one record per output what it depends on: OUT, and OUT-holdout if there is one."""
     datasets = read_meta(Path(config.meta), config.datasets, strict=config.strict)
     family = family_for(_processor_key(config))
+    reserved(config, len(family.fake_image_ids))  # a pack that cannot hold it is refused before anything is measured
     data = _read(datasets, config, config.work_dir / "imported", running)
     outputs: dict[Split, PackConfig] = {"train": config}
     if config.holdout:

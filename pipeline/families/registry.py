@@ -40,6 +40,12 @@ FAMILIES: dict[str, type[Family]] = {
     NemotronParse.name: NemotronParse,
     Default.name: Default,
 }
+# Kimi's: "Hello world, don't we'll" is 5 tokens by its own code, and 7 by what transformers makes of the file.
+OTHER_SPLITS = (
+    "--processor {}: its vocabulary is a tiktoken.model, which transformers would split into other tokens than the "
+    "model's own code does, without a word; give --trust-remote-code to run that code, if you trust it, or a folder "
+    "with a tokenizer.json that splits as it does"
+)
 REFUSED = {NemotronParse.name: NOT_PACKABLE}  # known, and why they cannot be packed
 
 
@@ -125,6 +131,9 @@ def processor_files(processor: str, *, trust_remote_code: bool = False) -> Proce
 
 
 def _load_tokenizer(processor: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    converts = _has(processor, "tiktoken.model") and not _has(processor, "tokenizer.json")
+    if converts and not trust_remote_code:
+        raise UserError(OTHER_SPLITS.format(processor))
     try:
         tokenizer = AutoTokenizer.from_pretrained(processor, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -134,9 +143,16 @@ def _load_tokenizer(processor: str, trust_remote_code: bool) -> PreTrainedTokeni
                 "it, if you trust it"
             ) from error
         raise UserError(f"--processor {processor}: no tokenizer could be loaded: {error}") from error
+    if converts and hasattr(tokenizer, "backend_tokenizer"):  # there was no code to run
+        raise UserError(OTHER_SPLITS.format(processor))
     if not tokenizer.chat_template:
         tokenizer.chat_template = _read_config(processor, "chat_template.json").get("chat_template")
     return tokenizer
+
+
+def _has(processor: str, name: str) -> bool:
+    return cached_file(processor, name, _raise_exceptions_for_missing_entries=False,
+                       _raise_exceptions_for_connection_errors=False) is not None  # fmt: skip
 
 
 def _read_config(processor: str, name: str) -> dict[str, Any]:

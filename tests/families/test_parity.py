@@ -20,6 +20,7 @@ from neatpack.loaders.pixels import restored, stored_arrays
 from neatpack.pipeline.families.base import Family, ProcessorKey
 from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
+from neatpack.pipeline.labels import TrainOn
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.media.audio import decode_audio
 from neatpack.pipeline.records import MediaRef, Skip
@@ -143,3 +144,17 @@ def test_every_tensor(name, request):
         said = family.chat.tokenizer.decode(trained).replace("<think>\n\n</think>", "").replace("<think></think>", "")
         assert [word.strip() for word in said.split(end)] == [*(answer.strip() for answer in answers), ""]
     assert any("pixel_values" in key for key in seen)
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "kimi-k2.5"])
+def test_an_empty_thought_of_the_template_is_trained_on_or_not(name, loaded):
+    """Their templates write one into answers; --reasoning mask leaves it to the prompt."""
+    if name not in loaded:
+        pytest.skip(f"../shared/processors/{LINES[name].real} is not here")
+    family, example = loaded[name], from_conversation({"conversation": asked()})
+    said = {}
+    for reasoning in ("train", "mask"):
+        (measured,) = measure([example], family, train_on=TrainOn(reasoning=reasoning))
+        labels = render_whole(measured, family, "torch").labels
+        said[reasoning] = family.chat.tokenizer.decode(labels[labels != -100])
+    assert "<think>" in said["train"] and said["mask"] == "It is.<|im_end|>"

@@ -162,6 +162,31 @@ def made(request, tmp_path_factory) -> Made:
     return Made(folder / "out", model, [pack, documents[0]], [*documents, documents[0]])
 
 
+def gradients(made: Made, batches: list[dict[str, Any]], counts: list[int]) -> dict[str, torch.Tensor]:
+    """Of the loss summed over all target tokens, by the name of the weight."""
+    made.model.zero_grad()
+    for batch, count in zip(batches, counts, strict=True):
+        if count:
+            (made.loss(batch) * count).backward()
+    return {name: weight.grad.clone() for name, weight in made.model.named_parameters() if weight.grad is not None}
+
+
+def test_gradients_of_packs_are_those_of_documents_alone(made):
+    """Those of the vision and audio towers, too: of every weight that any document moves."""
+    counts = [int((document["labels"] != -100).sum()) for document in made.documents]
+    alone = gradients(made, [made.unpacked(document) for document in made.documents], counts)
+    packed = gradients(made, [PackedShards(made.out).collater(made.model)(made.packs)], [sum(counts)])
+    made.model.zero_grad()
+    moved = [name for name, gradient in alone.items() if gradient.abs().max() > 1e-6]
+    assert any("embed" in name or "visual" in name or "vision" in name for name in moved)
+    for name in moved:
+        theirs = alone[name]
+        assert float((packed[name] - theirs).norm()) <= 1e-3 * float(theirs.norm()), name
+    largest = max(float(gradient.abs().max()) for gradient in alone.values())
+    for name in packed.keys() - set(moved):  # as good as nothing, as alone
+        assert float(packed[name].abs().max()) <= 1e-5 * largest, name
+
+
 PATHS = [("sdpa", "mask"), ("sdpa", "positions"), ("eager", "mask"), ("eager", "positions"),
          ("flex_attention", "positions"), ("flash_reference", "varlen")]  # fmt: skip
 
