@@ -21,6 +21,7 @@ from .kimi_vl import KimiVL
 from .llava_onevision import LlavaOnevision
 from .nemotron_parse import NOT_PACKABLE, NemotronParse
 from .phi4_mm import Phi4MM
+from .qwen2_5_omni import Qwen25Omni
 from .qwen2_vl import Qwen2VL
 from .qwen3_omni import Qwen3Omni
 from .qwen3_vl import Qwen3VL
@@ -31,6 +32,7 @@ FAMILIES: dict[str, type[Family]] = {
     Qwen2VL.name: Qwen2VL,
     Qwen3VL.name: Qwen3VL,
     Qwen3Omni.name: Qwen3Omni,
+    Qwen25Omni.name: Qwen25Omni,
     Gemma4.name: Gemma4,
     KimiVL.name: KimiVL,
     KimiK25.name: KimiK25,

@@ -51,6 +51,8 @@ LINES = {
     "gemma4": Line(family="gemma4", real="gemma4"),
     "kimi-k2.5": Line(family="kimi_k25", real="kimi-k2.5"),
     "phi4-mm": Line(family="phi4_mm", real="phi4-mm"),
+    "qwen2.5-omni": Line(family="qwen2_5_omni", real="qwen2.5-omni", frames={"fps": 2}),
+    "qwen2_5_omni": Line(family="qwen2_5_omni", frames={"fps": 2}),
     "internvl3": Line(family="internvl", real="internvl3", types=False),
 }
 
@@ -132,11 +134,15 @@ def test_every_tensor(name, request):
             ours, expected = batch[key], torch.from_numpy(value)
             if key in SOUND:  # padded further, and alone otherwise than beside a longer one: what is not padding counts
                 assert len(ours) == len(expected)
-                lengths = media[family.media[SOUND[key]].counts].tolist()
+                array = family.media[SOUND[key]]
+                lengths = media[array.counts].tolist()
+                axis = -1 if array.deliver.transposed else 0
                 ours, expected = (
-                    torch.cat([rows[..., :length] if family.media[SOUND[key]].deliver.transposed else rows[:length]
-                               for rows, length in zip(tensor, lengths, strict=True)]) for tensor in (ours, expected)
-                )  # fmt: skip
+                    torch.cat(
+                        [rows.narrow(axis, 0, length) for rows, length in zip(tensor, lengths, strict=True)], axis
+                    )
+                    for tensor in (ours, expected)
+                )
             assert torch.equal(ours.to(expected.dtype), expected), (number, key)
         trained = whole.labels[whole.labels != -100]
         end = family.chat.tokenizer.decode([family.chat.markers.end])

@@ -68,6 +68,7 @@ CASES = {
     "qwen3_vl": Case(family="qwen3_vl", model=qwen("qwen3_vl"), kinds="image video"),
     "qwen3_vl_moe": Case(family="qwen3_vl", model=qwen("qwen3_vl_moe"), kinds="image video"),
     "qwen3_omni": Case(family="qwen3_omni", model=qwen("qwen3_omni"), kinds="image video audio", chosen=SMALL),
+    "qwen2_5_omni": Case(family="qwen2_5_omni", model=qwen("qwen2_5_omni"), kinds="image video audio", chosen=SMALL),
     "gemma4": Case(family="gemma4", model=tiny_gemma4, kinds="image video audio", chosen=(("video_max_frames", 2),)),
     "gemma4_both_ways": Case(
         family="gemma4", model=partial(tiny_gemma4, bidirectional="vision"), kinds="image video audio",
