@@ -140,12 +140,17 @@ def isolates_recurrent_layers(model: Any) -> bool:
                  for given in (tokens, others)] for kwargs in (told, {})
             )  # fmt: skip
             far = 1e-3 * float(leaking[0].abs().max())
-            if not torch.allclose(*apart, atol=far) or torch.allclose(*leaking, atol=far):
+            if not _close(apart, far) or _close(leaking, far):
                 return False
     except Exception as error:
         logger.debug("%s cannot be asked about its recurrent layers: %r", type(model).__name__, error)
         return False
     return True
+
+
+def _close(both: list[torch.Tensor], far: float) -> bool:
+    one, other = both
+    return torch.allclose(one, other, atol=far)
 
 
 def _one_layer(text: Any, layer: Any, kind: str, like: torch.Tensor) -> Any:

@@ -52,12 +52,13 @@ def run_by_document(model: Any) -> Any:
     for layer, kind in zip(text.layers, text.config.layer_types, strict=False):
         if kind not in MASKED_LAYERS:
             for module in recurrent_modules_of(layer):
-                module.__class__ = _by_document(type(module))
+                cls: Any = type(module)
+                module.__class__ = _by_document(cls)
     return model
 
 
 @lru_cache(maxsize=16)
-def _by_document(cls: type) -> type:
+def _by_document(cls: Any) -> Any:
     class ByDocument(cls):  # type: ignore[misc]
         def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             run, bounds = super().forward, kwargs.pop("cu_seq_lens_q", None)

@@ -4,8 +4,6 @@ other attention for them."""
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from helpers import DEMO_PROCESSOR
 from processors import gemma4, internvl, llava_onevision
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from neatpack.loaders.mended import mend
 from neatpack.pipeline.families.base import Family
 
 DEMO = json.loads((DEMO_PROCESSOR / "config.json").read_text())
@@ -129,8 +128,7 @@ def tiny_gemma4(family: Family, bidirectional: str | None = None) -> Any:
     config = transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=audio, **ids)
     made = transformers.Gemma4ForConditionalGeneration(config)
     assert made.model.language_model.config._attn_implementation == "sdpa"
-    model = with_large_weights(made, std=0.03).double()
-    model.register_forward_pre_hook(_with_features, with_kwargs=True)
+    model = mend(with_large_weights(made, std=0.03).double())
     tower = model.model.audio_tower.float()  # it casts to float32 within
     tower.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
 
@@ -140,19 +138,6 @@ def tiny_gemma4(family: Family, bidirectional: str | None = None) -> Any:
 
     tower.register_forward_hook(back)
     return model
-
-
-def _with_features(model, args, kwargs):
-    """transformers 5.22 forgets num_frames_per_video on its way to the vision tower: features are made beforehand."""
-    given = {key: kwargs.pop(key, None) for key in ("pixel_values", "image_position_ids", "pixel_values_videos",
-                                                    "video_position_ids", "num_frames_per_video")}  # fmt: skip
-    features = {}
-    if given["pixel_values"] is not None:
-        features["image"] = model.model.get_image_features(given["pixel_values"], given["image_position_ids"])
-    if given["pixel_values_videos"] is not None:
-        names = ("pixel_values_videos", "video_position_ids", "num_frames_per_video")
-        features["video"] = model.model.get_video_features(*(given[name] for name in names))
-    return args, {**kwargs, "mm_encoder_outputs": features}
 
 
 def tiny_kimi_k25(family: Family) -> Any:
@@ -171,19 +156,7 @@ def tiny_kimi_k25(family: Family) -> Any:
     model = with_large_weights(
         transformers.Kimi_K25ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
     )
-    model.model.get_video_features = partial(video_features, model.model)
-    return model
-
-
-def video_features(model, pixel_values_videos, video_grid_thw, **_):
-    """Chunk by chunk. transformers 5.22.2 fails on any chunk of several frames: it cuts the pooled features by grids
-    that count them, and cannot pool chunks of 4 and of 2 frames at once."""
-    pixels = pixel_values_videos.split(video_grid_thw.prod(1).tolist())
-    pooled = [
-        model.vision_tower(chunk, grid_thw=grid[None]).pooler_output
-        for chunk, grid in zip(pixels, video_grid_thw, strict=True)
-    ]
-    return SimpleNamespace(pooler_output=[model.mm_projector(chunk).squeeze(1) for chunk in pooled])
+    return mend(model)
 
 
 def tiny_llava_onevision(family: Family) -> Any:

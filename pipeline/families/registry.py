@@ -108,7 +108,8 @@ def recurrent_layers(model: dict[str, Any]) -> list[str] | None:
     model = model.get("thinker_config") or model  # Qwen's Omnis have one around what is trained
     text = model.get("text_config") or model
     types = text.get("layer_types") or text.get("layers_block_type")
-    if types is None and (model_type := text.get("model_type") or model.get("model_type")) in CONFIG_MAPPING:
+    model_type = str(text.get("model_type") or model.get("model_type"))
+    if types is None and model_type in CONFIG_MAPPING:
         try:
             types = getattr(CONFIG_MAPPING[model_type](**text), "layer_types", None) or ()
         except (StrictDataclassError, TypeError, ValueError) as error:  # a config that this transformers cannot read

@@ -138,10 +138,8 @@ def test_every_tensor(name, request):
                 lengths = media[array.counts].tolist()
                 axis = -1 if array.deliver.transposed else 0
                 ours, expected = (
-                    torch.cat(
-                        [rows.narrow(axis, 0, length) for rows, length in zip(tensor, lengths, strict=True)], axis
-                    )
-                    for tensor in (ours, expected)
+                    torch.cat([rows.narrow(axis, 0, number) for rows, number in zip(both, lengths, strict=True)], axis)
+                    for both in (ours, expected)
                 )
             assert torch.equal(ours.to(expected.dtype), expected), (number, key)
         trained = whole.labels[whole.labels != -100]
