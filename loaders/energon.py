@@ -28,18 +28,21 @@ def cook_pack(sample: dict[str, Any], *, pixels: str = "bf16") -> dict[str, Any]
     Energon's own keys (`__key__`, `__restore_key__`, …) stay. pixels: as in `PackedShards`; for others than bf16
     `Cooker(stateless(partial(cook_pack, pixels="uint8")))`.
     """
-    layout, stored = _described(sample["__sources__"][0].dataset_path)
+    layout, stored, recurrent = _described(sample["__sources__"][0].dataset_path)
     arrays = {name.removesuffix(".npy"): array for name, array in sample.items() if name.endswith(".npy")}
     own = {key: value for key, value in sample.items() if key.startswith("__")}
-    return own | pack_item(arrays, sample["json"], layout, stored, PIXELS[pixels])
+    return own | pack_item(arrays, sample["json"], layout, stored, PIXELS[pixels], recurrent)
 
 
 cook_pack.__stateless__ = True  # type: ignore[attr-defined]  # as Energon's @stateless marks it: resumed exactly
 
 
 @lru_cache(maxsize=64)
-def _described(out: Any) -> tuple[dict[str, MediaArray], dict[str, Stored]]:
-    """Layout and pixel tables of an output. `out` is Energon's path, which may be of an object store."""
+def _described(out: Any) -> tuple[dict[str, MediaArray], dict[str, Stored], list[str] | None]:
+    """Layout and pixel tables of an output, and its model's recurrent layers.
+
+    `out` is Energon's path, which may be of an object store.
+    """
     manifest = Manifest.parse((out / MANIFEST).read_bytes(), str(out))
     layout = layout_of(manifest.family)
 
@@ -49,4 +52,5 @@ def _described(out: Any) -> tuple[dict[str, MediaArray], dict[str, Stored]]:
             raise OutputError(f"{out}/{name}: sha256 differs from the manifest's; {REMEDY}")
         return content
 
-    return layout, stored_arrays(layout, read_tables(manifest, read, str(out)))
+    stored = stored_arrays(layout, read_tables(manifest, read, str(out)))
+    return layout, stored, manifest.family.get("recurrent_layers")

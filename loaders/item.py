@@ -1,6 +1,6 @@
 """A pack as the collaters take it, from its arrays, whoever has read them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,7 @@ import torch
 
 from ..pipeline.layout import MediaArray
 from ..pipeline.records import TOKEN_TYPES
-from .media import LAYOUT_KEY, document_numbers
+from .media import LAYOUT_KEY, RECURRENT_KEY, document_numbers
 from .pixels import STORED_KEY, Stored, restored
 
 PIXELS = {"bf16": torch.bfloat16, "fp32": torch.float32, "uint8": None}  # as what pixels come; None: as stored
@@ -20,8 +20,11 @@ def pack_item(
     layout: Mapping[str, MediaArray],
     stored: Mapping[str, Stored],
     dtype: torch.dtype | None,
+    recurrent_layers: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Arrays and JSON of a pack -> its item; pixels restored as `dtype`, or left as they are stored (None).
+
+    recurrent_layers: as the manifest has it of the family.
 
     Of the JSON, `pack`, `num_images`, `num_videos` and `num_audios` will do.
     Pixels as stored are a view of what was read for this item alone, until the collater copies them into the batch. The
@@ -38,6 +41,8 @@ def pack_item(
         **{f"n_{kind}s": header[f"num_{kind}s"] for kind in TOKEN_TYPES},
         LAYOUT_KEY: layout,
     }
+    if recurrent_layers:
+        item[RECURRENT_KEY] = list(recurrent_layers)
     if dtype is None:
         return item | pixels | {STORED_KEY: stored}
     return item | {name: restored(rows, stored[name], dtype) for name, rows in pixels.items()}

@@ -13,6 +13,7 @@ from .handover import joined
 from .pixels import STORED_KEY, with_first
 
 BATCH_KEY = "packs_in_batch"  # in a pack from a loader worker: how many packs its batch must have
+RECURRENT_KEY = "recurrent_layers"  # in a pack for such a model: its kinds of layers that no attention mask reaches
 LAYOUT_KEY = "media_layout"  # in a sample: {name: MediaArray}, as its family declares
 # What a sample without a layout may have; rows end to end, as Qwen's processors give them.
 MEDIA_KEYS = (

@@ -12,12 +12,14 @@ from ..pipeline.records import IGNORE
 from .handover import handed_over
 from .packed import neat_packed_vlm_collater, positions_inside
 from .pixels import with_stored_pixels
-from .probes import isolates_by_positions, passes_shift_labels, unwrapped
+from .probes import isolates_by_positions, isolates_recurrent_layers, passes_shift_labels, unwrapped
+from .recurrent import REMEDY, recurrent_layers
 
 # What the packed batch has for other readers than the model: pipeline stages, context parallelism.
 NOT_FOR_MODELS = ("_packed_seq_ids", "n_images_per_sample", "n_videos_per_sample", "n_audios_per_sample")
 # Ways to keep documents apart, with the arguments that a model must take for it.
 VARLEN = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+FOR_RECURRENT = ("cu_seq_lens_q", "seq_idx", "use_cache")
 WAYS = {"mask": ("attention_mask",), "positions": ("use_cache",), "varlen": VARLEN}
 
 
@@ -37,6 +39,8 @@ class PackCollater:
         varlen           cu_seq_lens_q/k and max_length_q/k, for flash attention. Without them transformers would keep
                          documents apart in batches of one pack only
                          Default: varlen for flash attention, positions for flex_attention, else mask
+    recurrent            the model has layers that no mask reaches, and keeps documents apart in them by cu_seq_lens_q
+                         and seq_idx: the packs of a batch are one row then, and have both
     takes                names of the model's arguments, where it does not take any others
     unshifted_labels     for a model that shifts `labels` all the same: they are moved back by one, so that its shift
                          makes of them what is on disk. Rows are longer by one, for the last label of a full pack
@@ -49,6 +53,7 @@ class PackCollater:
     max_length: int | None = None
     sliding_window: int | None = None
     bidirectional_vision: bool = False
+    recurrent: bool = False
     takes: frozenset[str] | None = None
     unshifted_labels: bool = False
 
@@ -81,12 +86,15 @@ class PackCollater:
             varlen_kwargs=self.way == "varlen",
             sliding_window=self.sliding_window if is_mask else None,
             bidirectional_vision=self.bidirectional_vision and is_mask,
+            recurrent=self.recurrent,
         )
         if self.way == "positions":
             documents, positions = batch.pop("attention_mask"), batch["position_ids"]
             if positions.ndim == 3:  # three axes are no count of tokens; transformers takes that as one before them
                 batch["position_ids"] = torch.cat([positions_inside(documents)[None], positions])
             batch["use_cache"] = False  # with a cache transformers takes positions for those of a continued text
+        if self.recurrent:
+            batch["use_cache"] = False  # nor is a state to be kept of the last document
         if self.unshifted_labels:
             batch["labels"] = pad(batch["labels"][:, :-1], (1, 0), value=IGNORE)
         return self._for_the_model(batch)
@@ -127,11 +135,17 @@ def collater_for(family: Mapping[str, Any], model: torch.nn.Module | None = None
     if facts.get("sliding_window") is not None:  # Gemma's
         chosen |= {name: facts[name] for name in ("sliding_window", "bidirectional_vision")}
     if model is None:
+        if (layers := family.get("recurrent_layers")) and "recurrent" not in options:
+            raise ValueError(
+                f"the model that these packs are for has layers of the kind {', '.join(layers)}, in which no attention "
+                "mask keeps documents apart: give the model, collater(model), which is then asked whether it does, or "
+                "recurrent=True if you know that"
+            )
         return PackCollater(**(chosen | options))
     inner = unwrapped(model)
     takes = _arguments(inner)
     chosen |= {"takes": takes, "unshifted_labels": takes is None and not passes_shift_labels(inner)}
-    chosen |= _attention_of(inner) | options
+    chosen |= _attention_of(inner) | {"recurrent": _recurrent(inner, family, options)} | options
     asked = PackCollater(**chosen)
     if "positions" in _possible_ways(asked.attn_implementation) and options.get("isolate") != "mask":
         if isolates_by_positions(inner, family["position_axes"]):
@@ -146,6 +160,20 @@ def collater_for(family: Mapping[str, Any], model: torch.nn.Module | None = None
     if "takes" not in options:
         _check_arguments(collater, family["media"], type(inner).__name__)
     return collater
+
+
+def _recurrent(model: torch.nn.Module, family: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    """Whether a model has layers that no mask reaches, by its config, and else as the manifest says.
+
+    Raises ValueError if documents would leak through them.
+    """
+    layers = recurrent_layers(model) if hasattr(model, "config") else tuple(family.get("recurrent_layers") or ())
+    if layers and "recurrent" not in options and not isolates_recurrent_layers(model):
+        raise ValueError(
+            f"{type(model).__name__} has layers of the kind {', '.join(layers)}, which carry a state from document to "
+            f"document here, whatever the attention mask says: {REMEDY}"
+        )
+    return bool(layers)
 
 
 def _arguments(model: torch.nn.Module) -> frozenset[str] | None:
@@ -176,6 +204,7 @@ def _check_arguments(collater: PackCollater, media: Mapping[str, Any], model: st
     labels = () if collater.unshifted_labels else ("shift_labels",)
     seen = (name for name in media if "pixel_values" in name or "input_features" in name)
     needed = ("input_ids", "labels", *labels, "position_ids", *WAYS[collater.way], *seen)
+    needed += FOR_RECURRENT if collater.recurrent else ()
     if missing := [name for name in needed if name not in collater.takes]:
         remedies = ["add them to its forward, or let that take **kwargs"]
         if "shift_labels" in missing:

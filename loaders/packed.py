@@ -19,6 +19,13 @@ PackedShards(out).reader.manifest.family["facts"], if its config.json was there.
 model itself. bidirectional_vision is for sdpa and eager: flash attention cannot look ahead in a picture, and no
 BlockMask of it is made here.
 
+Models with layers beside attention that carry a state from token to token (linear attention and causal convolutions:
+Qwen3.5, Qwen3-Next …) need more than any of these: no mask reaches such a layer, and a document would be told of those
+before it. recurrent=True lays the packs of a batch end to end, as one row [1, B * S], and adds cu_seq_lens_q/k,
+max_length_q/k and seq_idx [1, B * S], by which the kernels of flash-linear-attention and causal-conv1d keep documents
+apart; without these kernels, `recurrent.run_by_document(model)` does. Packs of an output that says that it is for such
+a model are refused without it.
+
 Nothing is shifted here: that was done when the documents were rendered. `shift_labels` is `labels` once more: losses of
 transformers take it as it is, and would shift `labels`.
 """
@@ -34,7 +41,7 @@ from torch.nn.functional import pad
 from ..pipeline.records import IGNORE, IMAGE, VIDEO
 from .flex import document_block_mask
 from .handover import handed_over
-from .media import BATCH_KEY, concatenated_media, media_counts
+from .media import BATCH_KEY, RECURRENT_KEY, concatenated_media, media_counts
 from .pixels import cast_pixels
 
 NO_DOCUMENT = -1000  # fills up ragged rows of seq_lens, as THD batches of the online API have it
@@ -52,6 +59,7 @@ def neat_packed_vlm_collater(
     bidirectional_vision: bool = False,
     bool_mask: bool = False,
     pixel_dtype: torch.dtype | None = None,
+    recurrent: bool = False,
 ) -> dict[str, Any]:
     """Packs as `PackedShards` gives them -> a batch.
 
@@ -66,6 +74,7 @@ def neat_packed_vlm_collater(
     bool_mask            eager gets a bool mask, for attention that is not transformers'
     pixel_dtype          of pixel_values and pixel_values_videos. None: as PackedShards was asked for them, and bf16 in
                          packs that are not its own
+    recurrent            the model has layers that no mask reaches: one row, and what their kernels take
     """
     is_flash = "flash" in attn_implementation
     if attn_implementation not in ("sdpa", "eager", "flex_attention", "thd") and not is_flash:
@@ -79,9 +88,11 @@ def neat_packed_vlm_collater(
             f"bidirectional_vision with attn_implementation {attn_implementation!r}, materialize_4d_mask "
             f"{materialize_4d_mask} and sliding_window {sliding_window}: it needs a 4D mask (sdpa) and a sliding_window"
         )
+    if recurrent and attn_implementation == "thd":
+        raise ValueError("recurrent=True is of transformers' models, and thd of others'; leave one of them out")
     if not batch:
         return {}
-    _check_packs(batch)
+    _check_packs(batch, recurrent)
     longest = max(len(pack["input_ids"]) for pack in batch)
     length = max_length if max_length is not None else longest
     if longest > length:
@@ -97,9 +108,12 @@ def neat_packed_vlm_collater(
         for number, row in enumerate(rows):
             result[..., number, : row.shape[-1]] = row
             result[..., number, row.shape[-1] :] = fill
-        return torch.from_numpy(result)
+        rows_or_row = result.reshape(*result.shape[:-2], 1, -1) if recurrent else result
+        return torch.from_numpy(rows_or_row)
 
     documents = stacked("attention_mask", 0)
+    if recurrent:
+        documents = _numbered_through(documents, length)
     labels = stacked("labels", IGNORE)
     result: dict[str, Any] = {
         "input_ids": stacked("input_ids", padding_idx),
@@ -112,7 +126,7 @@ def neat_packed_vlm_collater(
     if attn_implementation == "thd":
         result |= _thd(batch, length)
     elif is_flash and varlen_kwargs:
-        result |= _transformers_varlen(batch, length)
+        pass
     elif not has_4d_mask:
         result["attention_mask"] = documents
     elif attn_implementation == "flex_attention":
@@ -127,13 +141,23 @@ def neat_packed_vlm_collater(
             types = result["mm_token_type_ids"] if bidirectional_vision else None
             sliding = made(sliding_mask(documents, sliding_window, types))
             result["attention_mask"] = {"full_attention": result["attention_mask"], "sliding_attention": sliding}
+    if recurrent or (is_flash and varlen_kwargs):
+        result |= _transformers_varlen(batch, length)
+    if recurrent:
+        result["seq_idx"] = _runs_numbered(result["cu_seq_lens_q"])
     result["_packed_seq_ids"] = documents
     if pixel_dtype is None and "pack" not in batch[0]:
         pixel_dtype = torch.bfloat16
     return handed_over(cast_pixels(result | concatenated_media(batch) | media_counts(batch), pixel_dtype))
 
 
-def _check_packs(batch: Sequence[Mapping[str, Any]]) -> None:
+def _check_packs(batch: Sequence[Mapping[str, Any]], recurrent: bool) -> None:
+    if (layers := batch[0].get(RECURRENT_KEY)) and not recurrent:
+        raise ValueError(
+            f"these packs are for a model with layers of the kind {', '.join(layers)}: they carry a state on from "
+            "document to document, whatever the attention mask says. Use PackedShards(out).collater(model), or "
+            "recurrent=True here with a model that has the kernels for it (see loaders/packed.py)"
+        )
     if lacking := [name for name in ("input_ids", "attention_mask", "seq_lens_padded") if name not in batch[0]]:
         raise ValueError(
             f"a pack without {', '.join(lacking)}, but with {', '.join(map(str, batch[0]))}: HF Trainer takes out what "
@@ -254,6 +278,19 @@ def _transformers_varlen(batch: Sequence[Mapping[str, Any]], length: int) -> dic
         "max_length_q": longest,
         "max_length_k": longest,
     }
+
+
+def _numbered_through(documents: torch.Tensor, length: int) -> torch.Tensor:
+    """Numbers of several rows, laid end to end in one: rows [1, 1, 2, 0] and [1, 2] of 4 -> [1, 1, 2, 0, 3, 4 …]."""
+    rows = documents.view(-1, length)
+    before = pad(rows.amax(-1).cumsum(0), (1, 0))[:-1, None]
+    return torch.where(rows != 0, rows + before, 0).view(1, -1)
+
+
+def _runs_numbered(cumulated: torch.Tensor) -> torch.Tensor:
+    """[0, 3, 5] -> [[0, 0, 0, 1, 1]], int32: what causal-conv1d calls seq_idx."""
+    lengths = np.diff(cumulated.numpy())
+    return torch.from_numpy(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None])
 
 
 def _cumulated(lengths: torch.Tensor) -> torch.Tensor:

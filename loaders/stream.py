@@ -276,7 +276,8 @@ class PackedShards(IterableDataset[dict[str, Any]]):
 
     def _item(self, output: Output, number: int, content: memoryview) -> dict[str, Any]:
         counts = {"pack": number, **output.reader.counts(number)}
-        item = pack_item(output.reader.arrays(number, content), counts, self.layout, self.stored, PIXELS[self.pixels])
+        arrays, recurrent = output.reader.arrays(number, content), self.reader.manifest.family.get("recurrent_layers")
+        item = pack_item(arrays, counts, self.layout, self.stored, PIXELS[self.pixels], recurrent)
         return item | {"output": output.name} if len(self.mix.outputs) > 1 else item
 
 

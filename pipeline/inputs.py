@@ -16,6 +16,7 @@ from .ingest.imported import lines_of, num_files
 from .ingest.lines import Lines, RangeCount, Source, joined, part_ranges, scan, source_of
 from .ingest.meta import Dataset
 from .ingest.written import SplitRows
+from .plan.assign import reserved
 from .planned import Inputs
 from .runtime.engine import Engine
 from .runtime.progress import READING
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 def inputs_of(config: PackConfig, datasets: Sequence[Dataset], family: Family, running: Engine) -> list[Inputs]:
     """Read what there is, and say in one record per output what it depends on: OUT, and OUT-holdout if there is one."""
+    reserved(config, len(family.fake_image_ids))  # a pack that cannot hold it is refused before anything is measured
     data = read_rows(datasets, config, config.work_dir / "imported", running)
     outputs: dict[Split, PackConfig] = {"train": config}
     if config.holdout:

@@ -13,6 +13,12 @@ MAX_DETAIL = 300  # characters; a row may hold a picture as text, and a ledger m
 IGNORE = -100  # label of a position that is not trained on
 TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3  # values of mm_token_type_ids
 TOKEN_TYPES: dict[MediaKind, int] = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
+# Kinds of layers (`layer_types` of a text model's config) that mix tokens where a mask, positions or flash attention's
+# cu_seq_lens say they may, or do not mix them. Any other (linear_attention, conv, mamba …) carries a state on from
+# token to token, across documents, too, unless its kernels are told where documents begin.
+MASKED_LAYERS = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe", "dense", "sparse"}
+)
 
 Form = Literal["chat", "document"]  # a conversation by the chat template, or a text as it is
 

@@ -1,15 +1,18 @@
-"""Tiny, randomly initialised models of transformers, for each family and the vocabulary of its tests' processor."""
+"""Tiny, randomly initialised models of transformers, for each family and the vocabulary of its tests' processor; and
+other attention for them."""
 
 import json
-from functools import partial
-from types import SimpleNamespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import transformers  # its names one by one: older versions, which tests/loaders/other_transformers.py tries, lack some
 from helpers import DEMO_PROCESSOR
 from processors import gemma4, internvl, llava_onevision
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from neatpack.loaders.mended import mend
 from neatpack.pipeline.families.base import Family
 
 DEMO = json.loads((DEMO_PROCESSOR / "config.json").read_text())
@@ -50,6 +53,34 @@ def tiny_model(kind: str) -> Any:
             audio_token_id=2050, audio_start_token_id=2048, **IDS,
         )  # fmt: skip
         model = transformers.Qwen3OmniMoeThinkerForConditionalGeneration
+    elif kind == "qwen2_5_omni":
+        vision = {**VISION, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48, "window_size": 56,
+                  "fullatt_block_indexes": [1], "in_channels": 3}  # fmt: skip
+        audio = {"encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "d_model": 32,
+                 "output_dim": 64, "n_window": 20}  # fmt: skip
+        ids = {f"{name}_token_index": number for name, number in zip(("image", "video", "audio"), range(2048, 2051),
+                                                                    strict=True)}  # fmt: skip
+        marks = {"vision_start_token_id": 2051, "vision_end_token_id": 2052, "audio_start_token_id": 2053,
+                 "audio_end_token_id": 2054}  # fmt: skip
+        config = transformers.Qwen2_5OmniThinkerConfig(
+            text_config={**TEXT, "vocab_size": 2064, ROPE_KEY: ROPE}, vision_config=vision, audio_config=audio,
+            position_id_per_seconds=25, **ids, **marks,
+        )  # fmt: skip
+        model = transformers.Qwen2_5OmniThinkerForConditionalGeneration
+    elif kind in ("qwen3_5", "qwen3_5_moe"):
+        vision = {**VISION, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48, "in_channels": 3,
+                  "num_position_embeddings": 64}  # fmt: skip
+        text = {**TEXT, "head_dim": 16, "num_hidden_layers": 3, ROPE_KEY: {**ROPE, "partial_rotary_factor": 1.0},
+                "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+                "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+                "linear_value_head_dim": 16}  # fmt: skip
+        if kind == "qwen3_5_moe":
+            text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                     "shared_expert_intermediate_size": 32}  # fmt: skip
+            config, model = transformers.Qwen3_5MoeConfig, transformers.Qwen3_5MoeForConditionalGeneration
+        else:
+            config, model = transformers.Qwen3_5Config, transformers.Qwen3_5ForConditionalGeneration
+        config = config(text_config=text, vision_config=vision, **IDS)  # type: ignore[operator]
     else:
         vision = {**VISION, "hidden_size": 32, "out_hidden_size": 64, "intermediate_size": 48, "in_channels": 3,
                   "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}  # fmt: skip
@@ -61,7 +92,8 @@ def tiny_model(kind: str) -> Any:
         else:
             config, model = transformers.Qwen3VLConfig, transformers.Qwen3VLForConditionalGeneration
         config = config(text_config=text, vision_config=vision, **IDS)  # type: ignore[operator]
-    return with_large_weights(model._from_config(config, attn_implementation="sdpa"))
+    std = 0.2 if kind == "qwen2_5_omni" else 0.1  # sounds of equal tones hide a wrong mask from smaller ones
+    return with_large_weights(model._from_config(config, attn_implementation="sdpa"), std)
 
 
 def with_large_weights(model: Any, std: float = 0.1) -> Any:
@@ -96,8 +128,7 @@ def tiny_gemma4(family: Family, bidirectional: str | None = None) -> Any:
     config = transformers.Gemma4Config(text_config=text, vision_config=vision, audio_config=audio, **ids)
     made = transformers.Gemma4ForConditionalGeneration(config)
     assert made.model.language_model.config._attn_implementation == "sdpa"
-    model = with_large_weights(made, std=0.03).double()
-    model.register_forward_pre_hook(_with_features, with_kwargs=True)
+    model = mend(with_large_weights(made, std=0.03).double())
     tower = model.model.audio_tower.float()  # it casts to float32 within
     tower.register_forward_pre_hook(lambda _, args: (args[0].float(), *args[1:]))
 
@@ -107,19 +138,6 @@ def tiny_gemma4(family: Family, bidirectional: str | None = None) -> Any:
 
     tower.register_forward_hook(back)
     return model
-
-
-def _with_features(model, args, kwargs):
-    """transformers 5.22 forgets num_frames_per_video on its way to the vision tower: features are made beforehand."""
-    given = {key: kwargs.pop(key, None) for key in ("pixel_values", "image_position_ids", "pixel_values_videos",
-                                                    "video_position_ids", "num_frames_per_video")}  # fmt: skip
-    features = {}
-    if given["pixel_values"] is not None:
-        features["image"] = model.model.get_image_features(given["pixel_values"], given["image_position_ids"])
-    if given["pixel_values_videos"] is not None:
-        names = ("pixel_values_videos", "video_position_ids", "num_frames_per_video")
-        features["video"] = model.model.get_video_features(*(given[name] for name in names))
-    return args, {**kwargs, "mm_encoder_outputs": features}
 
 
 def tiny_kimi_k25(family: Family) -> Any:
@@ -138,19 +156,7 @@ def tiny_kimi_k25(family: Family) -> Any:
     model = with_large_weights(
         transformers.Kimi_K25ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
     )
-    model.model.get_video_features = partial(video_features, model.model)
-    return model
-
-
-def video_features(model, pixel_values_videos, video_grid_thw, **_):
-    """Chunk by chunk. transformers 5.22.2 fails on any chunk of several frames: it cuts the pooled features by grids
-    that count them, and cannot pool chunks of 4 and of 2 frames at once."""
-    pixels = pixel_values_videos.split(video_grid_thw.prod(1).tolist())
-    pooled = [
-        model.vision_tower(chunk, grid_thw=grid[None]).pooler_output
-        for chunk, grid in zip(pixels, video_grid_thw, strict=True)
-    ]
-    return SimpleNamespace(pooler_output=[model.mm_projector(chunk).squeeze(1) for chunk in pooled])
+    return mend(model)
 
 
 def tiny_llava_onevision(family: Family) -> Any:
@@ -228,3 +234,38 @@ def tiny_idefics3(family: Family) -> Any:
         transformers.Idefics3ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
     )
     return model.double()
+
+
+def reference_varlen(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
+    """A varlen kernel in plain torch, told of documents by cu_seq_lens_q and of windows, as flash attention is."""
+    batch, heads, length, _ = query.shape
+    q, k, v = (x.repeat_interleave(heads // x.shape[1], 1).transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    assert attention_mask is None
+    bounds = kwargs["cu_seq_lens_q"].tolist()
+    assert torch.equal(kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]) and bounds[-1] == batch * length
+    found = []
+    for first, last in zip(bounds, bounds[1:], strict=False):
+        assert last - first <= kwargs["max_length_q"] == kwargs["max_length_k"]
+        seen = torch.ones(last - first, last - first, dtype=torch.bool).tril()
+        if kwargs.get("sliding_window"):
+            seen = seen.triu(1 - kwargs["sliding_window"])
+        one = (x[first:last].transpose(0, 1) for x in (q, k, v))
+        found.append(torch.nn.functional.scaled_dot_product_attention(*one, attn_mask=seen, scale=scaling))  # type: ignore[misc]
+    return torch.cat(found, dim=1).transpose(0, 1).unflatten(0, (batch, length)), None
+
+
+ALL_ATTENTION_FUNCTIONS.register("flash_reference", reference_varlen)
+
+
+@contextmanager
+def attention(model: Any, name: str) -> Iterator[None]:
+    """The text model with other attention. flex_attention is not compiled: that needs a C++ compiler."""
+    text = model.get_decoder().config
+    configs = [text, *(getattr(text, name) for name in text.sub_configs)]  # Phi's has those of pictures and sounds
+    before = [config._attn_implementation for config in configs]
+    for config, kind in zip(configs, [name, *before[1:]], strict=True):
+        config._attn_implementation = kind
+    with torch.compiler.set_stance("force_eager"):
+        yield
+    for config, kind in zip(configs, before, strict=True):
+        config._attn_implementation = kind

@@ -221,6 +221,8 @@ class Family(ABC):
         self.rules: dict[MediaKind, MediaRule] = {rule.kind: rule for rule in (image, video, sound) if rule}
         # Numbers that `positions` and `media_tokens` need, and that loaders may; they go into the manifest.
         self.facts = dict(facts or {})
+        # Kinds of layers in the model's text that no attention mask reaches; None: its config is not there to tell.
+        self.recurrent_layers: list[str] | None = None
 
     @classmethod
     @abstractmethod
@@ -359,6 +361,7 @@ class Family(ABC):
             "padding_id": self.chat.padding_id,
             "position_axes": self.position_axes,
             "position_dtype": self.position_dtype,
+            "recurrent_layers": self.recurrent_layers,
             "facts": self.facts,
             "media": {name: asdict(array) for name, array in self.media.items()},
         }

@@ -5,7 +5,7 @@ Positions are float32: temporal patches lie 13 to the second, which need not be 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from transformers import WhisperFeatureExtractor
@@ -66,6 +66,7 @@ class OmniSound(SoundFeatures):
 class OmniVideos(Qwen2Videos):
     seconds_name = "video_second_per_grid"
     tokens_per_second: float
+    nominal_fps: ClassVar[float] = NOMINAL_FPS
 
     @property
     def arrays(self) -> dict[str, MediaArray]:
@@ -76,7 +77,7 @@ class OmniVideos(Qwen2Videos):
 
     def seconds_per_patch(self, medium: MeasuredMedia) -> float:
         """By the rate that was asked for, not by the one that came out: so the processor has it."""
-        return self.temporal_patch_size / (medium.asked_fps or self.fps or NOMINAL_FPS)
+        return self.temporal_patch_size / (medium.asked_fps or self.fps or self.nominal_fps)
 
     def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
         """Of a video and its sound, tokens in the order of their times, the video's first where they are equal."""

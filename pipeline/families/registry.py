@@ -1,14 +1,17 @@
 """FAMILIES, one line per model family, and the loading of a processor as one of them."""
 
 import json
+import logging
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from huggingface_hub.errors import StrictDataclassError
+from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from ..config import UserError
+from ..records import MASKED_LAYERS
 from .base import Family, ProcessorFiles, ProcessorKey
 from .default import Default
 from .gemma4 import Gemma4
@@ -19,14 +22,18 @@ from .kimi_vl import KimiVL
 from .llava_onevision import LlavaOnevision
 from .nemotron_parse import NOT_PACKABLE, NemotronParse
 from .phi4_mm import Phi4MM
+from .qwen2_5_omni import Qwen25Omni
 from .qwen2_vl import Qwen2VL
 from .qwen3_omni import Qwen3Omni
 from .qwen3_vl import Qwen3VL
+
+logger = logging.getLogger(__name__)
 
 FAMILIES: dict[str, type[Family]] = {
     Qwen2VL.name: Qwen2VL,
     Qwen3VL.name: Qwen3VL,
     Qwen3Omni.name: Qwen3Omni,
+    Qwen25Omni.name: Qwen25Omni,
     Gemma4.name: Gemma4,
     KimiVL.name: KimiVL,
     KimiK25.name: KimiK25,
@@ -36,6 +43,12 @@ FAMILIES: dict[str, type[Family]] = {
     NemotronParse.name: NemotronParse,
     Default.name: Default,
 }
+# Kimi's: "Hello world, don't we'll" is 5 tokens by its own code, and 7 by what transformers makes of the file.
+OTHER_SPLITS = (
+    "--processor {}: its vocabulary is a tiktoken.model, which transformers would split into other tokens than the "
+    "model's own code does, without a word; give --trust-remote-code to run that code, if you trust it, or a folder "
+    "with a tokenizer.json that splits as it does"
+)
 REFUSED = {NemotronParse.name: NOT_PACKABLE}  # known, and why they cannot be packed
 
 
@@ -63,6 +76,7 @@ def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = Fa
     elif not files.tokenizer.chat_template:
         raise UserError(f"--processor {key.processor}: has no chat template")
     built = family.load(files, key)
+    built.recurrent_layers = recurrent_layers(files.model)
     if key.use_audio_in_video and not (built.video and built.video.sound):
         raise UserError(f"--use-audio-in-video: {built.name} takes no sound from videos; leave it out")
     if key.empty_thought and not isinstance(built, Gemma4):
@@ -86,6 +100,24 @@ def _family_class(key: ProcessorKey, files: ProcessorFiles, online: bool) -> typ
     )
 
 
+def recurrent_layers(model: dict[str, Any]) -> list[str] | None:
+    """Kinds of layers in a text model that no attention mask reaches, by its config.json; None: it does not tell.
+
+    Published configs list the kinds of their layers. Where one does not, transformers' class for it may know: Qwen3.5
+    -> ["linear_attention"].
+    """
+    model = model.get("thinker_config") or model  # Qwen's Omnis have one around what is trained
+    text = model.get("text_config") or model
+    types = text.get("layer_types") or text.get("layers_block_type")
+    model_type = str(text.get("model_type") or model.get("model_type"))
+    if types is None and model_type in CONFIG_MAPPING:
+        try:
+            types = getattr(CONFIG_MAPPING[model_type](**text), "layer_types", None) or ()
+        except (StrictDataclassError, TypeError, ValueError) as error:  # a config that this transformers cannot read
+            logger.warning("config.json: whether the model has recurrent layers cannot be told: %s", error)
+    return None if types is None else sorted(set(types) - MASKED_LAYERS)
+
+
 def processor_files(processor: str, *, trust_remote_code: bool = False) -> ProcessorFiles:
     """Of a directory or hub repository, as transformers looks for them: each part in its own file, or all in one."""
     saved = _read_config(processor, "processor_config.json")
@@ -103,6 +135,9 @@ def processor_files(processor: str, *, trust_remote_code: bool = False) -> Proce
 
 
 def _load_tokenizer(processor: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    converts = _has(processor, "tiktoken.model") and not _has(processor, "tokenizer.json")
+    if converts and not trust_remote_code:
+        raise UserError(OTHER_SPLITS.format(processor))
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             processor, trust_remote_code=trust_remote_code, local_files_only=check_processor(processor)
@@ -114,9 +149,16 @@ def _load_tokenizer(processor: str, trust_remote_code: bool) -> PreTrainedTokeni
                 "it, if you trust it"
             ) from error
         raise UserError(f"--processor {processor}: no tokenizer could be loaded: {error}") from error
+    if converts and hasattr(tokenizer, "backend_tokenizer"):  # there was no code to run
+        raise UserError(OTHER_SPLITS.format(processor))
     if not tokenizer.chat_template:
         tokenizer.chat_template = _read_config(processor, "chat_template.json").get("chat_template")
     return tokenizer
+
+
+def _has(processor: str, name: str) -> bool:
+    return cached_file(processor, name, _raise_exceptions_for_missing_entries=False,
+                       _raise_exceptions_for_connection_errors=False) is not None  # fmt: skip
 
 
 def _read_config(processor: str, name: str) -> dict[str, Any]:

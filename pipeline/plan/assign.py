@@ -179,7 +179,13 @@ def shard_starts(plan: Plan, shard_bytes: int) -> list[int]:
 
 def reserved(config: PackConfig, num_fake_ids: int) -> int:
     """Tokens that a pack without visual tokens keeps free, for the fake image."""
-    return aligned(num_fake_ids, config.align) if config.fake_image else 0
+    reserve = aligned(num_fake_ids, config.align) if config.fake_image else 0
+    if reserve >= config.pack_size:
+        raise UserError(
+            f"--pack-size {config.pack_size}: a pack without pictures keeps {reserve} tokens free for a fake image, "
+            "the smallest picture of this model, and has no room for text beside it; give more, or --no-fake-image"
+        )
+    return reserve
 
 
 def aligned(tokens: Tokens, align: int) -> Tokens:

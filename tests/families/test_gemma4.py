@@ -223,11 +223,11 @@ def test_structural_tokens_in_texts_are_plain(family):
 
 
 def test_bos_comes_once_whoever_writes_it(tmp_path, family):
-    plain = load_family(ProcessorKey(processor=str(gemma4.make(tmp_path / "p", adds_bos=False))))
+    adding = load_family(ProcessorKey(processor=str(gemma4.make(tmp_path / "p", adds_bos=True))))
     turns = [("user", "Hi <bos>"), ("assistant", "Yo.")]
-    assert rendered(plain, *turns)[2].input_ids.tolist() == rendered(family, *turns)[2].input_ids.tolist()
+    assert rendered(adding, *turns)[2].input_ids.tolist() == rendered(family, *turns)[2].input_ids.tolist()
     turns = [("user", "Hi"), ("assistant", "Yo.")]
-    assert rendered(plain, *turns)[2].input_ids.tolist() == rendered(family, *turns)[2].input_ids.tolist()
+    assert rendered(adding, *turns)[2].input_ids.tolist() == rendered(family, *turns)[2].input_ids.tolist()
 
 
 def test_frames(processor, tmp_path):

@@ -1,9 +1,15 @@
-"""Kimi-VL against a double of its processor, which exists as remote code only and cannot be run here."""
+"""Kimi-VL against a double of its processor, which exists as remote code only and cannot be run here.
+
+The vocabulary, the template and the config are the real ones where ../shared is; what is doubled is the call.
+"""
+
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import TinyData, picture, tiny_config
+from helpers import SHARED, TinyData, picture, tiny_config
 from PIL import Image
 from processors import kimi_vl
 
@@ -28,6 +34,17 @@ def family(tmp_path_factory):
     return load_family(ProcessorKey(processor=str(kimi_vl.make(tmp_path_factory.mktemp("kimi_vl") / "processor"))))
 
 
+@pytest.fixture(scope="module", params=["tiny", "real"])
+def either(request, family):
+    """The small one, and that of ../shared."""
+    if request.param == "tiny":
+        return family
+    folder = SHARED / "processors" / "kimi-vl"
+    if not folder.is_dir():
+        pytest.skip("../shared/processors/kimi-vl is not here")
+    return load_family(ProcessorKey(processor=str(folder), family="kimi_vl"))
+
+
 def turns(*parts, answer="It is so."):
     return [{"role": "user", "content": list(parts)}, {"role": "assistant", "content": [text(answer)]}]
 
@@ -40,7 +57,8 @@ def image(path):
     return {"type": "image", "image": str(path)}
 
 
-def test_every_tensor(family, tmp_path):
+def test_every_tensor(either, tmp_path):
+    family = either
     pictures = [picture(tmp_path / f"{i}.png", *size, seed=i) for i, size in enumerate(SIZES)]
     conversations = [turns(image(path), text("What is it?")) for path in pictures]
     conversations += [
@@ -48,7 +66,9 @@ def test_every_tensor(family, tmp_path):
         turns(image(pictures[2]), text("and"), image(pictures[4]), image(pictures[0]), text("?")),
         [*turns(text("One:"), image(pictures[1]), answer=""), *turns(image(pictures[6]), answer="\n\nYes.")],
     ]
-    double = kimi_vl.Double(family.chat.tokenizer, kimi_vl.IMAGE)
+    double = kimi_vl.Double(
+        family.chat.tokenizer, json.loads((Path(family.source) / "preprocessor_config.json").read_text())
+    )
     for messages in conversations:
         paths = [part["image"] for turn in messages for part in turn["content"] if part["type"] == "image"]
         templated = family.chat.tokenizer.apply_chat_template(messages, tokenize=False)
@@ -67,7 +87,8 @@ def test_every_tensor(family, tmp_path):
                 assert torch.equal(ours, expected["pixel_values"].to(dtype))
 
 
-def test_labels_are_the_answers_and_their_ends(family):
+def test_labels_are_the_answers_and_their_ends(either):
+    family = either
     messages = [*turns(text("a <|im_end|> b"), answer=""), *turns(text("c"), answer="\n\nYes.")]
     (measured,) = measure([from_conversation({"conversation": messages})], family)
     labels = render_whole(measured, family, "torch").labels

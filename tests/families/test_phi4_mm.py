@@ -15,6 +15,7 @@ from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.loaders.media import concatenated_media
 from neatpack.loaders.online.phi4 import input_mode, remote_code_batch
 from neatpack.loaders.pixels import Stored, restore_pixels, restored
+from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import load_family
@@ -286,3 +287,15 @@ def test_a_pack_with_sounds_gets_no_fake_image(family, tmp_path):
     (pack,) = PackedShards(tmp_path / "out")
     assert (pack["n_audios"], pack["n_images"]) == (1, 0)
     assert family.wants_fake_image(0, 0) and not family.wants_fake_image(1, 0)
+
+
+def test_packs_that_the_fake_image_fills_are_refused(tmp_path, capsys):
+    """Phi's is of 290 tokens, and LLaVA-OneVision's of 757. Exit code 2, and a sentence."""
+    processor = phi4_mm.make(tmp_path / "processor")
+    size = len(load_family(ProcessorKey(processor=str(processor))).fake_image_ids)
+    meta = TinyData(tmp_path / "data").text("Who?", "Me.").write()
+    given = ["--meta", str(meta), "--processor", str(processor), "--engine", "inline"]
+    for command in (["plan"], ["pack", "--out", str(tmp_path / "out")]):
+        assert main([*command, *given, "--pack-size", str(size)]) == 2
+        assert f"--pack-size {size}: a pack without pictures keeps {size} tokens free" in capsys.readouterr().err
+    assert main(["plan", *given, "--pack-size", str(size), "--no-fake-image"]) == 0

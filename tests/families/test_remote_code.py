@@ -1,6 +1,7 @@
 """A processor whose tokenizer is Python code of its own, as Kimi's published ones are: run only if it is trusted."""
 
 import json
+from base64 import b64encode
 
 import pytest
 from helpers import TinyData, documents_of, picture, tiny_config
@@ -49,6 +50,17 @@ class LetterTokenizer(PreTrainedTokenizer):
     def convert_tokens_to_string(self, tokens):
         return "".join(tokens)
 """
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_vocabulary_that_would_be_split_otherwise_is_refused(trusted, tmp_path):
+    """Kimi's tiktoken.model without its code: transformers would convert it, with splits of its own."""
+    folder = kimi_vl.make(tmp_path / "kimi")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "tiktoken.model").write_text("".join(f"{b64encode(bytes([n])).decode()} {n}\n" for n in range(256)))
+    with pytest.raises(UserError, match="tiktoken"):
+        load_family(ProcessorKey(processor=str(folder), trust_remote_code=trusted))
 
 
 @pytest.fixture

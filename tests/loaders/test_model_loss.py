@@ -7,8 +7,6 @@ and masks that it makes itself.
 import copy
 import inspect
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -20,6 +18,7 @@ import torch
 from helpers import TinyData, clip, documents_of, picture, tiny_config, tone
 from processors import default, llava_onevision
 from tiny_models import (
+    attention,
     tiny_gemma4,
     tiny_idefics3,
     tiny_internvl,
@@ -32,7 +31,6 @@ from tiny_models import (
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from neatpack import PackedShards, restore_pixels
 from neatpack.loaders.model_inputs import PackCollater
@@ -70,6 +68,7 @@ CASES = {
     "qwen3_vl": Case(family="qwen3_vl", model=qwen("qwen3_vl"), kinds="image video"),
     "qwen3_vl_moe": Case(family="qwen3_vl", model=qwen("qwen3_vl_moe"), kinds="image video"),
     "qwen3_omni": Case(family="qwen3_omni", model=qwen("qwen3_omni"), kinds="image video audio", chosen=SMALL),
+    "qwen2_5_omni": Case(family="qwen2_5_omni", model=qwen("qwen2_5_omni"), kinds="image video audio", chosen=SMALL),
     "gemma4": Case(family="gemma4", model=tiny_gemma4, kinds="image video audio", chosen=(("video_max_frames", 2),)),
     "gemma4_both_ways": Case(
         family="gemma4", model=partial(tiny_gemma4, bidirectional="vision"), kinds="image video audio",
@@ -164,39 +163,29 @@ def made(request, tmp_path_factory) -> Made:
     return Made(folder / "out", model, [pack, documents[0]], [*documents, documents[0]])
 
 
-def reference_varlen(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
-    """A varlen kernel in plain torch, told of documents by cu_seq_lens_q and of windows, as flash attention is."""
-    batch, heads, length, _ = query.shape
-    q, k, v = (x.repeat_interleave(heads // x.shape[1], 1).transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    assert attention_mask is None
-    bounds = kwargs["cu_seq_lens_q"].tolist()
-    assert torch.equal(kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]) and bounds[-1] == batch * length
-    found = []
-    for first, last in zip(bounds, bounds[1:], strict=False):
-        assert last - first <= kwargs["max_length_q"] == kwargs["max_length_k"]
-        seen = torch.ones(last - first, last - first, dtype=torch.bool).tril()
-        if kwargs.get("sliding_window"):
-            seen = seen.triu(1 - kwargs["sliding_window"])
-        one = (x[first:last].transpose(0, 1) for x in (q, k, v))
-        found.append(torch.nn.functional.scaled_dot_product_attention(*one, attn_mask=seen, scale=scaling))  # type: ignore[misc]
-    return torch.cat(found, dim=1).transpose(0, 1).unflatten(0, (batch, length)), None
+def gradients(made: Made, batches: list[dict[str, Any]], counts: list[int]) -> dict[str, torch.Tensor]:
+    """Of the loss summed over all target tokens, by the name of the weight."""
+    made.model.zero_grad()
+    for batch, count in zip(batches, counts, strict=True):
+        if count:
+            (made.loss(batch) * count).backward()
+    return {name: weight.grad.clone() for name, weight in made.model.named_parameters() if weight.grad is not None}
 
 
-ALL_ATTENTION_FUNCTIONS.register("flash_reference", reference_varlen)
-
-
-@contextmanager
-def attention(model: Any, name: str) -> Iterator[None]:
-    """The text model with other attention. flex_attention is not compiled: that needs a C++ compiler."""
-    text = model.get_decoder().config
-    configs = [text, *(getattr(text, name) for name in text.sub_configs)]  # Phi's has those of pictures and sounds
-    before = [config._attn_implementation for config in configs]
-    for config, kind in zip(configs, [name, *before[1:]], strict=True):
-        config._attn_implementation = kind
-    with torch.compiler.set_stance("force_eager"):
-        yield
-    for config, kind in zip(configs, before, strict=True):
-        config._attn_implementation = kind
+def test_gradients_of_packs_are_those_of_documents_alone(made):
+    """Those of the vision and audio towers, too: of every weight that any document moves."""
+    counts = [int((document["labels"] != -100).sum()) for document in made.documents]
+    alone = gradients(made, [made.unpacked(document) for document in made.documents], counts)
+    packed = gradients(made, [PackedShards(made.out).collater(made.model)(made.packs)], [sum(counts)])
+    made.model.zero_grad()
+    moved = [name for name, gradient in alone.items() if gradient.abs().max() > 1e-6]
+    assert any("embed" in name or "visual" in name or "vision" in name for name in moved)
+    for name in moved:
+        theirs = alone[name]
+        assert float((packed[name] - theirs).norm()) <= 1e-3 * float(theirs.norm()), name
+    largest = max(float(gradient.abs().max()) for gradient in alone.values())
+    for name in packed.keys() - set(moved):  # as good as nothing, as alone
+        assert float(packed[name].abs().max()) <= 1e-5 * largest, name
 
 
 PATHS = [("sdpa", "mask"), ("sdpa", "positions"), ("eager", "mask"), ("eager", "positions"),

@@ -35,8 +35,8 @@ TEMPLATE = """\
 SLIDING_WINDOW = 24
 
 
-def make(folder: Path, *, adds_bos: bool = True, **model: Any) -> Path:
-    """`adds_bos`: the tokenizer writes <bos>, too, as the published one does. `model`: more of the model's config."""
+def make(folder: Path, *, adds_bos: bool = False, **model: Any) -> Path:
+    """`adds_bos`: the tokenizer writes <bos>, too; the published one does not. `model`: more of the model's config."""
     pixels = {"patch_size": 16, "pooling_kernel_size": 3, "max_soft_tokens": 70}
     write_processor(
         folder, tokens=TOKENS, template=TEMPLATE, named=NAMED,

@@ -43,7 +43,7 @@ for processor_path, conversations in json.loads(Path(sys.argv[1]).read_text()).i
         parts = [part for turn in messages for part in turn["content"]]
         sounds = [np.load(part[key]) for part in parts for key in ("samples", "sound") if key in part]
         more = {"audio": sounds} if sounds else {}
-        if type(processor).__name__ == "Qwen3OmniMoeProcessor":  # takes the rate as told, and knows no token types
+        if "Omni" in type(processor).__name__:  # takes the rate as told, and knows no token types
             if clips and clips[0].get("fps"):
                 more["fps"] = clips[0]["fps"]
             if any("sound" in part for part in parts):

@@ -1,0 +1,45 @@
+"""Models of transformers 5.22 that fail on packed videos, made to take them: `mend(model)`, before it is wrapped.
+
+    Gemma 4     its forward forgets num_frames_per_video on the way to the vision tower, which then fails or takes the
+                frames of all videos for one: the features are made before, and handed over as mm_encoder_outputs
+    Kimi K2.5   cuts the pooled features of videos by grids that count all frames, and cannot pool chunks of 4 and of 2
+                frames at once: chunks run one by one
+
+What cannot be mended from outside: LLaVA-OneVision wants videos of equally many frames in a batch (num_frames of its
+processor), and Phi-4-multimodal projects sounds otherwise beside pictures (pack them apart).
+"""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+
+def mend(model: Any) -> Any:
+    """The same model; one that needs no mending as it is."""
+    kind = type(model).__name__
+    if kind == "Gemma4ForConditionalGeneration":
+        model.register_forward_pre_hook(_with_features, with_kwargs=True)
+    elif kind == "Kimi_K25ForConditionalGeneration":
+        model.model.get_video_features = partial(_chunk_by_chunk, model.model)
+    return model
+
+
+def _with_features(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    images = {name: kwargs.pop(name, None) for name in ("pixel_values", "image_position_ids")}
+    names = ("pixel_values_videos", "video_position_ids", "num_frames_per_video")
+    videos = {name: kwargs.pop(name, None) for name in names}
+    features = dict(kwargs.pop("mm_encoder_outputs", None) or {})
+    if images["pixel_values"] is not None:
+        features["image"] = model.model.get_image_features(*images.values())
+    if videos["pixel_values_videos"] is not None:
+        features["video"] = model.model.get_video_features(*videos.values())
+    return args, {**kwargs, "mm_encoder_outputs": features}
+
+
+def _chunk_by_chunk(model: Any, pixel_values_videos: Any, video_grid_thw: Any, **_: Any) -> Any:
+    pixels = pixel_values_videos.split(video_grid_thw.prod(1).tolist())
+    pooled = [
+        model.vision_tower(chunk, grid_thw=grid[None]).pooler_output
+        for chunk, grid in zip(pixels, video_grid_thw, strict=True)
+    ]
+    return SimpleNamespace(pooler_output=[model.mm_projector(chunk).squeeze(1) for chunk in pooled])
