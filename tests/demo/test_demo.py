@@ -57,10 +57,9 @@ def test_the_comparison(made):
 
 
 def test_training_prints_both_losses_and_they_are_one(made, capsys):
-    losses = train(*made, steps=2)
+    meta, out = made
+    losses = train(meta, out, steps=2)
     printed = capsys.readouterr().out
-    packed_loss, alone = (
-        float(re.search(rf"{words} +(\S+)\n", printed)[1]) for words in ("forward pass", "one by one")
-    )
+    packed_loss, alone = map(float, re.findall(r"(?:forward pass|one by one) +(\S+)\n", printed))
     assert packed_loss == pytest.approx(alone, rel=1e-5) and packed_loss == pytest.approx(losses[0], abs=1e-6)
     assert losses[1] < losses[0] and printed.count("\n") == 5
