@@ -10,10 +10,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from jobs.demo.make_data import make_demo
-from neatpack.pipeline.commands import COMMANDS
 
 PROCESSOR = os.path.relpath(Path(__file__).parent / "processor")
-HAS_SHOW = any(part.__name__.endswith(".show") for part in COMMANDS)
 
 
 def main(folder: str) -> int:
@@ -41,11 +39,9 @@ def main(folder: str) -> int:
     print(compare.meaning(ways))
 
     chapter(5, "Looked at", "one pack of it")
-    if HAS_SHOW:
-        neatpack("show", packed, "0")
+    neatpack("show", packed, "0", "--doc", "0")
     print(f"  the shards are plain webdataset tars: tar tf {packed}/shards/pack-000000.tar | head")
-    if (Path(packed) / "report.html").exists():
-        print(f"  the whole output in pictures: open {packed}/report.html")
+    print(f"  the whole output in pictures: open {packed}/report.html")
 
     chapter(6, "Trained on", "a tiny Qwen2.5-VL with random weights; packed training equals unpacked training")
     train.train(meta, Path(packed))
