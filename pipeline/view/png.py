@@ -13,8 +13,9 @@ from .document import LEGEND, DocumentView, MediumView, PackView
 from .lines import TAB, Piece, in_lines, levels, smaller, some_of, under
 
 WIDTH, MARGIN, LINE = 1000, 24, 20
-MAX_HEIGHT = 60_000  # pixels: 180 MB while it is drawn
+MAX_HEIGHT = 100_000  # pixels: 300 MB while it is drawn
 FRAMES = 8  # of a video
+TALLEST = 640  # pixels of a picture
 MASK = 200
 MISSING = "□"  # in place of what no font here has
 FONTS = ("DejaVuSansMono.ttf", "NotoSansMono-Regular.ttf", "LiberationMono-Regular.ttf")  # as the system finds them
@@ -128,7 +129,7 @@ class _Page:
             frames = some_of(medium.pictures, FRAMES)
             room = (WIDTH - 2 * MARGIN - 8 * (len(frames) - 1)) // len(frames)
             # As large as the model sees it, where there is room.
-            yield self.pictures([smaller(frame.pixels, room, 10_000) for frame in frames])
+            yield self.pictures([smaller(frame.pixels, room, TALLEST) for frame in frames])
 
     def space(self, height: int) -> _Strip:
         return _Strip(height, lambda pen, image, top: None)
