@@ -191,9 +191,9 @@ def meaning(ways: Sequence[Way]) -> str:
         f"as many as neatpack, on the fly {on_the_fly.positions / ours.positions:.1f} times.\n"
         "  lost: a guess too long leaves packs empty; one too short drops what does not fit, in every epoch: "
         f"{counted(precomputed.lost, 'sample')}, {precomputed.lost / precomputed.samples:.0%}.\n"
-        "  fullest rank: the visual tokens of the rank that the others wait for, on average over shuffles. These are few "
-        "packs: jobs/bench_plan.py does it with many.\n"
-        "  One picture cannot be decoded, which the other ways would find out in training; neatpack has left its row out."
+        "  fullest rank: the visual tokens of the rank that the others wait for, on average over shuffles. These are "
+        "few packs: jobs/bench_plan.py does it with many.\n"
+        "  One picture cannot be decoded, which the other ways would find out in training; neatpack left its row out."
     )
 
 
