@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping
 from errno import EIO, EMFILE, ENOSPC, EROFS
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -189,7 +190,7 @@ def node_killed(job: Job, rng: random.Random) -> Outcome:
     from ray.cluster_utils import Cluster
 
     job.prepare()
-    little = {"num_cpus": 1, "object_store_memory": 80 << 20}  # the least that Ray takes
+    little: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 << 20}  # the least that Ray takes
     cluster = Cluster(initialize_head=True, head_node_args={**little, "include_dashboard": False})
     try:
         node = cluster.add_node(**little)
@@ -203,7 +204,7 @@ def node_killed(job: Job, rng: random.Random) -> Outcome:
             outcome = job.check(*run.ended())
         return outcome if found else ENDED
     finally:
-        cluster.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
 
 

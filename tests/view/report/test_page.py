@@ -12,6 +12,7 @@ from helpers import TinyData, assert_verified, tiny_config
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.runtime.progress import FILE as TIMING
 from neatpack.pipeline.view.report import page as report_page
 from neatpack.pipeline.view.report.figures import TIMING, figures_of
 from neatpack.pipeline.view.report.gallery import Shown, some_documents
