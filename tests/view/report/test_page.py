@@ -14,7 +14,7 @@ from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.progress import FILE as TIMING
 from neatpack.pipeline.view.report import page as report_page
-from neatpack.pipeline.view.report.figures import TIMING, figures_of
+from neatpack.pipeline.view.report.figures import figures_of
 from neatpack.pipeline.view.report.gallery import Shown, some_documents
 from neatpack.pipeline.view.report.page import write_report
 from neatpack.pipeline.view.report.sections import gallery
