@@ -243,6 +243,7 @@ def _sounds(media: Arrays, layout: Layout) -> Iterator[Seen]:
 IMAGES: dict[str, Callable[[Arrays, Layout, Facts], Iterator[Seen]]] = {
     "qwen2_vl": _patch_images,
     "qwen3_vl": _patch_images,
+    "qwen2_5_omni": _patch_images,
     "qwen3_omni": _patch_images,
     "gemma4": _gemma_images,
     "kimi_vl": _moonvit_images("image_grid_hws"),
@@ -254,6 +255,7 @@ IMAGES: dict[str, Callable[[Arrays, Layout, Facts], Iterator[Seen]]] = {
 VIDEOS: dict[str, Callable[[Arrays, Layout, Facts], Iterator[Seen]]] = {
     "qwen2_vl": _patch_videos(block_per_patch=False),
     "qwen3_vl": _patch_videos(block_per_patch=True),
+    "qwen2_5_omni": _patch_videos(block_per_patch=False),
     "qwen3_omni": _patch_videos(block_per_patch=False),
     "gemma4": _gemma_videos,
     "kimi_k25": _kimi_videos,

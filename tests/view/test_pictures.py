@@ -156,6 +156,7 @@ def test_the_families_that_are_drawn():
     drawn = {
         "qwen2_vl",
         "qwen3_vl",
+        "qwen2_5_omni",
         "qwen3_omni",
         "gemma4",
         "kimi_vl",
