@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,16 @@ from doc_pages import NAMES, PAGES, Block, blocks_of, inline_code
 from helpers import DEMO_PROCESSOR, RECIPE_PACKAGES, ROOT, picture, tiny_config
 from tiny_models import tiny_model
 
+from jobs.demo.make_data import make_demo
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.run import run_pack
 
 # Blocks that are not run, by page and first line.
 NOT_RUN = {
-    ("README.md", "make demo    # draws a small data set, packs it, verifies it, shows what came out"): "minutes; "
-    "the demo is a line of .ci/run, and `make test` is what runs this",
+    (
+        "README.md",
+        "make demo    # a minute: packs a small data set, proves it, compares, trains a tiny model on it",
+    ): "the demo is a line of .ci/run, and `make test` is what runs this",
     (
         "README.md",
         "ray job submit --working-dir . -- python pipeline/pack.py --meta /data/meta.json --processor "
@@ -47,6 +51,8 @@ SUBSTITUTIONS = {
     "--holdout 0.01": "--holdout 0.2",  # of forty rows
     "num_workers=4": "num_workers=1",  # on two cores
 }
+# Pages that look into the output of `make demo`, and where they do it.
+OF_THE_DEMO = {"REPORT.md": ".", "SHOW.md": "demo-out"}
 RUNNING = ("pack", "plan", "split")  # commands that run on Ray unless they are told
 
 
@@ -84,6 +90,18 @@ def world(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory) -> Path:
+    """demo-out as `make demo` leaves it, and another output beside it."""
+    folder = tmp_path_factory.mktemp("demo") / "demo-out"
+    meta = make_demo(folder / "data")
+    config = tiny_config(meta, folder / "packed", pack_size=2048, shard_mb=16, group_size=512)
+    run_pack(config)
+    less = {"pack_size": 1024, "overlong": "truncate", "max_packs": 38, "datasets": ("shapes", "charts", "text")}
+    run_pack(replace(config, out=str(folder / "smaller"), **less))
+    return folder.parent
+
+
 def names_of(block: Block, folder: Path) -> dict[str, object]:
     """What a block of Python takes for given."""
     if block.page == "README.md":
@@ -104,7 +122,14 @@ TO_RUN = [block for block in BLOCKS if block.info in ("", "python") and block.na
 
 
 @pytest.mark.parametrize("block", TO_RUN, ids=lambda block: f"{block.page}-{block.number}")
-def test_the_block_runs(block, world, tmp_path, monkeypatch, capsys):
+def test_the_block_runs(block, request, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    if block.page in OF_THE_DEMO:
+        folder = request.getfixturevalue("demo") / OF_THE_DEMO[block.page]
+        monkeypatch.chdir(folder)
+        run_commands(block, capsys, f"{folder}/", "")
+        return
+    world = request.getfixturevalue("world")
     needs_output = "packed" in block.body and "--out packed" not in block.body
     folder = tmp_path / "here"
     shutil.copytree(world, folder, ignore=None if needs_output else shutil.ignore_patterns("packed"))
@@ -113,14 +138,18 @@ def test_the_block_runs(block, world, tmp_path, monkeypatch, capsys):
             (folder / example.file).parent.mkdir(parents=True, exist_ok=True)
             (folder / example.file).write_text(example.body, encoding="utf-8")
     monkeypatch.chdir(folder)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     if block.info == "python":
         run_python(block, folder)
-        return
+    else:
+        run_commands(block, capsys, str(folder), "/data")
+
+
+def run_commands(block: Block, capsys: pytest.CaptureFixture[str], folder: str, shown: str) -> None:
+    """`shown`: what the page has for the folder."""
     for command, expected in commands_of(block.body):
         capsys.readouterr()
         code = run_command(command)
-        printed = "".join(capsys.readouterr()).replace(str(folder), "/data")
+        printed = "".join(capsys.readouterr()).replace(folder, shown)
         asked = re.search(r"# exit code (\d)$", command)
         assert code == (int(asked[1]) if asked else 0), printed
         if expected:
