@@ -1,24 +1,31 @@
-"""Some documents of an output, chosen by seed: where they are, how long, and what their rows say."""
+"""Some documents of an output, chosen by seed: where they are, how long, what their rows say, and their pictures."""
 
+import base64
+import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
+from PIL import Image
 
 from ...ingest.convert import parse_row, said_of
 from ...ingest.meta import Columns, Dataset, Tags
-from ...manifest import Manifest
+from ...layout import layout_of
+from ...manifest import Manifest, OutputError
 from ...records import Skip
 from ...shard.sources import SourceError, files_of
 from ...shard.tables import ledger_names, read_table
 from ...shard.words import clipped
+from ..of_pack import pack_view
+from ..stored import stored_pack
 
 NUM_DOCUMENTS, SEED = 8, 0
 MAX_BYTES = 256 << 20  # of a data file: its digest is compared before a row of it is shown
 MAX_TURNS, MAX_WORDS = 6, 400  # turns of a document, and characters of a turn
+MAX_PICTURES, SIDE = 3, 120  # of a document, and their longer side in pixels: 5 KB each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +42,7 @@ class Shown:
     visual_tokens: int
     detail: str  # whether it was truncated or shrunk
     turns: Sequence[tuple[str, str]] = ()  # role and text; none: its row cannot be read here
-    pictures: Sequence[str] = ()  # data: URIs of small ones, if somebody has them
+    pictures: Sequence[str] = ()  # data: URIs of small ones, as the model sees them
 
 
 def some_documents(out: Path, manifest: Manifest) -> list[Shown]:
@@ -56,7 +63,28 @@ def some_documents(out: Path, manifest: Manifest) -> list[Shown]:
         lines = ledger.take(chosen).drop_columns(["status"]).to_pylist() if len(chosen) else []
         turns = turns_of_rows(out, manifest, dataset, [line["row"] for line in lines])
         found += (Shown(dataset=dataset, turns=turns.get(line["row"], ()), **line) for line in lines)
-    return found
+    return [replace(each, pictures=_pictures(out, manifest, each)) for each in found]
+
+
+def _pictures(out: Path, manifest: Manifest, shown: Shown) -> list[str]:
+    """The first pictures of a document, and first frames, small; none where its shard is not there, or damaged."""
+    if not shown.visual_tokens:
+        return []
+    try:
+        pack, layout = stored_pack(out, manifest, shown.pack), layout_of(manifest.family)
+    except OutputError:  # tables may be looked at alone; `neatpack verify` says what is wrong with the shards
+        return []
+    family = manifest.family
+    view = pack_view("", pack, layout, family, pack_size=0, decoder=None, known={}, only=shown.position)
+    media = [medium for document in view.documents for medium in document.media if medium.pictures]
+    return [_small(medium.pictures[0].pixels) for medium in media[:MAX_PICTURES]]
+
+
+def _small(pixels: np.ndarray) -> str:
+    image, content = Image.fromarray(pixels), io.BytesIO()
+    image.thumbnail((SIDE, SIDE))
+    image.save(content, "JPEG", quality=85)
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
 def turns_of_rows(

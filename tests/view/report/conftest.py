@@ -37,9 +37,12 @@ class Browser:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """What was asked for since the last time, by whomever."""
+        """What was asked for since the last time, by whomever; but not pictures that are in the page itself."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        asked = [
+            event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"
+        ]
+        return [url for url in asked if not url.startswith("data:")]
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """OUT/report.html: the manifest's numbers, the same bytes for the same output, and never a reason for a job to fail."""
 
+import base64
 import errno
+import io
 import json
 import re
 import shutil
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers import TinyData, assert_verified, tiny_config
+from PIL import Image
 
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.manifest import Manifest
@@ -86,6 +89,17 @@ def test_the_same_data_elsewhere_give_the_same_bytes(out: Path, tmp_path: Path):
     assert pages[0].replace(section(pages[0], "times"), "") == pages[1].replace(section(pages[1], "times"), "")
     for folder in (out, tmp_path):
         assert str(folder) not in (out / "report.html").read_text()
+
+
+def test_documents_have_their_pictures_as_far_as_there_are_shards(tiny: TinyData, tmp_path: Path):
+    out = tmp_path / "out"
+    manifest = run_pack(tiny_config(tiny.text("a", "b").image(60, 90).image(300, 200).write(), out)).manifest
+    shown = some_documents(out, manifest)
+    assert [len(each.pictures) for each in shown] == [0, 1, 1]
+    content = base64.b64decode(shown[2].pictures[0].partition(",")[2])
+    assert max(Image.open(io.BytesIO(content)).size) == 120
+    shutil.rmtree(out / "shards")
+    assert not any(each.pictures for each in some_documents(out, manifest))
 
 
 def test_numbers_are_the_manifests_and_add_up(out: Path):
