@@ -77,10 +77,16 @@ def compare(meta: Path, out: Path) -> list[Way]:
 
 
 def read_samples(meta: Path) -> list[Sample]:
-    logging.getLogger("neatpack").setLevel(logging.ERROR)  # rows that are no conversations: the ledger names them
     family = family_of(str(PROCESSOR))
     image_config, samples = extract_image_config(family), []
-    for example in make_meta_dataset(str(meta)):
+    logger = logging.getLogger("neatpack")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # rows that are no conversations: the ledger names them
+    try:
+        examples = make_meta_dataset(str(meta))
+    finally:
+        logger.setLevel(level)
+    for example in examples:
         try:
             exact = measured_example(example, family, needs_target=True)
         except SampleError:  # in nobody's batch

@@ -157,8 +157,14 @@ def _load_tokenizer(processor: str, trust_remote_code: bool) -> PreTrainedTokeni
 
 
 def _has(processor: str, name: str) -> bool:
-    return cached_file(processor, name, _raise_exceptions_for_missing_entries=False,
-                       _raise_exceptions_for_connection_errors=False) is not None  # fmt: skip
+    found = cached_file(
+        processor,
+        name,
+        local_files_only=check_processor(processor),
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return found is not None
 
 
 def _read_config(processor: str, name: str) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger
 
 REAL = {"qwen2_vl": "qwen2-vl", "qwen3_omni": "qwen3-omni", "llava_onevision": "llava-onevision"}
-# Two processors take every frame of a video unless they are told a rate, as transformers' do.
+# Some processors take every frame of a video unless they are told a rate, as transformers' do.
 CHOSEN: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"video_fps": 1.0},
+    "qwen2_5_omni": {"video_fps": 1.0},
     "qwen3_omni": {"video_fps": 1.0},
     "llava_onevision": {"video_fps": 1.0},
     "default": {"family": "default"},

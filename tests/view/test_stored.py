@@ -109,7 +109,9 @@ def test_the_processor_is_recorded_as_paths_are(tmp_path, tiny):
     run_pack(tiny_config(meta, tmp_path / "plain"))
     run_pack(tiny_config(meta, tmp_path / "told", record_paths=True))
     recorded = {name: json.loads((tmp_path / name / "sources.json").read_text()) for name in ("plain", "told")}
-    assert recorded["plain"]["processor"] == "" and recorded["told"]["processor"] == str(DEMO_PROCESSOR)
+    assert recorded["plain"]["processor"] == recorded["told"]["processor"] == "processor", "its name alone"
+    assert "processor_path" not in recorded["plain"]
+    assert recorded["told"]["processor_path"] == str(DEMO_PROCESSOR)
     shutil.rmtree(tmp_path / "told" / "work")
     assert "⟦So.<|im_end|>⟧" in text_of(view(tmp_path / "told"))
 

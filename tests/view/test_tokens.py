@@ -69,7 +69,7 @@ def test_what_is_no_tokenizer_is_an_error(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match=r"tokenizer\.json is no tokenizer"):
         load_decoder(str(tmp_path))
-    with pytest.raises(UserError, match="--processor nobody/nothing: no tokenizer could be loaded"):
+    with pytest.raises(UserError, match="--processor nobody/nothing: no directory here"):
         load_decoder("nobody/nothing")
     with pytest.raises(UserError, match=f"--processor {tmp_path}/gone: no such directory"):
         load_decoder(str(tmp_path / "gone"))
