@@ -11,6 +11,7 @@ from .commands import COMMANDS
 from .commands.common import DONE, FAILED, WRONG_INPUT
 from .config import UserError
 from .extras import remedy
+from .manifest import OutputError
 from .runtime.faults import behind, sentence
 from .runtime.logs import logged_to_stderr
 
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
     try:
         with logged_to_stderr(args.verbose):
             return int(args.run(args))
-    except UserError as error:
+    except (UserError, OutputError) as error:
         if (fault := behind(error)) is not error:
             return _failed(fault, verbose=args.verbose)
         print(f"neatpack: {error}", file=sys.stderr)

@@ -285,12 +285,12 @@ def load_config(args: argparse.Namespace, *, optional: tuple[str, ...] = ()) -> 
     return PackConfig(**parsed)
 
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")  # two letters at least: C:/ is a drive
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # two letters at least: C:/ is a drive
 
 
 def no_uri(name: str, path: str) -> None:
     """A URI taken for a path would become a local folder called "s3:". It is not repeated: it may hold a secret."""
-    if scheme := _SCHEME.match(path):
+    if scheme := SCHEME.match(path):
         raise UserError(
             f"{name}: {scheme[0]}… is a URI, and a path is expected here that all nodes see: mount the store, or pack "
             "to a disk and copy OUT to the store, where PackedShards reads it (media of rows may be URIs)"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import UserError, absolute
-from ..manifest import Manifest, OutputError
+from ..manifest import Manifest
 from ..shard.words import counted
 from .common import DONE, command
 
@@ -30,10 +30,7 @@ def _export(args: argparse.Namespace) -> int:
     if args.overwrite and args.target != "hub-card":
         raise UserError(f"--overwrite is for hub-card; {args.target} always writes the same files")
     out = Path(absolute("OUT", args.out))
-    try:
-        print(TARGETS[args.target](out, Manifest.read(out), args))
-    except OutputError as error:
-        raise UserError(str(error)) from None
+    print(TARGETS[args.target](out, Manifest.read(out), args))
     return DONE
 
 

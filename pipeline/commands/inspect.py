@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..config import UserError, absolute
-from ..manifest import Manifest, OutputError
+from ..config import absolute
+from ..manifest import Manifest
 from .common import DONE, command
 
 
@@ -29,11 +29,8 @@ def add_to(commands: Any) -> None:
 
 def _inspect(args: argparse.Namespace) -> int:
     out = Path(absolute("OUT", args.out))
-    try:
-        for line in _lines(out, args):
-            print(line)
-    except OutputError as error:
-        raise UserError(str(error)) from None
+    for line in _lines(out, args):
+        print(line)
     return DONE
 
 

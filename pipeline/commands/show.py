@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import PackConfig, UserError, absolute, add_flags, load_config
-from ..manifest import Manifest, OutputError
+from ..manifest import Manifest
 from ..runtime.again import run_again
 from ..runtime.storage import write_whole
 from .common import DONE, FAILED, command
@@ -65,17 +65,14 @@ def _show(args: argparse.Namespace) -> int:
 
     out = Path(absolute("OUT", args.output))
     number = _number("PACK", args.pack)
-    try:
-        view = stored_view(
-            out,
-            Manifest.read(out),
-            number,
-            only=None if args.doc is None else _number("--doc", args.doc),
-            processor=args.processor or "",
-            trust_remote_code=bool(args.trust_remote_code),
-        )
-    except OutputError as error:
-        raise UserError(str(error)) from None
+    view = stored_view(
+        out,
+        Manifest.read(out),
+        number,
+        only=None if args.doc is None else _number("--doc", args.doc),
+        processor=args.processor or "",
+        trust_remote_code=bool(args.trust_remote_code),
+    )
     return _print(view, args)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import UserError, absolute
-from ..manifest import Manifest, OutputError
+from ..manifest import Manifest
 from ..runtime.storage import write_whole
 from ..shard.words import counted
 from .common import DONE, FAILED, command
@@ -43,19 +43,16 @@ def _skipped(args: argparse.Namespace) -> int:
     reasons = [reason.strip() for reason in (args.reason or "").split(",") if reason.strip()]
     problems: list[str] = []
     unread = 0
-    try:
-        found = skipped_rows(out, Manifest.read(out), reasons=reasons, dataset=args.dataset, problems=problems)
-        with _written_to(args.out) as write:
-            for row in found:
-                if not args.rows:
-                    text = json.dumps(row.to_json(), ensure_ascii=False) if args.jsonl else row.described()
-                    write(text.encode("utf-8", "surrogatepass") + b"\n")
-                elif row.text is not None:
-                    write(row.text.rstrip(b"\r\n") + b"\n")
-                else:
-                    unread += 1
-    except OutputError as error:
-        raise UserError(str(error)) from None
+    found = skipped_rows(out, Manifest.read(out), reasons=reasons, dataset=args.dataset, problems=problems)
+    with _written_to(args.out) as write:
+        for row in found:
+            if not args.rows:
+                text = json.dumps(row.to_json(), ensure_ascii=False) if args.jsonl else row.described()
+                write(text.encode("utf-8", "surrogatepass") + b"\n")
+            elif row.text is not None:
+                write(row.text.rstrip(b"\r\n") + b"\n")
+            else:
+                unread += 1
     for problem in problems:
         print(f"neatpack: {problem}; what is known of its rows is the ledger's", file=sys.stderr)
     if unread:

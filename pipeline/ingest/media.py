@@ -13,6 +13,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import numpy as np
 from PIL import Image
 
+from ..config import SCHEME
 from ..media.inline import bytes_of_text, is_data_uri, pointer
 from ..media.parquet import cell_of
 from ..media.remote import SCHEMES, is_uri, located
@@ -46,7 +47,6 @@ class MediaFolders:
 
 ANYWHERE = MediaFolders()
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # two letters at least: C:/ is a drive
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]*[=\s]*")
 _LOOKS_ENCODED = re.compile(r"[A-Za-z0-9+/]{64}|data:", re.IGNORECASE)
 _SHORTEST_BASE64 = 64  # characters; no picture is smaller, and many names of files are
@@ -122,7 +122,7 @@ def _medium(entry: Any, kind: MediaKind, at: Steps) -> tuple[Any, str, Steps]:
 
 def _path(text: str, folders: MediaFolders) -> str | Skip:
     """Where a file is: a path, or a URI."""
-    scheme = _SCHEME.match(text)
+    scheme = SCHEME.match(text)
     if scheme and scheme[1].lower() in SCHEMES:
         return text
     if scheme and scheme[1].lower() != "file":

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from ..families.registry import FAMILIES
 from ..labels import TrainOn
 from ..layout import layout_of
-from ..manifest import FETCHED, FILE, INDEX, MEDIA, Manifest, ShardEntry
+from ..manifest import FETCHED, FILE, INDEX, Manifest, ShardEntry
 from ..records import REASONS, TOKEN_TYPES
 from ..runtime.engine import Engine
 from ..runtime.storage import inside, open_regular, read_into
@@ -83,13 +83,8 @@ def verify_ledger(out: Path, manifest: Manifest) -> list[str]:
     return problems + [
         f"stats/{name}.parquet: not that of the index"
         for name, table in made.items()
-        if not table.equals(_sorted(tables[f"stats/{name}.parquet"]))
+        if not table.equals(tables[f"stats/{name}.parquet"])
     ]
-
-
-def _sorted(table: pa.Table) -> pa.Table:
-    """Shards in their order, which neatpack 0.5 did not keep."""
-    return table.sort_by("shard") if "num_packs" in table.column_names else table
 
 
 def _manifest_problems(manifest: Manifest) -> Iterator[str]:
@@ -112,10 +107,10 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         check_types(TrainOn(**asked), "identity.config")
     except ValueError as error:
         yield str(error)
-    expected = {INDEX, *(f"stats/{name}.parquet" for name in ("shards", "packs", "datasets"))}
+    expected = {INDEX, *(f"stats/{name}.parquet" for name in ("shards", "packs", "datasets", "media"))}
     expected |= {f"ledger/{number:05d}.parquet" for number in range(len(manifest.identity.inputs))}
     expected |= set(manifest.pixels.tables.values())
-    if odd := (manifest.files.keys() - {FETCHED, MEDIA}) ^ expected:
+    if odd := (manifest.files.keys() - {FETCHED}) ^ expected:
         yield f"files: {', '.join(sorted(odd))} are too many, or missing"
     if (pixels := manifest.pixels.codec) != "u8":
         yield f"pixels: the codec {pixels!r} is unknown"

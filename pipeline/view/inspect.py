@@ -18,12 +18,8 @@ from .columns import table
 
 Lines = list[dict[str, Any]]
 
-# Columns of a data set: as they are called here, and in stats/datasets.parquet. Those of outputs of neatpack 0.5 are
-# fewer.
-OF_DATASET = {
-    "rows": "rows",
-    "samples": "samples",
-    "packed": "packed",
+# Columns: as they are called here, and in stats/datasets.parquet or stats/shards.parquet.
+OF_BOTH = {
     "tokens": "tokens",
     "visual_tokens": "visual_tokens",
     "target_tokens": "target_tokens",
@@ -31,17 +27,8 @@ OF_DATASET = {
     "videos": "num_videos",
     "audio": "num_audios",
 }
-OF_SHARD = {
-    "packs": "num_packs",
-    "bytes": "bytes",
-    "documents": "num_documents",
-    "tokens": "tokens",
-    "visual_tokens": "visual_tokens",
-    "target_tokens": "target_tokens",
-    "images": "num_images",
-    "videos": "num_videos",
-    "audio": "num_audios",
-}
+OF_DATASET = {"rows": "rows", "samples": "samples", "packed": "packed", **OF_BOTH}
+OF_SHARD = {"packs": "num_packs", "bytes": "bytes", "documents": "num_documents", **OF_BOTH}
 OF_PACK = ("tokens", "visual_tokens", "target_tokens", "num_documents")
 PERCENTILES = {"min": 0, "p5": 5, "median": 50, "p95": 95, "max": 100}
 

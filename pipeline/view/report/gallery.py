@@ -2,6 +2,7 @@
 
 import base64
 import io
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,9 @@ NUM_DOCUMENTS, SEED = 8, 0
 MAX_BYTES = 256 << 20  # of a data file: its digest is compared before a row of it is shown
 MAX_TURNS, MAX_WORDS = 6, 400  # turns of a document, and characters of a turn
 MAX_PICTURES, SIDE = 3, 120  # of a document, and their longer side in pixels: 5 KB each
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,8 +102,8 @@ def turns_of_rows(
             mine = sorted({number for number in numbers if 0 <= number - file.first_row < file.num_rows})
             if mine and file.lines.is_file() and file.lines.stat().st_size <= MAX_BYTES:
                 found |= {row.number: _turns(row.text, dataset) for row in file.rows(mine)}
-    except SourceError:
-        pass  # the page says that there is no text, and `neatpack skipped` says why
+    except SourceError as error:  # the page says that there is no text
+        logger.info("%s: texts of its rows are not shown: %s", name, error)
     return found
 
 
