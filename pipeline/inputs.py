@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from .plan.assign import reserved
 from .planned import Inputs
 from .runtime.engine import Engine
 from .runtime.progress import READING
+from .runtime.storage import Place, place
 
 SCAN_RANGES = 64  # byte ranges in a scanning task: 256 MiB, a fraction of a second
 
@@ -52,10 +52,10 @@ def output_of(split: Split, config: PackConfig, family: Family, data: Sequence[S
         versions=versions(),
         code=own_code(family.revision),
     )
-    return Inputs(config=config, family=family, corpora=corpora, identity=identity, place=Path(config.out))
+    return Inputs(config=config, family=family, corpora=corpora, identity=identity, place=place(config.out))
 
 
-def read_rows(datasets: Sequence[Dataset], config: PackConfig, imported: Path, running: Engine) -> list[SplitRows]:
+def read_rows(datasets: Sequence[Dataset], config: PackConfig, imported: Place, running: Engine) -> list[SplitRows]:
     """Each data set with its numbered rows, and which of them are held out."""
     running.progress.enter(READING)
     files = [

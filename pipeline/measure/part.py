@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..ingest.meta import Dataset
 from ..labels import TrainOn
 from ..records import Example, Measured, MediaRef, Skip
 from ..runtime.journal import Journal, journal
+from ..runtime.storage import Place, place, text_of
 from ..runtime.work import did, timed
 from .length import measure
 from .store import write_measured
@@ -39,7 +39,7 @@ class PartJob:
     lenient: bool  # about placeholders
     train_on: TrainOn
     processor: ProcessorKey
-    path: Path
+    path: Place
 
 
 def measure_part(job: PartJob) -> None:
@@ -89,7 +89,7 @@ def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
     """The rows that are taken."""
     dataset = job.dataset
     if job.part.origin:  # the rows are of our import, and so are their places in what they were imported from
-        dataset = replace(dataset, own_files=(job.part.origin, str(media_beside(job.part.file))))
+        dataset = replace(dataset, own_files=(job.part.origin, text_of(media_beside(job.part.file))))
     for row, line_number, offset, text in rows(job.part):
         if not job.is_taken[row - job.part.first_row]:
             continue
@@ -115,7 +115,7 @@ def _id_of(parsed: dict[str, Any] | Skip, job: PartJob) -> str:
 def _where(job: PartJob, line_number: int) -> int | str:
     """A line, and of which file if the data set has several."""
     several = len(job.dataset.files) > 1
-    return f"{line_number} of {Path(job.part.origin or job.part.file).name}" if several else line_number
+    return f"{line_number} of {place(job.part.origin or job.part.file).name}" if several else line_number
 
 
 def _placed(example: Example, file: str, offset: int, length: int) -> Example:

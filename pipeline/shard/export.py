@@ -14,20 +14,19 @@ What only joins and look-ups by key read (index.sqlite) is left out; `energon pr
 """
 
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 
 from ..manifest import Manifest, OutputError
-from ..runtime.storage import sha256_of, write_json, write_whole
+from ..runtime.storage import Place, sha256_of, write_json, write_whole
 
 META = ".nv-meta"
 MODULE = "megatron.energon"
 TOOLS = {"sample_type": {"__module__": MODULE, "__class__": "TextSample"}, "field_map": {"text": "json"}}
 
 
-def export_energon(out: Path, manifest: Manifest) -> int:
+def export_energon(out: Place, manifest: Manifest) -> int:
     """Write the files; how many shards they name. A shard without packs is left out: Energon refuses such."""
     if sha256_of(out / "index.parquet") != manifest.files["index.parquet"]:
         raise OutputError(f"{out}/index.parquet: sha256 differs from the manifest's; run `neatpack verify`")

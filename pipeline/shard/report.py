@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from ..plan.assign import pack_bytes
 from ..plan.balance import step_imbalance
 from ..planned import Planned
 from ..records import REASONS
+from ..runtime.storage import Place
 from ..runtime.tables import column_sum
 from .stats import media_bytes, ratio_taken, times_at_load
 from .words import counted, percent, size, times_taken
@@ -39,7 +39,7 @@ class Share:
     repeated_media_bytes: int
 
 
-def describe_output(out: Path, manifest: Manifest, *, reused_shards: int = 0) -> str:
+def describe_output(out: Place, manifest: Manifest, *, reused_shards: int = 0) -> str:
     counts, pack_size = manifest.counts, manifest.identity.config["pack_size"]
     media = ("num_images", "num_videos", "num_audios")
     index = pq.read_table(out / "index.parquet", columns=["tokens", "visual_tokens", *media, "fake_tokens"])
@@ -71,7 +71,7 @@ def describe_plan(planned: Planned) -> str:
     return "\n".join(_describe_plan(title, each) for title, each in both)
 
 
-def describe_verified(out: Path, manifest: Manifest) -> str:
+def describe_verified(out: Place, manifest: Manifest) -> str:
     """What `verify` says of an output in which nothing is wrong."""
     counts = manifest.counts
     return (

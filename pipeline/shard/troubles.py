@@ -20,6 +20,7 @@ from ..ingest.formats.detect import detect
 from ..ingest.lines import rows
 from ..planned import Planned
 from ..records import REASONS
+from ..runtime.storage import Place
 from ..runtime.tables import value_counts
 from .skipped import LEFT_OUT
 from .words import clipped, counted, percent
@@ -81,7 +82,7 @@ class Tally:
         return self.wanted > 0 or (not self.corpus.num_rows and self.corpus.split == "train")
 
 
-def troubles_of_output(out: Path, corpora: Sequence[Corpus], max_skipped: float) -> tuple[str, ...]:
+def troubles_of_output(out: Place, corpora: Sequence[Corpus], max_skipped: float) -> tuple[str, ...]:
     """Of a finished output, from its statistics and ledger: a second run on it says the same."""
 
     def lines(number: int) -> pa.Table:
