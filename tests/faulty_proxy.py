@@ -4,6 +4,7 @@ A client signs the address that it speaks to, so its headers are passed on uncha
 """
 
 import random
+import re
 import socket
 import threading
 from collections import Counter
@@ -30,6 +31,10 @@ Kind = Literal[
     "trickle",  # the answer's body comes at `rate` bytes a second
 ]
 _CODES = {"503": "SlowDown", "500": "InternalError", "403": "AccessDenied"}
+# As long as those of S3: pyarrow reads an answer into a buffer of the range's size, errors too.
+_ERROR = """<?xml version="1.0" encoding="UTF-8"?>
+<Error><Code>{code}</Code><Message>as the test wants it</Message><RequestId>4442587FB7D0A2F9</RequestId>\
+<HostId>Uuag1LuByRx9e6j5Onimru9pO4ZVKnJ2Qz7/C1NPcfTWAtRPfTaOFg==</HostId></Error>"""
 _TICK = 0.05  # seconds between the pieces of a trickle
 _Asked = tuple[str, str, str, str | None]  # method, key, query, range
 
@@ -38,7 +43,7 @@ _Asked = tuple[str, str, str, str | None]  # method, key, query, range
 class Request:
     method: str
     key: str  # "" for the bucket: lists, deletion of many
-    query: str  # "partNumber=2&uploadId=…", "list-type=2&prefix=…"; a rule's pattern sees it without uploadId
+    query: str  # "uploads" begins an upload, "partNumber=2&uploadId" is a part, "uploadId" completes or aborts it
     range: str | None
     status: int | None  # None: the client saw the connection end instead
     fault: Kind | None
@@ -133,9 +138,7 @@ class Proxy(ThreadingHTTPServer):
 
     def fault_of(self, method: str, key: str, query: str, range_: str | None) -> Rule | None:
         with self.lock:
-            # The server makes up the id of an upload: it is another one in every run.
-            known = "&".join(part for part in query.split("&") if not part.startswith("uploadId="))
-            asked = (method, key, known, range_)
+            asked = (method, key, query, range_)
             nth = self.seen[asked]
             self.seen[asked] += 1
             for rule in self.rules:
@@ -172,6 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         path, _, query = self.path.partition("?")
         key = unquote(path).removeprefix(f"/{self.server.s3.bucket}").removeprefix("/")
+        query = re.sub(r"\buploadId=[^&]*", "uploadId", query)  # the server makes it up: another one in every run
         range_ = self.headers.get("Range")
         rule = self.server.fault_of(self.command, key, query, range_)
         kind = rule.kind if rule else None
@@ -267,8 +271,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _refusal(kind: Kind) -> _Answer:
-    code = _CODES[kind]
-    text = f"<Error><Code>{code}</Code><Message>as the test wants it</Message></Error>"
+    text = _ERROR.format(code=_CODES[kind])
     return _Answer(int(kind), [("Content-Type", "application/xml")], text.encode())
 
 

@@ -164,7 +164,8 @@ def _process(s3: S3, home: Path, ports: list[int]) -> Iterator[subprocess.Popen[
     flags = [f"-dir={home}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3", f"-s3.config={home / 'identities.json'}"]
     for part, http, grpc in zip(_PARTS, ports[::2], ports[1::2], strict=True):
         flags += [f"-{part}.port={http}", f"-{part}.port.grpc={grpc}"]
-    flags += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-master.telemetry=false"]  # nothing but S3
+    flags += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.iam=false", "-s3.autoCreateBucket=false"]
+    flags += ["-master.telemetry=false"]
     flags += ["-master.volumeSizeLimitMB=1024", "-volume.max=100", "-volume.minFreeSpace=0", "-volume.preStopSeconds=0"]
     flags += [f"-s3.localSocket={home / 's3.sock'}", f"-filer.localSocket={home / 'filer.sock'}"]
     with (home / "log").open("wb") as log:
