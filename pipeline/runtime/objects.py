@@ -20,6 +20,7 @@ from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl, unquote
 
 from ..uris import STORES, without_secrets
 
@@ -30,6 +31,8 @@ TRIES = 6  # of a request, over those of pyarrow's own
 BACKOFF = 0.5  # seconds before the second try, give or take a half; twice as long before each further one: 15 s in all
 BUFFER = 1 << 20  # bytes of a request, where somebody reads on from a place
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://([^/?]*)/*([^?]*)(?:\?(.*))?", re.DOTALL)
+_S3_OPTIONS = ("endpoint_override", "region", "scheme")  # that a URI may have
+_S3_ENDPOINTS, _S3_REGIONS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), ("AWS_REGION", "AWS_DEFAULT_REGION")
 _NOT_FILES = ("http", "https", "data", "file", "local")  # fsspec knows them, and they are no stores
 # What stores say of an object that we may not have; S3's answers to HEAD have no body, and no other word than this.
 _DENIED = re.compile(r"ACCESS_DENIED|AccessDenied|PERMISSION_DENIED|HTTP status 403|code: 403|403 Forbidden|Forbidden")
@@ -42,10 +45,14 @@ class Unreachable(OSError):
     """A store, disk or mount that fails: it ends the run, for it says nothing about the medium."""
 
     def __init__(self, told: str) -> None:
-        super().__init__(without_secrets(told))
+        self.told = without_secrets(told)
+        super().__init__(errno.ETIMEDOUT, self.told)  # by which runtime/faults.py knows it behind another error
 
     def __str__(self) -> str:
-        return f"{self.args[0]}; run again when it can, what is done is kept"
+        return f"{self.told}; run again when it can, what is done is kept"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.told,)
 
 
 @dataclass(frozen=True, order=True)
@@ -210,9 +217,8 @@ class Remote:
         """What the store answers. Each try asks for the client: a fork in between has none of its threads."""
 
         def asked() -> Result:
-            options = f"?{self.query}" if self.query else ""
-            filesystem, root = client(f"{self.scheme}://{self.authority}/{options}", os.getpid())
-            return ask(filesystem, f"{root.rstrip('/')}/{self.key}".rstrip("/") if self.key else root.rstrip("/"))
+            filesystem, root = client(replace(self, key=""), os.getpid())
+            return ask(filesystem, f"{root}/{self.key}" if self.key else root)
 
         return tried(asked, str(self))
 
@@ -314,18 +320,39 @@ def tried(ask: Callable[[], Result], shown: str) -> Result:
 
 
 @lru_cache(maxsize=64)
-def client(base: str, _process: int) -> tuple["fs.FileSystem", str]:
+def client(bucket: Remote, _process: int) -> tuple["fs.FileSystem", str]:
     """One per bucket and process: clients of stores have threads, which a forked worker does not inherit."""
     from pyarrow import fs
 
-    scheme = base.partition("://")[0]
-    if scheme in STORES:
-        filesystem, root = fs.FileSystem.from_uri(base)
-        return filesystem, root
+    if bucket.scheme == "s3":
+        return _s3(bucket), bucket.authority.rpartition("@")[2]
+    if bucket.scheme in STORES:
+        filesystem, root = fs.FileSystem.from_uri(bucket.uri)
+        return filesystem, root.rstrip("/")
     import fsspec
 
-    filesystem, root = fsspec.core.url_to_fs(base)
-    return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), root
+    filesystem, root = fsspec.core.url_to_fs(bucket.uri)
+    return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), root.rstrip("/")
+
+
+def _s3(bucket: Remote) -> "fs.S3FileSystem":
+    """As `FileSystem.from_uri` makes it, but small objects are one request (allow_delayed_open), and not three."""
+    from pyarrow import fs
+
+    user, _, host = bucket.authority.rpartition("@")
+    key, _, secret = user.partition(":")
+    options: dict[str, Any] = dict(parse_qsl(bucket.query))
+    if unknown := options.keys() - _S3_OPTIONS:
+        raise ValueError(f"{bucket}: unknown option {', '.join(sorted(unknown))}; known: {', '.join(_S3_OPTIONS)}")
+    if "endpoint_override" not in options and (endpoint := next(filter(None, map(os.environ.get, _S3_ENDPOINTS)), "")):
+        scheme, _, address = endpoint.rpartition("://")
+        options |= {"endpoint_override": address.rstrip("/"), **({"scheme": scheme} if scheme else {})}
+    if not {"region", "endpoint_override"} & options.keys() and not any(map(os.environ.get, _S3_REGIONS)):
+        options["region"] = fs.resolve_s3_region(host)  # a bucket of another region would only answer that it is one
+    if user:
+        options |= {"access_key": unquote(key), "secret_key": unquote(secret)}
+    retries = fs.AwsStandardS3RetryStrategy(max_attempts=3)  # `tried` goes on from there
+    return fs.S3FileSystem(**options, allow_delayed_open=True, retry_strategy=retries)
 
 
 def parse(uri: str) -> Remote:

@@ -118,12 +118,13 @@ class _Part(io.FileIO):
 
 
 @contextlib.contextmanager
-def write_whole(path: Place) -> Iterator[BinaryIO]:
+def write_whole(path: Place, *, durable: bool = True) -> Iterator[BinaryIO]:
     """A file that appears under its name only when complete; a crash leaves nothing that anybody takes for it.
 
     On disk a `.part` file is left then, which the next run replaces. Its name carries the process id: two attempts at
     one task (a retry, a slow worker thought dead) must not write into each other's file. Whoever renames last wins,
-    with the same bytes. A store gets an object that is complete on this machine's own disk (TMPDIR) first.
+    with the same bytes. A store gets an object that is complete on this machine's own disk (TMPDIR) first. What can be
+    made again, and is found out if it is not whole, need not be `durable`: a machine that loses power may lose it.
     """
     if isinstance(path, Remote):
         with tempfile.TemporaryFile(prefix="neatpack-") as file:
@@ -137,11 +138,13 @@ def write_whole(path: Place) -> Iterator[BinaryIO]:
         with io.BufferedWriter(_Part(part, path)) as file:
             yield file
             file.flush()
-            with naming(path):
-                os.fsync(file.fileno())
+            if durable:
+                with naming(path):
+                    os.fsync(file.fileno())
         with naming(path):
             os.replace(part, path)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)
 

@@ -14,12 +14,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from ..config import UserError
 from ..manifest import FORMAT, INDEX, Manifest, OutputError
 from ..runtime.storage import Place, read_json, sha256_of, write_whole
-from ..runtime.tables import column_sum
+from ..runtime.tables import column_sum, read_parquet
 from .sources import FILE as SOURCES
 from .words import counted, percent, size, times_taken
 
@@ -131,7 +129,7 @@ def _card(out: Place, manifest: Manifest) -> str:
         processor=processor,
         neatpack=manifest.neatpack,
         facts=_table(_facts(out, manifest, processor)),
-        mixture=_table(_mixture(pq.read_table(out / DATASETS).to_pylist())),
+        mixture=_table(_mixture(read_parquet(out / DATASETS).to_pylist())),
     )
 
 
@@ -145,7 +143,7 @@ def _processor(out: Place) -> str:
 
 def _facts(out: Place, manifest: Manifest, processor: str) -> list[tuple[str, ...]]:
     counts, config = manifest.counts, manifest.identity.config
-    index = pq.read_table(out / INDEX, columns=["num_images", "num_videos", "num_audios", "fake_tokens"])
+    index = read_parquet(out / INDEX, columns=["num_images", "num_videos", "num_audios", "fake_tokens"])
     num_fakes = sum(tokens > 0 for tokens in index["fake_tokens"].to_pylist())
     media = [
         counted(column_sum(index["num_images"]) - num_fakes, "image"),

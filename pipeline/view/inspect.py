@@ -10,8 +10,9 @@ import pyarrow.compute as pc
 from ..config import UserError
 from ..manifest import FETCHED, INDEX, MEDIA, Manifest
 from ..records import REASONS
+from ..runtime.objects import Remote
 from ..runtime.storage import Place
-from ..runtime.tables import column_sum
+from ..runtime.tables import column_sum, read_parquet
 from ..shard.tables import ledger_names, read_table, table_file
 from ..shard.words import counted
 from .columns import table
@@ -134,6 +135,9 @@ def answered(out: Place, manifest: Manifest, query: str) -> tuple[list[str], Ite
     asked = duckdb.connect(config={"autoinstall_known_extensions": "false"})
     tables = views(out, manifest)
     for name, files in tables.items():
+        if isinstance(out, Remote):  # DuckDB's own way to stores is an extension
+            asked.register(name, pa.concat_tables([read_parquet(file) for file in files]))
+            continue
         places = ", ".join("'" + str(path).replace("'", "''") + "'" for path in files)
         asked.execute(f'create view "{name}" as select * from read_parquet([{places}])')
     try:
