@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from .errors import UserError as UserError
 from .runtime.objects import Remote
 from .runtime.storage import Place, place, text_of
 from .uris import SCHEME
@@ -19,10 +20,6 @@ VIDEO_KEYS = ("video_fps", "video_min_frames", "video_max_frames", "video_min_pi
 ParquetMedia = Literal["copy", "in-place"]
 
 PILLOW_PIXELS = 178_956_970  # of a picture: what Pillow opens at most
-
-
-class UserError(ValueError):
-    """The user's input is wrong (exit code 2): says what was got, what was expected and the remedy."""
 
 
 def _key(default: Any, text: str, *, shapes: str = "", required: bool = False) -> Any:

@@ -2,7 +2,7 @@
 
 import re
 
-STORES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")  # schemes that pyarrow knows
+STORES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")  # schemes that pyarrow knows
 HTTP = ("http", "https")
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # two letters at least: C:/ is a drive
 

@@ -16,6 +16,7 @@ from ..ingest.convert import convert, parse_row
 from ..ingest.lines import Part, media_beside, rows
 from ..ingest.meta import Dataset
 from ..labels import TrainOn
+from ..media.ahead import ahead
 from ..records import Example, Measured, MediaRef, Skip
 from ..runtime.journal import Journal, journal
 from ..runtime.storage import Place, place, text_of
@@ -46,6 +47,7 @@ def measure_part(job: PartJob) -> None:
     """Read, convert, tokenize and probe the rows that are taken."""
     with timed("loading the processor"):
         family = family_for(job.processor)
+    ahead.forget()
     numbers: list[int] = []
     ids: list[str] = []
     results: list[Measured | Skip] = []
@@ -139,5 +141,6 @@ def _measured(batch: Sequence[_Read], job: PartJob, family: Family, watch: Journ
     def before(index: int) -> None:
         watch.at(str(examples[index][0]))
 
+    ahead.tell((ref for _, example in examples for ref in example.media), headers=True)
     measured = iter(measure([example for _, example in examples], family, before, job.train_on))
     return [read.found if isinstance(read.found, Skip) else next(measured) for read in batch]

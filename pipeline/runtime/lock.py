@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ..config import UserError
+from ..errors import UserError
 from .faults import naming
 from .objects import Remote
 from .storage import Place

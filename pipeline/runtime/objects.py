@@ -172,6 +172,11 @@ class Remote:
         listed = replace(self, key=fixed)._listed(recursive=True)
         return [place for place, info in listed if info.is_file and pattern.fullmatch(place.key)]
 
+    def files(self) -> list[tuple["Remote", int, int]]:
+        """All objects below, with their sizes and when they were changed."""
+        listed = self._listed(recursive=True)
+        return [(place, info.size, info.mtime_ns or 0) for place, info in listed if info.is_file]
+
     def sizes(self) -> dict[str, int]:
         """Of the objects in this folder, by name: one question for all of them."""
         return {place.name: info.size for place, info in self._listed() if info.is_file}

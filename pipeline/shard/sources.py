@@ -76,6 +76,8 @@ def processor_name(given: str) -> str:
 
     ~/.cache/…/models--Qwen--Qwen2.5-VL-7B-Instruct/snapshots/1a2b -> Qwen/Qwen2.5-VL-7B-Instruct
     """
+    if is_stored(given):
+        return place(given).name
     if not Path(given).is_dir():
         return given
     folder = Path(given).resolve()
