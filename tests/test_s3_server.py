@@ -194,13 +194,13 @@ def test_a_stall_ends_after_its_time(s3, proxy):
 
 
 def test_a_stall_ends_with_the_proxy(s3):
-    def ask() -> None:
+    def ask(through: S3) -> None:
         with suppress(OSError, HTTPException):
-            proxy.s3.request("HEAD", "slow/b")
+            through.request("HEAD", "slow/b")
 
-    with faulty_proxy(s3) as proxy:
-        rule = proxy.fail("stall", seconds=1000)
-        asking = threading.Thread(target=ask, daemon=True)
+    with faulty_proxy(s3) as between:
+        rule = between.fail("stall", seconds=1000)
+        asking = threading.Thread(target=ask, args=(between.s3,), daemon=True)
         asking.start()
         while rule.hits == 0:
             time.sleep(0.01)
