@@ -1,6 +1,9 @@
 """A proxy in front of the S3 server that records every request, and lets those fail that a test names.
 
 A client signs the address that it speaks to, so its headers are passed on unchanged, Host included.
+
+The proxy is threads of this process. pyarrow ends an output stream that was dropped without close() while it holds the
+interpreter's lock, and so waits for a proxy that waits for it: what does such a thing needs a process of its own.
 """
 
 import random

@@ -88,7 +88,14 @@ class S3:
         return xml.etree.ElementTree.fromstring(answer.body)
 
     def request(
-        self, method: str, key: str = "", *, query: Mapping[str, str] | None = None, body: bytes = b"", **headers: str
+        self,
+        method: str,
+        key: str = "",
+        *,
+        query: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        timeout: float = PATIENCE,
+        **headers: str,
     ) -> Answer:
         """One signed request, tried once. `if_none_match="*"` is the header If-None-Match."""
         address = urlsplit(self.endpoint).netloc
@@ -98,7 +105,7 @@ class S3:
         )
         sent = {name.replace("_", "-"): text for name, text in headers.items()}
         sent |= self._signature(method, path, line, body, address)
-        connection = HTTPConnection(address, timeout=PATIENCE)
+        connection = HTTPConnection(address, timeout=timeout)
         try:
             connection.request(method, f"{path}?{line}" if line else path, body, sent)
             got = connection.getresponse()
@@ -205,7 +212,7 @@ def _answers(s3: S3, process: subprocess.Popen[bytes]) -> bool:
     end = time.monotonic() + PATIENCE
     while process.poll() is None:
         try:
-            made = s3.request("PUT").status
+            made = s3.request("PUT", timeout=5).status  # if somebody else has the port, we may wait for ever
             # The S3 part listens before there are volumes to write to.
             if made in (200, 409) and s3.request("PUT", "probe", body=b"1").status == 200:
                 assert s3.request("DELETE", "probe").status == 204

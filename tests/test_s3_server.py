@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 
@@ -183,12 +185,27 @@ def test_an_answer_is_cut_in_the_middle(s3, proxy):
     assert raised.value.partial == b"hello"
 
 
-def test_a_stall_ends_after_its_time_or_with_the_proxy(s3, proxy):
+def test_a_stall_ends_after_its_time(s3, proxy):
     s3.request("PUT", "slow/a", body=b"hello world")
     proxy.fail("stall", times=1, seconds=0.3)
     before = time.monotonic()
     assert proxy.s3.request("GET", "slow/a").body == b"hello world"
     assert time.monotonic() - before >= 0.3
+
+
+def test_a_stall_ends_with_the_proxy(s3):
+    def ask(through: S3) -> None:
+        with suppress(OSError, HTTPException):
+            through.request("HEAD", "slow/b")
+
+    with faulty_proxy(s3) as between:
+        rule = between.fail("stall", seconds=1000)
+        asking = threading.Thread(target=ask, args=(between.s3,), daemon=True)
+        asking.start()
+        while rule.hits == 0:
+            time.sleep(0.01)
+    asking.join(PATIENCE)
+    assert not asking.is_alive()
 
 
 def test_a_trickle_has_its_rate(s3, proxy):
