@@ -6,6 +6,7 @@ from importlib.util import find_spec
 EXTRAS = {
     "pack": ("ray", "transformers", "PIL", "av", "yaml", "jinja2"),
     "online": ("transformers", "PIL", "av", "jinja2"),
+    "s3": ("botocore",),
     "sources": ("datasets",),
 }
 PACKAGES = {"PIL": "pillow", "yaml": "pyyaml"}  # where the package is not called as its module

@@ -4,8 +4,9 @@ The kernel's lock on the file (flock) goes with the process that holds it: what 
 free at once. Not every shared file system tells other machines of it. So the owner also counts in the file, and a run
 on another machine that finds an owner watches whether the count goes on; clocks of machines need not agree.
 
-A store has no locks: there the count is all. Whoever finds no living owner writes itself down, waits until requests
-that were under way are through, and looks whether what it wrote still stands: of two that come at once, the last stays.
+A store has no locks. Where it, and what is installed, can write an object only if there is none (uploads.py), whoever
+wrote it has the lock. Else the count is all: whoever finds no living owner writes itself down, waits until requests
+that were under way are through, and looks whether what it wrote still stands; of two that come at once, the last stays.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from ..errors import UserError
 from .faults import naming
 from .objects import Remote
 from .storage import Place
+from .uploads import created
 
 FILE = "lock"
 BEAT = 5.0  # seconds between two counts
@@ -83,11 +85,12 @@ def _this_run() -> Owner:
 @contextlib.contextmanager
 def _locked_in_store(folder: Remote) -> Iterator[None]:
     path, stop, mine = folder / FILE, threading.Event(), _this_run()
-    _watch(path)
-    path.write_bytes(_written(mine))
-    time.sleep(SETTLING)
-    if (owner := _owner(path)) != mine:
-        raise _busy(path, owner)
+    if not created(path, _written(mine)):
+        _watch(path)
+        path.write_bytes(_written(mine))
+        time.sleep(SETTLING)
+        if (owner := _owner(path)) != mine:
+            raise _busy(path, owner)
     beating = threading.Thread(target=_keep_beating_in_store, args=(path, mine, stop), daemon=True)
     beating.start()
     try:

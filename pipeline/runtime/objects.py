@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 TRIES = 6  # of a request, over those of pyarrow's own
 BACKOFF = 0.5  # seconds before the second try, give or take a half; twice as long before each further one: 15 s in all
+PATIENCE = 10.0  # seconds without a byte after which S3 is asked again
 BUFFER = 1 << 20  # bytes of a request, where somebody reads on from a place
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://([^/?]*)/*([^?]*)(?:\?(.*))?", re.DOTALL)
 _S3_OPTIONS = ("endpoint_override", "region", "scheme")  # that a URI may have
@@ -260,7 +261,11 @@ class Opened:
             return b""
 
         def read() -> bytes:
-            found: bytes = self._file.read_at(length, start)
+            try:
+                found: bytes = self._file.read_at(length, start)
+            except OSError:
+                self.place.stat()  # of a short answer pyarrow cannot tell a 404 from a 503; this can
+                raise
             if len(found) != length:
                 raise OSError(f"{len(found)} of {length} bytes came")
             return found
@@ -344,20 +349,32 @@ def _s3(bucket: Remote) -> "fs.S3FileSystem":
     """As `FileSystem.from_uri` makes it, but small objects are one request (allow_delayed_open), and not three."""
     from pyarrow import fs
 
+    return fs.S3FileSystem(
+        **s3_options(bucket),
+        allow_delayed_open=True,
+        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),  # `tried` goes on from there
+        request_timeout=PATIENCE,
+        connect_timeout=PATIENCE,
+    )
+
+
+def s3_options(bucket: Remote) -> dict[str, Any]:
+    """What the URI of a bucket and the environment say, by pyarrow's names; credentials only if the URI has them."""
+    from pyarrow import fs
+
     user, _, host = bucket.authority.rpartition("@")
     key, _, secret = user.partition(":")
     options: dict[str, Any] = dict(parse_qsl(bucket.query))
-    if unknown := options.keys() - _S3_OPTIONS:
+    if unknown := options.keys() - set(_S3_OPTIONS):
         raise ValueError(f"{bucket}: unknown option {', '.join(sorted(unknown))}; known: {', '.join(_S3_OPTIONS)}")
     if "endpoint_override" not in options and (endpoint := next(filter(None, map(os.environ.get, _S3_ENDPOINTS)), "")):
-        scheme, _, address = endpoint.rpartition("://")
+        scheme, _, address = endpoint.rpartition("://")  # which S3FileSystem itself does not look for
         options |= {"endpoint_override": address.rstrip("/"), **({"scheme": scheme} if scheme else {})}
     if not {"region", "endpoint_override"} & options.keys() and not any(map(os.environ.get, _S3_REGIONS)):
         options["region"] = fs.resolve_s3_region(host)  # a bucket of another region would only answer that it is one
     if user:
         options |= {"access_key": unquote(key), "secret_key": unquote(secret)}
-    retries = fs.AwsStandardS3RetryStrategy(max_attempts=3)  # `tried` goes on from there
-    return fs.S3FileSystem(**options, allow_delayed_open=True, retry_strategy=retries)
+    return options
 
 
 def parse(uri: str) -> Remote:

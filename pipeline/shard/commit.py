@@ -16,8 +16,10 @@ from ..identity import Identity
 from ..manifest import FETCHED, FILE as MANIFEST, INDEX, MEDIA, Counts, Manifest, OutputError, Pixels
 from ..planned import Planned
 from ..runtime.faults import sentence
+from ..runtime.objects import Remote
 from ..runtime.storage import Hashed, Place, read_json, remove, remove_parts, write_json, write_whole
 from ..runtime.tables import column_sum, write_parquet
+from ..runtime.uploads import abort_uploads
 from .codec import member_names
 from .exchange import BEGUN, OURS, is_halfway
 from .ledger import fitted_counts, make_ledger, reason_counts
@@ -91,6 +93,9 @@ def claim(outputs: Mapping[Place, Identity], *, overwrite: bool) -> dict[Place, 
 
 def remove_left_overs(out: Place) -> None:
     """What killed processes have left of files of ours. Not while tasks write there."""
+    if isinstance(out, Remote):
+        abort_uploads(out)
+        return
     for folder, names in LEFT_OVERS.items():
         remove_parts(out / folder, names)
 

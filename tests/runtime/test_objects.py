@@ -6,14 +6,14 @@ import os
 import pickle
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from faulty_proxy import Proxy, faulty_proxy
 from s3_server import S3
 
-from neatpack.pipeline.runtime import objects
+from neatpack.pipeline.runtime import objects, uploads
 from neatpack.pipeline.runtime.objects import Remote, Unreachable, glob_translated, parse
 from neatpack.pipeline.runtime.storage import (
     Stretch,
@@ -29,27 +29,31 @@ from neatpack.pipeline.runtime.storage import (
     text_of,
     write_whole,
 )
+from neatpack.pipeline.runtime.uploads import abort_uploads, created
+
+
+def use(env: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients are made once in a process, by the environment that there is then."""
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    objects.client.cache_clear()
+    uploads._made.cache_clear()
 
 
 @pytest.fixture
 def folder(s3: S3, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Remote:
     """Of this test's own, in the bucket."""
-    for name, value in s3.env.items():
-        monkeypatch.setenv(name, value)
+    use(s3.env, monkeypatch)
     monkeypatch.setattr(objects, "BACKOFF", 0.0)
-    found = place(s3.uri(f"objects-{abs(hash(request.node.name))}"))
-    assert isinstance(found, Remote)
-    return found
+    monkeypatch.setattr(objects, "PATIENCE", 3.0)
+    return parse(s3.uri(f"objects-{abs(hash(request.node.name))}"))
 
 
 @pytest.fixture
 def proxy(s3: S3, folder: Remote, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     with faulty_proxy(s3) as proxy:
-        for name, value in proxy.env.items():
-            monkeypatch.setenv(name, value)
-        objects.client.cache_clear()
+        use(proxy.env, monkeypatch)
         yield proxy
-    objects.client.cache_clear()
 
 
 # ---------------------------------------------------------------- names
@@ -148,14 +152,11 @@ def test_what_is_not_there_is_named_as_on_disk(folder: Remote, s3: S3) -> None:
 
 def test_wrong_credentials_are_no_missing_file(folder: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "a").write_bytes(b"1")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-    objects.client.cache_clear()
-    try:
-        with pytest.raises(PermissionError) as caught:
-            (folder / "a").read_bytes()
-        assert caught.value.strerror == "Permission denied" and "wrong" not in str(caught.value)
-    finally:
-        objects.client.cache_clear()
+    use({"AWS_SECRET_ACCESS_KEY": "wrong"}, monkeypatch)
+    with pytest.raises(PermissionError) as caught:
+        (folder / "a").read_bytes()
+    assert caught.value.strerror == "Permission denied" and "wrong" not in str(caught.value)
+    assert created(folder / "b", b"") is None and abort_uploads(folder) == 0  # told, and nothing more
 
 
 def test_written_whole_or_not_at_all(folder: Remote, s3: S3) -> None:
@@ -261,7 +262,7 @@ def _write_and_die(file: Remote) -> None:
     file.write_bytes(os.urandom(30 << 20))
 
 
-def test_a_killed_upload_leaves_no_object(folder: Remote, proxy: Proxy) -> None:
+def test_a_killed_upload_leaves_no_object(folder: Remote, proxy: Proxy, s3: S3) -> None:
     proxy.fail("stall", method="PUT", key=f"{folder.key}/a", query="partNumber=3*", seconds=600)
     child = multiprocessing.get_context("spawn").Process(target=_write_and_die, args=(folder / "a",))
     child.start()
@@ -272,3 +273,43 @@ def test_a_killed_upload_leaves_no_object(folder: Remote, proxy: Proxy) -> None:
     os.kill(child.pid, signal.SIGKILL)
     child.join()
     assert not (folder / "a").exists()
+    assert s3.uploads(folder.key) == [f"{folder.key}/a"]  # what is paid for, and nobody sees
+    assert abort_uploads(folder.parent / "other") == 0
+    assert abort_uploads(folder) == 1 and s3.uploads(folder.key) == []
+
+
+def test_written_only_if_there_is_none(folder: Remote) -> None:
+    assert created(folder / "a", b"first") is True
+    assert created(folder / "a", b"second") is False
+    assert (folder / "a").read_bytes() == b"first"
+
+
+def test_an_object_that_is_gone_while_it_is_read(folder: Remote) -> None:
+    (folder / "a").write_bytes(b"here, for a moment")
+    opened = (folder / "a").opened()
+    (folder / "a").unlink()
+    with pytest.raises(FileNotFoundError):
+        opened.read_at(4, 0)
+
+
+def test_parts_that_fail_for_good_publish_nothing(folder: Remote, proxy: Proxy) -> None:
+    proxy.fail("503", method="PUT", query="partNumber=2*")
+    with pytest.raises(Unreachable):
+        (folder / "a").write_bytes(os.urandom(25 << 20))
+    assert not (folder / "a").exists()
+
+
+# ---------------------------------------------------------------- other stores, through fsspec
+
+
+def test_a_scheme_of_fsspec() -> None:
+    """Its file system in memory: the same calls through another client."""
+    folder = place("memory://bucket/things")
+    with write_whole(folder / "a.txt") as file:
+        file.write(b"12345")
+    assert sizes_in(folder) == {"a.txt": 5} and (folder / "a.txt").read_bytes() == b"12345"
+    assert [bytes(each) for each in read_stretches([Stretch(folder / "a.txt", 1, 2)])] == [b"23"]
+    with pytest.raises(FileNotFoundError):
+        (folder / "b.txt").read_bytes()
+    remove(folder)
+    assert not (folder / "a.txt").exists()
