@@ -17,7 +17,8 @@ from ..media.inline import bytes_of_text, is_data_uri, pointer
 from ..media.parquet import cell_of
 from ..media.remote import SCHEMES, located
 from ..records import NO_WISHES, MediaKind, MediaRef, Sampling, Skip, Wishes
-from ..uris import SCHEME, is_uri
+from ..runtime.storage import is_under, place
+from ..uris import SCHEME, is_stored, is_uri
 
 Steps = tuple[str | int, ...]  # from a row to a place in it: ("images", 0)
 
@@ -158,16 +159,18 @@ def _found(path: str, folders: MediaFolders) -> str | Skip:
     places = {located(path, folder): folder for folder in reversed(folders.search)}  # the first of two alike stays
     *others, first = places
     if is_uri(first):
+        if folders.bounds is not None and is_stored(first) and not is_under(place(first), place(places[first])):
+            return _outside(path)
         return first
-    hits = [place for place in (first, *reversed(others)) if not others or _exists(place)]
+    hits = [each for each in (first, *reversed(others)) if not others or _exists(each)]
     for other in hits[1:]:
         if not os.path.samefile(hits[0], other):
             return Skip(
                 reason="bad_row",
                 detail=f"{shown(path)} is both {hits[0]} and {other}; give media_dir, or whole paths",
             )
-    place = hits[0] if hits else first
-    return _bounded(place, None if folders.bounds is None else (places[place],), path)
+    found = hits[0] if hits else first
+    return _bounded(found, None if folders.bounds is None else (places[found],), path)
 
 
 def _bounded(path: str, bounds: tuple[str, ...] | None, named: str) -> str | Skip:
@@ -177,6 +180,10 @@ def _bounded(path: str, bounds: tuple[str, ...] | None, named: str) -> str | Ski
     real = _real(path)
     if any(real == bound or real.startswith(bound.rstrip("/") + "/") for bound in map(_real_folder, bounds)):
         return path
+    return _outside(named)
+
+
+def _outside(named: str) -> Skip:
     detail = f'{shown(named)} leads out of media_dir; set "allow_outside": true in the meta JSON if it may'
     return Skip(reason="bad_row", detail=detail)
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from ..records import MediaError, MediaRef
-from ..runtime.storage import Hashed, Place, place, read_json, write_json, write_whole
-from ..uris import HTTP, STORES, is_http, is_uri, without_secrets
+from ..runtime.storage import Hashed, Place, place, read_json, text_of, write_json, write_whole
+from ..uris import HTTP, STORES, is_http, is_stored, is_uri, without_secrets
 
 # Environment variable: the folder where downloads are kept. Empty or absent: nothing is downloaded.
 DOWNLOADS = "NEATPACK_DOWNLOADS"
@@ -30,6 +30,8 @@ def located(path: str, media_dir: str) -> str:
     """Where a medium is that a row names. A store's query (endpoint_override=…) stays at the end."""
     if is_uri(path) or os.path.isabs(path) or not is_uri(media_dir):
         return path if is_uri(path) else os.path.join(media_dir, path)
+    if is_stored(media_dir):
+        return text_of(place(media_dir) / path)
     folder, mark, query = media_dir.partition("?")
     return f"{folder.rstrip('/')}/{path}{mark}{query}"
 

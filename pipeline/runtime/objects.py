@@ -68,7 +68,10 @@ class Remote:
     # As pathlib has it
 
     def __truediv__(self, name: str) -> "Remote":
-        return replace(self, key="/".join(part for part in (self.key, name.strip("/")) if part))
+        """`.` and `..` lead as they do on disk: no client would sign them as they are."""
+        if {".", ".."}.isdisjoint(name.split("/")):
+            return replace(self, key="/".join(part for part in (self.key, name.strip("/")) if part))
+        return replace(self, key=os.path.normpath(f"/{self.key}/{name}").strip("/"))
 
     def __str__(self) -> str:
         """For people: without what may be secret. `uri` is the whole."""

@@ -62,7 +62,8 @@ def _errors() -> tuple[type[Exception], ...]:
 
 def _status(error: Any) -> int | None:
     """Of the answer, if there was one."""
-    return getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
+    status: int | None = getattr(error, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status
 
 
 def _bucket(place: Remote) -> str:

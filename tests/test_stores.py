@@ -1,0 +1,242 @@
+"""Whole runs from and to an object store: the bytes are those of a run on disk, whatever fails on the way."""
+
+import dataclasses
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from faulty_proxy import Proxy, Request, faulty_proxy
+from helpers import DEMO_PROCESSOR, ROOT, TinyData, clip, files_of, mixed_rows, picture, tiny_config
+from s3_server import S3
+
+from neatpack import PackedShards
+from neatpack.pipeline.cli import main
+from neatpack.pipeline.config import PackConfig
+from neatpack.pipeline.media.ahead import ahead
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.runtime import objects, uploads
+from neatpack.pipeline.runtime.objects import Remote, parse
+
+SOURCES = "sources.json"  # tells where data lie, and so differs
+ASKED = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "That."}]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Lines with pictures and a video beside them, parquet and a tar with pictures inside."""
+    folder = tmp_path_factory.mktemp("data")
+    rows = mixed_rows(TinyData(folder), 20, 8)
+    clip(folder / "clip.mp4")
+    rows.row([("user", "<video>What?"), ("assistant", "A clip.")], videos=["clip.mp4"])
+    rows.row([("user", "<image>What?"), ("assistant", "Nothing.")], images=["gone.png"])
+    rows.write()
+    pictures = [picture(folder / "in" / f"{i}.jpg", 60 + i, 80).read_bytes() for i in range(3)]
+    table = pa.table({"messages": [ASKED] * 3, "images": [[{"bytes": each, "path": None}] for each in pictures]})
+    pq.write_table(table, folder / "more.parquet")
+    with tarfile.open(folder / "shard.tar", "w") as tar:
+        for number, each in enumerate(pictures):
+            said = json.dumps({"messages": ASKED}).encode()
+            for name, content in ((f"{number}.jpg", each), (f"{number}.json", said)):
+                member = tarfile.TarInfo(name)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    meta = {
+        "lines": {"file_name": "rows.jsonl", "media_dir": "."},
+        "parquet": {"file_name": "*.parquet"},
+        "tar": {"file_name": "shard.tar"},
+    }
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What a run on disk gives."""
+    out = tmp_path_factory.mktemp("local") / "out"
+    run_pack(tiny_config(data / "meta.json", out, max_skipped=1.0))
+    return {name: content for name, content in files_of(out).items() if name != SOURCES}
+
+
+@pytest.fixture
+def proxy(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    with faulty_proxy(s3) as proxy:
+        for name, value in proxy.env.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(objects, "BACKOFF", 0.01)
+        for made in (objects.client, uploads._made):
+            made.cache_clear()
+        ahead.forget()
+        yield proxy
+
+
+@pytest.fixture
+def bucket(proxy: Proxy, data: Path, request: pytest.FixtureRequest) -> Remote:
+    """A folder of this test's own in the bucket, with the data in it and nothing else."""
+    folder = parse(f"s3://{proxy.s3.bucket}/stores-{abs(hash(request.node.name))}")
+    for file in data.rglob("*"):
+        if file.is_file():
+            (folder / "data" / str(file.relative_to(data))).write_bytes(file.read_bytes())
+    proxy.requests.clear()
+    return folder
+
+
+def config_in(bucket: Remote, **overrides: Any) -> PackConfig:
+    local = tiny_config(Path("meta"), Path("out"), max_skipped=1.0)
+    return dataclasses.replace(local, meta=(bucket / "data" / "meta.json").uri, out=(bucket / "out").uri, **overrides)
+
+
+def stored(bucket: Remote) -> dict[str, bytes]:
+    """As `files_of`, of a store."""
+    out = bucket / "out"
+    names = {str(file.relative_to(out)): file for file, *_ in out.files()}
+    return {
+        name: file.read_bytes()
+        for name, file in names.items()
+        if not name.startswith("work/") and "report.html" not in name and name != SOURCES
+    }
+
+
+def about(requests: list[Request], *methods: str) -> list[str]:
+    return [request.key for request in requests if request.method in methods]
+
+
+def test_from_and_to_a_store_as_on_disk(bucket: Remote, proxy: Proxy, expected: Mapping[str, bytes]) -> None:
+    packed = run_pack(config_in(bucket))
+    assert packed.manifest.counts.skipped == {"missing_media": 1}
+    assert stored(bucket) == expected
+    media = [key for key in about(proxy.requests, "GET") if key.endswith((".png", ".mp4"))]
+    assert 9 <= len(media) <= 2 * 9 + 8  # once to measure, once to render; a video by ranges
+
+    before = len(proxy.requests)
+    assert run_pack(config_in(bucket)).already_done
+    again = proxy.requests[before:]
+    out = (bucket / "out").key
+    assert {key for key in about(again, "PUT", "POST") if not key.endswith("/")} == {f"{out}/work/lock"}
+    read = {key.removeprefix(f"{out}/") for key in about(again, "GET") if key.startswith(f"{out}/")}
+    assert not any(name.startswith(("shards/", "work/measured/", "work/plans/", "work/done/")) for name in read)
+    assert not any(key.endswith((".png", ".mp4")) for key in about(again, "GET"))
+    assert proxy.s3.uploads(bucket.key) == []
+
+
+def test_everything_reads_it(bucket: Remote, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The commands, and the loader."""
+    run_pack(config_in(bucket))
+    out = (bucket / "out").uri
+    assert main(["verify", out, "--engine", "inline"]) == 0
+    assert f"{out}: verified. 36 input rows" in capsys.readouterr().out
+    assert main(["skipped", out]) == 0
+    told = f"{bucket}/data/rows.jsonl:30: lines row 29: missing_media: gone.png: No such file or directory\n"
+    assert capsys.readouterr().out == told
+    assert main(["inspect", out, "--sql", "select count(*) as rows from ledger"]) == 0
+    assert "36" in capsys.readouterr().out
+    assert main(["show", out, "0", "--doc", "0"]) == 0
+    assert "⟦" in capsys.readouterr().out
+    assert main(["report", out]) == 0 and main(["diff", out, out]) == 0
+    packs = PackedShards(out)
+    assert sum(1 for _ in packs) == len(packs) > 2
+    copy = tmp_path / "copy"
+    for file, *_ in (bucket / "out").files():
+        if "/work/" not in file.key:
+            target = copy / str(file.relative_to(bucket / "out"))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(file.read_bytes())
+    here, there = (next(iter(PackedShards(where)))["input_ids"].tolist() for where in (copy, out))
+    assert here == there
+
+
+def test_a_processor_in_the_bucket_and_work_elsewhere(
+    bucket: Remote, expected: Mapping[str, bytes], tmp_path: Path
+) -> None:
+    for file in DEMO_PROCESSOR.iterdir():
+        (bucket / "models" / "tiny" / file.name).write_bytes(file.read_bytes())
+    config = config_in(bucket, processor=(bucket / "models" / "tiny").uri, work=str(tmp_path / "work"))
+    run_pack(config)
+    assert stored(bucket) == expected
+    assert json.loads((bucket / "out" / SOURCES).read_bytes())["processor"] == "tiny"
+    assert not (bucket / "out" / "work" / "measured").exists()
+
+
+def test_faults_all_the_way(bucket: Remote, proxy: Proxy, expected: Mapping[str, bytes]) -> None:
+    """One request in five fails, in all the ways that stores fail."""
+    rules = [
+        proxy.fail(kind, share=0.05, seed=number)  # type: ignore[arg-type]
+        for number, kind in enumerate(("503", "500", "cut", "half answer"))
+    ]
+    run_pack(config_in(bucket))
+    assert all(rule.hits for rule in rules)
+    proxy.rules.clear()
+    assert stored(bucket) == expected
+
+
+def test_refused_media_and_a_store_that_is_gone(
+    bucket: Remote, proxy: Proxy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """403 costs its row, and says so; a store that does not answer costs none, and ends the run with a sentence."""
+    proxy.fail("403", key=f"{bucket.key}/data/21.png")
+    flags = ["--processor", str(DEMO_PROCESSOR), "--pack-size", "512", "--engine", "inline", "--max-skipped", "1"]
+    command = ["pack", "--meta", (bucket / "data/meta.json").uri, "--out", (bucket / "out").uri, *flags]
+    rule = proxy.fail("503", key=f"{bucket.key}/data/2[2-5].png")
+    assert main(command) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith(f"neatpack: {bucket}/data/22.png: does not answer, 6 times over: ")
+    assert told.endswith("; run again when it can, what is done is kept")
+    proxy.rules.remove(rule)
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main(["skipped", (bucket / "out").uri]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2] for line in lines] == [
+        "lines row 21: missing_media: 21.png: Permission denied",
+        "lines row 29: missing_media: gone.png: No such file or directory",
+    ]
+
+
+def test_no_credential_is_written_down(bucket: Remote, proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:
+    run_pack(config_in(bucket, record_paths=True))
+    everything = b"".join(file.read_bytes() for file, *_ in (bucket / "out").files())
+    told = "".join(capsys.readouterr())
+    for secret in (proxy.s3.access_key, proxy.s3.secret_key):
+        assert secret.encode() not in everything and secret not in told
+
+
+def command_for(bucket: Remote, *flags: str) -> list[str]:
+    """A run in a process of its own, that may be killed."""
+    where = ["--meta", (bucket / "data/meta.json").uri, "--out", (bucket / "out").uri]
+    shape = ["--processor", str(DEMO_PROCESSOR), "--pack-size", "512", "--shard-mb", "1", "--group-size", "4"]
+    return [sys.executable, "-m", "neatpack.pipeline.cli", "pack", *where, *shape, "--max-skipped", "1", *flags]
+
+
+def test_killed_again_and_again(bucket: Remote, proxy: Proxy, expected: Mapping[str, bytes]) -> None:
+    """At requests of every stage. What is finished is neither read nor written again."""
+    out, env = (bucket / "out").key, {**os.environ, "PYTHONPATH": str(ROOT)}
+    done: dict[str, bytes] = {}
+    for pattern in ("work/measured/*.arrow", "work/done/000000.json", "index.parquet"):
+        rule = proxy.fail("stall", method="PUT", key=f"{out}/{pattern}", seconds=600)
+        with subprocess.Popen(command_for(bucket, "--engine", "inline"), env=env, stderr=subprocess.DEVNULL) as run:
+            while not rule.hits:
+                assert run.poll() is None, f"ended before {pattern}"
+                time.sleep(0.02)
+            before = [request for request in proxy.requests if request.method == "PUT"]
+            os.kill(run.pid, signal.SIGKILL)
+        proxy.rules.clear()
+        assert before and not (bucket / "out" / "manifest.json").exists()
+        done |= {file.key: b"" for file, *_ in (bucket / "out" / "work" / "done").files() if file.suffix == ".json"}
+        proxy.requests.clear()
+    run_pack(config_in(bucket))
+    assert stored(bucket) == expected
+    written = set(about(proxy.requests, "PUT"))
+    tars = {key.replace("/work/done/", "/shards/pack-").replace(".json", ".tar") for key in done}
+    assert tars and not written & tars
+    assert not any("/work/measured/" in key for key in written)
+    assert proxy.s3.uploads(bucket.key) == []
