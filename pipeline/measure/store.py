@@ -93,11 +93,11 @@ def _line(result: Measured | Skip) -> dict[str, Any]:
     return {"reason": "", "detail": "", **same, "ids": result.ids, "targets": result.targets.ravel(), "media": media}
 
 
-def check_media(path: Path, level: str) -> tuple[bool, str]:
-    """The task of --check-media: whether a medium of a part has changed, and a digest of what media there are."""
+def check_media(paths: Sequence[Path], level: str) -> tuple[bool, str]:
+    """The task of --check-media: whether a medium of these parts has changed, and a digest of what media there are."""
     digest = hashlib.sha256()
     changed = False
-    for line in open_arrow(path)["media"].to_pylist():
+    for line in (line for path in paths for line in open_arrow(path)["media"].to_pylist()):
         for medium in map(_medium, line):
             changed |= is_changed(medium.ref, medium.stamp)
             digest.update(content_of(medium.ref, medium.stamp, level).encode() + b"\n")

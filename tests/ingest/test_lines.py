@@ -70,7 +70,7 @@ def test_any_part_size_gives_the_rows_of_a_plain_split(scratch: Path, content: b
             expected.append((len(expected), number, line.rstrip(b"\r")))
     lines = Lines(file=str(written(scratch / "any.jsonl", content)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PART_BYTES", part_bytes)
+        patch.setattr(module, "RANGE_BYTES", part_bytes)
         found = source(lines)
         assert len(found.parts) == -(-len(content) // part_bytes)
         assert [(row, number, line.rstrip(b"\r\n")) for row, number, line in read(lines)] == expected
@@ -81,7 +81,7 @@ def test_any_part_size_gives_the_rows_of_a_plain_split(scratch: Path, content: b
 
 def test_numbers_literally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path / "a.jsonl", '\ufeff{"a": 1}\r\n\n  \n{"a": "\u2028"}\n\n{"a": 3}')
-    monkeypatch.setattr(module, "PART_BYTES", 8)
+    monkeypatch.setattr(module, "RANGE_BYTES", 8)
     assert read(as_lines(file, tmp_path)) == [
         (0, 1, b'{"a": 1}\r\n'),
         (1, 4, '{"a": "\u2028"}\n'.encode()),
@@ -91,7 +91,7 @@ def test_numbers_literally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_line_longer_than_many_parts_belongs_to_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path / "a.jsonl", '"' + "x" * 100 + '"\n1\n')
-    monkeypatch.setattr(module, "PART_BYTES", 10)
+    monkeypatch.setattr(module, "RANGE_BYTES", 10)
     found = source(as_lines(file, tmp_path))
     assert [part.num_rows for part in found.parts] == [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]
     assert [part.first_row for part in found.parts] == [0, *[1] * 10]
@@ -100,13 +100,13 @@ def test_a_line_longer_than_many_parts_belongs_to_the_first(tmp_path: Path, monk
 
 def test_scanning_in_chunks_equals_scanning_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Lines(file=str(written(tmp_path / "a.jsonl", "".join(f"{i}\n" for i in range(50)))))
-    monkeypatch.setattr(module, "PART_BYTES", 7)
+    monkeypatch.setattr(module, "RANGE_BYTES", 7)
     ranges = part_ranges(lines)
     assert scan(lines, ranges[:9]) + scan(lines, ranges[9:]) == scan(lines, ranges)
 
 
 def test_the_digest_follows_the_content_not_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PART_BYTES", 4)
+    monkeypatch.setattr(module, "RANGE_BYTES", 4)
     content = b"1\n2\n3\n4\n5\n"
 
     def digest(name: str, text: bytes) -> str:
