@@ -9,7 +9,7 @@ from collections.abc import Sequence
 def even_ends(costs: Sequence[float], most: float) -> list[int]:
     """Where stretches end whose costs are about equal, and about `most` at most; the last at the end.
 
-    An item is in the stretch in which it begins to exceed its share: [1, 1, 1, 1], 2 -> [2, 4]; [5, 1, 1], 2 -> [1, 2, 3].
+    [1, 1, 1, 1], 2 -> [2, 4]; [5, 1, 1], 2 -> [1, 2, 3].
     """
     until = list(itertools.accumulate(costs))  # of all items up to each
     if not until:
