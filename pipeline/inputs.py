@@ -67,7 +67,8 @@ def read_rows(datasets: Sequence[Dataset], config: PackConfig, imported: Path, r
         Call(
             function=lines_of,
             arguments=(dataset, imported, number, config.parquet_media),
-            seconds=OPEN_SECONDS if dataset.files and dataset.files[number].endswith(".jsonl") else 0.0,
+            seconds=OPEN_SECONDS if _lies_as_it_is(dataset, number) else 0.0,
+            here=_lies_as_it_is(dataset, number),
             key=index,
         )
         for index, (dataset, number) in enumerate(files)
@@ -87,6 +88,11 @@ def read_rows(datasets: Sequence[Dataset], config: PackConfig, imported: Path, r
     return list(zip(datasets, sources, held, strict=True))
 
 
+def _lies_as_it_is(dataset: Dataset, number: int) -> bool:
+    """Whether a file of a data set is read where it is, without being rewritten first."""
+    return not dataset.source and dataset.files[number].endswith((".jsonl", ".ndjson"))
+
+
 def _scanned(files: Sequence[Call], running: Engine) -> list[Source]:
     """What these calls open, its rows numbered: many byte ranges at a time, of a file as soon as it is open."""
     opened: dict[int, tuple[Lines, list[ByteRange]]] = {}
@@ -101,7 +107,7 @@ def _scanned(files: Sequence[Call], running: Engine) -> list[Source]:
         for start in range(0, len(ranges), SCAN_RANGES):
             chunk = ranges[start : start + SCAN_RANGES]
             seconds = SCAN_SECONDS * (chunk[-1][1] - chunk[0][0])
-            yield Call(function=scan, arguments=(result, chunk), seconds=seconds, key=(call.key, start))
+            yield Call(function=scan, arguments=(result, chunk), seconds=seconds, here=True, key=(call.key, start))
 
     running.flow(files, then, title="read", unit="task")
     return [

@@ -11,6 +11,7 @@ import numpy as np
 
 from .config import PackConfig, UserError, fingerprint
 from .families.base import ProcessorKey
+from .families.registry import family_for
 from .ingest.corpus import Corpus
 from .labels import TrainOn
 from .manifest import Manifest
@@ -21,7 +22,7 @@ from .media.remote import DOWNLOADS
 from .plan.assign import Key, Plan, make_plan, measured_again, shard_starts
 from .plan.repair import repaired
 from .planned import Inputs, Planned
-from .runtime.engine import Engine
+from .runtime.engine import Call, Engine
 from .runtime.progress import CHECKING, COMMITTING, MEASURING, PLANNING, RENDERING, RENDERING_AGAIN
 from .runtime.storage import remove, write_json
 from .runtime.tables import open_arrow, write_arrow
@@ -30,6 +31,7 @@ from .shard.note import CHANGED, LostRow
 from .shard.pieces import FOLDER as PIECES, write_shards
 from .shard.writer import ShardJob, finished, shard_task
 
+PART_SECONDS = 3e-3  # that a part takes to measure beside its rows: files that are opened, written and synced
 MAX_ROUNDS = 10  # of shards made again; one is enough, unless media change all the time
 
 logger = logging.getLogger(__name__)
@@ -110,8 +112,9 @@ def _measure_parts(inputs: Inputs, parts: Sequence[MeasuredPart], running: Engin
         for measured in parts
     ]
     running.progress.enter(MEASURING, rows=sum(int(job.is_taken.sum()) for job in jobs))
-    seconds = [job.part.seconds * float(job.is_taken.mean()) if job.part.num_rows else 0.0 for job in jobs]
-    running.run(measure_part, [(job,) for job in jobs], title="measure", seconds=[max(1e-3, each) for each in seconds])
+    shares = [float(job.is_taken.mean()) if job.part.num_rows else 0.0 for job in jobs]
+    seconds = [PART_SECONDS + share * job.part.seconds for share, job in zip(shares, jobs, strict=True)]
+    running.run(measure_part, [(job,) for job in jobs], title="measure", seconds=seconds)
 
 
 def _store_name(inputs: Inputs, corpus: Corpus) -> str:
@@ -254,6 +257,15 @@ def task_environment(config: PackConfig) -> dict[str, str]:
         DOWNLOADS: str(config.work_dir / "fetched") if config.allow_http else "",
         LIMITS: Limits.of(config).as_text(),
     }
+
+
+def warming(config: PackConfig) -> Call:
+    """What every worker does first: import this module, and what tasks need with it, and load the processor."""
+    return Call(function=_ready, arguments=(processor_key(config),))
+
+
+def _ready(processor: ProcessorKey) -> None:
+    family_for(processor)
 
 
 def processor_key(config: PackConfig) -> ProcessorKey:

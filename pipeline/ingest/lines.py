@@ -108,7 +108,7 @@ def scan(lines: Lines, ranges: Sequence[ByteRange]) -> list[RangeCount]:
 def _cut(start: int, lines: Sequence[tuple[int, float]]) -> tuple[Cut, ...]:
     """Lines with their offsets and seconds, as parts of about equal seconds."""
     seconds = [each for _, each in lines]
-    cuts = []
+    cuts: list[Cut] = []
     for first, end in itertools.pairwise([0, *even_ends(seconds, PART_SECONDS)]):
         own = seconds[first:end]
         cuts.append(Cut(lines[first][0] if cuts else start, len(own), sum(each > 0 for each in own), sum(own)))

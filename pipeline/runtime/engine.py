@@ -27,6 +27,7 @@ PATIENCE = 10  # seconds for a cluster to answer
 # and a task costs it some 7 ms. Less where little is left, so that the last tasks end together: a quarter of each
 # worker's share of what waits, and no less than the second number, of which those 7 ms are a fifteenth.
 MOST_SECONDS, LEAST_SECONDS, SHARE = 1.0, 0.1, 4
+HERE_SECONDS = 0.5  # of calls that may be done in this process: less than it takes until workers have started
 # Bytes of a worker's own: Python, torch, transformers, a processor. 0.45 GB were measured, some of them shared.
 WORKER_BYTES = 512 << 20
 
@@ -71,6 +72,7 @@ class Call:
     function: Callable[..., Any]
     arguments: Arguments
     seconds: float = 0.0  # about what it takes on one core; 0: nobody knows
+    here: bool = False  # may be done in this process, if it is short: nothing that a decoder could crash on
     key: Any = None  # whose result it is, for who asked
 
     @property
@@ -115,6 +117,10 @@ class Waiting:
             calls.append(self.take())
             seconds += calls[-1].seconds
         return calls
+
+    def is_for_here(self) -> bool:
+        """Whether the next call is best done in this process."""
+        return bool(self._heap) and self._heap[0][-1].here and self._seconds <= HERE_SECONDS
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -189,12 +195,14 @@ class Engine:
 
     def _outcomes(self, waiting: Waiting, memory: int) -> Generator[tuple[Call, Outcome[Any]], None, None]:
         """Of all that waits, also of what is added on the way, in any order."""
-        level = logging.getLogger(ROOT).getEffectiveLevel()
         while waiting:
             call = waiting.take()
-            with _environment(self._env):
-                outcome = _outcome(call.function, call.arguments, level, self.progress.add)
-            yield call, outcome
+            yield call, self._here(call)
+
+    def _here(self, call: Call) -> Outcome[Any]:
+        with _environment(self._env):
+            level = logging.getLogger(ROOT).getEffectiveLevel()
+            return _outcome(call.function, call.arguments, level, self.progress.add)
 
 
 class RayEngine(Engine):
@@ -205,6 +213,7 @@ class RayEngine(Engine):
         self._ray = ray
         self.num_workers = num_workers or int(ray.cluster_resources().get("CPU", 1))
         self._window = 2 * self.num_workers
+        self._warmed: list[Any] = []
 
     def _outcomes(self, waiting: Waiting, memory: int) -> Generator[tuple[Call, Outcome[Any]], None, None]:
         task = self._task(memory)
@@ -212,6 +221,9 @@ class RayEngine(Engine):
         running: dict[Any, list[Call]] = {}
         try:
             while True:
+                while waiting.is_for_here():
+                    call = waiting.take()
+                    yield call, self._here(call)
                 while len(running) < self._window and (calls := waiting.bundle(self.num_workers)):
                     asked = [(call.function, call.arguments) for call in calls]
                     running[task.remote(asked, level, self._env)] = calls
@@ -228,6 +240,14 @@ class RayEngine(Engine):
         finally:
             for reference in running:
                 self._ray.cancel(reference, force=True)
+
+    def warm(self, call: Call) -> None:
+        """Have every worker make this call, while this process goes on: imports and a processor take 5 s."""
+        task = self._ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")(_warm)
+        self._warmed = [task.remote(call.function, call.arguments) for _ in range(self.num_workers)]
+
+    def wait_until_warm(self) -> None:
+        self._ray.get(self._warmed)
 
     def _finished(self, references: list[Any]) -> list[Any]:
         """One at least, and all that are: asking for each apart would take as long as the tasks of a large cluster."""
@@ -308,6 +328,12 @@ def _task(
     return outcomes
 
 
+def _warm(function: Callable[..., Any], arguments: Arguments) -> None:
+    """In a worker. What is wrong there is told by the first task that needs it."""
+    with contextlib.suppress(Exception):
+        function(*arguments)
+
+
 def _portable(failed: Failed) -> Failed:
     """An exception whose constructor takes other arguments than it keeps cannot be unpickled: its words go instead."""
     try:
@@ -344,10 +370,12 @@ def engine(
     num_workers: int = 0,
     env: Mapping[str, str] | None = None,
     progress: Progress | None = None,
+    warm: Call | None = None,
 ) -> Iterator[Engine]:
     """The engine of a run; a Ray started here is shut down here. num_workers 0: every CPU that Ray has.
 
     `env`: environment variables of the tasks. They come with each task: a cluster that runs already takes no others.
+    `warm`: what workers do first, without being waited for.
     """
     env, progress = env or {}, progress or Progress()
     if kind == "inline":
@@ -359,8 +387,14 @@ def engine(
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no warning about accelerators: we use none
     import ray
 
+    def started() -> RayEngine:
+        running = RayEngine(env, ray, num_workers, progress)
+        if warm is not None:
+            running.warm(warm)
+        return running
+
     if ray.is_initialized():
-        yield RayEngine(env, ray, num_workers, progress)
+        yield started()
         return
     # "local" and not None: a stale cluster file would make a bare ray.init() hang.
     address = os.environ.get("RAY_ADDRESS") or "local"
@@ -379,7 +413,7 @@ def engine(
     except Exception as error:  # of any class; and none is about what we give it, which is always the same
         raise not_started(error) from error
     try:
-        yield RayEngine(env, ray, num_workers, progress)
+        yield started()
     finally:
         progress.enter(STOPPING)
         ray.shutdown()
