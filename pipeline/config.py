@@ -5,21 +5,21 @@ import dataclasses
 import hashlib
 import json
 import os
-import re
 import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from .errors import UserError as UserError
+from .runtime.objects import Remote
+from .runtime.storage import Place, place, text_of
+from .uris import SCHEME
+
 VIDEO_KEYS = ("video_fps", "video_min_frames", "video_max_frames", "video_min_pixels", "video_max_pixels")
 ParquetMedia = Literal["copy", "in-place"]
 
 PILLOW_PIXELS = 178_956_970  # of a picture: what Pillow opens at most
-
-
-class UserError(ValueError):
-    """The user's input is wrong (exit code 2): says what was got, what was expected and the remedy."""
 
 
 def _key(default: Any, text: str, *, shapes: str = "", required: bool = False) -> Any:
@@ -33,7 +33,7 @@ class PackConfig:
         "", "meta JSON: data set name -> file_name, columns, tags, media_dir, sample_ratio or weight", required=True
     )
     processor: str = _key("", "processor: a local directory or a hub id", required=True)
-    out: str = _key("", "output directory", required=True)
+    out: str = _key("", "output directory, or a URI: s3://bucket/out, gs://, abfs://, hdfs:// …", required=True)
     strict: bool = _key(False, "a key of the meta JSON that nobody knows is an error, and not a warning")
     datasets: tuple[str, ...] = _key((), "only these data sets of the meta JSON (comma-separated)")
     holdout: float = _key(
@@ -160,7 +160,8 @@ class PackConfig:
 
     def __post_init__(self) -> None:
         for key in ("meta", "out", "work"):
-            no_uri(key, getattr(self, key))
+            if SCHEME.match(getattr(self, key)):
+                place_of(key, getattr(self, key))
         if self.pack_size < 16:
             raise UserError(f"pack_size is {self.pack_size}; it must be at least 16")
         if not 0 < self.packing_ratio <= 1:
@@ -212,13 +213,14 @@ class PackConfig:
         return int(self.pack_size * self.packing_ratio) // self.align * self.align
 
     @property
-    def work_dir(self) -> Path:
-        return Path(self.work) if self.work else Path(self.out) / "work"
+    def work_dir(self) -> Place:
+        return place(self.work) if self.work else place(self.out) / "work"
 
     def for_holdout(self) -> "PackConfig":
         """The config of the output of the rows that are held out: beside OUT, with one work folder for both."""
-        beside = f"{os.path.abspath(self.out)}-holdout" if self.out else ""
-        return dataclasses.replace(self, out=beside, work=str(self.work_dir))
+        out = place_of("--out", self.out) if self.out else None
+        beside = text_of(out.with_name(f"{out.name}-holdout")) if out else ""
+        return dataclasses.replace(self, out=beside, work=text_of(self.work_dir))
 
     def shaping(self, *stages: str) -> dict[str, Any]:
         """The keys that shape the results of these stages."""
@@ -285,28 +287,34 @@ def load_config(args: argparse.Namespace, *, optional: tuple[str, ...] = ()) -> 
     return PackConfig(**parsed)
 
 
-SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # two letters at least: C:/ is a drive
-
-
-def no_uri(name: str, path: str) -> None:
-    """A URI taken for a path would become a local folder called "s3:". It is not repeated: it may hold a secret."""
-    if scheme := SCHEME.match(path):
-        raise UserError(
-            f"{name}: {scheme[0]}… is a URI, and a path is expected here that all nodes see: mount the store, or pack "
-            "to a disk and copy OUT to the store, where PackedShards reads it (media of rows may be URIs)"
-        )
-
-
 def absolute(name: str, path: str) -> str:
-    """An absolute path; a relative one is refused inside a Ray job, where it would land in a temporary directory."""
-    no_uri(name, path)
-    expanded = os.path.expanduser(path)
-    if not os.path.isabs(expanded) and "/runtime_resources/" in os.getcwd() and os.environ.get("RAY_ADDRESS"):
+    return text_of(place_of(name, path))
+
+
+def place_of(name: str, path: str) -> Place:
+    """Where a path or URI leads that was given as `name`; a path is made absolute against the caller's directory.
+
+    A relative one is refused inside a Ray job, where it would land in a temporary directory, and so is a URI with a
+    password, which is not repeated.
+    """
+    if not SCHEME.match(path):
+        expanded = os.path.expanduser(path)
+        if not os.path.isabs(expanded) and "/runtime_resources/" in os.getcwd() and os.environ.get("RAY_ADDRESS"):
+            raise UserError(
+                f"{name} {path}: give an absolute path under `ray job submit`; a relative one would end up in "
+                "Ray's temporary copy of the working directory"
+            )
+        return Path(os.path.abspath(expanded))
+    try:
+        found = place(path)
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from None
+    if isinstance(found, Remote) and ":" in found.authority.rpartition("@")[0]:
         raise UserError(
-            f"{name} {path}: give an absolute path under `ray job submit`; a relative one would end up in "
-            "Ray's temporary copy of the working directory"
+            f"{name}: {found} is given with a password, which would end up in logs and lists of processes; leave it "
+            "out, and let the environment or a profile have it (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, say)"
         )
-    return os.path.abspath(expanded)
+    return found
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from .plan.assign import reserved
 from .planned import Inputs
 from .runtime.engine import Call, Engine
 from .runtime.progress import READING
+from .runtime.storage import Place, place
 
 SCAN_RANGES = 32  # byte ranges that are scanned by one call: 128 MiB
 # On one core, about: of a byte that is scanned; of a file that lies as it is, while one that is rewritten may take
@@ -56,10 +57,10 @@ def output_of(split: Split, config: PackConfig, family: Family, data: Sequence[S
         versions=versions(),
         code=own_code(family.revision),
     )
-    return Inputs(config=config, family=family, corpora=corpora, identity=identity, place=Path(config.out))
+    return Inputs(config=config, family=family, corpora=corpora, identity=identity, place=place(config.out))
 
 
-def read_rows(datasets: Sequence[Dataset], config: PackConfig, imported: Path, running: Engine) -> list[SplitRows]:
+def read_rows(datasets: Sequence[Dataset], config: PackConfig, imported: Place, running: Engine) -> list[SplitRows]:
     """Each data set with its numbered rows, and which of them are held out."""
     running.progress.enter(READING)
     files = [(dataset, number) for dataset in datasets for number in range(num_files(dataset))]
@@ -89,8 +90,12 @@ def read_rows(datasets: Sequence[Dataset], config: PackConfig, imported: Path, r
 
 
 def _lies_as_it_is(dataset: Dataset, number: int) -> bool:
-    """Whether a file of a data set is read where it is, without being rewritten first."""
-    return not dataset.source and dataset.files[number].endswith((".jsonl", ".ndjson"))
+    """Whether a file of a data set is on a disk, and read where it is, without being rewritten first."""
+    return not dataset.source and _is_local(dataset.files[number]) and dataset.files[number].endswith(".jsonl")
+
+
+def _is_local(file: str) -> bool:
+    return isinstance(place(file), Path)
 
 
 def _scanned(files: Sequence[Call], running: Engine) -> list[Source]:
@@ -107,7 +112,8 @@ def _scanned(files: Sequence[Call], running: Engine) -> list[Source]:
         for start in range(0, len(ranges), SCAN_RANGES):
             chunk = ranges[start : start + SCAN_RANGES]
             seconds = SCAN_SECONDS * (chunk[-1][1] - chunk[0][0])
-            yield Call(function=scan, arguments=(result, chunk), seconds=seconds, here=True, key=(call.key, start))
+            here = _is_local(result.file)
+            yield Call(function=scan, arguments=(result, chunk), seconds=seconds, here=here, key=(call.key, start))
 
     running.flow(files, then, title="read", unit="task")
     return [

@@ -12,12 +12,11 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from . import __version__
 from .identity import Identity, fields_from_json
-from .runtime.storage import inside, parse_json, write_whole
+from .runtime.storage import Place, inside, parse_json, write_whole
 from .typed import check_types
 
 FORMAT = 5  # of everything in OUT but work/; raise it when a reader of the older format would fail or misread
@@ -93,13 +92,13 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
-    def write(self, out: Path) -> None:
+    def write(self, out: Place) -> None:
         with write_whole(out / FILE) as file:
             file.write(signed(self.to_json()))
 
     @classmethod
-    def read(cls, out: Path) -> "Manifest":
-        """The manifest of a local output. Raises OutputError where it is missing or not one of ours."""
+    def read(cls, out: Place) -> "Manifest":
+        """The manifest of an output. Raises OutputError where it is missing or not one of ours."""
         try:
             content = inside(out, FILE).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -107,7 +106,7 @@ class Manifest:
         except ValueError as error:
             raise OutputError(str(error)) from None
         except OSError as error:
-            raise OutputError(f"{out}/{FILE}: cannot be read: {error.strerror}") from error
+            raise OutputError(f"{out}/{FILE}: cannot be read: {error.strerror or error}") from error
         return cls.parse(content, str(out))
 
     @classmethod

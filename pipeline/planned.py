@@ -5,7 +5,6 @@ The nouns that the driver (run.py) hands from the planning half of a run to the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from .config import PackConfig
 from .families.base import Family
@@ -13,6 +12,7 @@ from .identity import Identity
 from .ingest.corpus import Corpus
 from .measure.store import MeasuredPart
 from .plan.assign import Plan
+from .runtime.storage import Place, place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -23,11 +23,11 @@ class Inputs:
     family: Family
     corpora: Sequence[Corpus]
     identity: Identity
-    place: Path  # where the output is written: OUT, or beside a finished one that it takes the place of
+    place: Place  # where the output is written: OUT, or beside a finished one that it takes the place of
 
     @property
-    def out(self) -> Path:
-        return Path(self.config.out)
+    def out(self) -> Place:
+        return place(self.config.out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -37,13 +37,13 @@ class Planned:
     inputs: Inputs
     parts: Sequence[MeasuredPart]
     plan: Plan  # mended, where rows turned out unreadable
-    plan_file: Path  # the plan as it was made
+    plan_file: Place  # the plan as it was made
     shards: tuple[int, ...]  # of that plan: the first pack of each shard, and the number of packs
     troubles: tuple[str, ...] = ()  # of `run_plan`: what would be lost, in words; none: no more than may be
     holdout: "Planned | None" = None  # the same for the rows that --holdout keeps, where there is one
 
     @property
-    def mended_file(self) -> Path:
+    def mended_file(self) -> Place:
         return self.plan_file.with_suffix(".mended.arrow")
 
     @property

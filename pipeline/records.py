@@ -1,10 +1,11 @@
-"""The nouns that cross stage boundaries. Imports no other module of neatpack."""
+"""The nouns that cross stage boundaries. Imports no other module of neatpack but uris.py, which is about text."""
 
-import re
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import numpy as np
+
+from .uris import without_secrets
 
 MediaKind = Literal["image", "video", "audio"]
 Role = Literal["system", "user", "assistant", "tool", "document"]  # a document has one turn, and no other role
@@ -154,15 +155,6 @@ class MediaError(Exception):
         shown = without_secrets(detail)
         super().__init__(shown)
         self.skip = Skip(reason=reason, detail=shown)
-
-
-def without_secrets(text: str) -> str:
-    """URIs in a text without user, password and query, which may hold keys; logs and ledgers are read by others.
-
-    "s3://me:key@bucket/a.png?region=x: no such object" -> "s3://bucket/a.png: no such object"
-    """
-    text = re.sub(r"(\w+://)[^/\s]*@", r"\1", text)
-    return re.sub(r"(\w+://[^?'\"]*)\?[^\s'\"]*?(?=['\"]|[:;,.)]*(?:\s|$))", r"\1", text)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

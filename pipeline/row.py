@@ -17,6 +17,7 @@ from .measure.store import read_measured
 from .records import MeasuredMedia, Pack, Skip
 from .runtime.engine import engine
 from .runtime.lock import locked
+from .runtime.storage import place
 from .shard.ledger import folders_of, without_folders
 from .shard.note import CHANGED
 from .shard.writer import first_pack
@@ -46,7 +47,7 @@ def pack_row(config: PackConfig, dataset: str, row: int, folder: Path) -> RowPac
         if config.work:
             stack.enter_context(locked([config.work_dir]))
         running = stack.enter_context(engine("inline", env=task_environment(config)))
-        (found,) = read_meta(Path(config.meta), (dataset,), strict=config.strict)
+        (found,) = read_meta(place(config.meta), (dataset,), strict=config.strict)
         own = dataclasses.replace(config, out=str(folder / "out"), work=str(folder), holdout=0.0, max_packs=0)
         family = family_for(processor_key(config))
         imported = (config.work_dir if config.work else folder) / "imported"
@@ -79,4 +80,5 @@ def pack_row(config: PackConfig, dataset: str, row: int, folder: Path) -> RowPac
             if lost[0].reason == CHANGED:
                 raise UserError(f"{dataset} row {row}: its media change while they are read; show it again, or a copy")
             return dataclasses.replace(result, skip=told(lost[0].reason, lost[0].detail))
-        return dataclasses.replace(result, pack=pack, media=read_measured(planned.parts[0].path, line["line"]).media)
+        measured = read_measured(planned.parts[0].path, line["line"])
+        return dataclasses.replace(result, pack=pack, media=measured.media if measured else ())

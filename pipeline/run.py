@@ -19,6 +19,7 @@ from .manifest import Manifest
 from .runtime.engine import engine
 from .runtime.lock import locked
 from .runtime.progress import FILE as TIMING, LOADING, SPLITTING, Progress
+from .runtime.storage import Place, place
 
 if TYPE_CHECKING:
     from .planned import Planned
@@ -46,7 +47,7 @@ def run_pack(config: PackConfig, progress: Progress | None = None) -> Packed:
         from .stages import plan_all, processor_key, render, task_environment, warming, with_media
         from .view.report.page import add_report
 
-        out, beside = Path(config.out), Path(config.for_holdout().out)
+        out, beside = place(config.out), place(config.for_holdout().out)
         refuse_strangers(out)
         if config.holdout:
             refuse_strangers(beside)
@@ -102,7 +103,7 @@ def run_split(config: PackConfig, progress: Progress | None = None) -> dict[str,
 
     The number of rows in each.
     """
-    out = Path(config.out)
+    out = place(config.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: is there and is no empty directory; remove it, or give another")
     with _begun(config, progress) as (progress, datasets):
@@ -113,14 +114,16 @@ def run_split(config: PackConfig, progress: Progress | None = None) -> dict[str,
             data = read_rows(datasets, config, out / "media", running)
         progress.enter(SPLITTING)
         counts = write_split(out, data)
-        for rewriting in list((out / "media").glob("*/rows.jsonl")):  # its rows are split; media beside it are needed
+        rewritten: list[Place] = list((out / "media").rglob("rows.jsonl"))
+        for rewriting in rewritten:  # its rows are split; media beside it are needed
             rewriting.unlink()
-            with contextlib.suppress(OSError):  # there are some
-                os.removedirs(rewriting.parent)
+            if isinstance(rewriting, Path):
+                with contextlib.suppress(OSError):  # there are some
+                    os.removedirs(rewriting.parent)
     return counts
 
 
-def write_plan_lengths(planned: "Planned", folder: Path, *, keeps_work: bool) -> dict[str, int]:
+def write_plan_lengths(planned: "Planned", folder: Place, *, keeps_work: bool) -> dict[str, int]:
     """The rows of all data sets with their exact lengths; see pipeline/measure/hints.py."""
     from .ingest.lines import media_beside
     from .measure.hints import write_lengths
@@ -138,7 +141,7 @@ def _begun(config: PackConfig, progress: Progress | None) -> Iterator[tuple[Prog
     """The progress of a run, from its start to its end, and its data sets; what is wrong with its flags is told."""
     progress = progress or Progress()
     progress.enter(LOADING)
-    datasets = read_meta(Path(config.meta), config.datasets, strict=config.strict)
+    datasets = read_meta(place(config.meta), config.datasets, strict=config.strict)
     if config.processor:
         check_processor(config.processor)
     yield progress, datasets

@@ -24,7 +24,7 @@ from .plan.repair import repaired
 from .planned import Inputs, Planned
 from .runtime.engine import Call, Engine
 from .runtime.progress import CHECKING, COMMITTING, MEASURING, PLANNING, RENDERING, RENDERING_AGAIN
-from .runtime.storage import remove, write_json
+from .runtime.storage import remove, sizes_in, text_of, write_json
 from .runtime.tables import open_arrow, write_arrow
 from .shard.commit import commit
 from .shard.note import CHANGED, LostRow
@@ -82,13 +82,14 @@ def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
     todo: list[MeasuredPart] = []
     for index, corpus in enumerate(inputs.corpora):
         folder = config.work_dir / "measured" / _store_name(inputs, corpus)
+        there = sizes_in(folder)
         for part in corpus.source.parts:
             # By what it holds, so that no version that cuts otherwise takes it for another part.
             name = f"{part.first_row:09d}-{part.start:012d}-{part.end:012d}.arrow"
             measured = MeasuredPart(corpus=index, part=part, path=folder / name)
             parts.append(measured)
             # A part with unreadable media is measured again on --overwrite: they may have been repaired since.
-            if not measured.path.exists() or (config.overwrite and has_media_trouble(measured.path)):
+            if measured.path.name not in there or (config.overwrite and has_media_trouble(measured.path)):
                 todo.append(measured)
     logger.info("parts: %d, of which %d are in the token store already", len(parts), len(parts) - len(todo))
     _measure_parts(inputs, todo, running)
@@ -228,7 +229,7 @@ def _mended(planned: Planned, lost: Mapping[Key, LostRow], running: Engine) -> P
 def shard_jobs(planned: Planned) -> list[ShardJob]:
     inputs, config = planned.inputs, planned.inputs.config
     parts_file = planned.plan_file.with_suffix(".parts.json")
-    write_json(parts_file, [str(part.path) for part in planned.parts])
+    write_json(parts_file, [text_of(part.path) for part in planned.parts])
     plan_file = planned.mended_file if planned.mended_file.exists() else planned.plan_file
     starts = planned.shard_starts
     return [
@@ -254,7 +255,7 @@ def shard_jobs(planned: Planned) -> list[ShardJob]:
 def task_environment(config: PackConfig) -> dict[str, str]:
     """Of every task: media are opened far below what the config reaches."""
     return {
-        DOWNLOADS: str(config.work_dir / "fetched") if config.allow_http else "",
+        DOWNLOADS: text_of(config.work_dir / "fetched") if config.allow_http else "",
         LIMITS: Limits.of(config).as_text(),
     }
 

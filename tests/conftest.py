@@ -1,6 +1,7 @@
 """What tests share: the demo processor that the project ships, and the real processors where ../shared is."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a process per core: threads of torch 
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from helpers import DEMO_PROCESSOR, REAL_PROCESSORS, SHARED, TinyData
+from s3_server import NOT_INSTALLED, S3, WEED, s3_server
 
 from neatpack.pipeline.families.registry import family_for
 
@@ -54,3 +56,12 @@ def family(processor):
 @pytest.fixture
 def tiny(tmp_path) -> TinyData:
     return TinyData(tmp_path / "data")
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory) -> Iterator[S3]:
+    """A bucket of a real server. All tests share it: each has keys under a prefix of its own."""
+    if not WEED.is_file():
+        pytest.skip(NOT_INSTALLED)
+    with s3_server(tmp_path_factory.mktemp("s3")) as bucket:
+        yield bucket

@@ -284,12 +284,13 @@ def test_relative_paths_are_refused_inside_a_ray_job(job_copy: Path, flags: tupl
 
 
 @pytest.mark.parametrize("flag", ["--meta", "--out", "--work"])
-def test_a_uri_is_no_path(flag: str) -> None:
+def test_a_uri_stays_as_it_is_and_has_no_password(flag: str) -> None:
     """It was taken for a local folder called "s3:"."""
+    assert getattr(load(flag, "s3://bucket/x"), flag[2:]) == "s3://bucket/x"
     message = refused(flag, "s3://key:secret@bucket/x")
-    assert message.startswith(f"{flag}: s3://… is a URI, and a path is expected here") and "secret" not in message
-    with pytest.raises(UserError, match=f"^{flag[2:]}: gs://… is a URI"):
-        PackConfig(**({"meta": "m", "processor": "p"} | {flag[2:]: "gs://b/x"}))
+    assert message.startswith(f"{flag}: s3://bucket/x is given with a password") and "secret" not in message
+    with pytest.raises(UserError, match=f"^{flag[2:]}: unknown scheme gopher://; known: s3, gs"):
+        PackConfig(**({"meta": "m", "processor": "p"} | {flag[2:]: "gopher://b/x"}))
 
 
 def test_absolute_paths_are_taken_inside_a_ray_job(job_copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

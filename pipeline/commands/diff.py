@@ -2,10 +2,9 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
-from ..config import absolute
+from ..config import place_of
 from .common import DONE, command
 
 DIFFERENT = 1  # as `diff` has it
@@ -30,7 +29,7 @@ def add_to(commands: Any) -> None:
 def _diff(args: argparse.Namespace) -> int:
     from ..view.diff import described, difference
 
-    first, second = (Path(absolute(name, given)) for name, given in (("OUT1", args.first), ("OUT2", args.second)))
+    first, second = (place_of(name, given) for name, given in (("OUT1", args.first), ("OUT2", args.second)))
     found = difference(first, second, num_examples=args.examples)
     if args.json:
         print(json.dumps(found.to_json(), indent=1, ensure_ascii=False))

@@ -1,11 +1,11 @@
 """neatpack export"""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from ..config import UserError, absolute
+from ..config import UserError, place_of
 from ..manifest import Manifest
+from ..runtime.storage import Place
 from ..shard.words import counted
 from .common import DONE, command
 
@@ -29,12 +29,12 @@ def add_to(commands: Any) -> None:
 def _export(args: argparse.Namespace) -> int:
     if args.overwrite and args.target != "hub-card":
         raise UserError(f"--overwrite is for hub-card; {args.target} always writes the same files")
-    out = Path(absolute("OUT", args.out))
+    out = place_of("OUT", args.out)
     print(TARGETS[args.target](out, Manifest.read(out), args))
     return DONE
 
 
-def _energon(out: Path, manifest: Manifest, args: argparse.Namespace) -> str:
+def _energon(out: Place, manifest: Manifest, args: argparse.Namespace) -> str:
     from ..shard.export import export_energon
 
     num_shards = export_energon(out, manifest)
@@ -42,7 +42,7 @@ def _energon(out: Path, manifest: Manifest, args: argparse.Namespace) -> str:
     return f"{out}: {packs}, readable by Megatron-Energon"
 
 
-def _hub_card(out: Path, manifest: Manifest, args: argparse.Namespace) -> str:
+def _hub_card(out: Place, manifest: Manifest, args: argparse.Namespace) -> str:
     from ..shard.card import write_card
 
     return f"{write_card(out, manifest, overwrite=args.overwrite)}: say in it what the data are, and their licence"

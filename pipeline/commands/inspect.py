@@ -3,11 +3,11 @@
 import argparse
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from ..config import absolute
+from ..config import place_of
 from ..manifest import Manifest
+from ..runtime.storage import Place
 from .common import DONE, command
 
 
@@ -28,13 +28,13 @@ def add_to(commands: Any) -> None:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    out = Path(absolute("OUT", args.out))
+    out = place_of("OUT", args.out)
     for line in _lines(out, args):
         print(line)
     return DONE
 
 
-def _lines(out: Path, args: argparse.Namespace) -> Iterator[str]:
+def _lines(out: Place, args: argparse.Namespace) -> Iterator[str]:
     from ..view.columns import aligned
     from ..view.inspect import answered, described, inspected
 

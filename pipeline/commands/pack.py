@@ -6,10 +6,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
-from ..config import PackConfig, UserError, absolute, add_flags, load_config
+from ..config import PackConfig, UserError, add_flags, load_config, place_of
 from ..display import shown
 from ..runtime.again import run_again
 from ..runtime.progress import (
@@ -24,6 +23,7 @@ from ..runtime.progress import (
     STOPPING,
     Progress,
 )
+from ..runtime.storage import place
 from ..shard.words import counted
 from .common import DONE, FAILED, command
 
@@ -95,7 +95,7 @@ def _print_packed(args: argparse.Namespace, config: PackConfig) -> int:
 
     if packed.already_done and (packed.holdout is None or packed.holdout.already_done):
         print(f"{config.out} is finished and made from the same inputs: nothing to do")
-    for output, of in ((Path(config.out), packed), (Path(config.for_holdout().out), packed.holdout)):
+    for output, of in ((place(config.out), packed), (place(config.for_holdout().out), packed.holdout)):
         if of is not None:
             print(describe_output(output, of.manifest, reused_shards=of.reused_shards), flush=True)
     lost = [_say_troubles(config.out, packed.troubles)]
@@ -134,7 +134,7 @@ def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: boo
 
     print(describe_plan(planned), flush=True)
     if args.write_lengths:
-        folder = Path(absolute("--write-lengths", args.write_lengths))
+        folder = place_of("--write-lengths", args.write_lengths)
         counts = write_plan_lengths(planned, folder, keeps_work=keeps_work)
         print(f"{counted(sum(counts.values()), 'row')} with lengths in {folder}/meta.json", flush=True)
     lost = [_say_troubles("plan", planned.troubles)]
@@ -151,5 +151,5 @@ def _split(args: argparse.Namespace) -> int:
 
         counts = run_split(config, progress)
     for name, num_rows in counts.items():
-        print(f"{counted(num_rows, 'row')} in {Path(config.out) / name}/meta.json")
+        print(f"{counted(num_rows, 'row')} in {place(config.out) / name}/meta.json")
     return DONE

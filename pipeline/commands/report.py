@@ -1,10 +1,9 @@
 """neatpack report"""
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from ..config import absolute
+from ..config import place_of
 from ..manifest import Manifest
 from ..shard.words import size
 from .common import DONE, command
@@ -25,7 +24,7 @@ def add_to(commands: Any) -> None:
 def _report(args: argparse.Namespace) -> int:
     from ..view.report.page import write_report
 
-    out = Path(absolute("OUT", args.out))
+    out = place_of("OUT", args.out)
     written = write_report(out, Manifest.read(out))
     print(f"{written}: {size(written.stat().st_size)}, for any browser")
     return DONE

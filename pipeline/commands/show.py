@@ -9,10 +9,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import PackConfig, UserError, absolute, add_flags, load_config
+from ..config import PackConfig, UserError, add_flags, load_config, place_of
 from ..manifest import Manifest
 from ..runtime.again import run_again
-from ..runtime.storage import write_whole
+from ..runtime.storage import Place, write_whole
 from .common import DONE, FAILED, command
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _show(args: argparse.Namespace) -> int:
         raise UserError("give OUT and the number of a PACK, or --meta, --processor and --row DATASET:N")
     from ..view.stored import stored_view
 
-    out = Path(absolute("OUT", args.output))
+    out = place_of("OUT", args.output)
     number = _number("PACK", args.pack)
     view = stored_view(
         out,
@@ -128,8 +128,8 @@ def _print(view: "PackView", args: argparse.Namespace) -> int:
     return FAILED if view.skipped else DONE
 
 
-def _write(flag: str, file: str, content: bytes) -> Path:
-    path = Path(absolute(flag, file))
+def _write(flag: str, file: str, content: bytes) -> Place:
+    path = place_of(flag, file)
     try:
         with write_whole(path) as target:
             target.write(content)

@@ -5,10 +5,9 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from ..config import UserError, absolute
+from ..config import UserError, place_of
 from ..manifest import Manifest
 from ..runtime.storage import write_whole
 from ..shard.words import counted
@@ -39,7 +38,7 @@ def add_to(commands: Any) -> None:
 def _skipped(args: argparse.Namespace) -> int:
     from ..shard.skipped import skipped_rows
 
-    out = Path(absolute("OUT", args.output))
+    out = place_of("OUT", args.output)
     reasons = [reason.strip() for reason in (args.reason or "").split(",") if reason.strip()]
     problems: list[str] = []
     unread = 0
@@ -68,7 +67,7 @@ def _written_to(file: str) -> Iterator[Callable[[bytes], object]]:
         sys.stdout.buffer.flush()
         return
     try:
-        with write_whole(Path(absolute("--out", file))) as target:
+        with write_whole(place_of("--out", file)) as target:
             yield target.write
     except OSError as error:
         raise UserError(f"--out {file}: cannot be written: {error.strerror}") from None

@@ -2,10 +2,9 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
-from ..config import absolute
+from ..config import place_of
 from ..display import shown
 from ..manifest import Manifest, OutputError
 from ..runtime.progress import LOADING, STARTING, STOPPING, VERIFYING
@@ -27,7 +26,7 @@ def add_to(commands: Any) -> None:
 
 
 def _verify(args: argparse.Namespace) -> int:
-    out = Path(absolute("OUT", args.out))
+    out = place_of("OUT", args.out)
     try:
         manifest = Manifest.read(out)
     except OutputError as error:

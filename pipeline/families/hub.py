@@ -1,20 +1,29 @@
-"""Where a processor is: a directory, the cache of the Hugging Face hub, or the hub. Asked before anything else of it.
+"""Where a processor is: a directory, a folder of a store, the cache of the Hugging Face hub, or the hub. Asked before
+anything else of it.
 
 transformers asks the hub for every file by itself, five times each, and says so: two minutes without a network.
 """
 
+import contextlib
+import hashlib
+import json
 import logging
 import os
 import re
 import ssl
+import tempfile
 import urllib.error
 import urllib.request
 from functools import lru_cache
+from pathlib import Path
 
 from ..config import UserError
+from ..runtime.objects import Remote, parse
+from ..uris import is_stored, without_secrets
 
 PATIENCE = 10  # seconds for the hub to answer anything
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")  # "gpt2", "Qwen/Qwen2.5-VL-7B-Instruct"; what else has a slash is a path
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
 TELLING = ("tokenizer_config.json", "tokenizer.json")  # a cache without them has been used for something else
 
 logger = logging.getLogger(__name__)
@@ -24,6 +33,10 @@ logger = logging.getLogger(__name__)
 def check_processor(processor: str) -> bool:
     """Whether its files are to be taken from the cache alone, for the hub is out of reach. Refuses what is nowhere."""
     if os.path.isdir(processor):
+        return False
+    if is_stored(processor):
+        if not _files_of(processor):
+            raise UserError(f"--processor {without_secrets(processor)}: nothing is there; give the folder of its files")
         return False
     if os.path.exists(processor):
         raise UserError(f"--processor {processor}: is a file; give the directory that it lies in, or a hub id")
@@ -49,6 +62,39 @@ def check_processor(processor: str) -> bool:
         f"where there is a network, `{download}`, bring DIR here and give its path; or bring such a cache, and set "
         "HF_HUB_CACHE to it"
     )
+
+
+def processor_here(processor: str) -> str:
+    """A processor's directory or hub id; of one in a store, a copy on this machine, made once for all its processes."""
+    if not is_stored(processor):
+        return processor
+    files = _files_of(processor)
+    told = [(str(file), size, changed) for file, size, changed in files]
+    name = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
+    copy = Path(tempfile.gettempdir(), f"neatpack-processors-{os.getuid()}", name)
+    if not copy.is_dir():
+        copy.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if copy.parent.stat().st_uid != os.getuid():  # a processor may bring code
+            raise UserError(f"{copy.parent} is another user's; remove it, or set TMPDIR")
+        with tempfile.TemporaryDirectory(dir=copy.parent) as folder:
+            for file, *_ in files:
+                target = Path(folder, "copy", str(file.relative_to(parse(processor))))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(file.read_bytes())
+            with contextlib.suppress(FileExistsError, OSError):  # another process was faster
+                Path(folder, "copy").rename(copy)
+    if not copy.is_dir():
+        raise UserError(f"--processor {without_secrets(processor)}: cannot be copied to {copy}")
+    return str(copy)
+
+
+def _files_of(processor: str) -> list[tuple[Remote, int, int]]:
+    """Files of a processor in a store, with their sizes and when they were changed; the model's weights stay there."""
+    try:
+        listed = parse(processor).files()
+    except ValueError as error:
+        raise UserError(f"--processor: {error}") from None
+    return [found for found in listed if not found[0].name.endswith(WEIGHTS)]
 
 
 def _is_cached(processor: str) -> bool:

@@ -15,7 +15,7 @@ from ..records import MASKED_LAYERS
 from .base import Family, ProcessorFiles, ProcessorKey
 from .default import Default
 from .gemma4 import Gemma4
-from .hub import check_processor
+from .hub import check_processor, processor_here
 from .internvl import InternVL
 from .kimi_k25 import KimiK25
 from .kimi_vl import KimiVL
@@ -60,7 +60,7 @@ def family_for(key: ProcessorKey | str) -> Family:
 
 def load_family(key: ProcessorKey) -> Family:
     """The family that serves a processor (by its class name, or as told), with its tokenizer and configs loaded."""
-    return chosen_family(key, processor_files(key.processor, trust_remote_code=key.trust_remote_code))
+    return chosen_family(key, processor_files(processor_here(key.processor), trust_remote_code=key.trust_remote_code))
 
 
 def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = False) -> Family:

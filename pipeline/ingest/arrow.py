@@ -13,29 +13,33 @@ import pyarrow as pa
 
 from ..config import UserError
 from ..media.parquet import items_of
+from ..uris import without_secrets
 
 ROWS = 256  # in memory at once: a batch may be the whole file
 Places = Callable[[pa.Array, tuple[str, ...]], list[Any]]  # bytes at names of columns and fields -> where they are
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream; Arrow would take one that is cut between two batches for whole
 
 
-def arrow_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Media by their place in the file; bytes that do not lie there as they are come as bytes."""
+def arrow_rows(file: Path, name: str = "") -> Iterator[dict[str, Any]]:
+    """Media by their place in the file, which is called `name` where `file` is a copy of it; bytes that do not lie
+    there as they are come as bytes."""
+    name = name or str(file)
+    shown = without_secrets(name)
     try:
         with pa.memory_map(str(file)) as mapped:
             content = mapped.read_buffer()
-        for batch in _batches(file, content):
+        for batch in _batches(shown, content):
             batch.validate(full=True)  # offsets of a damaged file would lead anywhere
             for start in range(0, batch.num_rows, ROWS):
                 piece = batch.slice(start, ROWS)
-                yield from rows_of(piece, lambda array, _: _places(array, file, content))
+                yield from rows_of(piece, lambda array, _: _places(array, name, content))
     except UserError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8, odd buffers
-        raise UserError(f"{file}: not a readable Arrow file: {error}; write it anew") from None
+        raise UserError(f"{shown}: not a readable Arrow file: {error}; write it anew") from None
 
 
-def _batches(file: Path, content: pa.Buffer) -> Iterator[pa.RecordBatch]:
+def _batches(file: str, content: pa.Buffer) -> Iterator[pa.RecordBatch]:
     source = pa.BufferReader(content)
     if content[:6].to_pybytes() == b"ARROW1":
         table = pa.ipc.open_file(source)
@@ -85,7 +89,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def _places(array: pa.Array, file: Path, content: pa.Buffer) -> list[Any]:
+def _places(array: pa.Array, file: str, content: pa.Buffer) -> list[Any]:
     """Where in the file each value is; a compressed file has its values elsewhere in memory, and no place for them."""
     _, ends, data = array.buffers()
     size = 0 if data is None else data.size  # 0: nothing but nulls and empty values, which are anywhere
@@ -97,6 +101,6 @@ def _places(array: pa.Array, file: Path, content: pa.Buffer) -> list[Any]:
     own = np.frombuffer(ends, dtype=number)[array.offset : array.offset + len(array) + 1]
     bounds = (start + own.astype(np.int64)).tolist()
     return [
-        {"path": str(file), "offset": bounds[row], "length": bounds[row + 1] - bounds[row]} if valid else None
+        {"path": file, "offset": bounds[row], "length": bounds[row + 1] - bounds[row]} if valid else None
         for row, valid in enumerate(array.is_valid().to_pylist())
     ]

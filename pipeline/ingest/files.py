@@ -3,27 +3,31 @@
 import glob
 import os
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..config import UserError, no_uri
-from ..runtime.storage import read_json
+from ..config import UserError, place_of
+from ..runtime.objects import Remote
+from ..runtime.storage import Place, read_json, text_of
+from ..uris import SCHEME
 from .kinds import KNOWN, kind_of
 
 # JSON that `datasets` writes beside data.
 _ABOUT_DATA = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 
 
-def data_files(meta_path: Path, where: str, file_name: Any, split: str | None) -> tuple[str, ...]:
-    """Absolute paths. Lists keep their order, folders and globs are sorted. `split`: of folders that hold several."""
+def data_files(meta_path: Place, where: str, file_name: Any, split: str | None) -> tuple[str, ...]:
+    """Absolute paths, or URIs. Lists keep their order, folders and globs are sorted. `split`: of folders that hold
+    several."""
     names = file_name if isinstance(file_name, list) else [file_name]
     if not names or not all(isinstance(name, str) and name for name in names):
         raise UserError(
             f"{where}: file_name must be the path of a data file, a glob, a folder or a list of these, got "
             f"{file_name!r}"
         )
-    files = [os.path.realpath(file) for name in names for file in _expanded(meta_path, where, name, split)]
-    if split is not None and not any(_is_saved(meta_path.parent / name) for name in names):
+    files = [_real(file) for name in names for file in _expanded(meta_path, where, name, split)]
+    if split is not None and not any(_is_saved(_place(meta_path, where, name)) for name in names):
         raise UserError(f"{where}: split belongs to a source or a folder that save_to_disk wrote; remove it")
     for file, count in Counter(files).items():
         if count > 1:
@@ -34,30 +38,46 @@ def data_files(meta_path: Path, where: str, file_name: Any, split: str | None) -
     return tuple(files)
 
 
-def _expanded(meta_path: Path, where: str, name: str, split: str | None) -> list[Path]:
-    no_uri(f"{where}: file_name", name)
-    path = meta_path.parent / name
+def _real(file: Place) -> str:
+    return text_of(file) if isinstance(file, Remote) else os.path.realpath(file)
+
+
+def _place(meta_path: Place, where: str, name: str) -> Place:
+    """Where a name leads: a URI by itself, all else from the folder of the meta JSON."""
+    return place_of(f"{where}: file_name", name) if SCHEME.match(name) else meta_path.parent / name
+
+
+def _expanded(meta_path: Place, where: str, name: str, split: str | None) -> Sequence[Place]:
+    path = _place(meta_path, where, name)
     if path.is_file():
         return [path]
     if _is_saved(path):
         return _saved_files(path, split or "train", where)
     if path.is_dir():
-        files = [file for file in _walked(path) if file.resolve() != meta_path.resolve()]
+        files: Sequence[Place] = [file for file in _walked(path) if file.resolve() != meta_path.resolve()]
         if not files:
             raise UserError(f"{where}: no data file in the folder {path}; known: {KNOWN}")
         return files
     if glob.has_magic(name):
-        files = sorted(Path(found) for found in glob.glob(str(path), recursive=True) if os.path.isfile(found))
+        files = _like(path)
         if not files:
             raise UserError(f"{where}: no file is like {path}; the pattern is taken relative to the meta file")
         return files
     raise UserError(f"{where}: file_name {path} does not exist; it is taken relative to the meta file")
 
 
-def _walked(folder: Path) -> list[Path]:
+def _like(path: Place) -> Sequence[Place]:
+    """The files whose names are like a pattern: * and ? stand for what has no slash, ** for folders."""
+    if isinstance(path, Remote):
+        return path.matches()
+    return sorted(Path(found) for found in glob.glob(str(path), recursive=True) if os.path.isfile(found))
+
+
+def _walked(folder: Place) -> list[Place]:
     """All data files in a folder and its subfolders, by name; hidden ones and what is no data file stay out."""
-    files: list[Path] = []
-    for path in sorted(folder.iterdir()):
+    files: list[Place] = []
+    inside: Iterable[Place] = folder.iterdir()
+    for path in sorted(inside, key=str):
         if path.name.startswith("."):
             continue
         if _is_saved(path):
@@ -69,14 +89,14 @@ def _walked(folder: Path) -> list[Path]:
     return files
 
 
-def _is_saved(folder: Path) -> bool:
+def _is_saved(folder: Place) -> bool:
     """By Dataset.save_to_disk or DatasetDict.save_to_disk."""
     return (folder / "dataset_dict.json").is_file() or (
         (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
     )
 
 
-def _saved_files(folder: Path, split: str, where: str) -> list[Path]:
+def _saved_files(folder: Place, split: str, where: str) -> list[Place]:
     """The Arrow files of one split, in their order."""
     if (folder / "dataset_dict.json").is_file():
         splits = read_json(folder / "dataset_dict.json")["splits"]

@@ -7,7 +7,6 @@ data set or with other tags too, goes where the row goes. A larger share holds t
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..media.parquet import cell_bytes, cell_of
 from ..records import Skip
-from ..runtime.storage import sha256_of
+from ..runtime.storage import sha256_of, text_of
 from .convert import said_of
 from .formats.parts import KINDS
 from .lines import MAX_ROW_BYTES, Part, media_beside, rows
@@ -24,7 +23,9 @@ from .meta import Dataset
 
 def held_out(dataset: Dataset, part: Part, share: float, max_row_bytes: int = MAX_ROW_BYTES) -> NDArray[np.bool_]:
     """The task: which rows of a part are held out."""
-    embedded = (str(media_beside(part.file)), part.origin) if part.origin else ()  # what was rewritten may have some
+    embedded = (
+        (text_of(media_beside(part.file)), part.origin) if part.origin else ()
+    )  # what was rewritten may have some
     below = (row_hash(line, dataset, embedded, max_row_bytes) < share * 2**64 for *_, line in rows(part))
     return np.fromiter(below, dtype=np.bool_, count=part.num_rows)
 
@@ -35,7 +36,7 @@ def row_hash(line: bytes, dataset: Dataset, embedded: tuple[str, ...] = (), max_
     def plain(value: dict[str, Any]) -> Any:
         """Null is absent, as Arrow has it. A place in those depends on the rows before: its bytes stand for it."""
         if embedded and value.keys() == {"path", "offset", "length"} and value["path"] in embedded:
-            return sha256_of(Path(value["path"]), value["offset"], value["offset"] + value["length"])
+            return sha256_of(value["path"], value["offset"], value["offset"] + value["length"])
         if embedded and value.keys() == {"path", "cell"} and value["path"] in embedded:
             return hashlib.sha256(cell_bytes(value["path"], cell_of(value["cell"]))).hexdigest()
         return {key: item for key, item in value.items() if item is not None}

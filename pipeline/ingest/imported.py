@@ -2,11 +2,10 @@
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ..config import ParquetMedia, fingerprint
-from ..runtime.storage import Hashed, Sink, write_whole
+from ..runtime.storage import Hashed, Place, Sink, place, text_of, write_whole
 from ..runtime.work import did
 from .dialect import MEDIA_COLUMNS
 from .kinds import MediaFile, as_lines, with_bytes_moved
@@ -22,17 +21,17 @@ def num_files(dataset: Dataset) -> int:
     return 1 if dataset.source else len(dataset.files)
 
 
-def lines_of(dataset: Dataset, imported: Path, number: int = 0, parquet_media: ParquetMedia = "copy") -> Lines:
+def lines_of(dataset: Dataset, imported: Place, number: int = 0, parquet_media: ParquetMedia = "copy") -> Lines:
     """The task: of a data set's file `number`."""
     if dataset.source:
         return _imported(dataset, imported)
     columns = {kind: getattr(dataset.row_columns, column) for column, kind in MEDIA_COLUMNS.items()}
-    lines = as_lines(Path(dataset.files[number]), imported, columns, parquet_media)
+    lines = as_lines(place(dataset.files[number]), imported, columns, parquet_media)
     did(files=1)
     return lines
 
 
-def _imported(dataset: Dataset, imported: Path) -> Lines:
+def _imported(dataset: Dataset, imported: Place) -> Lines:
     """Rows with their media by their own bytes, in a folder named by the digest of both.
 
     A hub data set is no file with a digest, and what `datasets` calls its fingerprint is not one of the content. So the
@@ -44,10 +43,10 @@ def _imported(dataset: Dataset, imported: Path) -> Lines:
     target = imported / digest / "rows.jsonl"
     if not target.exists():
         logger.info("%s: imported, once, into %s", dataset.name, target.parent)
-        media_path = media_beside(str(target))
+        media_path = media_beside(text_of(target))
         with write_whole(target) as out, write_whole(media_path) as beside:  # media first there, rows last
-            _write(dataset, out, beside, str(media_path))
-    return Lines(file=str(target), rewritten_from=digest, origin=dataset.source)
+            _write(dataset, out, beside, text_of(media_path))
+    return Lines(file=text_of(target), rewritten_from=digest, origin=dataset.source)
 
 
 def _write(dataset: Dataset, out: Sink, media: MediaFile, media_path: str) -> None:

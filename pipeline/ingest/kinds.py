@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,7 +26,8 @@ import pyarrow.parquet as pq
 from ..config import ParquetMedia, UserError, fingerprint
 from ..media.parquet import Cell, batches
 from ..records import MediaKind
-from ..runtime.storage import Sink, sha256_of, write_whole
+from ..runtime.storage import Place, Sink, local_copy, open_file, sha256_of, text_of, write_whole
+from ..uris import without_secrets
 from .arrow import arrow_rows, rows_of
 from .lines import BLANK, BOM, PROBLEM, Lines, dumped, media_beside
 from .tars import COLUMNS, tar_rows
@@ -49,7 +50,7 @@ class MediaFile(Sink, Protocol):
 class _Beside:
     """A `media.bin` that is there only if something is written to it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.path, self._stack = path, ExitStack()
         self._file: BinaryIO | None = None
 
@@ -68,10 +69,10 @@ class _Beside:
         return 0 if self._file is None else self._file.tell()
 
 
-Reader = Callable[[Path, _Beside], Iterator[bytes]]  # a file -> its rewriting, piece by piece
+Reader = Callable[["DataFile", _Beside], Iterator[bytes]]  # a file -> its rewriting, piece by piece
 
 
-def kind_of(file: Path) -> str:
+def kind_of(file: Place) -> str:
     """The suffix of a data file without that of its compression: ".jsonl"; "" for what is no data file."""
     name = file.name.lower()
     if name.endswith(_COMPRESSED_TARS):
@@ -84,11 +85,12 @@ def kind_of(file: Path) -> str:
 
 
 def as_lines(
-    file: Path, imported: Path, columns: Mapping[MediaKind, str] = COLUMNS, parquet_media: ParquetMedia = "copy"
+    file: Place, imported: Place, columns: Mapping[MediaKind, str] = COLUMNS, parquet_media: ParquetMedia = "copy"
 ) -> Lines:
     """The file itself if it is JSONL, else a rewriting of it under `imported`. `columns`: where a tar's media go."""
-    file = Path(os.path.abspath(file))  # rows of a rewriting may name it
-    with open(file, "rb") as head:
+    if isinstance(file, Path):
+        file = Path(os.path.abspath(file))  # rows of a rewriting may name it
+    with open_file(file, 64) as head:
         start = head.read(64)
     if start.startswith(b"version https://git-lfs"):
         raise UserError(f"{file}: a git-LFS pointer, not the data; run `git lfs pull`")
@@ -100,69 +102,82 @@ def as_lines(
         )
     if kind == ".tar":
         names = [columns[medium] for medium in COLUMNS]
-        return _rewrite(file, imported, lambda tar, _: map(dumped, tar_rows(tar, columns)), str(file), *names)
+        return _rewrite(file, imported, partial(_tar_rows, columns), text_of(file), *names)
     if kind in (".arrow", ".feather"):
-        return _rewrite(file, imported, _arrow_rows, str(file))
+        return _rewrite(file, imported, _arrow_rows, text_of(file))
     if kind == ".parquet":
         if parquet_media == "in-place":
-            return _rewrite(file, imported, _parquet_rows_in_place, str(file), parquet_media)
+            return _rewrite(file, imported, _parquet_rows_in_place, text_of(file), parquet_media)
         return _rewrite(file, imported, _parquet_rows)
     if kind in (".csv", ".tsv"):
         return _rewrite(file, imported, _table_rows)
     if kind == ".json":
         return _json_lines(file, imported, is_compressed=is_compressed)
     if kind:
-        return _rewrite(file, imported, _unpacked_lines) if is_compressed else Lines(file=str(file))
+        return _rewrite(file, imported, _unpacked_lines) if is_compressed else Lines(file=text_of(file))
     raise UserError(f"{file}: unknown kind of file; known: {KNOWN}")
 
 
-def _json_lines(file: Path, imported: Path, *, is_compressed: bool) -> Lines:
-    with _content(file) as content:
+def _json_lines(file: Place, imported: Place, *, is_compressed: bool) -> Lines:
+    with local_copy(file) as copy, _content(DataFile(text_of(file), copy)) as content:
         start = content.read(64).removeprefix(BOM).lstrip(BLANK)
     if start.startswith(b"["):
         return _rewrite(file, imported, _array_rows)
     if start.startswith(b"{"):  # JSONL under another name
-        return _rewrite(file, imported, _unpacked_lines) if is_compressed else Lines(file=str(file))
+        return _rewrite(file, imported, _unpacked_lines) if is_compressed else Lines(file=text_of(file))
     raise UserError(f"{file}: neither a JSON array nor JSON lines; it starts with {start[:20]!r}")
 
 
-def _rewrite(file: Path, imported: Path, read: Reader, *also: str) -> Lines:
+def _rewrite(file: Place, imported: Place, read: Reader, *also: str) -> Lines:
     """`also`: what the rewriting depends on besides the file's content, as its place if rows name it."""
-    digest = sha256_of(file)
-    target = imported / (fingerprint(digest, *also) if also else digest) / "rows.jsonl"
-    if not target.exists():
-        logger.info("%s: rewritten as JSONL, once, in %s", file, target.parent)
-        with write_whole(target) as out, _Beside(media_beside(str(target))) as media:  # media first there, rows last
-            for piece in read(file, media):
-                out.write(piece)
-            if media.tell():
-                logger.info("%s: %d bytes of media copied out of it into %s", file, media.tell(), media.path)
-    return Lines(file=str(target), rewritten_from=digest, origin=str(file))
+    with local_copy(file) as copy:  # gone through twice, for its digest and for its rows
+        digest = sha256_of(copy)
+        target = imported / (fingerprint(digest, *also) if also else digest) / "rows.jsonl"
+        if not target.exists():
+            logger.info("%s: rewritten as JSONL, once, in %s", file, target.parent)
+            beside = media_beside(text_of(target))
+            with write_whole(target) as out, _Beside(beside) as media:  # media first there, rows last
+                for piece in read(DataFile(text_of(file), copy), media):
+                    out.write(piece)
+                if media.tell():
+                    logger.info("%s: %d bytes of media copied out of it into %s", file, media.tell(), media.path)
+    return Lines(file=text_of(target), rewritten_from=digest, origin=text_of(file))
+
+
+class DataFile(NamedTuple):
+    """A data file that is rewritten."""
+
+    name: str  # by which rows name it, and people
+    copy: Path  # its bytes: the file itself, or a copy of one in a store
+
+    def __str__(self) -> str:
+        return without_secrets(self.name)
 
 
 @contextmanager
-def _content(file: Path) -> Iterator[BinaryIO]:
+def _content(file: DataFile) -> Iterator[BinaryIO]:
     """The bytes of a file, decompressed where its name says so."""
-    compression = COMPRESSED.get(file.suffix.lower())
-    if compression is None:
-        with open(file, "rb") as content:
-            yield content
-        return
+    compression = COMPRESSED.get(file.copy.suffix.lower())
     try:
-        # Arrow's streams read on where one frame ends and another begins, and refuse a file that ends inside one.
-        with pa.input_stream(str(file), compression=compression) as content:
+        with ExitStack() as stack:
+            content = stack.enter_context(open_file(file.copy))
+            if compression is not None:
+                # Arrow's streams read on where one frame ends and another begins, and refuse a file that ends inside.
+                content = stack.enter_context(pa.input_stream(content, compression=compression))
             yield content
     except OSError as error:
+        if compression is None:
+            raise
         raise UserError(f"{file}: cannot be decompressed: {error}") from None
 
 
-def _unpacked_lines(file: Path, _: _Beside) -> Iterator[bytes]:
+def _unpacked_lines(file: DataFile, _: _Beside) -> Iterator[bytes]:
     with _content(file) as content:
         while block := content.read(1 << 20):
             yield block
 
 
-def _array_rows(file: Path, _: _Beside) -> Iterator[bytes]:
+def _array_rows(file: DataFile, _: _Beside) -> Iterator[bytes]:
     """Element by element: the file's text is in memory once, its parsed rows never are."""
     with _content(file) as content:
         whole = content.read()
@@ -204,10 +219,10 @@ def _array_rows(file: Path, _: _Beside) -> Iterator[bytes]:
         raise fail(position, "text after the array; is it two files in one?")
 
 
-def _table_rows(file: Path, _: _Beside) -> Iterator[bytes]:
+def _table_rows(file: DataFile, _: _Beside) -> Iterator[bytes]:
     """Of CSV and TSV: every cell is a text, and an empty one is absent."""
     csv.field_size_limit(sys.maxsize)  # the default refuses cells above 128 KiB, and a conversation may have more
-    dialect = "excel-tab" if kind_of(file) == ".tsv" else "excel"
+    dialect = "excel-tab" if kind_of(file.copy) == ".tsv" else "excel"
     with _content(file) as content:
         # strict: otherwise a quote that is never closed takes all rows that follow into its cell.
         table = csv.reader(io.TextIOWrapper(content, "utf-8-sig", newline=""), dialect, strict=True)
@@ -229,26 +244,26 @@ def _table_rows(file: Path, _: _Beside) -> Iterator[bytes]:
             raise UserError(f"{file}: not UTF-8: {error}") from None
 
 
-def _parquet_rows(file: Path, media: _Beside) -> Iterator[bytes]:
+def _parquet_rows(file: DataFile, media: _Beside) -> Iterator[bytes]:
     """Rows as JSON; bytes of embedded media go to `media.bin` beside, and the row points there."""
     try:
-        for batch in pq.ParquetFile(file).iter_batches(batch_size=256):
+        for batch in pq.ParquetFile(file.copy).iter_batches(batch_size=256):
             for row in batch.to_pylist():
-                yield dumped(with_bytes_moved(row, media, str(media.path)))
+                yield dumped(with_bytes_moved(row, media, text_of(media.path)))
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
         raise UserError(f"{file}: not a readable parquet file: {error}") from None
 
 
-def _parquet_rows_in_place(file: Path, media: _Beside) -> Iterator[bytes]:
+def _parquet_rows_in_place(file: DataFile, media: _Beside) -> Iterator[bytes]:
     """Rows as JSON; embedded media by the cell they are in."""
     try:
-        with pq.ParquetFile(file) as table:
+        with pq.ParquetFile(file.copy) as table:
             num_groups = table.num_row_groups
         for group in range(num_groups):
             counts: Counter[tuple[str, ...]] = Counter()
-            for batch in batches(str(file), group):
-                for row in rows_of(batch, partial(_cells, str(file), group, counts)):
-                    yield dumped(with_bytes_moved(row, media, str(media.path)))  # what is in no cell of its own
+            for batch in batches(file.copy, group):
+                for row in rows_of(batch, partial(_cells, file.name, group, counts)):
+                    yield dumped(with_bytes_moved(row, media, text_of(media.path)))  # what is in no cell of its own
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
         raise UserError(f"{file}: not a readable parquet file: {error}") from None
 
@@ -265,9 +280,13 @@ def _cells(
     ]
 
 
-def _arrow_rows(file: Path, media: _Beside) -> Iterator[bytes]:
-    for row in arrow_rows(file):
-        yield dumped(with_bytes_moved(row, media, str(media.path)))
+def _tar_rows(columns: Mapping[MediaKind, str], file: DataFile, _: _Beside) -> Iterator[bytes]:
+    return map(dumped, tar_rows(file.copy, columns, file.name))
+
+
+def _arrow_rows(file: DataFile, media: _Beside) -> Iterator[bytes]:
+    for row in arrow_rows(file.copy, file.name):
+        yield dumped(with_bytes_moved(row, media, text_of(media.path)))
 
 
 def with_bytes_moved(value: Any, media: MediaFile, path: str) -> Any:

@@ -5,22 +5,21 @@ Files that are not JSONL are rewritten first (see kinds.py), so that everything 
 
 import itertools
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config import PackConfig, fingerprint
 from ..runtime.even import even_ends
-from ..runtime.storage import sha256_of
+from ..runtime.storage import Place, open_file, place, sha256_of
 from ..runtime.work import did
 
 RANGE_BYTES = 4 << 20  # that have a digest of their own, of which that of the content is made
 # A part is of one range, and has so many seconds of measuring at most, unless a single row has more. Fixed, like the
 # range, so that parts do not depend on the number of workers.
 PART_SECONDS = 0.5
+BEYOND = 64 << 10  # bytes that are read with a part of a file in a store: the rest of its last line
 MAX_ROW_BYTES: int = PackConfig().max_row_bytes  # where no config says otherwise
 # A row of a rewriting that could not be made: {PROBLEM: why}. It is a row all the same, and ends in the ledger.
 PROBLEM = "__problem__"
@@ -91,7 +90,7 @@ class RangeCount(NamedTuple):
 
 
 def part_ranges(lines: Lines) -> list[ByteRange]:
-    size = os.path.getsize(lines.file)
+    size = place(lines.file).stat().st_size
     return [(start, min(size, start + RANGE_BYTES)) for start in range(0, size, RANGE_BYTES)]
 
 
@@ -99,8 +98,8 @@ def scan(lines: Lines, ranges: Sequence[ByteRange]) -> list[RangeCount]:
     """Digest and parts of each byte range: the one pass over the data that numbers its rows."""
     counts = []
     for start, end in ranges:
-        cuts = _cut(start, [(offset, row_seconds(text)) for offset, text in _lines(Path(lines.file), start, end)])
-        counts.append(RangeCount(sha256_of(Path(lines.file), start, end), cuts))
+        cuts = _cut(start, [(offset, row_seconds(text)) for offset, text in _lines(lines.file, start, end)])
+        counts.append(RangeCount(sha256_of(lines.file, start, end), cuts))
         did(rows=sum(cut.num_rows for cut in cuts), bytes=end - start)
     return counts
 
@@ -199,16 +198,16 @@ class Row(NamedTuple):
 
 def rows(part: Part) -> Iterator[Row]:
     number, line = part.first_row, part.first_line
-    for offset, text in _lines(Path(part.file), part.start, part.end):
+    for offset, text in _lines(part.file, part.start, part.end):
         if text.strip(BLANK):
             yield Row(number, line, offset, text)
             number += 1
         line += 1
 
 
-def _lines(file: Path, start: int, end: int) -> Iterator[tuple[int, bytes]]:
+def _lines(file: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
     r"""Lines that start in [start, end), with their offsets; split on \n only: a U+2028 is no line break."""
-    with open(file, "rb") as source:
+    with open_file(file, max(1, end - start) + BEYOND) as source:
         if start:
             source.seek(start - 1)
             source.readline()  # the rest of a line that belongs to the part before (or just its \n)
@@ -217,9 +216,9 @@ def _lines(file: Path, start: int, end: int) -> Iterator[tuple[int, bytes]]:
             yield position + len(line) - len(text), text
 
 
-def media_beside(rows_file: str) -> Path:
+def media_beside(rows_file: str) -> Place:
     """Where a rewriting has the bytes of embedded media."""
-    return Path(rows_file).with_name("media.bin")
+    return place(rows_file).with_name("media.bin")
 
 
 def dumped(row: Any) -> bytes:

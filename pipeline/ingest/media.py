@@ -13,11 +13,11 @@ from urllib.parse import unquote_to_bytes, urlsplit
 import numpy as np
 from PIL import Image
 
-from ..config import SCHEME
 from ..media.inline import bytes_of_text, is_data_uri, pointer
 from ..media.parquet import cell_of
-from ..media.remote import SCHEMES, is_uri, located
+from ..media.remote import SCHEMES, located
 from ..records import NO_WISHES, MediaKind, MediaRef, Sampling, Skip, Wishes
+from ..uris import SCHEME, is_uri
 
 Steps = tuple[str | int, ...]  # from a row to a place in it: ("images", 0)
 
@@ -123,6 +123,7 @@ def _medium(entry: Any, kind: MediaKind, at: Steps) -> tuple[Any, str, Steps]:
 def _path(text: str, folders: MediaFolders) -> str | Skip:
     """Where a file is: a path, or a URI."""
     scheme = SCHEME.match(text)
+    # Of stores, those that pyarrow knows: a row may not name just any host. A media_dir may be in any store.
     if scheme and scheme[1].lower() in SCHEMES:
         return text
     if scheme and scheme[1].lower() != "file":

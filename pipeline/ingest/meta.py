@@ -5,6 +5,7 @@ import itertools
 import json
 import logging
 import math
+import os
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -14,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ..config import UserError
-from ..media.remote import SCHEMES
+from ..config import UserError, place_of
+from ..runtime.objects import Remote
+from ..runtime.storage import Place, text_of
+from ..uris import SCHEME, is_http
 from .conversation import COLUMNS
 from .dialect import Columns as Columns, Tags as Tags
 from .files import data_files
@@ -93,7 +96,7 @@ class Dataset:
         return {key: value for key, value in fields.items() if key not in left_out}
 
 
-def read_meta(path: Path, select: tuple[str, ...] = (), *, strict: bool = False) -> list[Dataset]:
+def read_meta(path: Place, select: tuple[str, ...] = (), *, strict: bool = False) -> list[Dataset]:
     """The data sets of a meta JSON, in its order; `select` keeps only those named, in their order.
 
     A key that nobody knows is a warning, for other tools have keys of their own; strict: an error.
@@ -124,7 +127,7 @@ def read_meta(path: Path, select: tuple[str, ...] = (), *, strict: bool = False)
     return _weighted(path, [_dataset(path, name, meta[name], strict) for name in dict.fromkeys(select or meta)])
 
 
-def _weighted(meta_path: Path, datasets: list[Dataset]) -> list[Dataset]:
+def _weighted(meta_path: Place, datasets: list[Dataset]) -> list[Dataset]:
     """Weights as shares, whatever they add up to: 3 and 1 -> 0.75 and 0.25. All data sets have one, or none has."""
     given = {dataset.name: dataset.weight for dataset in datasets if dataset.weight is not None}
     if not given:
@@ -138,7 +141,7 @@ def _weighted(meta_path: Path, datasets: list[Dataset]) -> list[Dataset]:
     return [dataclasses.replace(dataset, weight=given[dataset.name] / total) for dataset in datasets]
 
 
-def _dataset(meta_path: Path, name: str, entry: Any, strict: bool) -> Dataset:
+def _dataset(meta_path: Place, name: str, entry: Any, strict: bool) -> Dataset:
     where = f"{meta_path}: data set {name!r}"
     if not isinstance(entry, dict):
         raise UserError(f"{where}: expected an object, got {type(entry).__name__}")
@@ -236,7 +239,7 @@ def _fields(kind: Any) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(kind))
 
 
-def _media_dirs(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, Any]:
+def _media_dirs(meta_path: Place, where: str, entry: dict[str, Any]) -> dict[str, Any]:
     """media_dir, and where relative paths may start: there, in the meta file's folder, in the working directory.
 
     A relative media_dir is taken from the meta file, and from the working directory if it is not there.
@@ -246,12 +249,16 @@ def _media_dirs(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str,
         raise UserError(f"{where}: allow_outside must be true or false, got {allows!r}")
     if given is not None and (not isinstance(given, str) or "\0" in given):
         raise UserError(f"{where}: media_dir must be a directory, got {given!r}")
-    scheme, separator, _ = (given or "").partition("://")
-    if separator:
-        if scheme not in SCHEMES:
-            raise UserError(f"{where}: media_dir {given}: unknown scheme; known: {', '.join(SCHEMES)}, or a directory")
+    if given and SCHEME.match(given):
+        if not is_http(given):
+            place_of(f"{where}: media_dir", given)
         return {"media_dir": str(given), "given_dirs": (str(given),), "is_bounded": not allows}
-    starts = [folder.resolve() for folder in (meta_path.parent, Path.cwd())]
+    if isinstance(meta_path, Remote) and not os.path.isabs(
+        given or ""
+    ):  # where nobody can ask whether a folder is there: it is what names begin with
+        folder = text_of(meta_path.parent / given) if given else text_of(meta_path.parent)
+        return {"media_dir": folder, "given_dirs": (folder,) if given else (), "is_bounded": bool(given) and not allows}
+    starts = [Path(folder).resolve() for folder in (meta_path.parent, Path.cwd()) if isinstance(folder, Path)]
     places = dict.fromkeys((start / given).resolve() for start in starts) if given else {}
     own = [str(folder) for folder in places if folder.is_dir()]
     if places and not own:
@@ -264,7 +271,7 @@ def _media_dirs(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str,
     return {"media_dir": first, "given_dirs": tuple(own), "search": tuple(others), "is_bounded": bounded}
 
 
-def _files(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, Any]:
+def _files(meta_path: Place, where: str, entry: dict[str, Any]) -> dict[str, Any]:
     known = ", ".join((*SOURCES, HUB))
     if "path_or_dataset" in entry:
         raise UserError(f"{where}: path_or_dataset belongs to a source, and none is given; known: {known}")
@@ -274,7 +281,7 @@ def _files(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, Any]
     return {"files": data_files(meta_path, where, entry["file_name"], split)}
 
 
-def _source(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, Any]:
+def _source(meta_path: Place, where: str, entry: dict[str, Any]) -> dict[str, Any]:
     source = entry["source"]
     if not isinstance(source, str) or source not in (*SOURCES, HUB):
         raise UserError(f"{where}: unknown source {source!r}; known: {', '.join((*SOURCES, HUB))}")
@@ -286,7 +293,7 @@ def _source(meta_path: Path, where: str, entry: dict[str, Any]) -> dict[str, Any
     if source == HUB and "path_or_dataset" not in given:
         raise UserError(f"{where}: source {HUB!r} without path_or_dataset; give the data set's id (owner/name)")
     local = meta_path.parent / given.get("path_or_dataset", "")
-    if "path_or_dataset" in given and local.exists():
+    if "path_or_dataset" in given and isinstance(local, Path) and local.exists():
         given["path_or_dataset"] = str(local.resolve())
     return {"source": source, **given}
 

@@ -8,11 +8,12 @@ import logging
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..config import UserError
 from ..records import MediaKind
+from ..runtime.storage import Place, open_file, text_of
+from ..uris import without_secrets
 from .lines import PROBLEM
 
 # Under which column of a row media go, if its JSON does not say where.
@@ -30,22 +31,25 @@ logger = logging.getLogger(__name__)
 Sample = dict[str, tarfile.TarInfo]  # by extension: what follows the first dot of the name ("0.jpg")
 
 
-def tar_rows(file: Path, columns: Mapping[MediaKind, str] = COLUMNS) -> Iterator[dict[str, Any]]:
-    """One row per sample, in the order of the tar; `columns` names those of the media."""
+def tar_rows(file: Place, columns: Mapping[MediaKind, str] = COLUMNS, name: str = "") -> Iterator[dict[str, Any]]:
+    """One row per sample, in the order of the tar; `columns` names those of the media. `name`: of the tar, where `file`
+    is a copy of it."""
+    name = name or text_of(file)
+    shown = without_secrets(name)
     idle: Counter[str] = Counter()
-    with open(file, "rb") as content:
-        for key, sample in _samples(file, content):
+    with open_file(file) as content:
+        for key, sample in _samples(shown, content):
             idle.update(extension for extension in sample if not _means_something(extension))
             try:
-                yield {**_row(sample, content, str(file), columns), "__key__": key}
+                yield {**_row(sample, content, name, columns), "__key__": key}
             except ValueError as error:
                 yield {PROBLEM: f"sample {key!r} of {file.name}: {error}"}
     if idle:
         told = ", ".join(f"{extension} ({count})" for extension, count in idle.most_common(10))
-        logger.info("%s: members of these kinds are not looked at: %s", file, told)
+        logger.info("%s: members of these kinds are not looked at: %s", shown, told)
 
 
-def _samples(file: Path, content: BinaryIO) -> Iterator[tuple[str, Sample]]:
+def _samples(file: str, content: BinaryIO) -> Iterator[tuple[str, Sample]]:
     """Neighbours of one key. A key that comes again later is another sample, and so is one that has a name twice."""
     current, sample = "", Sample()
     for member in _members(file, content):
@@ -62,7 +66,7 @@ def _samples(file: Path, content: BinaryIO) -> Iterator[tuple[str, Sample]]:
         yield current, sample
 
 
-def _members(file: Path, content: BinaryIO) -> Iterator[tarfile.TarInfo]:
+def _members(file: str, content: BinaryIO) -> Iterator[tarfile.TarInfo]:
     """All members but folders; the tar must be whole."""
 
     def broken(what: str) -> UserError:

@@ -2,12 +2,11 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..runtime.storage import write_json, write_whole
+from ..runtime.storage import Place, place, write_json, write_whole
 from .formats import FORMATS
 from .kinds import kind_of
 from .lines import Source, rows
@@ -16,7 +15,7 @@ from .meta import Dataset
 SplitRows = tuple[Dataset, Source, NDArray[np.bool_]]  # a data set, its rows, and which of them are held out
 
 
-def write_data(folder: Path, data: Iterable[tuple[Dataset, Iterable[bytes]]]) -> None:
+def write_data(folder: Place, data: Iterable[tuple[Dataset, Iterable[bytes]]]) -> None:
     """`data`: each data set with its rows, which have no line breaks. Their media stay where they are."""
     meta = {}
     for number, (dataset, texts) in enumerate(data):
@@ -40,7 +39,7 @@ def write_data(folder: Path, data: Iterable[tuple[Dataset, Iterable[bytes]]]) ->
 
 def _has_own_files(dataset: Dataset) -> bool:
     """Whether rows may name media that our import has found or put somewhere else: in a tar, in media.bin …"""
-    return bool(dataset.source) or any(kind_of(Path(file)) not in (".jsonl", ".ndjson") for file in dataset.files)
+    return bool(dataset.source) or any(kind_of(place(file)) not in (".jsonl", ".ndjson") for file in dataset.files)
 
 
 def _given_columns(dataset: Dataset) -> dict[str, str]:
@@ -49,7 +48,7 @@ def _given_columns(dataset: Dataset) -> dict[str, str]:
     return {field: name for field, name in names if name}
 
 
-def write_split(out: Path, data: Sequence[SplitRows]) -> dict[str, int]:
+def write_split(out: Place, data: Sequence[SplitRows]) -> dict[str, int]:
     """OUT/train and OUT/holdout: each row, as it is, in one of them; the number of rows in each.
 
     What is held out comes once, as in an output (see `Corpus.of`), so that its sample_ratio is 1 and it has no weight.

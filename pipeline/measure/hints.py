@@ -6,7 +6,6 @@ measured: together the tokens that the online path renders, before the shift, to
 
 import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
@@ -15,11 +14,12 @@ from ..ingest.corpus import Corpus
 from ..ingest.lines import rows
 from ..ingest.written import write_data
 from ..records import Measured
+from ..runtime.storage import Place
 from ..runtime.tables import open_arrow
 from .store import MeasuredPart, read_measured
 
 
-def write_lengths(folder: Path, corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> dict[str, int]:
+def write_lengths(folder: Place, corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> dict[str, int]:
     """One JSONL per data set and a meta.json that names them; the number of rows with lengths, by data set."""
     counts = {corpus.name: 0 for corpus in corpora}
 
@@ -57,4 +57,6 @@ def _with_lengths(part: MeasuredPart) -> Iterator[bytes]:
         if row not in lines:
             yield text.strip()  # not measured, or of no use: as it was
             continue
-        yield json.dumps(json.loads(text) | hints(read_measured(part.path, lines[row])), ensure_ascii=False).encode()
+        measured = read_measured(part.path, lines[row])
+        assert measured is not None, "a good row"
+        yield json.dumps(json.loads(text) | hints(measured), ensure_ascii=False).encode()

@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +16,10 @@ from ..ingest.convert import convert, parse_row
 from ..ingest.lines import Part, media_beside, rows
 from ..ingest.meta import Dataset
 from ..labels import TrainOn
+from ..media.ahead import ahead
 from ..records import Example, Measured, MediaRef, Skip
 from ..runtime.journal import Journal, journal
+from ..runtime.storage import Place, place, text_of
 from ..runtime.work import did, timed
 from .length import measure
 from .store import write_measured
@@ -39,13 +40,14 @@ class PartJob:
     lenient: bool  # about placeholders
     train_on: TrainOn
     processor: ProcessorKey
-    path: Path
+    path: Place
 
 
 def measure_part(job: PartJob) -> None:
     """Read, convert, tokenize and probe the rows that are taken."""
     with timed("loading the processor"):
         family = family_for(job.processor)
+    ahead.forget()
     numbers: list[int] = []
     ids: list[str] = []
     results: list[Measured | Skip] = []
@@ -89,7 +91,7 @@ def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
     """The rows that are taken."""
     dataset = job.dataset
     if job.part.origin:  # the rows are of our import, and so are their places in what they were imported from
-        dataset = replace(dataset, own_files=(job.part.origin, str(media_beside(job.part.file))))
+        dataset = replace(dataset, own_files=(job.part.origin, text_of(media_beside(job.part.file))))
     for row, line_number, offset, text in rows(job.part):
         if not job.is_taken[row - job.part.first_row]:
             continue
@@ -115,7 +117,7 @@ def _id_of(parsed: dict[str, Any] | Skip, job: PartJob) -> str:
 def _where(job: PartJob, line_number: int) -> int | str:
     """A line, and of which file if the data set has several."""
     several = len(job.dataset.files) > 1
-    return f"{line_number} of {Path(job.part.origin or job.part.file).name}" if several else line_number
+    return f"{line_number} of {place(job.part.origin or job.part.file).name}" if several else line_number
 
 
 def _placed(example: Example, file: str, offset: int, length: int) -> Example:
@@ -139,5 +141,6 @@ def _measured(batch: Sequence[_Read], job: PartJob, family: Family, watch: Journ
     def before(index: int) -> None:
         watch.at(str(examples[index][0]))
 
+    ahead.tell((ref for _, example in examples for ref in example.media), headers=True)
     measured = iter(measure([example for _, example in examples], family, before, job.train_on))
     return [read.found if isinstance(read.found, Skip) else next(measured) for read in batch]

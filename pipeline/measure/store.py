@@ -1,49 +1,34 @@
-"""The token store: one Arrow file per part, one line per row read, good or skipped. Read by memory map, row by row."""
+"""The token store: per part of a data file an Arrow file with one line per row read, good or skipped, which planning
+reads, and beside it the good rows themselves, end to end, each read by its place.
+
+What planning needs of a row are 60 bytes; its tokens and media are a few KB. A shard draws its rows from all over the
+store, so each is one stretch of bytes: on disk one read, in a store one request, or less where several lie together.
+"""
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+import json
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..ingest.lines import Part
 from ..media.stamp import content_of, is_changed
 from ..records import Measured, MeasuredMedia, MediaRef, Skip
+from ..runtime.storage import Place, Stretch, read_stretches, write_whole
 from ..runtime.tables import open_arrow, write_arrow
 
-_MEDIUM = pa.struct(
-    [
-        ("kind", pa.string()),
-        ("path", pa.string()),
-        ("offset", pa.int64()),
-        ("length", pa.int64()),
-        ("inside", pa.string()),
-        ("height", pa.int32()),
-        ("width", pa.int32()),
-        ("size", pa.list_(pa.int32(), 2)),
-        ("grid", pa.list_(pa.int32(), 3)),
-        ("frames", pa.list_(pa.int32())),
-        ("total_frames", pa.int32()),
-        ("fps", pa.float64()),
-        ("asked_fps", pa.float64()),
-        ("frame_paths", pa.list_(pa.string())),
-        ("num_samples", pa.int64()),
-        ("stamp", pa.string()),
-    ]
-)
-_OF_REF = ("kind", "path", "offset", "length", "inside")  # columns of _MEDIUM that are fields of a MediaRef
+# A row: crc32 of what follows, its number, how many ids, how many numbers of targets, bytes of JSON; then these three.
+_HEAD = struct.Struct("<IqIII")
+_OF_REF = ("kind", "path", "offset", "length", "inside")  # fields of a MediaRef that are kept, beside its frames
 _OF_MEDIUM = tuple(field.name for field in dataclasses.fields(MeasuredMedia) if field.name != "ref")
-_OF_MEASURED = (
-    "tokens",
-    "visual_tokens",
-    "media_bytes",
-    "form",
-    "loss",
-)  # columns of SCHEMA that are fields of Measured
+_OF_MEASURED = ("tokens", "visual_tokens", "media_bytes", "form", "loss")  # fields of Measured that are kept as JSON
 SCHEMA = pa.schema(
     [
         ("row", pa.int64()),
@@ -53,11 +38,8 @@ SCHEMA = pa.schema(
         ("reason", pa.string()),  # "" for a good row
         ("detail", pa.string()),
         ("id", pa.string()),  # what the row calls itself, or ""
-        ("ids", pa.list_(pa.int32())),
-        ("targets", pa.list_(pa.int32())),  # start, stop, start, stop, …
-        ("form", pa.string()),
-        ("loss", pa.string()),
-        ("media", pa.list_(_MEDIUM)),
+        ("at", pa.int64()),  # where in the file of rows it is, and how long; of a skipped row nothing is there
+        ("size", pa.int32()),
     ]
 )
 
@@ -68,68 +50,107 @@ class MeasuredPart:
 
     corpus: int  # index into the run's corpora
     part: Part
-    path: Path
+    path: Place
 
 
-def write_measured(path: Path, numbers: Sequence[int], ids: Sequence[str], results: Sequence[Measured | Skip]) -> None:
-    """`ids`: what each row calls itself."""
-    lines = [
-        {"row": number, "id": id_, **_line(result)} for number, id_, result in zip(numbers, ids, results, strict=True)
-    ]
-    write_arrow(path, pa.Table.from_pylist(lines, schema=SCHEMA))
+def rows_beside(path: Place) -> Place:
+    return path.with_suffix(".rows")
 
 
-def _line(result: Measured | Skip) -> dict[str, Any]:
-    if isinstance(result, Skip):
-        skipped = {"tokens": 0, "visual_tokens": 0, "media_bytes": 0, "ids": [], "targets": [], "media": []}
-        return {"reason": result.reason, "detail": result.detail, "form": "", "loss": "", **skipped}
+def write_measured(path: Place, numbers: Sequence[int], ids: Sequence[str], results: Sequence[Measured | Skip]) -> None:
+    """`ids`: what each row calls itself. The index is last: its existence means that the part is measured."""
+    sizes = np.zeros(len(results), dtype=np.int64)
+    with write_whole(rows_beside(path), durable=False) as file:  # each row has a checksum
+        for line, (number, result) in enumerate(zip(numbers, results, strict=True)):
+            if isinstance(result, Measured):
+                sizes[line] = file.write(_packed(number, result))
+    good = [result if isinstance(result, Measured) else None for result in results]
+    skips = [result if isinstance(result, Skip) else None for result in results]
+    columns: dict[str, Any] = {
+        "row": numbers,
+        **{
+            name: [getattr(result, name) if result else 0 for result in good]
+            for name in ("tokens", "visual_tokens", "media_bytes")
+        },
+        **{name: [getattr(skip, name) if skip else "" for skip in skips] for name in ("reason", "detail")},
+        "id": ids,
+        "at": np.cumsum(sizes) - sizes,
+        "size": sizes,
+    }
+    write_arrow(path, pa.table([pa.array(columns[field.name], field.type) for field in SCHEMA], schema=SCHEMA))
+
+
+def _packed(number: int, measured: Measured) -> bytes:
     media = [
         {name: getattr(medium.ref, name) for name in _OF_REF}
-        | {"frame_paths": medium.ref.frames}
+        | {"files": medium.ref.frames}
         | {name: getattr(medium, name) for name in _OF_MEDIUM}
-        for medium in result.media
+        for medium in measured.media
     ]
-    same = {name: getattr(result, name) for name in _OF_MEASURED}
-    return {"reason": "", "detail": "", **same, "ids": result.ids, "targets": result.targets.ravel(), "media": media}
+    values = {name: getattr(measured, name) for name in _OF_MEASURED} | {"media": media}
+    text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), default=_plain).encode(errors="surrogatepass")
+    ids, targets = (np.ascontiguousarray(array, dtype="<i4") for array in (measured.ids, measured.targets))
+    content = b"".join([ids.tobytes(), targets.tobytes(), text])
+    rest = _HEAD.pack(0, number, ids.size, targets.size, len(text))[4:] + content
+    return struct.pack("<I", zlib.crc32(rest)) + rest
 
 
-def check_media(paths: Sequence[Path], level: str) -> tuple[bool, str]:
+def _plain(value: Any) -> Any:
+    """A number of numpy's, as rules of families give them."""
+    return value.item()
+
+
+def unpacked(number: int, content: bytes | memoryview) -> Measured | None:
+    """A row from its bytes; None where they are not those of this row: its part was measured again."""
+    if len(content) < _HEAD.size:
+        return None
+    crc32, found, num_ids, num_targets, _ = _HEAD.unpack_from(content)
+    if found != number or zlib.crc32(content[4:]) != crc32:
+        return None
+    numbers = np.frombuffer(content, "<i4", num_ids + num_targets, _HEAD.size)
+    values = json.loads(bytes(content[_HEAD.size + numbers.nbytes :]))
+    media = tuple(map(_medium, values.pop("media")))
+    return Measured(ids=numbers[:num_ids], targets=numbers[num_ids:].reshape(-1, 2), media=media, **values)
+
+
+def _medium(values: dict[str, Any]) -> MeasuredMedia:
+    """Lists of JSON are tuples here."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    ref = MediaRef(**{name: values[name] for name in _OF_REF}, frames=values["files"])
+    return MeasuredMedia(ref=ref, **{name: values[name] for name in _OF_MEDIUM})
+
+
+def check_media(paths: Sequence[Place], level: str) -> tuple[bool, str]:
     """The task of --check-media: whether a medium of these parts has changed, and a digest of what media there are."""
     digest = hashlib.sha256()
     changed = False
-    for line in (line for path in paths for line in open_arrow(path)["media"].to_pylist()):
-        for medium in map(_medium, line):
+    for measured in (measured for path in paths for measured in _good_rows(path)):
+        changed |= measured is None
+        for medium in measured.media if measured else ():
             changed |= is_changed(medium.ref, medium.stamp)
             digest.update(content_of(medium.ref, medium.stamp, level).encode() + b"\n")
     return changed, digest.hexdigest()
 
 
-def has_media_trouble(path: Path) -> bool:
+def _good_rows(path: Place) -> Iterator[Measured | None]:
+    """None: it is not what was written."""
+    table = open_arrow(path)
+    content = memoryview(rows_beside(path).read_bytes())
+    for row, at, size in zip(*(table[name].to_pylist() for name in ("row", "at", "size")), strict=True):
+        if size:
+            yield unpacked(row, content[at : at + size])
+
+
+def has_media_trouble(path: Place) -> bool:
     """Whether any row of a part was skipped for its media files."""
     trouble = pa.array(["missing_media", "bad_media"])
     return bool(pc.any(pc.is_in(open_arrow(path)["reason"], trouble)).as_py())
 
 
-def is_good(path: Path, index: int) -> bool:
-    """Whether line `index` of a part's file is a row that was measured, and not skipped."""
-    return not open_arrow(path)["reason"][index].as_py()
-
-
-def read_measured(path: Path, index: int) -> Measured:
-    """Line `index` of a part's file, a good one."""
-    table = open_arrow(path)
-    return Measured(
-        ids=table["ids"][index].values.to_numpy(),
-        media=tuple(_medium(item) for item in table["media"][index].as_py()),
-        targets=table["targets"][index].values.to_numpy().reshape(-1, 2),
-        **{name: table[name][index].as_py() for name in _OF_MEASURED},
-    )
-
-
-def _medium(item: dict[str, Any]) -> MeasuredMedia:
-    """Lists of Arrow are tuples here."""
-    ref = MediaRef(**{name: item[name] for name in _OF_REF}, frames=tuple(item["frame_paths"]))
-    values: dict[str, Any] = {
-        name: tuple(item[name]) if isinstance(item[name], list) else item[name] for name in _OF_MEDIUM
-    }
-    return MeasuredMedia(ref=ref, **values)
+def read_measured(path: Place, index: int) -> Measured | None:
+    """Line `index` of a part's file; None where it is a skipped row."""
+    row, at, size = (open_arrow(path)[name][index].as_py() for name in ("row", "at", "size"))
+    if not size:
+        return None
+    (content,) = read_stretches([Stretch(rows_beside(path), at, size)])
+    return unpacked(row, content)

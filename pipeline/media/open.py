@@ -16,12 +16,15 @@ import av
 from PIL import UnidentifiedImageError
 
 from ..records import MediaError, MediaRef
-from ..runtime.storage import NotPlain, open_regular
+from ..runtime.objects import Unreachable
+from ..runtime.storage import NotPlain, open_regular, text_of
+from ..uris import is_http, is_stored
+from .ahead import ahead
 from .budget import Budget
 from .inline import bytes_in_line
 from .limits import limits
 from .parquet import cell_bytes, cell_of, is_cell
-from .remote import Unreachable, fetched, is_http, is_stored, stored_bytes
+from .remote import fetched, missing_told
 
 # Containers that hold what they show. FFmpeg knows others that name further files and URLs, which it opens (playlists,
 # scripts, session descriptions), or that draw text as a video.
@@ -53,17 +56,14 @@ def open_media(ref: MediaRef) -> BinaryIO:
         return _in_memory(ref, ref.held)
     if is_cell(ref.inside):
         return _in_memory(ref, _in_cell(ref))
-    if is_stored(ref.path):
-        return _in_memory(ref, stored_bytes(ref.path, ref.offset, ref.length, limits().max_media_bytes))
-    path = fetched(ref.path) if is_http(ref.path) else ref.path
+    path = text_of(fetched(ref.path)) if is_http(ref.path) else ref.path
+    if is_stored(path):
+        return _in_store(ref, path)
     try:
         opened, status = open_regular(path)
         with ExitStack() as on_error:
             file = on_error.enter_context(io.BufferedReader(opened))
-            end = ref.offset + ref.length if ref.length >= 0 else status.st_size
-            if max(ref.offset, end) > status.st_size:
-                raise MediaError("bad_media", f"{ref.path}: has {status.st_size} bytes, and not {ref.offset} to {end}")
-            _check_size(ref, end - ref.offset)
+            end = _end(ref, status.st_size)
             if not ref.offset and ref.length < 0:
                 on_error.pop_all()
                 return file
@@ -80,6 +80,31 @@ def open_media(ref: MediaRef) -> BinaryIO:
         raise MediaError("missing_media", f"{ref.path}: {error.strerror or error}") from None
     except ValueError as error:  # a name that no file can have, with a zero byte in it
         raise MediaError("missing_media", f"{ref.path!r}: {error}") from None
+
+
+def _in_store(ref: MediaRef, uri: str) -> BinaryIO:
+    """An object, read by ranges as they are asked for: a header is at its beginning, an index of frames at its end."""
+    with missing_told(uri):
+        if ref.length < 0:
+            opened = ahead.opened(uri)
+            end = _end(ref, opened.size)
+            if not ref.offset:
+                return opened.file()
+            content = opened.read_at(end - ref.offset, ref.offset)
+        else:
+            _check_size(ref, ref.length)
+            size, content = ahead.content(uri, ref.offset, ref.length)
+            _end(ref, size)
+    return _in_memory(ref, _inside(content, ref) if ref.inside else content)
+
+
+def _end(ref: MediaRef, size: int) -> int:
+    """Where in a file of this size the bytes of a medium end."""
+    end = ref.offset + ref.length if ref.length >= 0 else size
+    if max(ref.offset, end) > size:
+        raise MediaError("bad_media", f"{ref.path}: has {size} bytes, and not {ref.offset} to {end}")
+    _check_size(ref, end - ref.offset)
+    return end
 
 
 def _in_memory(ref: MediaRef, content: bytes) -> BinaryIO:

@@ -12,6 +12,7 @@ from functools import cache
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..runtime.storage import Place, open_file
 from .inline import pointer, steps
 
 ROWS = 256  # decoded at once
@@ -64,8 +65,8 @@ def cell_bytes(file: str, cell: Cell) -> bytes:
     raise ValueError(f"no bytes in cell {cell}")
 
 
-def batches(file: str, row_group: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(file) as table:
+def batches(file: str | Place, row_group: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    with open_file(file) as source, pq.ParquetFile(source) as table:
         yield from table.iter_batches(batch_size=ROWS, row_groups=[row_group], columns=columns)
 
 

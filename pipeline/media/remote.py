@@ -3,19 +3,17 @@
 import hashlib
 import http.client
 import os
-import re
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
-from pyarrow import fs
-
-from ..records import MediaError, MediaRef, without_secrets
-from ..runtime.storage import Hashed, read_json, write_json, write_whole
+from ..records import MediaError, MediaRef
+from ..runtime.storage import Hashed, Place, place, read_json, write_json, write_whole
+from ..uris import HTTP, STORES, is_http, is_uri, without_secrets
 
 # Environment variable: the folder where downloads are kept. Empty or absent: nothing is downloaded.
 DOWNLOADS = "NEATPACK_DOWNLOADS"
@@ -23,35 +21,9 @@ TRIES = 3
 BACKOFF = 1.0  # seconds before the second try; four times as long before the third
 TIMEOUT = 30  # seconds without a byte
 MAX_BYTES = 1 << 30  # of a download
-
-STORES, HTTP = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs"), ("http", "https")
 SCHEMES = (*STORES, *HTTP)
 
-_STORE = re.compile(rf"(?:{'|'.join(STORES)})://")
-_HTTP = re.compile(r"https?://", re.IGNORECASE)
 _TRY_LATER = (408, 429)  # of the 4xx statuses, these say nothing about the file
-
-
-class Unreachable(OSError):
-    """A store, disk or mount that fails: it ends the run, for it says nothing about the medium."""
-
-    def __init__(self, told: str) -> None:
-        super().__init__(without_secrets(told))
-
-    def __str__(self) -> str:
-        return f"{self.args[0]}; run again when it can, what is done is kept"
-
-
-def is_stored(path: str) -> bool:
-    return _STORE.match(path) is not None
-
-
-def is_http(path: str) -> bool:
-    return _HTTP.match(path) is not None
-
-
-def is_uri(path: str) -> bool:
-    return is_stored(path) or is_http(path)
 
 
 def located(path: str, media_dir: str) -> str:
@@ -62,50 +34,24 @@ def located(path: str, media_dir: str) -> str:
     return f"{folder.rstrip('/')}/{path}{mark}{query}"
 
 
-def stored_bytes(uri: str, offset: int = 0, length: int = -1, most: int = MAX_BYTES) -> bytes:
-    """An object of a store, or `length` bytes of it; more than `most` are not read.
-
-    missing_media says that it is not there, and nothing else does: a store that does not answer is `Unreachable`,
-    which ends the run. What is done by then is kept, and the next run goes on from there.
-    """
-    place, mark, query = uri.partition("?")
-    bucket, _, key = place.partition("://")[2].partition("/")
-    base = f"{place.partition('://')[0]}://{bucket}/{mark}{query}"
-    errors: list[Exception] = []
-    while len(errors) < TRIES:
-        _wait(len(errors))
-        try:
-            filesystem, root = _filesystem(base, os.getpid())
-            with filesystem.open_input_file(f"{root.rstrip('/')}/{key}") as file:
-                size = file.size()
-                end = offset + length if length >= 0 else size
-                if max(offset, end) > size:
-                    raise MediaError("bad_media", f"{uri}: has {size} bytes, and not {offset} to {end}")
-                if end - offset > most:
-                    raise MediaError("bad_media", f"{uri}: {end - offset} bytes, above --max-media-bytes {most}")
-                return bytes(file.read_at(end - offset, offset))
-        except FileNotFoundError:
-            raise MediaError("missing_media", f"{uri}: no such object") from None
-        except OSError as error:
-            errors.append(error)
-        except ValueError as error:  # ArrowInvalid
-            raise MediaError("missing_media", f"{uri}: {error}") from None
-    raise _unreachable(uri, errors[-1])
+@contextmanager
+def missing_told(uri: str) -> Iterator[None]:
+    """missing_media says that an object is not there, or not for us, and nothing else does: a store that does not
+    answer is `Unreachable`, which ends the run. What is done by then is kept, and the next run goes on from there."""
+    try:
+        yield
+    except (FileNotFoundError, PermissionError) as error:
+        raise MediaError("missing_media", f"{uri}: {error.strerror}") from None
+    except ValueError as error:  # a name that no object can have
+        raise MediaError("missing_media", f"{uri}: {error}") from None
 
 
-@lru_cache(maxsize=64)
-def _filesystem(base: str, _process: int) -> tuple[Any, str]:
-    """One per bucket and process: clients of object stores have threads, which a forked worker does not inherit."""
-    filesystem, root = fs.FileSystem.from_uri(base)
-    return filesystem, root
-
-
-def fetched(url: str) -> Path:
+def fetched(url: str) -> Place:
     """The file of a download, which is made once: measuring and rendering see the same bytes."""
     folder = os.environ.get(DOWNLOADS)
     if not folder:
         raise MediaError("missing_media", f"{url}: downloads are off; give --allow-http")
-    path = Path(folder) / hashlib.sha256(url.encode()).hexdigest()
+    path = place(folder) / hashlib.sha256(url.encode()).hexdigest()
     if not path.exists():
         _download(url, path)
     return path
@@ -125,7 +71,7 @@ def fetched_for(ref: MediaRef) -> list[Fetched]:
     return [Fetched(**read_json(fetched(url).with_suffix(".json"))) for url in urls]
 
 
-def _download(url: str, path: Path) -> None:
+def _download(url: str, path: Place) -> None:
     errors: list[Exception] = []
     while len(errors) < TRIES:
         _wait(len(errors))
@@ -146,7 +92,7 @@ def _download(url: str, path: Path) -> None:
     raise MediaError("missing_media", f"{url}: cannot be read, {TRIES} times over: {errors[-1]}")
 
 
-def _copy(url: str, path: Path) -> None:
+def _copy(url: str, path: Place) -> None:
     if not urllib.parse.urlsplit(url).hostname:
         raise ValueError("no host in it")
     request = urllib.request.Request(
@@ -170,7 +116,3 @@ def _copy(url: str, path: Path) -> None:
 def _wait(num_errors: int) -> None:
     if num_errors:
         time.sleep(BACKOFF * 4 ** (num_errors - 1))
-
-
-def _unreachable(uri: str, error: Exception) -> Unreachable:
-    return Unreachable(f"{uri}: cannot be read, {TRIES} times over: {error}")

@@ -1,19 +1,21 @@
 """Whether a medium is still the one that was measured.
 
 A stamp is its size, its time of change, and a digest of its first and last bytes. A file of another size is another
-one; one of another time, too, if it begins or ends otherwise: copying and touching change times, and nothing else.
+one; one of another time, too, if it begins or ends otherwise: copying and touching change times, and nothing else. Of
+an object of a store it is the size, and the tag that the store gives to its content.
 """
 
 import hashlib
 import os
 import stat
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..records import MediaRef
-from ..runtime.storage import sha256_of
+from ..runtime.objects import Unreachable
+from ..runtime.storage import open_file, sha256_of
+from ..uris import is_http, is_stored
+from .ahead import ahead
 from .open import TROUBLE, trouble
-from .remote import is_uri
 
 END = 4096  # bytes at either end; what an editor or encoder changes reaches the header or the trailer
 
@@ -24,8 +26,12 @@ def stamp_of(ref: MediaRef) -> str:
     if not files:
         return ""
     try:
+        if is_stored(files[0]):
+            return _tagged(files)
         size, time = _status(files)
         return f"{size} {time} {_ends(files)}"
+    except Unreachable:
+        raise
     except OSError as error:
         if error.errno in TROUBLE:
             raise trouble(ref, error) from None
@@ -40,8 +46,12 @@ def is_changed(ref: MediaRef, stamp: str) -> bool:
     size, time, ends = stamp.split(" ")
     files = _files(ref)
     try:
+        if is_stored(files[0]):
+            return _tagged(files) != stamp
         now = _status(files)
         return now[0] != int(size) or (now[1] != int(time) and _ends(files) != ends)
+    except Unreachable:
+        raise
     except OSError:  # it is gone, and reading it says so
         return False
 
@@ -50,13 +60,22 @@ def content_of(ref: MediaRef, stamp: str, level: str) -> str:
     """What stands for the content of a medium in an identity: its size, or (level "digest") the digest of all of it."""
     if not stamp:
         return ""
-    return stamp.split(" ")[0] if level == "size" else " ".join(sha256_of(Path(file)) for file in _files(ref))
+    return stamp.split(" ")[0] if level == "size" else " ".join(sha256_of(file) for file in _files(ref))
 
 
 def _files(ref: MediaRef) -> Sequence[str]:
     if ref.held is not None or ref.inside or ref.offset or ref.length >= 0:
         return ()
-    return [] if is_uri(ref.path) else ref.frames or (ref.path,)
+    files = ref.frames or (ref.path,)
+    if any(map(is_http, files)) or len({is_stored(file) for file in files}) > 1:
+        return ()  # a download is kept
+    return files
+
+
+def _tagged(objects: Sequence[str]) -> str:
+    found = [ahead.opened(uri) for uri in objects]
+    tags = hashlib.sha256(" ".join(each.version for each in found).encode()).hexdigest()[:16]
+    return f"{sum(each.size for each in found)} 0 {tags}"
 
 
 def _status(files: Sequence[str]) -> tuple[int, int]:
@@ -70,8 +89,9 @@ def _status(files: Sequence[str]) -> tuple[int, int]:
 def _ends(files: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for name in files:
-        with open(name, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        with open_file(name) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
             digest.update(file.read(END))
             file.seek(max(size - END, 0))
             digest.update(file.read(END))

@@ -328,6 +328,7 @@ class _Fitting:
         if policy not in ("truncate", "shrink"):
             return _Fit(measured=None, words="")
         whole = read_measured(self.parts[part].path, line)
+        assert whole is not None, "a row that was skipped is not fitted"
         return self._cut(whole) if policy == "truncate" else self._smaller(whole)
 
     def _cut(self, whole: Measured) -> _Fit:

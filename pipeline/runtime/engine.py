@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 
-from ..config import UserError
+from ..errors import UserError
 from .faults import behind, no_answer, not_started, of_ray, of_workers
 from .journal import MAX_RETRIES
 from .logs import ROOT, LogLine, Relay, collected

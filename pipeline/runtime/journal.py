@@ -7,16 +7,20 @@ or by a user, leaves no report: that says nothing about its input.
 """
 
 import faulthandler
+import hashlib
 import logging
 import os
 import signal
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from .faults import naming
+from .objects import Remote
+from .storage import Place
 
 CRASHES_TO_SKIP = 2
 MAX_RETRIES = 20  # of a task whose process crashed; a row that crashes is skipped before
@@ -82,8 +86,13 @@ class Journal:
 
 
 @contextmanager
-def journal(folder: Path) -> Iterator[Journal]:
-    """The journal of a task; it is removed when the task gets through, or fails by an exception of its own."""
+def journal(place: Place) -> Iterator[Journal]:
+    """The journal of a task; it is removed when the task gets through, or fails by an exception of its own.
+
+    C code writes to it while a process crashes, so it is on a disk: of a place in a store, on this machine's own. Each
+    machine that tries the task then learns by itself which row it must leave out.
+    """
+    folder = _beside(place) if isinstance(place, Remote) else place
     folder.mkdir(parents=True, exist_ok=True)
     opened = Journal(folder)
     try:
@@ -94,6 +103,11 @@ def journal(folder: Path) -> Iterator[Journal]:
         for name in _FILES:
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
+
+
+def _beside(place: Remote) -> Path:
+    name = hashlib.sha256(place.uri.encode()).hexdigest()[:32]
+    return Path(tempfile.gettempdir(), f"neatpack-journals-{os.getuid()}", name)
 
 
 @contextmanager

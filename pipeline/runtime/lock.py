@@ -3,6 +3,9 @@
 The kernel's lock on the file (flock) goes with the process that holds it: what a killed run of this machine left is
 free at once. Not every shared file system tells other machines of it. So the owner also counts in the file, and a run
 on another machine that finds an owner watches whether the count goes on; clocks of machines need not agree.
+
+A store has no locks: there the count is all. Whoever finds no living owner writes itself down, waits until requests
+that were under way are through, and looks whether what it wrote still stands: of two that come at once, the last stays.
 """
 
 import contextlib
@@ -15,15 +18,18 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ..config import UserError
+from ..errors import UserError
 from .faults import naming
+from .objects import Remote
+from .storage import Place
 
 FILE = "lock"
 BEAT = 5.0  # seconds between two counts
 GRACE = 20  # tenths of a second in which an owner that was killed may end: its job runs in a fork, which goes after it
+STORE_BEAT, SETTLING = 15.0, 2.0  # seconds, of a lock in a store
 PATIENCE = 6  # beats without a count after which an owner on another machine is taken for dead
 
 logger = logging.getLogger(__name__)
@@ -38,11 +44,11 @@ class Owner:
 
 
 @contextlib.contextmanager
-def locked(folders: Iterable[Path]) -> Iterator[None]:
+def locked(folders: Iterable[Place]) -> Iterator[None]:
     """Held by this run until it ends. A UserError names the run that holds one of them already."""
     with contextlib.ExitStack() as stack:
-        for folder in sorted(set(folders)):
-            stack.enter_context(_locked(folder))
+        for folder in sorted(set(folders), key=str):
+            stack.enter_context(_locked_in_store(folder) if isinstance(folder, Remote) else _locked(folder))
         yield
 
 
@@ -51,7 +57,7 @@ def _locked(folder: Path) -> Iterator[None]:
     path = folder / FILE
     file = _acquired(path)
     stop = threading.Event()
-    mine = Owner(host=socket.gethostname(), pid=os.getpid(), since=time.strftime("%Y-%m-%d %H:%M:%S"), beat=0)
+    mine = _this_run()
     beating = threading.Thread(target=_keep_beating, args=(file, mine, stop), daemon=True)
     try:
         with naming(path):
@@ -68,6 +74,79 @@ def _locked(folder: Path) -> Iterator[None]:
             os.close(file)  # whatever happens: a lock that outlives its run is one on the next
         with contextlib.suppress(OSError):  # it holds more than the lock, or is gone
             folder.rmdir()
+
+
+def _this_run() -> Owner:
+    return Owner(host=socket.gethostname(), pid=os.getpid(), since=time.strftime("%Y-%m-%d %H:%M:%S"), beat=0)
+
+
+@contextlib.contextmanager
+def _locked_in_store(folder: Remote) -> Iterator[None]:
+    path, stop, mine = folder / FILE, threading.Event(), _this_run()
+    _watch(path)
+    path.write_bytes(_written(mine))
+    time.sleep(SETTLING)
+    if (owner := _owner(path)) != mine:
+        raise _busy(path, owner)
+    beating = threading.Thread(target=_keep_beating_in_store, args=(path, mine, stop), daemon=True)
+    beating.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        beating.join()
+        if _is_ours(_owner(path), mine):
+            path.unlink(missing_ok=True)
+
+
+def _watch(path: Remote) -> None:
+    """Return when nobody has the lock."""
+    owner = _owner(path)
+    if owner is None or (owner.host == socket.gethostname() and not _is_alive(owner.pid)):
+        return
+    seconds = STORE_BEAT * PATIENCE / 2
+    logger.warning("%s: a run on %s was here; watching for %.0f s whether it lives", path, owner.host, seconds)
+    for _ in range(PATIENCE):
+        time.sleep(seconds / PATIENCE)
+        now = _owner(path)
+        if now is None:
+            return
+        if now != owner:
+            raise _busy(path, now)
+    logger.warning("%s: it does not; going on", path)
+
+
+def _keep_beating_in_store(path: Remote, owner: Owner, stop: threading.Event) -> None:
+    while not stop.wait(STORE_BEAT):
+        try:
+            if not _is_ours(_owner(path), owner):
+                logger.error("%s: another run has taken it; both write the same, or one of them refuses", path)
+                return
+            owner = replace(owner, beat=owner.beat + 1)
+            path.write_bytes(_written(owner))
+        except OSError as error:  # the run itself will say so
+            logger.debug("heartbeat: %s", error)
+
+
+def _is_ours(found: Owner | None, mine: Owner) -> bool:
+    return found is not None and replace(found, beat=mine.beat) == mine
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _owner(path: Remote) -> Owner | None:
+    try:
+        return _parsed(path.read_bytes())
+    except FileNotFoundError:
+        return None
 
 
 def _acquired(path: Path) -> int:
@@ -131,19 +210,27 @@ def _keep_beating(file: int, owner: Owner, stop: threading.Event) -> None:
 
 
 def _write(file: int, owner: Owner) -> None:
-    content = json.dumps(asdict(owner)).encode()
-    os.pwrite(file, content.ljust(256), 0)  # always as long: what is read is never half old and half new
+    os.pwrite(file, _written(owner), 0)
+
+
+def _written(owner: Owner) -> bytes:
+    """Always as long: what is read is never half old and half new."""
+    return json.dumps(asdict(owner)).encode().ljust(256)
 
 
 def _read(file: int) -> Owner | None:
-    """The owner that the file names; None for one that was created a moment ago, or by something else."""
+    return _parsed(os.pread(file, 4096, 0))
+
+
+def _parsed(content: bytes) -> Owner | None:
+    """The owner that a lock names; None for one that was created a moment ago, or by something else."""
     try:
-        return Owner(**json.loads(os.pread(file, 4096, 0)))
+        return Owner(**json.loads(content))
     except (ValueError, TypeError):
         return None
 
 
-def _busy(path: Path, owner: Owner | None) -> UserError:
+def _busy(path: Place, owner: Owner | None) -> UserError:
     who = f"process {owner.pid} on {owner.host}, since {owner.since}" if owner else "a process that has just begun"
     return UserError(
         f"{path.parent} is in use by another run ({who}); wait for it or end it, or give another --out and --work"

@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from .storage import write_json
+from .storage import Place, write_json
 from .work import Work
 
 # The stages of the commands, in their order.
@@ -131,7 +130,7 @@ class Progress:
             if stage is not None:
                 stage.worker_seconds += (self.clock() - start) * min(num_tasks, num_workers)
 
-    def write(self, path: Path, **about: Any) -> None:
+    def write(self, path: Place, **about: Any) -> None:
         """Time by stage, of the run so far."""
         with self.lock:
             now = [Stage.to_json(stage) | {"seconds": round(self.seconds_of(stage), 3)} for stage in self.stages]

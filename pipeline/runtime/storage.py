@@ -1,25 +1,68 @@
-"""Files of ours on disk: written whole or not at all, and read as what may be damaged."""
+"""Files, on disk or in a store: the one place that opens them. Ours are written whole or not at all, and read as what
+may be damaged.
+
+A place is a Path, or a `Remote` (objects.py) where it was given as a URI. Both are used alike.
+"""
 
 import contextlib
 import hashlib
 import io
 import json
+import mmap
 import os
 import re
 import shutil
 import stat
+import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from urllib.parse import unquote
 
+from ..uris import SCHEME
 from .faults import naming
+from .objects import BUFFER, RawObject, Remote, parse
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 MAX_NESTING = 100  # of JSON; ours has less than ten, and Python's own limit is a crash somewhere later
+BLOCK = 16 << 20  # bytes of a request, where a file is read from end to end
+NEAR = 64 << 10  # bytes between two stretches that are read as one: a request costs as much as reading these
+AT_ONCE = 16  # requests to a store that a process has under way
 _PART = re.compile(r"\.(.+)\.\d+\.part")
+
+
+Place = Path | Remote
+
+
+def place(text: str | Place) -> Place:
+    """Where a path or a URI leads. Raises ValueError for a scheme that nobody knows."""
+    if not isinstance(text, str):
+        return text
+    scheme = SCHEME.match(text)
+    if scheme is None:
+        return Path(text)
+    return Path(unquote(text[len(scheme[0]) :])) if scheme[1].lower() == "file" else parse(text)
+
+
+def shown(found: Place) -> str:
+    """For people: a path as seen from the working directory."""
+    return str(found) if isinstance(found, Remote) else os.path.relpath(found)
+
+
+def is_under(file: Place, folder: Place) -> bool:
+    if isinstance(file, Remote) or isinstance(folder, Remote):
+        return isinstance(file, Remote) and file.is_relative_to(folder)
+    return file.is_relative_to(folder)
+
+
+def text_of(place: Place) -> str:
+    """What `place` reads again. Not for people: a URI may have options that are nobody's business."""
+    return place.uri if isinstance(place, Remote) else str(place)
 
 
 class Sink(Protocol):
@@ -47,6 +90,15 @@ class Hashed:
     def tell(self) -> int:
         return self.size
 
+    # What writers of parquet and Arrow ask of a file
+
+    closed = False
+
+    def flush(self) -> None:
+        """Whoever opened the file flushes and closes it."""
+
+    close = flush
+
     def digest(self) -> str:
         return self._sha256.hexdigest()
 
@@ -66,25 +118,40 @@ class _Part(io.FileIO):
 
 
 @contextlib.contextmanager
-def write_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that appears under its name only when complete; a crash leaves a `.part` file that the next run replaces.
+def write_whole(path: Place, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file that appears under its name only when complete; a crash leaves nothing that anybody takes for it.
 
-    The name of the `.part` file carries the process id: two attempts at one task (a retry, a slow worker thought dead)
-    must not write into each other's file. Whoever renames last wins, with the same bytes.
+    On disk a `.part` file is left then, which the next run replaces. Its name carries the process id: two attempts at
+    one task (a retry, a slow worker thought dead) must not write into each other's file. Whoever renames last wins,
+    with the same bytes. A store gets an object that is complete on this machine's own disk (TMPDIR) first. What can be
+    made again, and is found out if it is not whole, need not be `durable`: a machine that loses power may lose it.
     """
+    if isinstance(path, Remote):
+        with tempfile.TemporaryFile(prefix="neatpack-") as file:
+            yield file
+            file.flush()
+            path.write_bytes(_mapped(file.fileno()))
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with io.BufferedWriter(_Part(part, path)) as file:
             yield file
             file.flush()
-            with naming(path):
-                os.fsync(file.fileno())
+            if durable:
+                with naming(path):
+                    os.fsync(file.fileno())
         with naming(path):
             os.replace(part, path)
-        sync_folder(path.parent)
+        if durable:
+            sync_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _mapped(file: int) -> mmap.mmap | bytes:
+    """The bytes of a file of ours, which nobody else can cut, without reading them into memory."""
+    return mmap.mmap(file, 0, access=mmap.ACCESS_READ) if os.fstat(file).st_size else b""
 
 
 def sync_folder(folder: Path) -> None:
@@ -97,30 +164,45 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def remove(path: Path) -> None:
+def remove(path: Place) -> None:
     """A file, or a folder with all that is in it; nothing where there is none."""
-    if path.is_dir() and not path.is_symlink():
+    if isinstance(path, Remote):
+        path.remove_all()
+    elif path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Place, value: Any) -> None:
     with write_whole(path) as file:
         file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def remove_parts(folder: Path, pattern: str) -> None:
+def remove_parts(folder: Place, pattern: str) -> None:
     """Remove what `write_whole` leaves in a folder if it is killed, of files whose names match `pattern` as a whole.
 
-    Not while others write there.
+    Not while others write there. In a store it leaves none.
     """
+    if isinstance(folder, Remote):
+        return
     for path in folder.glob(".*.part"):
         if (name := _PART.fullmatch(path.name)) and re.fullmatch(pattern, name[1]):
             path.unlink(missing_ok=True)
 
 
-def read_json(path: Path) -> Any:
+def sizes_in(folder: Place) -> dict[str, int]:
+    """Bytes of the files in a folder, by name; of a store by one question, and not by one for each."""
+    if isinstance(folder, Remote):
+        return folder.sizes()
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+    except FileNotFoundError:
+        return {}
+
+
+def read_json(path: Place) -> Any:
     return parse_json(path.read_bytes())
 
 
@@ -142,11 +224,15 @@ def _inner(value: Any) -> Any:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def inside(root: Path, name: str) -> Path:
+def inside(root: Place, name: str) -> Place:
     """A file under `root`. Raises ValueError where `name` leads out of it, by itself or by a symbolic link.
 
     `root` itself may be reached by links. What is not there yet is inside.
     """
+    if isinstance(root, Remote):  # where a name is a name, and .. is no way
+        if name.startswith("/") or not {"", ".", ".."}.isdisjoint(name.split("/")):
+            raise ValueError(f"{name!r} is no name of a file in {root}")
+        return root / name
     path = root / name
     place, top = os.path.realpath(path), os.path.realpath(root)
     if os.path.commonpath([place, top]) != top or place == top:
@@ -160,11 +246,19 @@ class NotPlain(FileNotFoundError):
     """A pipe, a device or a socket under the name of a file."""
 
 
-def open_regular(path: str | Path) -> tuple[io.FileIO, os.stat_result]:
+class Status(Protocol):
+    @property
+    def st_size(self) -> int: ...
+
+
+def open_regular(path: str | Place) -> tuple[io.FileIO | io.BufferedReader, Status]:
     """A file for reading, and what it is at this moment. Raises OSError, also for what is no plain file.
 
     Without waiting: opening a FIFO would wait for its writer.
     """
+    if isinstance(path, Remote):
+        opened = path.opened()
+        return opened.file(), SimpleNamespace(st_size=opened.size)
     file = io.FileIO(str(path), opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))
     found = os.fstat(file.fileno())
     if stat.S_ISREG(found.st_mode):
@@ -175,26 +269,96 @@ def open_regular(path: str | Path) -> tuple[io.FileIO, os.stat_result]:
 
 def read_into(file: BinaryIO, buffer: memoryview, offset: int) -> int:
     """Fill a buffer from a place in a file, in any thread; how much of it was filled before the file ended."""
+    if isinstance(file, io.BufferedReader) and isinstance(file.raw, RawObject):
+        content = file.raw.opened.read_at(len(buffer), offset)
+        buffer[: len(content)] = content
+        return len(content)
     done = 0
     while done < len(buffer) and (got := os.preadv(file.fileno(), [buffer[done:]], offset + done)):
         done += got
     return done
 
 
-def append(path: Path, sink: Sink) -> None:
-    """The bytes of a file, block by block through one buffer: half the time of reading it whole."""
-    buffer = bytearray(1 << 18)  # stays in the cache of the CPU
-    file, _ = open_regular(path)
-    with file:
-        while size := file.readinto(buffer):
+def open_file(path: str | Place, buffer: int = BUFFER) -> BinaryIO:
+    """A file for reading from any place in it. In a store it is read by requests of at least `buffer` bytes."""
+    found = place(path)
+    if isinstance(found, Remote):
+        return found.opened().file(buffer)
+    return open(found, "rb")  # the caller's to close
+
+
+@contextlib.contextmanager
+def local_copy(path: Place) -> Iterator[Path]:
+    """A file of this machine with the bytes of a file: itself, or a copy that is gone afterwards.
+
+    For readers that go through it more than once, or want to map it.
+    """
+    if not isinstance(path, Remote):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="neatpack-") as folder:
+        copy = Path(folder, path.name)
+        with open_file(path, BLOCK) as source, open(copy, "wb") as target:
+            shutil.copyfileobj(source, target, BLOCK)
+        yield copy
+
+
+class Stretch(NamedTuple):
+    """Some bytes of a file."""
+
+    file: Place
+    at: int
+    size: int
+
+
+def read_stretches(wanted: Sequence[Stretch]) -> list[memoryview]:
+    """The bytes of each, in this order; fewer where its file ends before. What lies close together is read together,
+    and from a store several reads run at once: few requests, and none waits for another."""
+    runs: list[tuple[Stretch, list[int]]] = []
+    for number in sorted(range(len(wanted)), key=lambda at: (str(wanted[at].file), wanted[at].at)):
+        file, at, size = wanted[number]
+        last = runs[-1][0] if runs else None
+        if last is not None and last.file == file and at - (last.at + last.size) <= NEAR:
+            runs[-1] = Stretch(file, last.at, max(last.size, at + size - last.at)), [*runs[-1][1], number]
+        else:
+            runs.append((wanted[number], [number]))
+    found: list[memoryview] = [memoryview(b"")] * len(wanted)
+    for (run, numbers), content in zip(runs, _read_runs([run for run, _ in runs]), strict=True):
+        for number in numbers:
+            start = wanted[number].at - run.at
+            found[number] = content[start : start + wanted[number].size]
+    return found
+
+
+def _read_runs(runs: Sequence[Stretch]) -> Iterator[memoryview]:
+    if not any(isinstance(run.file, Remote) for run in runs):
+        yield from map(_read_run, runs)
+        return
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield from pool.map(_read_run, runs)
+
+
+def _read_run(run: Stretch) -> memoryview:
+    if isinstance(run.file, Remote):
+        return memoryview(run.file.opened().read_at(run.size, run.at))
+    with open(run.file, "rb", buffering=0) as file:
+        return memoryview(os.pread(file.fileno(), run.size, run.at))
+
+
+def append(path: Place, sink: Sink) -> None:
+    """The bytes of a file, block by block through one buffer that stays in the cache of the CPU."""
+    buffer = bytearray(1 << 18)
+    with open_file(path, BLOCK) as file:
+        while size := file.readinto(buffer):  # type: ignore[attr-defined]  # BinaryIO does not tell of it
             sink.write(memoryview(buffer)[:size])
 
 
-def sha256_of(path: Path, start: int = 0, end: int | None = None) -> str:
+def sha256_of(path: str | Place, start: int = 0, end: int | None = None) -> str:
     """Digest of a file, or of its bytes [start, end)."""
     digest = hashlib.sha256()
-    left = (os.path.getsize(path) if end is None else end) - start
-    with open(path, "rb") as file:
+    path = place(path)
+    left = (path.stat().st_size if end is None else end) - start
+    with open_file(path, min(max(left, 1), BLOCK)) as file:
         file.seek(start)
         while left > 0 and (block := file.read(min(left, 1 << 20))):
             digest.update(block)

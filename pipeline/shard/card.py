@@ -12,15 +12,12 @@ that somebody edited is not written over: the last line has the sha256 of the ot
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-import pyarrow.parquet as pq
 
 from ..config import UserError
 from ..manifest import FORMAT, INDEX, Manifest, OutputError
-from ..runtime.storage import read_json, sha256_of, write_whole
-from ..runtime.tables import column_sum
+from ..runtime.storage import Place, read_json, sha256_of, write_whole
+from ..runtime.tables import column_sum, read_parquet
 from .sources import FILE as SOURCES
 from .words import counted, percent, size, times_taken
 
@@ -105,7 +102,7 @@ what each stands for.
 """
 
 
-def write_card(out: Path, manifest: Manifest, *, overwrite: bool) -> Path:
+def write_card(out: Place, manifest: Manifest, *, overwrite: bool) -> Place:
     """Write the card of a finished output; a card that somebody edited only if `overwrite`."""
     path = out / FILE
     if path.exists() and not overwrite and not _is_untouched(path.read_bytes()):
@@ -121,7 +118,7 @@ def _is_untouched(content: bytes) -> bool:
     return mark is not None and hashlib.sha256(content[: mark.start() - 1]).hexdigest() == mark[1].decode()
 
 
-def _card(out: Path, manifest: Manifest) -> str:
+def _card(out: Place, manifest: Manifest) -> str:
     for name in (INDEX, DATASETS):
         if sha256_of(out / name) != manifest.files[name]:
             raise OutputError(f"{out}/{name}: sha256 differs from the manifest's; run `neatpack verify`")
@@ -132,11 +129,11 @@ def _card(out: Path, manifest: Manifest) -> str:
         processor=processor,
         neatpack=manifest.neatpack,
         facts=_table(_facts(out, manifest, processor)),
-        mixture=_table(_mixture(pq.read_table(out / DATASETS).to_pylist())),
+        mixture=_table(_mixture(read_parquet(out / DATASETS).to_pylist())),
     )
 
 
-def _processor(out: Path) -> str:
+def _processor(out: Place) -> str:
     """Its name, if the output knows it."""
     try:
         return str(read_json(out / SOURCES)["processor"])
@@ -144,9 +141,9 @@ def _processor(out: Path) -> str:
         return ""  # sources.json may be left out when an output is given away
 
 
-def _facts(out: Path, manifest: Manifest, processor: str) -> list[tuple[str, ...]]:
+def _facts(out: Place, manifest: Manifest, processor: str) -> list[tuple[str, ...]]:
     counts, config = manifest.counts, manifest.identity.config
-    index = pq.read_table(out / INDEX, columns=["num_images", "num_videos", "num_audios", "fake_tokens"])
+    index = read_parquet(out / INDEX, columns=["num_images", "num_videos", "num_audios", "fake_tokens"])
     num_fakes = sum(tokens > 0 for tokens in index["fake_tokens"].to_pylist())
     media = [
         counted(column_sum(index["num_images"]) - num_fakes, "image"),

@@ -16,7 +16,7 @@ from ..identity import Identity
 from ..manifest import FETCHED, FILE as MANIFEST, INDEX, MEDIA, Counts, Manifest, OutputError, Pixels
 from ..planned import Planned
 from ..runtime.faults import sentence
-from ..runtime.storage import read_json, remove, remove_parts, sha256_of, write_json, write_whole
+from ..runtime.storage import Hashed, Place, read_json, remove, remove_parts, write_json, write_whole
 from ..runtime.tables import column_sum, write_parquet
 from .codec import member_names
 from .exchange import BEGUN, OURS, is_halfway
@@ -40,7 +40,7 @@ LEFT_OVERS = {
 logger = logging.getLogger(__name__)
 
 
-def refuse_strangers(out: Path) -> None:
+def refuse_strangers(out: Place) -> None:
     """OUT must be new, empty or ours; asked before anything is written there."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; give a directory")
@@ -50,7 +50,7 @@ def refuse_strangers(out: Path) -> None:
         raise UserError(f"--out {out} holds other files ({', '.join(sorted(strangers)[:3])}); give an empty directory")
 
 
-def refuse_old_holdout(out: Path, beside: Path) -> None:
+def refuse_old_holdout(out: Place, beside: Place) -> None:
     """A run without --holdout packs all rows into OUT, also those that an earlier run kept for validation."""
     try:
         _, identities = _records(beside)
@@ -63,7 +63,7 @@ def refuse_old_holdout(out: Path, beside: Path) -> None:
         )
 
 
-def claim(outputs: Mapping[Path, Identity], *, overwrite: bool) -> dict[Path, Manifest]:
+def claim(outputs: Mapping[Place, Identity], *, overwrite: bool) -> dict[Place, Manifest]:
     """Make the outputs of a run ours for these identities. The manifests of those that are finished already.
 
     Refuses an output, finished or begun, of another identity, naming the difference, unless `overwrite`; then none of
@@ -80,21 +80,22 @@ def claim(outputs: Mapping[Path, Identity], *, overwrite: bool) -> dict[Path, Ma
     if len(done) < len(outputs):
         for out in outputs:
             remove_left_overs(out)
-            for folder in [path for path in (out / "work").rglob("*") if path.is_dir()]:
-                remove_parts(folder, ".+")
+            if isinstance(out, Path):
+                for folder in [path for path in (out / "work").rglob("*") if path.is_dir()]:
+                    remove_parts(folder, ".+")
     for out, identity in outputs.items():
         if out not in done:
             write_json(out / BEGUN, {"identity": identity.to_json()})
     return done
 
 
-def remove_left_overs(out: Path) -> None:
+def remove_left_overs(out: Place) -> None:
     """What killed processes have left of files of ours. Not while tasks write there."""
     for folder, names in LEFT_OVERS.items():
         remove_parts(out / folder, names)
 
 
-def _finished(out: Path, identity: Identity) -> Manifest | None:
+def _finished(out: Place, identity: Identity) -> Manifest | None:
     """The manifest, if OUT is finished. Refuses what is of another identity."""
     try:
         manifest, identities = _records(out)
@@ -110,7 +111,7 @@ def _finished(out: Path, identity: Identity) -> Manifest | None:
     return manifest
 
 
-def _records(out: Path) -> tuple[Manifest | None, list[Identity]]:
+def _records(out: Place) -> tuple[Manifest | None, list[Identity]]:
     """The manifest, if there is one, and what OUT is made from, as that and the record of the begun run say."""
     try:
         manifest = Manifest.read(out) if (out / MANIFEST).exists() else None
@@ -139,14 +140,15 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
     }
     if fetched := sorted({each for note in notes for each in note.fetched}):
         tables[FETCHED] = pa.Table.from_pylist([each._asdict() for each in fetched], schema=DOWNLOADS)
-    for name, table in tables.items():
-        write_parquet(out / name, table)
+    files = {name: write_parquet(out / name, table) for name, table in tables.items()}
     write_sources(out, inputs.out, inputs.corpora, config)
     pixel_tables = {}
     for kind, values in family.tables(config.resize).items():
         pixel_tables[kind] = f"{kind}_table.npy"
         with write_whole(out / pixel_tables[kind]) as file:
-            np.save(file, values)
+            hashed = Hashed(file)
+            np.lib.format.write_array(hashed, values)
+        files[pixel_tables[kind]] = hashed.digest()
     manifest = Manifest(
         fingerprint=inputs.identity.fingerprint,
         identity=inputs.identity,
@@ -154,7 +156,7 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
         pixels=Pixels(codec="u8", resize=family.resized_by(config.resize), tables=pixel_tables),
         counts=count_all(inputs.identity, pa.concat_tables(ledgers), index),
         shards=tuple(note.entry for note in notes),
-        files={name: sha256_of(out / name) for name in (*tables, *pixel_tables.values())},
+        files=files,
     )
     _remove_other_shards(out, manifest)
     remove_left_overs(out)
@@ -162,7 +164,7 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
     return manifest
 
 
-def _remove_other_shards(out: Path, manifest: Manifest) -> None:
+def _remove_other_shards(out: Place, manifest: Manifest) -> None:
     """A mended plan may need fewer shards than the one before it."""
     names = {shard.name for shard in manifest.shards}
     for path in (out / "shards").glob("pack-*.tar"):

@@ -4,6 +4,8 @@ OUT/work/anew is an output like any other. When it is complete, its files and th
 those of OUT go to OUT/work/old, the manifest first; the folder of the new ones is renamed to OUT/work/installing, which
 says that nothing old is left in OUT; and they move in, the manifest last. A run that is killed in between leaves one of
 these states, and the next one goes on from it.
+
+A store has no renames: there the old output is removed, its manifest first, before the new one is begun.
 """
 
 import logging
@@ -12,8 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..manifest import FETCHED, FILE as MANIFEST, INDEX
+from ..runtime.objects import Remote
 from ..runtime.progress import FILE as TIMING
-from ..runtime.storage import remove, sync_folder
+from ..runtime.storage import Place, remove, sync_folder
 from .sources import BASE, FILE as SOURCES
 
 BEGUN = "work/run.json"  # what a begun output is made from; of a finished one its manifest says it
@@ -41,22 +44,26 @@ ANEW, INSTALLING, OLD = "work/anew", "work/installing", "work/old"
 logger = logging.getLogger(__name__)
 
 
-def place_for(out: Path, *, overwrite: bool) -> Path:
+def place_for(out: Place, *, overwrite: bool) -> Place:
     """Where a run writes: OUT, or beside the finished output that it overwrites."""
+    if isinstance(out, Remote):
+        return out
     remove(out / ANEW)  # of a run that did not get to its end
     return out / ANEW if overwrite and (out / MANIFEST).exists() else out
 
 
-def is_halfway(out: Path) -> bool:
+def is_halfway(out: Place) -> bool:
     """Whether a complete new output waits for its place."""
+    if isinstance(out, Remote):
+        return False
     return (out / INSTALLING).exists() or (out / ANEW / MANIFEST).exists()
 
 
-def put_in_place(out: Path) -> None:
+def put_in_place(out: Place) -> None:
     """The complete new output, if there is one, and the old one away."""
-    anew, installing, old = (out / name for name in (ANEW, INSTALLING, OLD))
-    if not is_halfway(out):
+    if isinstance(out, Remote) or not is_halfway(out):
         return
+    anew, installing, old = (out / name for name in (ANEW, INSTALLING, OLD))
     if not installing.exists():
         if (out / MANIFEST).exists():
             remove(old)

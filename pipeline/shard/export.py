@@ -14,25 +14,24 @@ What only joins and look-ups by key read (index.sqlite) is left out; `energon pr
 """
 
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from ..manifest import Manifest, OutputError
-from ..runtime.storage import sha256_of, write_json, write_whole
+from ..runtime.storage import Place, sha256_of, write_json, write_whole
+from ..runtime.tables import read_parquet
 
 META = ".nv-meta"
 MODULE = "megatron.energon"
 TOOLS = {"sample_type": {"__module__": MODULE, "__class__": "TextSample"}, "field_map": {"text": "json"}}
 
 
-def export_energon(out: Path, manifest: Manifest) -> int:
+def export_energon(out: Place, manifest: Manifest) -> int:
     """Write the files; how many shards they name. A shard without packs is left out: Energon refuses such."""
     if sha256_of(out / "index.parquet") != manifest.files["index.parquet"]:
         raise OutputError(f"{out}/index.parquet: sha256 differs from the manifest's; run `neatpack verify`")
     counts = {}
-    lines = pq.read_table(out / "index.parquet", columns=["shard", "offset", "bytes"]).to_pylist()
+    lines = read_parquet(out / "index.parquet", columns=["shard", "offset", "bytes"]).to_pylist()
     for shard, group in groupby(lines, key=lambda line: str(line["shard"])):
         packs = list(group)
         places = [line["offset"] for line in packs] + [packs[-1]["offset"] + packs[-1]["bytes"]]

@@ -9,7 +9,9 @@ import pyarrow.compute as pc
 
 from ..ingest.corpus import Corpus
 from ..plan.assign import Plan
+from ..runtime.storage import place
 from ..runtime.tables import column_sum, value_counts
+from ..uris import is_stored, without_secrets
 
 SCHEMA = pa.schema(
     [
@@ -62,8 +64,9 @@ def make_ledger(plan: Plan, corpora: Sequence[Corpus]) -> list[pa.Table]:
 
 def folders_of(corpus: Corpus) -> list[str]:
     """Where a corpus lies on this machine, the innermost folders first."""
-    files = {path for part in corpus.source.parts for path in (part.file, part.origin) if os.path.isabs(path)}
-    folders = {*corpus.dataset.media_dirs, *(os.path.dirname(file) for file in files)}
+    names = {name for part in corpus.source.parts for name in (part.file, part.origin)}
+    files = [place(name) for name in names if os.path.isabs(name) or is_stored(name)]
+    folders = {*map(without_secrets, corpus.dataset.media_dirs), *(str(file.parent) for file in files)}
     return sorted((folder for folder in folders if len(folder) > 1), key=len, reverse=True)
 
 

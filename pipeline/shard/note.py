@@ -3,13 +3,12 @@
 import dataclasses
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from ..manifest import ShardEntry
 from ..media.remote import Fetched
 from ..records import Pack, Skip
-from ..runtime.storage import read_json, write_json
+from ..runtime.storage import Place, read_json, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -117,11 +116,11 @@ class ShardNote:
             name=self.shard, bytes=self.bytes, sha256=self.sha256, first_pack=first, num_packs=len(self.packs)
         )
 
-    def write(self, path: Path) -> None:
+    def write(self, path: Place) -> None:
         write_json(path, dataclasses.asdict(self))
 
     @classmethod
-    def read(cls, path: Path, fingerprint: str) -> "ShardNote | None":
+    def read(cls, path: Place, fingerprint: str) -> "ShardNote | None":
         """None where there is no note, one of another fingerprint, or a damaged one: the shard is made again."""
         if not path.exists():
             return None

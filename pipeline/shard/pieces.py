@@ -8,20 +8,20 @@ alone; how many workers there are only decides which shards are cut.
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..config import UserError, fingerprint
+from ..config import fingerprint
+from ..errors import UserError
 from ..plan.assign import Plan, pack_bytes
 from ..runtime.engine import Call, Engine
 from ..runtime.even import even_ends
 from ..runtime.journal import journal
-from ..runtime.storage import Hashed, append, write_whole
+from ..runtime.storage import Hashed, Place, append, sizes_in, write_whole
 from ..runtime.work import timed
 from .codec import write_end
 from .note import DatasetSums, MediaSize, PackLine, ShardNote
@@ -50,11 +50,11 @@ class Piece:
     last: int
 
     @property
-    def tar(self) -> Path:
+    def tar(self) -> Place:
         return self.job.done.parent.parent / FOLDER / f"{self.job.number:06d}-{self.first:09d}-{self.last:09d}.tar"
 
     @property
-    def done(self) -> Path:
+    def done(self) -> Place:
         return self.tar.with_suffix(".json")
 
     @property
@@ -74,11 +74,13 @@ def write_shards(
     if not jobs:
         return {}
     costs = pack_seconds(plan)
+    there = sizes_in(jobs[0].done.parent.parent / FOLDER)
+    begun = {int(name.split("-")[0]) for name in there if name.endswith(".json")}
+    pieces = _pieces(jobs, costs, running.num_workers, begun)
     missing: dict[ShardJob, set[Piece]] = {}
-    pieces = {job: own for job, own in _pieces(jobs, costs, running.num_workers).items() if len(own) > 1}
     calls: list[Call] = []
     for job in jobs:
-        missing[job] = {piece for piece in pieces.get(job, ()) if piece.note() is None}
+        missing[job] = {piece for piece in pieces.get(job, ()) if piece.done.name not in there or not piece.note()}
         if job not in pieces:
             calls.append(Call(function=whole, arguments=(job,), seconds=_sum(costs, job.first, job.last), key=job))
         elif not missing[job]:
@@ -105,19 +107,21 @@ def write_shards(
     return notes
 
 
-def _pieces(jobs: Sequence[ShardJob], costs: np.ndarray, num_workers: int) -> dict[ShardJob, list[Piece]]:
-    """Of the shards that are cut: those that have a piece already, and those that are long against what is left."""
-    folder = jobs[0].done.parent.parent / FOLDER
-    begun = {path.name.split("-")[0] for path in folder.glob("*.json")} if folder.is_dir() else set()
+def _pieces(
+    jobs: Sequence[ShardJob], costs: np.ndarray, num_workers: int, begun: Collection[int] = ()
+) -> dict[ShardJob, list[Piece]]:
+    """Of the shards that are cut: those of which a piece is there, and those that are long against what is left."""
     seconds = [_sum(costs, job.first, job.last) for job in jobs]
     left = sum(seconds)
     cut = {}
     for job, own in zip(jobs, seconds, strict=True):
-        if f"{job.number:06d}" in begun or (num_workers > 1 and SHARE * num_workers * own > left):
+        if job.number in begun or (num_workers > 1 and SHARE * num_workers * own > left):
             ends = even_ends(costs[job.first : job.last].tolist(), PIECE_SECONDS)
-            cut[job] = [
+            pieces = [
                 Piece(job=job, first=job.first + start, last=job.first + end) for start, end in pairwise([0, *ends])
             ]
+            if len(pieces) > 1:
+                cut[job] = pieces
         left -= own
     return cut
 

@@ -3,12 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ..ingest.meta import HUB
 from ..manifest import Counts, Manifest
@@ -16,7 +14,8 @@ from ..plan.assign import pack_bytes
 from ..plan.balance import step_imbalance
 from ..planned import Planned
 from ..records import REASONS
-from ..runtime.tables import column_sum
+from ..runtime.storage import Place
+from ..runtime.tables import column_sum, read_parquet
 from .stats import media_bytes, ratio_taken, times_at_load
 from .words import counted, percent, size, times_taken
 
@@ -39,10 +38,10 @@ class Share:
     repeated_media_bytes: int
 
 
-def describe_output(out: Path, manifest: Manifest, *, reused_shards: int = 0) -> str:
+def describe_output(out: Place, manifest: Manifest, *, reused_shards: int = 0) -> str:
     counts, pack_size = manifest.counts, manifest.identity.config["pack_size"]
     media = ("num_images", "num_videos", "num_audios")
-    index = pq.read_table(out / "index.parquet", columns=["tokens", "visual_tokens", *media, "fake_tokens"])
+    index = read_parquet(out / "index.parquet", columns=["tokens", "visual_tokens", *media, "fake_tokens"])
     num_bytes = sum(shard.bytes for shard in manifest.shards)
     shards = f"{counted(len(manifest.shards), 'shard')}, {size(num_bytes)}"
     if reused_shards:
@@ -56,7 +55,7 @@ def describe_output(out: Path, manifest: Manifest, *, reused_shards: int = 0) ->
     pictures = f"{counted(num_images - num_fakes, 'image')}, {counted(num_videos, 'video')}"
     lines.insert(1, ("media", f"{pictures}{sounds}{fakes}"))
     lines += [(word, f"{counted(count, 'sample')}, to fit a pack") for word, count in counts.fitted.items()]
-    figures = pq.read_table(out / "stats" / "datasets.parquet").to_pylist()
+    figures = read_parquet(out / "stats" / "datasets.parquet").to_pylist()
     columns = ("weight", "ratio", "times", "tokens", "media_bytes", "repeated_media_bytes")
     shares = [Share(name=line["dataset"], **{name: line[name] for name in columns}) for line in figures]
     lines = [_sum_line(counts.rows, counts.packed, counts.skipped, "packed"),
@@ -71,7 +70,7 @@ def describe_plan(planned: Planned) -> str:
     return "\n".join(_describe_plan(title, each) for title, each in both)
 
 
-def describe_verified(out: Path, manifest: Manifest) -> str:
+def describe_verified(out: Place, manifest: Manifest) -> str:
     """What `verify` says of an output in which nothing is wrong."""
     counts = manifest.counts
     return (

@@ -3,15 +3,14 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import pyarrow.parquet as pq
 
 from ..config import UserError
 from ..ingest.lines import MAX_ROW_BYTES, Row
 from ..manifest import Manifest
 from ..records import REASONS
+from ..runtime.storage import Place
+from ..runtime.tables import read_parquet
 from .sources import DataFile, SourceError, files_of
 from .tables import ledger_names
 
@@ -50,7 +49,7 @@ class SkippedRow:
 
 
 def skipped_rows(
-    out: Path, manifest: Manifest, *, reasons: Sequence[str] = (), dataset: str = "", problems: list[str]
+    out: Place, manifest: Manifest, *, reasons: Sequence[str] = (), dataset: str = "", problems: list[str]
 ) -> Iterator[SkippedRow]:
     """Of a finished output, by data set and row, each row once. What stands in the way of reading the rows themselves
     goes to `problems`; the ledger's lines come all the same."""
@@ -67,17 +66,17 @@ def skipped_rows(
             yield from _placed(out, name, lines, problems) if lines else ()
 
 
-def _lines(ledger: Path, reasons: Sequence[str]) -> dict[int, dict[str, Any]]:
+def _lines(ledger: Place, reasons: Sequence[str]) -> dict[int, dict[str, Any]]:
     """Lines of the ledger by row, ascending as there: the first of each row's repetitions."""
     names = ["row", "id", "reason", "detail"]
-    found = pq.read_table(ledger, columns=names, filters=[("status", "=", "skipped"), ("reason", "in", list(reasons))])
+    found = read_parquet(ledger, columns=names, filters=[("status", "=", "skipped"), ("reason", "in", list(reasons))])
     lines: dict[int, dict[str, Any]] = {}
     for line in found.to_pylist():
         lines.setdefault(line["row"], line)
     return lines
 
 
-def _placed(out: Path, name: str, lines: Mapping[int, dict[str, Any]], problems: list[str]) -> Iterator[SkippedRow]:
+def _placed(out: Place, name: str, lines: Mapping[int, dict[str, Any]], problems: list[str]) -> Iterator[SkippedRow]:
     def skipped(number: int, file: DataFile | None, row: Row | None) -> SkippedRow:
         line = lines[number]
         return SkippedRow(

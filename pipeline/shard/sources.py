@@ -9,14 +9,16 @@ for the same reason: what it does is in the identity, and where it lies is not.
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..config import PackConfig
 from ..ingest.corpus import Corpus
 from ..ingest.lines import Lines, Row, part_ranges, rows, scan, source_of
-from ..runtime.storage import inside, read_json, write_json
+from ..runtime.objects import Remote
+from ..runtime.storage import Place, inside, is_under, place, read_json, text_of, write_json
+from ..uris import is_stored
 
 FILE = "sources.json"
 BASE = "work/base.json"  # the folder of the meta JSON, and the processor
@@ -31,24 +33,24 @@ class DataFile:
     """A file of a data set."""
 
     file: str  # where its rows came from: the data file, or what the meta JSON calls a named source
-    lines: Path  # the file that has them as lines of JSON: the same, or our rewriting of it
+    lines: Place  # the file that has them as lines of JSON: the same, or our rewriting of it
     digest: str  # of its content
     first_row: int
     num_rows: int
 
     @property
     def is_jsonl(self) -> bool:
-        return str(self.lines) == self.file
+        return text_of(self.lines) == self.file
 
     def rows(self, numbers: Sequence[int]) -> Iterator[Row]:
         """Those of these numbers. One is in memory at a time. Raises SourceError if they are not as they were."""
-        lines = Lines(file=str(self.lines), rewritten_from="" if self.is_jsonl else self.digest)
+        lines = Lines(file=text_of(self.lines), rewritten_from="" if self.is_jsonl else self.digest)
         try:
             ranges = part_ranges(lines)
             source = source_of(lines, ranges, scan(lines, ranges))
         except OSError as error:
             what = self.file if self.is_jsonl else f"{self.lines}, which has the rows of {self.file} as lines"
-            raise SourceError(f"{what}: {error.strerror}") from None
+            raise SourceError(f"{what}: {error.strerror or error}") from None
         if source.digest != self.digest or source.num_rows != self.num_rows:
             raise SourceError(f"{self.file}: has changed since it was packed")
         wanted = {number - self.first_row for number in numbers}
@@ -59,14 +61,14 @@ class DataFile:
                 )
 
 
-def write_sources(place: Path, out: Path, corpora: Sequence[Corpus], config: PackConfig) -> None:
-    """`place`: where the output is written, `out`: where it will be."""
-    base = Path(config.meta).parent
+def write_sources(where: Place, out: Place, corpora: Sequence[Corpus], config: PackConfig) -> None:
+    """`where`: where the output is written, `out`: where it will be."""
+    base = place(config.meta).parent
     processor = os.path.abspath(config.processor) if os.path.isdir(config.processor) else config.processor
-    write_json(place / BASE, {"base": str(base), "processor": processor})
+    write_json(where / BASE, {"base": text_of(base), "processor": processor})
     datasets = {corpus.name: {"files": list(_files(out, corpus, base))} for corpus in corpora}
-    told = {"base": str(base), "processor_path": processor} if config.record_paths else {"base": ""}
-    write_json(place / FILE, {**told, "processor": processor_name(config.processor), "datasets": datasets})
+    told = {"base": text_of(base), "processor_path": processor} if config.record_paths else {"base": ""}
+    write_json(where / FILE, {**told, "processor": processor_name(config.processor), "datasets": datasets})
 
 
 def processor_name(given: str) -> str:
@@ -74,6 +76,8 @@ def processor_name(given: str) -> str:
 
     ~/.cache/…/models--Qwen--Qwen2.5-VL-7B-Instruct/snapshots/1a2b -> Qwen/Qwen2.5-VL-7B-Instruct
     """
+    if is_stored(given):
+        return place(given).name
     if not Path(given).is_dir():
         return given
     folder = Path(given).resolve()
@@ -81,7 +85,7 @@ def processor_name(given: str) -> str:
     return downloads[-1].removeprefix("models--").replace("--", "/", 1) if downloads else folder.name
 
 
-def _files(out: Path, corpus: Corpus, base: Path) -> Iterator[dict[str, Any]]:
+def _files(out: Place, corpus: Corpus, base: Place) -> Iterator[dict[str, Any]]:
     source, dataset = corpus.source, corpus.dataset
     origins = {part.file: part.origin for part in source.parts}
     counts = dict.fromkeys(source.files, 0)
@@ -90,29 +94,49 @@ def _files(out: Path, corpus: Corpus, base: Path) -> Iterator[dict[str, Any]]:
     for name, digest in zip(source.files, source.digests, strict=True):
         origin = origins.get(name) or ("" if dataset.source else name)
         given = origin or dataset.path_or_dataset or dataset.source
-        told = {"file": os.path.relpath(given, base)} if os.path.isabs(given) else {"source": given}
-        if Path(name).is_relative_to(out):
-            told["in_output"] = str(Path(name).relative_to(out))  # our rewriting moves with OUT
+        is_file = os.path.isabs(given) or is_stored(given)
+        told = {"file": _relative(given, base)} if is_file else {"source": given}
+        rewritten = place(name)
+        if is_under(rewritten, out):
+            told["in_output"] = str(rewritten.relative_to(out))  # type: ignore[arg-type]  # our rewriting moves with OUT
         elif name != given:
-            told["lines"] = os.path.relpath(name, base)
+            told["lines"] = _relative(name, base)
         yield {**told, "digest": digest, "rows": counts[name]}
 
 
-def files_of(out: Path, name: str) -> list[DataFile]:
+def _relative(file: str, base: Place) -> str:
+    """A file as seen from a folder; as it is, where the two are not on one machine or in one bucket."""
+    found = place(file)
+    if isinstance(found, Path) and isinstance(base, Path):
+        return os.path.relpath(found, base)
+    if isinstance(found, Remote) and isinstance(base, Remote) and found.is_relative_to(replace(base, key="")):
+        return os.path.relpath(f"/{found.key}", f"/{base.key}")
+    return str(found)
+
+
+def _found(base: Place, told: str) -> Place:
+    """The file that `_relative` tells of."""
+    if is_stored(told):
+        return place(told)
+    if isinstance(base, Remote):
+        return replace(base, key=os.path.normpath(f"/{base.key}/{told}").lstrip("/")) if told[:1] != "/" else Path(told)
+    return Path(os.path.normpath(base / told))
+
+
+def files_of(out: Place, name: str) -> list[DataFile]:
     """Where the rows of a data set are. Raises SourceError where sources.json does not say."""
     files: list[DataFile] = []
     first_row = 0
     try:
         found = read_json(out / FILE)
-        base = Path(found["base"] or _base(out))
+        base = place(found["base"] or _base(out))
         for entry in found["datasets"][name]["files"]:
             num_rows = int(entry["rows"])
-            file = os.path.normpath(base / entry["file"]) if "file" in entry else str(entry["source"])
-            lines = inside(out, entry["in_output"]) if "in_output" in entry else Path(base, entry.get("lines", file))
+            file = text_of(_found(base, entry["file"])) if "file" in entry else str(entry["source"])
+            lines = inside(out, entry["in_output"]) if "in_output" in entry else _found(base, entry.get("lines", file))
             files.append(
-                DataFile(file=file, lines=Path(os.path.normpath(lines)), digest=str(entry["digest"]),
-                         first_row=first_row, num_rows=num_rows)
-            )  # fmt: skip
+                DataFile(file=file, lines=lines, digest=str(entry["digest"]), first_row=first_row, num_rows=num_rows)
+            )
             first_row += num_rows
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise SourceError(
@@ -121,13 +145,13 @@ def files_of(out: Path, name: str) -> list[DataFile]:
     return files
 
 
-def _base(out: Path) -> str:
+def _base(out: Place) -> str:
     if not (out / BASE).exists():
         raise ValueError(f"its paths are from the folder of the meta JSON, which {BASE} tells, or --record-paths")
     return str(read_json(out / BASE)["base"])
 
 
-def processor_of(out: Path) -> str:
+def processor_of(out: Place) -> str:
     """The directory or hub id of the processor that an output was packed with; "": nobody has written it down."""
     for name, key in ((BASE, "processor"), (FILE, "processor_path"), (FILE, "processor")):
         try:

@@ -1,17 +1,16 @@
 """The tables of a finished output, read as what may be damaged: each is compared with the manifest's digest first."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ..manifest import REMEDY, Manifest, OutputError
-from ..runtime.storage import inside, open_regular, sha256_of
+from ..runtime.storage import Place, inside, open_regular, sha256_of
+from ..runtime.tables import read_parquet
 from .words import counted
 
 
-def table_file(out: Path, manifest: Manifest, name: str) -> Path:
+def table_file(out: Place, manifest: Manifest, name: str) -> Place:
     """The file of a table, which is as it was written. Raises OutputError where it is not."""
     where = f"{out}/{name}"
     if name not in manifest.files:
@@ -25,17 +24,17 @@ def table_file(out: Path, manifest: Manifest, name: str) -> Path:
     except ValueError as error:
         raise OutputError(str(error)) from None
     except OSError as error:
-        raise OutputError(f"{where}: cannot be read: {error.strerror}") from error
+        raise OutputError(f"{where}: cannot be read: {error.strerror or error}") from error
     if digest != manifest.files[name]:
         raise OutputError(f"{where}: damaged, for its sha256 is not the manifest's; {REMEDY}")
     return path
 
 
-def read_table(out: Path, manifest: Manifest, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+def read_table(out: Place, manifest: Manifest, name: str, columns: Sequence[str] | None = None) -> pa.Table:
     """A table, or these columns of it."""
     path = table_file(out, manifest, name)
     try:
-        return pq.read_table(path, columns=None if columns is None else list(columns))
+        return read_parquet(path, columns=None if columns is None else list(columns))
     except (pa.ArrowException, OSError) as error:
         raise OutputError(f"{out}/{name}: not parquet: {str(error)[:200]}; {REMEDY}") from None
 

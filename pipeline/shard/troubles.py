@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ..ingest.convert import parse_row
 from ..ingest.corpus import Corpus, Split
@@ -20,7 +19,8 @@ from ..ingest.formats.detect import detect
 from ..ingest.lines import rows
 from ..planned import Planned
 from ..records import REASONS
-from ..runtime.tables import value_counts
+from ..runtime.storage import Place
+from ..runtime.tables import read_parquet, value_counts
 from .skipped import LEFT_OUT
 from .words import clipped, counted, percent
 
@@ -81,12 +81,12 @@ class Tally:
         return self.wanted > 0 or (not self.corpus.num_rows and self.corpus.split == "train")
 
 
-def troubles_of_output(out: Path, corpora: Sequence[Corpus], max_skipped: float) -> tuple[str, ...]:
+def troubles_of_output(out: Place, corpora: Sequence[Corpus], max_skipped: float) -> tuple[str, ...]:
     """Of a finished output, from its statistics and ledger: a second run on it says the same."""
 
     def lines(number: int) -> pa.Table:
         columns, skipped = ["row", "reason", "detail"], [("status", "=", "skipped")]
-        return pq.read_table(out / "ledger" / f"{number:05d}.parquet", columns=columns, filters=skipped)
+        return read_parquet(out / "ledger" / f"{number:05d}.parquet", columns=columns, filters=skipped)
 
     tallies = [
         Tally(
@@ -97,7 +97,7 @@ def troubles_of_output(out: Path, corpora: Sequence[Corpus], max_skipped: float)
             lines=lambda number=number: lines(number),  # type: ignore[misc]
         )
         for number, (corpus, figures) in enumerate(
-            zip(corpora, pq.read_table(out / "stats" / "datasets.parquet").to_pylist(), strict=True)
+            zip(corpora, read_parquet(out / "stats" / "datasets.parquet").to_pylist(), strict=True)
         )
     ]
     return troubles(tallies, max_skipped, f"every row that is skipped: neatpack skipped {out}")

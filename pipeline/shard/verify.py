@@ -4,13 +4,11 @@ import dataclasses
 import hashlib
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ..families.registry import FAMILIES
 from ..labels import TrainOn
@@ -18,8 +16,8 @@ from ..layout import layout_of
 from ..manifest import FETCHED, FILE, INDEX, Manifest, ShardEntry
 from ..records import REASONS, TOKEN_TYPES
 from ..runtime.engine import Engine
-from ..runtime.storage import inside, open_regular, read_into
-from ..runtime.tables import column_sum
+from ..runtime.storage import Place, inside, open_regular, read_into
+from ..runtime.tables import column_sum, read_parquet
 from ..runtime.work import did
 from ..typed import check_types
 from .check import check_pack
@@ -37,7 +35,7 @@ FAMILY_KEYS = {"name": str, "placeholder_ids": dict, "assistant_header_ids": lis
                "end_of_turn_id": int, "fake_image_ids": list, "padding_id": int, "facts": dict}  # fmt: skip
 
 
-def verify_output(out: Path, manifest: Manifest, running: Engine) -> list[str]:
+def verify_output(out: Place, manifest: Manifest, running: Engine) -> list[str]:
     """All that is wrong with a finished output; nothing, if it is as promised."""
     problems = verify_ledger(out, manifest)
     if any(problem.startswith(("manifest.json", INDEX, "ledger/")) for problem in problems):
@@ -48,7 +46,7 @@ def verify_output(out: Path, manifest: Manifest, running: Engine) -> list[str]:
     return problems
 
 
-def verify_ledger(out: Path, manifest: Manifest) -> list[str]:
+def verify_ledger(out: Place, manifest: Manifest) -> list[str]:
     """Digests of the tables, conservation of rows and tokens, index against manifest."""
     problems = [f"{FILE}: {problem}" for problem in _manifest_problems(manifest)]
     problems += [f"{name}: {problem}" for name in manifest.files if (problem := _file_problem(out, name, manifest))]
@@ -59,7 +57,7 @@ def verify_ledger(out: Path, manifest: Manifest) -> list[str]:
     for name in manifest.files:
         if name.endswith(".parquet"):
             try:
-                tables[name] = pq.read_table(out / name)
+                tables[name] = read_parquet(out / name)
             except (pa.ArrowException, OSError) as error:
                 problems.append(f"{name}: not parquet: {str(error)[:200]}")
     if problems:
@@ -116,7 +114,7 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         yield f"pixels: the codec {pixels!r} is unknown"
 
 
-def _file_problem(out: Path, name: str, manifest: Manifest) -> str:
+def _file_problem(out: Place, name: str, manifest: Manifest) -> str:
     try:
         with open_regular(inside(out, name))[0] as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -127,7 +125,7 @@ def _file_problem(out: Path, name: str, manifest: Manifest) -> str:
     return "" if digest == manifest.files[name] else "sha256 differs from the manifest's"
 
 
-def _strangers(out: Path, manifest: Manifest) -> list[str]:
+def _strangers(out: Place, manifest: Manifest) -> list[str]:
     """Files beside the shards: whoever takes all of the folder would read them, too."""
     known = {shard.name for shard in manifest.shards}
     known |= {f"{name}.idx" for name in known}  # of `neatpack export energon`
@@ -158,11 +156,11 @@ def _sum_problems(ledger: pa.Table, index: pa.Table, manifest: Manifest) -> list
     ]
 
 
-def read_ledger(out: Path, manifest: Manifest) -> pa.Table:
-    return pa.concat_tables([pq.read_table(out / name) for name in manifest.files if name.startswith("ledger/")])
+def read_ledger(out: Place, manifest: Manifest) -> pa.Table:
+    return pa.concat_tables([read_parquet(out / name) for name in manifest.files if name.startswith("ledger/")])
 
 
-def verify_shard(out: Path, manifest: Manifest, number: int) -> list[str]:
+def verify_shard(out: Place, manifest: Manifest, number: int) -> list[str]:
     """One shard: every byte of the tar, digest, index, and every pack in it."""
     shard = manifest.shards[number]
     try:
@@ -203,9 +201,9 @@ def _conservation(ledger: pa.Table, manifest: Manifest) -> list[str]:
     return problems
 
 
-def _shard_problems(out: Path, file: BinaryIO, shard: ShardEntry, manifest: Manifest) -> Iterator[str]:
+def _shard_problems(out: Place, file: BinaryIO, shard: ShardEntry, manifest: Manifest) -> Iterator[str]:
     """The index was held against the manifest before: its places are inside the file, and leave no gap."""
-    index = pq.read_table(out / INDEX, filters=[("shard", "=", shard.name)]).to_pylist()
+    index = read_parquet(out / INDEX, filters=[("shard", "=", shard.name)]).to_pylist()
     ledger = _ledger_of_packs(out, [line["pack"] for line in index], manifest)
     digest, is_whole = hashlib.sha256(), True
     for line in index:
@@ -264,12 +262,12 @@ def _line_problems(
         yield "its documents differ from the ledger's"
 
 
-def _ledger_of_packs(out: Path, packs: list[int], manifest: Manifest) -> dict[int, list[tuple[Any, ...]]]:
+def _ledger_of_packs(out: Place, packs: list[int], manifest: Manifest) -> dict[int, list[tuple[Any, ...]]]:
     """Documents by pack and position, as the ledger has them."""
     if not packs:
         return {}
     within = [("pack", ">=", min(packs)), ("pack", "<=", max(packs))]
-    tables = [pq.read_table(out / name, filters=within) for name in manifest.files if name.startswith("ledger/")]
+    tables = [read_parquet(out / name, filters=within) for name in manifest.files if name.startswith("ledger/")]
     lines = pa.concat_tables(tables).sort_by([("pack", "ascending"), ("position", "ascending")])
     documents: dict[int, list[tuple[Any, ...]]] = {}
     for line in lines.to_pylist():

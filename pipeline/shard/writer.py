@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
 from ..labels import mask_spans
 from ..manifest import shard_name
 from ..measure.length import shrunk, truncated
-from ..measure.store import is_good, read_measured
+from ..measure.store import read_measured
 from ..media.remote import Fetched, fetched_for
 from ..media.stamp import is_changed
 from ..plan.assign import Plan, PlanLine
@@ -21,7 +20,7 @@ from ..records import IGNORE, Document, Measured, MediaError, Pack, Sample
 from ..render.pack import build_pack
 from ..render.sample import render_sample
 from ..runtime.journal import Journal, journal
-from ..runtime.storage import Hashed, read_json, write_whole
+from ..runtime.storage import Hashed, Place, place, read_json, write_whole
 from ..runtime.tables import open_arrow
 from ..runtime.work import did, timed
 from .codec import write_end, write_pack
@@ -37,15 +36,15 @@ class ShardJob:
     number: int
     first: int
     last: int
-    plan: Path
-    parts: Path  # JSON list of the paths of the measured parts, which the plan names by index
+    plan: Place
+    parts: Place  # JSON list of the paths of the measured parts, which the plan names by index
     corpora: tuple[str, ...]  # names, likewise
     processor: ProcessorKey
     resize: str
     fake_image: bool
     align: int
-    out: Path
-    done: Path  # where the note goes
+    out: Place
+    done: Place  # where the note goes
     fingerprint: str
 
     @property
@@ -53,7 +52,7 @@ class ShardJob:
         return shard_name(self.number)
 
     @property
-    def tar(self) -> Path:
+    def tar(self) -> Place:
         return self.out / "shards" / self.name
 
 
@@ -77,7 +76,7 @@ def loaded(job: ShardJob) -> tuple[Family, Plan]:
 
 
 @lru_cache(maxsize=1)
-def _open_plan(path: Path, _mtime: int) -> Plan:
+def _open_plan(path: Place, _mtime: int) -> Plan:
     """Once in a process: every shard's task needs it."""
     return Plan(open_arrow(path))
 
@@ -101,7 +100,7 @@ def write_packs(
     lines: list[PackLine] = []
     lost: list[LostRow] = []
     documents: list[Document] = []
-    parts = [Path(path) for path in read_json(job.parts)]
+    parts = [place(path) for path in read_json(job.parts)]
     renderer = Renderer(job=job, family=family, plan=plan, parts=parts, watch=watch)
     for number in numbers:
         with timed("composing"):
@@ -137,7 +136,7 @@ def _tell(written: Sequence[PackLine], lost: Sequence[LostRow]) -> None:
 
 def first_pack(job: ShardJob) -> tuple[Pack | None, list[LostRow]]:
     """The pack that a shard begins with, as `write_shard` would write it: to be looked at."""
-    parts = [Path(path) for path in read_json(job.parts)]
+    parts = [place(path) for path in read_json(job.parts)]
     with journal(job.done.with_suffix(".journal")) as watch:
         plan = Plan(open_arrow(job.plan))
         return Renderer(job=job, family=family_for(job.processor), plan=plan, parts=parts, watch=watch).pack(job.first)
@@ -150,7 +149,7 @@ class Renderer:
     job: ShardJob
     family: Family
     plan: Plan
-    parts: Sequence[Path]
+    parts: Sequence[Place]
     watch: Journal
     fetched: set[Fetched] = field(default_factory=set)  # downloads that are in a pack, filled on the way
     sizes: Counter[tuple[str, str, int, int, int, int]] = field(default_factory=Counter)  # likewise: see MediaSize
@@ -211,9 +210,9 @@ class Renderer:
         killed before the plan was mended.
         """
         place = self.parts[line["part"]], line["line"]
-        if not is_good(*place):
-            return None
         whole = read_measured(*place)
+        if whole is None:
+            return None
         cut = truncated(whole, line["limit"], self.family) if line["limit"] else whole
         fitted = shrunk(cut, line["shrink"], self.family) if cut is not None and line["shrink"] else cut
         return fitted if fitted is not None and fitted.tokens == line["tokens"] else None

@@ -6,7 +6,6 @@ Rows are told by data set, number and repetition: that is all that two ledgers h
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..identity import changes
 from ..manifest import FILE, Manifest
+from ..runtime.storage import Place
 from ..shard.tables import ledger_names, read_table
 from ..shard.words import clipped, counted
 from .columns import table
@@ -64,7 +64,7 @@ class Difference:
         }
 
 
-def difference(first: Path, second: Path, *, num_examples: int = 3) -> Difference:
+def difference(first: Place, second: Place, *, num_examples: int = 3) -> Difference:
     """Raises OutputError where one of them cannot be read."""
     manifests = Manifest.read(first), Manifest.read(second)
     old, new = manifests
@@ -97,7 +97,7 @@ class _Ledger:
     columns: dict[str, Any]  # numbers as numpy arrays, texts as Arrow's
 
     @classmethod
-    def read(cls, out: Path, manifest: Manifest, name: str | None) -> "_Ledger":
+    def read(cls, out: Place, manifest: Manifest, name: str | None) -> "_Ledger":
         if name is None:
             return cls(keys=np.empty(0, np.int64), columns={})
         lines = read_table(out, manifest, name, COLUMNS)
@@ -196,7 +196,7 @@ def _state(ledger: _Ledger, at: int) -> str:
     return clipped(f"{reason}: {detail}" if detail else reason, 2 * MAX_VALUE)
 
 
-def described(first: Path, second: Path, found: Difference) -> Iterator[str]:
+def described(first: Place, second: Place, found: Difference) -> Iterator[str]:
     """In lines of text: settings, rows by data set, examples, shards."""
     if found.is_same:
         yield f"{first} and {second} are the same: {counted(found.totals['same'], 'ledger line')}"

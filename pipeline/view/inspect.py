@@ -1,7 +1,6 @@
 """`neatpack inspect`: the tables of an output as text, as JSON, or asked by SQL."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,9 @@ import pyarrow.compute as pc
 from ..config import UserError
 from ..manifest import FETCHED, INDEX, MEDIA, Manifest
 from ..records import REASONS
-from ..runtime.tables import column_sum
+from ..runtime.objects import Remote
+from ..runtime.storage import Place
+from ..runtime.tables import column_sum, read_parquet
 from ..shard.tables import ledger_names, read_table, table_file
 from ..shard.words import counted
 from .columns import table
@@ -33,7 +34,7 @@ OF_PACK = ("tokens", "visual_tokens", "target_tokens", "num_documents")
 PERCENTILES = {"min": 0, "p5": 5, "median": 50, "p95": 95, "max": 100}
 
 
-def inspected(out: Path, manifest: Manifest) -> dict[str, Lines]:
+def inspected(out: Place, manifest: Manifest) -> dict[str, Lines]:
     """The tables that are shown, by title. Sums of columns are the manifest's counts."""
     shards = read_table(out, manifest, "stats/shards.parquet").to_pylist()
     return {
@@ -50,7 +51,7 @@ def inspected(out: Path, manifest: Manifest) -> dict[str, Lines]:
     }
 
 
-def dataset_lines(out: Path, manifest: Manifest) -> Lines:
+def dataset_lines(out: Place, manifest: Manifest) -> Lines:
     """By data set; what is in packs and of none (fake images, padding) has lines of its own, so that sums are right."""
     found = read_table(out, manifest, "stats/datasets.parquet").to_pylist()
     lines: Lines = []
@@ -74,7 +75,7 @@ def dataset_lines(out: Path, manifest: Manifest) -> Lines:
     return lines
 
 
-def _lengths(out: Path, manifest: Manifest) -> Lines:
+def _lengths(out: Place, manifest: Manifest) -> Lines:
     """How tokens are spread over documents, and over packs."""
     lines: Lines = []
     columns = ["status", "tokens", "visual_tokens"]
@@ -109,7 +110,7 @@ def with_total(lines: Sequence[Mapping[str, Any]]) -> Lines:
     return [*map(dict, lines), total]
 
 
-def described(out: Path, manifest: Manifest, tables: Mapping[str, Lines]) -> Iterator[str]:
+def described(out: Place, manifest: Manifest, tables: Mapping[str, Lines]) -> Iterator[str]:
     """The tables as lines of text; the longest, shards, last."""
     config, counts = manifest.identity.config, manifest.counts
     yield str(out)
@@ -124,7 +125,7 @@ def described(out: Path, manifest: Manifest, tables: Mapping[str, Lines]) -> Ite
         yield from table(lines if title == "lengths" else with_total(lines))
 
 
-def answered(out: Path, manifest: Manifest, query: str) -> tuple[list[str], Iterator[Sequence[Any]]]:
+def answered(out: Place, manifest: Manifest, query: str) -> tuple[list[str], Iterator[Sequence[Any]]]:
     """Names of columns, and the lines that DuckDB answers a query with. Raises UserError where it does not."""
     try:
         import duckdb
@@ -134,6 +135,9 @@ def answered(out: Path, manifest: Manifest, query: str) -> tuple[list[str], Iter
     asked = duckdb.connect(config={"autoinstall_known_extensions": "false"})
     tables = views(out, manifest)
     for name, files in tables.items():
+        if isinstance(out, Remote):  # DuckDB's own way to stores is an extension
+            asked.register(name, pa.concat_tables([read_parquet(file) for file in files]))
+            continue
         places = ", ".join("'" + str(path).replace("'", "''") + "'" for path in files)
         asked.execute(f'create view "{name}" as select * from read_parquet([{places}])')
     try:
@@ -157,7 +161,7 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0].rstrip("!.")
 
 
-def views(out: Path, manifest: Manifest) -> dict[str, list[Path]]:
+def views(out: Place, manifest: Manifest) -> dict[str, list[Place]]:
     """What a query can name, with the parquet files that it is made of."""
     named = {"index": [INDEX], "ledger": list(ledger_names(manifest).values())}
     named |= {name: [f"stats/{name}.parquet"] for name in ("datasets", "packs", "shards")}

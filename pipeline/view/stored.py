@@ -1,19 +1,17 @@
 """A pack of a finished output, read and checked, and what is known of its documents beside it."""
 
 import hashlib
-import os
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow.compute as pc
 
 from ..config import UserError
 from ..layout import layout_of, misfit
 from ..manifest import INDEX, REMEDY, Manifest, OutputError, ShardError
-from ..measure.store import is_good, read_measured
+from ..measure.store import read_measured
 from ..records import TOKEN_TYPES, MeasuredMedia, Pack
-from ..runtime.storage import inside, open_regular, read_into, read_json
+from ..runtime.storage import Place, inside, open_regular, place, read_into, read_json, shown
 from ..runtime.tables import open_arrow
 from ..shard.codec import read_pack, text_problem
 from ..shard.index import parse_index
@@ -27,7 +25,7 @@ LOOKED_THROUGH = 64 << 20  # bytes of data files in which lines are counted: a f
 
 
 def stored_view(
-    out: Path, manifest: Manifest, number: int, *, only: int | None = None, processor: str = "",
+    out: Place, manifest: Manifest, number: int, *, only: int | None = None, processor: str = "",
     trust_remote_code: bool = False,
 ) -> PackView:  # fmt: skip
     """Pack `number` of an output. Raises UserError for a number that it has not, OutputError where it is damaged."""
@@ -44,7 +42,7 @@ def stored_view(
     places = _places(out, pack, wanted, notes)
     measured = _measured(out, manifest, pack)
     return pack_view(
-        f"pack {number} of {os.path.relpath(out)}",
+        f"pack {number} of {shown(out)}",
         pack,
         layout_of(manifest.family),
         manifest.family,
@@ -61,7 +59,7 @@ def _range(manifest: Manifest) -> str:
     return "none to show" if not count else "number 0" if count == 1 else f"numbers 0 to {count - 1}"
 
 
-def stored_pack(out: Path, manifest: Manifest, number: int) -> Pack:
+def stored_pack(out: Place, manifest: Manifest, number: int) -> Pack:
     """One pack, its bytes compared with the index. Raises OutputError; of the pack itself, a ShardError."""
     try:
         content = inside(out, INDEX).read_bytes()
@@ -102,7 +100,7 @@ def stored_pack(out: Path, manifest: Manifest, number: int) -> Pack:
 
 
 def _decoder(
-    out: Path, manifest: Manifest, processor: str, notes: list[str], *, trust_remote_code: bool
+    out: Place, manifest: Manifest, processor: str, notes: list[str], *, trust_remote_code: bool
 ) -> Decoder | None:
     """None, and a note that says what to give, where there is no tokenizer."""
     given = processor or processor_of(out)
@@ -130,7 +128,7 @@ def _decoder(
     return decoder
 
 
-def _places(out: Path, pack: Pack, wanted: Sequence[int], notes: list[str]) -> dict[int, str]:
+def _places(out: Place, pack: Pack, wanted: Sequence[int], notes: list[str]) -> dict[int, str]:
     """file:line of each document, as far as the files are there and as they were."""
     places: dict[int, str] = {}
     names = {pack.documents[at].dataset for at in wanted if pack.documents[at].row >= 0}
@@ -148,7 +146,7 @@ def _places(out: Path, pack: Pack, wanted: Sequence[int], notes: list[str]) -> d
             if not mine or not file.is_jsonl:
                 continue
             try:
-                if (length := os.path.getsize(file.lines)) > LOOKED_THROUGH:
+                if (length := file.lines.stat().st_size) > LOOKED_THROUGH:
                     notes.append(
                         f"{shown}: lines are not counted in {size(length)}; `neatpack skipped` has row numbers"
                     )
@@ -163,7 +161,7 @@ def _places(out: Path, pack: Pack, wanted: Sequence[int], notes: list[str]) -> d
     return places
 
 
-def _measured(out: Path, manifest: Manifest, pack: Pack) -> dict[int, tuple[MeasuredMedia, ...]]:
+def _measured(out: Place, manifest: Manifest, pack: Pack) -> dict[int, tuple[MeasuredMedia, ...]]:
     """Media as they were measured (file, size of the source, tiles), by position: as far as OUT/work still knows.
 
     A finished output does not need its work folder, so whatever is not there is not known, and that is no problem.
@@ -174,13 +172,13 @@ def _measured(out: Path, manifest: Manifest, pack: Pack) -> dict[int, tuple[Meas
     parts = plans / f"{name}.parts.json"
     if file is None or not parts.is_file():
         return {}
-    paths = [Path(path) for path in read_json(parts)]
+    paths = [place(path) for path in read_json(parts)]
     table = open_arrow(file)
     lines = table.filter(pc.equal(table["pack"], pack.number)).to_pylist()
     found = {}
     for line in lines:
         path, at = paths[line["part"]], line["position"]
         is_here = at < len(pack.documents) and pack.documents[at].row == line["row"]
-        if is_here and path.is_file() and is_good(path, line["line"]):
-            found[at] = read_measured(path, line["line"]).media
+        if is_here and path.is_file() and (measured := read_measured(path, line["line"])) is not None:
+            found[at] = measured.media
     return found

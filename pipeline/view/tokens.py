@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import UserError
+from ..families.hub import processor_here
 from .safe import TOLD, safe
 
 
@@ -42,6 +43,7 @@ class Decoder:
 
 def load_decoder(processor: str, *, trust_remote_code: bool = False) -> Decoder:
     """Raises UserError where the processor has no tokenizer that can be loaded."""
+    processor = processor_here(processor)
     found = _file(processor, "tokenizer.json")
     if found is None:
         from ..families.registry import processor_files

@@ -237,7 +237,14 @@ WRONG_ENTRIES = {
     "allow_outside as a text": (GOOD | {"allow_outside": "yes"}, "allow_outside must be true or false, got 'yes'"),
     "not an object": ("a.jsonl", "expected an object, got str"),
     "no file_name": ({}, "neither file_name nor source; give one of the two"),
-    "a URI": ({"file_name": "s3://bucket/a.jsonl"}, "file_name: s3://… is a URI, and a path is expected here"),
+    "a URI with a password": (
+        {"file_name": "s3://me:secret@bucket/a.jsonl"},
+        "file_name: s3://bucket/a.jsonl is given with a password",
+    ),
+    "a URI of no store": (
+        {"file_name": "gopher://b/a.jsonl"},
+        "file_name: unknown scheme gopher://; known: s3, gs",
+    ),
     "empty file_name": ({"file_name": ""}, "file_name must be the path of a data file, a glob, a folder or a list"),
     "file_name is null": ({"file_name": None}, "a list of these, got None"),
     "file_name is an empty list": ({"file_name": []}, "a list of these, got []"),
@@ -250,7 +257,10 @@ WRONG_ENTRIES = {
     "media_dir": (GOOD | {"media_dir": ["x"]}, "media_dir must be a directory, got ['x']"),
     "a name of no folder": (GOOD | {"media_dir": "a\0b"}, "media_dir must be a directory, got 'a\\x00b'"),
     "no media_dir": (GOOD | {"media_dir": "pics"}, "pics is no directory; it is taken relative to the meta file"),
-    "media_dir of a scheme": (GOOD | {"media_dir": "ftp://x/y"}, "media_dir ftp://x/y: unknown scheme; known: s3, gs"),
+    "media_dir of a scheme": (
+        GOOD | {"media_dir": "gopher://x/y"},
+        "media_dir: unknown scheme gopher://; known: s3, gs",
+    ),
     "unknown format": (GOOD | {"format": "chatml"}, "unknown format 'chatml'; known: auto, vsft, messages, sharegpt"),
     "format is a list": (GOOD | {"format": ["llava"]}, "format must be a name, got ['llava']"),
     "a column of another format": (

@@ -19,6 +19,7 @@ from neatpack.pipeline.ingest.media import MediaFolders, media_reference
 from neatpack.pipeline.ingest.meta import read_meta
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.media import remote
+from neatpack.pipeline.media.ahead import ahead
 from neatpack.pipeline.media.audio import decode_audio
 from neatpack.pipeline.media.image import decode_image, image_size
 from neatpack.pipeline.media.open import open_media
@@ -26,12 +27,17 @@ from neatpack.pipeline.media.remote import DOWNLOADS, located
 from neatpack.pipeline.media.video import video_facts
 from neatpack.pipeline.records import MediaError, MediaRef, without_secrets
 from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.runtime import objects
 from neatpack.pipeline.shard.verify import read_ledger, verify_ledger
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "BACKOFF", 0.0)
+    monkeypatch.setattr(objects, "BACKOFF", 0.0)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "user")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    ahead.forget()
 
 
 def image(path: str, **where: int) -> MediaRef:
@@ -97,7 +103,7 @@ def test_objects(tmp_path: Path) -> None:
         assert image_size(ref) == (40, 60)
         assert content(image(ref.path, offset=1, length=3)) == b"PNG"
         reason, detail = skip_of(image(store.uri("deep/dog.png")))
-        assert (reason, detail) == ("missing_media", "s3://bucket/deep/dog.png: no such object")
+        assert (reason, detail) == ("missing_media", "s3://bucket/deep/dog.png: No such file or directory")
         reason, detail = skip_of(image(ref.path, offset=1, length=1 << 30))
         assert reason == "bad_media" and "secret" not in detail
 
@@ -112,17 +118,17 @@ def test_a_store_that_does_not_answer_is_no_missing_media(tmp_path: Path, monkey
                 raise errors.pop()
             return fs.LocalFileSystem().open_input_file(str(tmp_path / Path(path).name))
 
-    monkeypatch.setattr(remote, "_filesystem", lambda base, process: (Moody(), "bucket"))
+    monkeypatch.setattr(objects, "client", lambda bucket, process: (Moody(), "bucket"))
     assert content(image("s3://bucket/a.png")) == b"here"
-    errors += [OSError("slow down s3://u:secret@b/x")] * 3
+    errors += [OSError("slow down s3://u:secret@b/x")] * objects.TRIES
     with pytest.raises(
-        OSError, match=r"s3://bucket/a\.png: cannot be read, 3 times over: slow down s3://b/x; run again"
+        OSError, match=r"s3://bucket/b\.png: does not answer, 6 times over: slow down s3://b/x; run again"
     ):
-        open_media(image("s3://me:secret@bucket/a.png"))
+        open_media(image("s3://me:secret@bucket/b.png"))
     for read in (image_size, decode_image, video_facts, lambda ref: decode_audio(ref, 16_000)):
-        errors += [OSError("slow down")] * 3
-        with pytest.raises(remote.Unreachable):  # through all that is blamed on media
-            read(image("s3://bucket/a.png"))
+        errors += [OSError("slow down")] * objects.TRIES
+        with pytest.raises(objects.Unreachable):  # through all that is blamed on media
+            read(image("s3://bucket/c.png"))
 
 
 def test_packing_from_a_store(tmp_path: Path) -> None:
@@ -132,15 +138,15 @@ def test_packing_from_a_store(tmp_path: Path) -> None:
     rows = [row | {"images": [name]} for name in ("cat.png", "gone.png")]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with serving(tmp_path) as store:
-        for name, media_dir in (("here", ""), ("there", store.uri(""))):
+        for name, media_dir in (("here", ""), ("there", store.plain_uri(""))):
             entry = {"file_name": "rows.jsonl", "media_dir": media_dir}
             (tmp_path / f"{name}.json").write_text(json.dumps({"d": entry}))
             run_pack(tiny_config(tmp_path / f"{name}.json", tmp_path / name))
         (dataset,) = read_meta(tmp_path / "there.json")
-        assert dataset.media_dir == store.uri("")
+        assert dataset.media_dir == store.plain_uri("")
     lines = read_ledger(tmp_path / "there", assert_verified(tmp_path / "there")).to_pylist()
     assert [line["reason"] for line in lines] == ["", "missing_media"]
-    assert lines[1]["detail"] == "s3://bucket/gone.png: no such object"
+    assert lines[1]["detail"] == "gone.png: No such file or directory"
     shards = [{k: v for k, v in files_of(tmp_path / n).items() if k.endswith(".tar")} for n in ("here", "there")]
     assert shards[0] == shards[1] and shards[0]
 

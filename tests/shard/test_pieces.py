@@ -3,10 +3,11 @@
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import TinyData, files_of, mixed_rows, tiny_config
 
-from neatpack.pipeline.config import UserError
+from neatpack.pipeline.errors import UserError
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.ingest.meta import read_meta
 from neatpack.pipeline.inputs import inputs_of
@@ -15,7 +16,7 @@ from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.engine import Engine
 from neatpack.pipeline.shard import pieces as module
 from neatpack.pipeline.shard.note import ShardNote
-from neatpack.pipeline.shard.pieces import Piece, join_task, pack_seconds, piece_task, write_shards
+from neatpack.pipeline.shard.pieces import Piece, join_task, piece_task, write_shards
 from neatpack.pipeline.shard.writer import ShardJob, shard_task
 from neatpack.pipeline.stages import plan_all, processor_key, render, shard_jobs
 
@@ -86,15 +87,18 @@ def test_a_piece_is_known_by_its_note(shard: tuple[Planned, ShardJob]) -> None:
 def test_shards_are_cut_where_there_are_few_for_the_workers(
     shard: tuple[Planned, ShardJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four alike, three workers: the first stays whole, for three times as much is left when it begins."""
-    plan, job = shard
-    costs = pack_seconds(plan.plan)
-    jobs = [dataclasses.replace(job, number=number, first=number, last=number + 1) for number in range(4)]
-    costs[:4] = 1.0
+    """Four alike, three workers: the first two stay whole, for three times as much is left when they begin."""
+    _, job = shard
+    jobs = [dataclasses.replace(job, number=number, first=2 * number, last=2 * number + 2) for number in range(4)]
+    costs = np.full(8, 0.5)
     monkeypatch.setattr(module, "PIECE_SECONDS", 0.5)
     assert [job.number for job in module._pieces(jobs, costs, num_workers=3)] == [2, 3]
     assert [job.number for job in module._pieces(jobs, costs, num_workers=4)] == [1, 2, 3]
     assert module._pieces(jobs, costs, num_workers=1) == {}
+    begun = module._pieces(jobs, costs, num_workers=1, begun={1})
+    assert [(piece.first, piece.last) for piece in begun[jobs[1]]] == [(2, 3), (3, 4)]
+    monkeypatch.setattr(module, "PIECE_SECONDS", 1.0)
+    assert module._pieces(jobs, costs, num_workers=64) == {}, "too short to be cut"
 
 
 def test_an_output_by_pieces_is_the_same(meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from ...manifest import INDEX, MEDIA, Manifest, OutputError
 from ...plan.balance import pack_cost, step_ratios
 from ...records import REASONS
 from ...runtime.progress import FILE as TIMING
-from ...runtime.storage import read_json
+from ...runtime.storage import Place, read_json
 from ...shard.tables import ledger_names, read_table
 from .bins import Histogram, counted_in, doubling_edges, even_edges
 
@@ -76,7 +75,7 @@ class Figures:
     stages: Sequence[tuple[str, float]]  # of the run that packed, in seconds; none: not recorded
 
 
-def figures_of(out: Path, manifest: Manifest) -> Figures:
+def figures_of(out: Place, manifest: Manifest) -> Figures:
     """Raises OutputError where a table cannot be read."""
     index = read_table(out, manifest, INDEX, _OF_PACK)
     packs = {name: index[name].to_numpy().astype(np.int64) for name in _OF_PACK}
@@ -200,7 +199,7 @@ def _middle(values: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
     return int(order[np.searchsorted(reached, (reached[-1] + 1) // 2)])
 
 
-def _stages(out: Path) -> list[tuple[str, float]]:
+def _stages(out: Place) -> list[tuple[str, float]]:
     """Time by stage, where the last run has left it."""
     if not (out / TIMING).is_file():
         return []

@@ -5,7 +5,6 @@ import io
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from ...ingest.meta import Columns, Dataset, Tags
 from ...layout import layout_of
 from ...manifest import Manifest, OutputError
 from ...records import Skip
+from ...runtime.storage import Place
 from ...shard.sources import SourceError, files_of
 from ...shard.tables import ledger_names, read_table
 from ...shard.words import clipped
@@ -49,7 +49,7 @@ class Shown:
     pictures: Sequence[str] = ()  # data: URIs of small ones, as the model sees them
 
 
-def some_documents(out: Path, manifest: Manifest) -> list[Shown]:
+def some_documents(out: Place, manifest: Manifest) -> list[Shown]:
     """A few of each data set, in the order of the run; the same ones each time."""
     columns = ["row", "repeat", "id", "detail", "pack", "position", "tokens", "visual_tokens", "status"]
     found: list[Shown] = []
@@ -70,7 +70,7 @@ def some_documents(out: Path, manifest: Manifest) -> list[Shown]:
     return [replace(each, pictures=_pictures(out, manifest, each)) for each in found]
 
 
-def _pictures(out: Path, manifest: Manifest, shown: Shown) -> list[str]:
+def _pictures(out: Place, manifest: Manifest, shown: Shown) -> list[str]:
     """The first pictures of a document, and first frames, small; none where its shard is not there, or damaged."""
     if not shown.visual_tokens:
         return []
@@ -92,7 +92,7 @@ def _small(pixels: np.ndarray) -> str:
 
 
 def turns_of_rows(
-    out: Path, manifest: Manifest, name: str, numbers: Sequence[int]
+    out: Place, manifest: Manifest, name: str, numbers: Sequence[int]
 ) -> Mapping[int, Sequence[tuple[str, str]]]:
     """What these rows say, as far as their files are where they were, unchanged, and not too large to look for that."""
     dataset = _dataset(name, manifest.identity.inputs[name])

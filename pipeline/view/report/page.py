@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...manifest import Manifest
 from ...runtime.faults import sentence
-from ...runtime.storage import remove_parts, write_whole
+from ...runtime.storage import Place, remove_parts, write_whole
 from . import sections
 from .figures import figures_of
 from .gallery import some_documents
@@ -18,7 +18,7 @@ FILE = "report.html"
 logger = logging.getLogger(__name__)
 
 
-def write_report(out: Path, manifest: Manifest) -> Path:
+def write_report(out: Place, manifest: Manifest) -> Place:
     """OUT/report.html, whole or not at all. The same output gives the same bytes.
 
     Raises OutputError where a table of the output cannot be read.
@@ -30,7 +30,7 @@ def write_report(out: Path, manifest: Manifest) -> Path:
     return out / FILE
 
 
-def add_report(out: Path, manifest: Manifest) -> None:
+def add_report(out: Place, manifest: Manifest) -> None:
     """The report of an output that a run has finished, unless it is there.
 
     An output is complete without it. So nothing that goes wrong here, be it the disk or a mistake of ours, makes a run
@@ -46,7 +46,7 @@ def add_report(out: Path, manifest: Manifest) -> None:
         logger.info("the report failed", exc_info=True)
 
 
-def page(out: Path, manifest: Manifest) -> str:
+def page(out: Place, manifest: Manifest) -> str:
     figures = figures_of(out, manifest)
     script, style = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     body = "\n".join(

@@ -1,0 +1,384 @@
+"""Objects of stores, by URI: s3, gs, abfs and hdfs through pyarrow, other schemes through fsspec.
+
+`Remote` has the part of pathlib that neatpack uses, so that whoever is given a place need not know where it is. What a
+store answers comes as the kernel's own errors: FileNotFoundError, PermissionError. What says nothing about the object
+(throttling, a connection that breaks, a time-out) is tried again, and ends as `Unreachable`, never as a missing file.
+
+Credentials come from the standard chain of each store (environment, profile, the machine's role), never from us.
+"""
+
+import errno
+import fnmatch
+import io
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import PurePosixPath
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl, unquote
+
+from ..uris import STORES, without_secrets
+
+if TYPE_CHECKING:
+    from pyarrow import fs
+
+TRIES = 6  # of a request, over those of pyarrow's own
+BACKOFF = 0.5  # seconds before the second try, give or take a half; twice as long before each further one: 15 s in all
+BUFFER = 1 << 20  # bytes of a request, where somebody reads on from a place
+_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://([^/?]*)/*([^?]*)(?:\?(.*))?", re.DOTALL)
+_S3_OPTIONS = ("endpoint_override", "region", "scheme")  # that a URI may have
+_S3_ENDPOINTS, _S3_REGIONS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), ("AWS_REGION", "AWS_DEFAULT_REGION")
+_NOT_FILES = ("http", "https", "data", "file", "local")  # fsspec knows them, and they are no stores
+# What stores say of an object that we may not have; S3's answers to HEAD have no body, and no other word than this.
+_DENIED = re.compile(r"ACCESS_DENIED|AccessDenied|PERMISSION_DENIED|HTTP status 403|code: 403|403 Forbidden|Forbidden")
+_GONE = re.compile(r"NO_SUCH_KEY|NO_SUCH_BUCKET|NoSuchKey|NoSuchBucket|RESOURCE_NOT_FOUND|Path does not exist")
+
+Result = TypeVar("Result")
+
+
+class Unreachable(OSError):
+    """A store, disk or mount that fails: it ends the run, for it says nothing about the medium."""
+
+    def __init__(self, told: str) -> None:
+        self.told = without_secrets(told)
+        super().__init__(errno.ETIMEDOUT, self.told)  # by which runtime/faults.py knows it behind another error
+
+    def __str__(self) -> str:
+        return f"{self.told}; run again when it can, what is done is kept"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.told,)
+
+
+@dataclass(frozen=True, order=True)
+class Remote:
+    """An object of a store, or a folder, which is what the names of objects begin with."""
+
+    scheme: str
+    authority: str  # bucket; or whatever else stands between :// and the next slash
+    key: str = ""  # without a slash at either end
+    query: str = ""  # options of the client: endpoint_override=…&scheme=http
+
+    # As pathlib has it
+
+    def __truediv__(self, name: str) -> "Remote":
+        return replace(self, key="/".join(part for part in (self.key, name.strip("/")) if part))
+
+    def __str__(self) -> str:
+        """For people: without what may be secret. `uri` is the whole."""
+        return without_secrets(replace(self, query="").uri)
+
+    @property
+    def uri(self) -> str:
+        return f"{self.scheme}://{self.authority}/{self.key}{'?' if self.query else ''}{self.query}"
+
+    @property
+    def _path(self) -> PurePosixPath:
+        return PurePosixPath(self.key)
+
+    @property
+    def name(self) -> str:
+        return self._path.name or self.authority
+
+    @property
+    def stem(self) -> str:
+        return self._path.stem
+
+    @property
+    def suffix(self) -> str:
+        return self._path.suffix
+
+    @property
+    def parent(self) -> "Remote":
+        return replace(self, key=self.key.rpartition("/")[0])
+
+    def with_name(self, name: str) -> "Remote":
+        return self.parent / name
+
+    def with_suffix(self, suffix: str) -> "Remote":
+        return replace(self, key=str(self._path.with_suffix(suffix)))
+
+    def is_relative_to(self, other: object) -> bool:
+        if not isinstance(other, Remote) or (self.scheme, self.authority) != (other.scheme, other.authority):
+            return False
+        return not other.key or self.key == other.key or self.key.startswith(f"{other.key}/")
+
+    def relative_to(self, other: "Remote") -> PurePosixPath:
+        return PurePosixPath(self.key.removeprefix(other.key).lstrip("/"))
+
+    def resolve(self) -> "Remote":
+        return self
+
+    def mkdir(self, *, parents: bool = True, exist_ok: bool = True) -> None:
+        """Stores have no folders."""
+
+    # What is there
+
+    def _info(self) -> "fs.FileInfo":
+        return self._asked(lambda filesystem, path: filesystem.get_file_info(path))
+
+    def exists(self) -> bool:
+        return bool(self._info().type)  # NotFound is 0
+
+    def is_file(self) -> bool:
+        return bool(self._info().is_file)
+
+    def is_dir(self) -> bool:
+        from pyarrow.fs import FileType
+
+        return bool(self._info().type == FileType.Directory)
+
+    def stat(self) -> SimpleNamespace:
+        info = self._info()
+        if not info.is_file:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
+        return SimpleNamespace(st_size=info.size, st_mtime_ns=info.mtime_ns or 0)
+
+    def _listed(self, *, recursive: bool = False) -> Iterator[tuple["Remote", "fs.FileInfo"]]:
+        """What is under it, by name; nothing where nothing is. A request for a thousand names."""
+        from pyarrow.fs import FileSelector
+
+        def listed(filesystem: "fs.FileSystem", path: str) -> "list[fs.FileInfo]":
+            found: list[fs.FileInfo] = filesystem.get_file_info(
+                FileSelector(path, allow_not_found=True, recursive=recursive)
+            )
+            start = len(path.rstrip("/")) + 1
+            return sorted((info.path.rstrip("/")[start:], info) for info in found if len(info.path) > start)
+
+        for name, info in self._asked(listed):
+            yield self / name, info
+
+    def iterdir(self) -> Iterator["Remote"]:
+        return (place for place, _ in self._listed())
+
+    def glob(self, pattern: str) -> Iterator["Remote"]:
+        """Of this folder, by a pattern of names without a slash; `**/` before it: also below."""
+        below = pattern.removeprefix("**/")
+        listed = self._listed(recursive=below != pattern)
+        return (place for place, _ in listed if fnmatch.fnmatchcase(place.name, below))
+
+    def rglob(self, pattern: str) -> Iterator["Remote"]:
+        return self.glob(f"**/{pattern}")
+
+    def matches(self) -> list["Remote"]:
+        """The objects whose names are like this one, a pattern: * and ? stand for what has no slash, ** for folders."""
+        fixed = self.key[: re.search(r"[*?[]|$", self.key).start()].rpartition("/")[0]  # type: ignore[union-attr]
+        pattern = re.compile(glob_translated(self.key))
+        listed = replace(self, key=fixed)._listed(recursive=True)
+        return [place for place, info in listed if info.is_file and pattern.fullmatch(place.key)]
+
+    def files(self) -> list[tuple["Remote", int, int]]:
+        """All objects below, with their sizes and when they were changed."""
+        listed = self._listed(recursive=True)
+        return [(place, info.size, info.mtime_ns or 0) for place, info in listed if info.is_file]
+
+    def sizes(self) -> dict[str, int]:
+        """Of the objects in this folder, by name: one question for all of them."""
+        return {place.name: info.size for place, info in self._listed() if info.is_file}
+
+    # Bytes
+
+    def opened(self) -> "Opened":
+        return Opened(self)
+
+    def read_bytes(self) -> bytes:
+        file = self.opened()
+        return file.read_at(file.size, 0)
+
+    def read_text(self, encoding: str = "utf-8") -> str:
+        return self.read_bytes().decode(encoding)
+
+    def write_bytes(self, content: Any) -> None:
+        """All at once, or nothing: in one call, so that no error of ours can end an upload in its middle. pyarrow would
+        take its end for the end of the object."""
+
+        def write(filesystem: "fs.FileSystem", path: str) -> None:
+            with filesystem.open_output_stream(path) as file:
+                file.write(content)
+
+        self._asked(write)
+
+    def unlink(self, *, missing_ok: bool = False) -> None:
+        try:
+            self._asked(lambda filesystem, path: filesystem.delete_file(path))
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def remove_all(self) -> None:
+        """The object, or all objects below."""
+        info = self._info()
+        if info.is_file:
+            self.unlink(missing_ok=True)
+        elif info.type:
+            self._asked(lambda filesystem, path: filesystem.delete_dir(path))
+
+    def _asked(self, ask: Callable[["fs.FileSystem", str], Result]) -> Result:
+        """What the store answers. Each try asks for the client: a fork in between has none of its threads."""
+
+        def asked() -> Result:
+            filesystem, root = client(replace(self, key=""), os.getpid())
+            return ask(filesystem, f"{root}/{self.key}" if self.key else root)
+
+        return tried(asked, str(self))
+
+
+class Opened:
+    """An object that is open for reading, in any thread: its size and version are known, and requests are ranges."""
+
+    def __init__(self, place: Remote) -> None:
+        self.place = place
+        self._file = place._asked(lambda filesystem, path: filesystem.open_input_file(path))
+        self.size: int = self._file.size()
+        self._head = b""
+
+    @cached_property
+    def version(self) -> str:
+        """Changes with the content: the store's tag of it, or when it was written."""
+        told = self._file.metadata() or {}
+        tag = told.get("ETag") or told.get("Last-Modified") or b""
+        return tag.decode("ascii", "replace").strip('"').replace(" ", "_")
+
+    @property
+    def num_ahead(self) -> int:
+        return len(self._head)
+
+    def read_ahead(self, length: int) -> None:
+        """The first bytes, to be there when they are read."""
+        self._head = self.read_at(min(length, self.size), 0)
+
+    def read_at(self, length: int, start: int) -> bytes:
+        length = max(0, min(length, self.size - start))
+        if start + length <= len(self._head):
+            return self._head[start : start + length]
+        if not length:
+            return b""
+
+        def read() -> bytes:
+            found: bytes = self._file.read_at(length, start)
+            if len(found) != length:
+                raise OSError(f"{len(found)} of {length} bytes came")
+            return found
+
+        return tried(read, str(self.place))
+
+    def file(self, buffer: int = BUFFER) -> io.BufferedReader:
+        """As a file, read by requests of at least `buffer` bytes."""
+        return io.BufferedReader(RawObject(self), min(buffer, max(self.size, 1)))
+
+
+class RawObject(io.RawIOBase):
+    """What an object looks like to Python's files."""
+
+    def __init__(self, opened: Opened) -> None:
+        self.opened, self._at = opened, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.opened.size}[whence]
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        content = self.opened.read_at(len(buffer), self._at)
+        buffer[: len(content)] = content
+        self._at += len(content)
+        return len(content)
+
+
+def glob_translated(pattern: str) -> str:
+    """A pattern of names as a regular expression: "a/**/*.jsonl" -> a/(?:.*/)?[^/]*[.]jsonl"""
+    pieces = re.split(r"(\*\*/|\*|\?|\[[^]]*\])", pattern)
+    known = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
+    return "".join(known.get(piece) or (piece if piece[:1] == "[" else re.escape(piece)) for piece in pieces)
+
+
+def tried(ask: Callable[[], Result], shown: str) -> Result:
+    """The answer of a store, asked for again as long as it may only be busy."""
+    waits = random.Random(f"{shown} {os.getpid()}")  # many workers that were refused at once must not come at once
+    for number in range(TRIES):
+        if number:
+            time.sleep(BACKOFF * 2 ** (number - 1) * (0.5 + waits.random()))
+        try:
+            return ask()
+        except (FileNotFoundError, PermissionError) as error:
+            raise type(error)(error.errno or errno.ENOENT, os.strerror(error.errno or errno.ENOENT), shown) from None
+        except OSError as error:
+            said = str(error)
+            for pattern, number_of in ((_GONE, errno.ENOENT), (_DENIED, errno.EACCES)):
+                if pattern.search(said):
+                    raise OSError(number_of, os.strerror(number_of), shown) from None
+            last = said
+    raise Unreachable(f"{shown}: does not answer, {TRIES} times over: {last}")
+
+
+@lru_cache(maxsize=64)
+def client(bucket: Remote, _process: int) -> tuple["fs.FileSystem", str]:
+    """One per bucket and process: clients of stores have threads, which a forked worker does not inherit."""
+    from pyarrow import fs
+
+    if bucket.scheme == "s3":
+        return _s3(bucket), bucket.authority.rpartition("@")[2]
+    if bucket.scheme in STORES:
+        filesystem, root = fs.FileSystem.from_uri(bucket.uri)
+        return filesystem, root.rstrip("/")
+    import fsspec
+
+    filesystem, root = fsspec.core.url_to_fs(bucket.uri)
+    return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), root.rstrip("/")
+
+
+def _s3(bucket: Remote) -> "fs.S3FileSystem":
+    """As `FileSystem.from_uri` makes it, but small objects are one request (allow_delayed_open), and not three."""
+    from pyarrow import fs
+
+    user, _, host = bucket.authority.rpartition("@")
+    key, _, secret = user.partition(":")
+    options: dict[str, Any] = dict(parse_qsl(bucket.query))
+    if unknown := options.keys() - _S3_OPTIONS:
+        raise ValueError(f"{bucket}: unknown option {', '.join(sorted(unknown))}; known: {', '.join(_S3_OPTIONS)}")
+    if "endpoint_override" not in options and (endpoint := next(filter(None, map(os.environ.get, _S3_ENDPOINTS)), "")):
+        scheme, _, address = endpoint.rpartition("://")
+        options |= {"endpoint_override": address.rstrip("/"), **({"scheme": scheme} if scheme else {})}
+    if not {"region", "endpoint_override"} & options.keys() and not any(map(os.environ.get, _S3_REGIONS)):
+        options["region"] = fs.resolve_s3_region(host)  # a bucket of another region would only answer that it is one
+    if user:
+        options |= {"access_key": unquote(key), "secret_key": unquote(secret)}
+    retries = fs.AwsStandardS3RetryStrategy(max_attempts=3)  # `tried` goes on from there
+    return fs.S3FileSystem(**options, allow_delayed_open=True, retry_strategy=retries)
+
+
+def parse(uri: str) -> Remote:
+    """Raises ValueError for a scheme that nobody knows."""
+    found = _URI.fullmatch(uri)
+    if found is None:
+        raise ValueError("no URI of a store; expected scheme://bucket/key")
+    scheme, authority, key, query = found[1].lower(), found[2], found[3], found[4] or ""
+    if not is_known(scheme):
+        known = ", ".join(STORES)
+        raise ValueError(f"unknown scheme {scheme}://; known: {known}, those that an installed fsspec knows, or a path")
+    return Remote(scheme, authority, key.strip("/"), query)
+
+
+@lru_cache(maxsize=64)
+def is_known(scheme: str) -> bool:
+    """Of a store."""
+    if scheme in STORES:
+        return True
+    if scheme in _NOT_FILES:
+        return False
+    import fsspec
+
+    return scheme in fsspec.available_protocols()

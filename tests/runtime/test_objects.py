@@ -1,0 +1,274 @@
+"""Objects of a store, used like paths: against a real S3 server, whole and behind a proxy that lets requests fail."""
+
+import errno
+import multiprocessing
+import os
+import pickle
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from faulty_proxy import Proxy, faulty_proxy
+from s3_server import S3
+
+from neatpack.pipeline.runtime import objects
+from neatpack.pipeline.runtime.objects import Remote, Unreachable, glob_translated, parse
+from neatpack.pipeline.runtime.storage import (
+    Stretch,
+    inside,
+    local_copy,
+    open_file,
+    place,
+    read_into,
+    read_stretches,
+    remove,
+    sha256_of,
+    sizes_in,
+    text_of,
+    write_whole,
+)
+
+
+@pytest.fixture
+def folder(s3: S3, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Remote:
+    """Of this test's own, in the bucket."""
+    for name, value in s3.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(objects, "BACKOFF", 0.0)
+    found = place(s3.uri(f"objects-{abs(hash(request.node.name))}"))
+    assert isinstance(found, Remote)
+    return found
+
+
+@pytest.fixture
+def proxy(s3: S3, folder: Remote, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    with faulty_proxy(s3) as proxy:
+        for name, value in proxy.env.items():
+            monkeypatch.setenv(name, value)
+        objects.client.cache_clear()
+        yield proxy
+    objects.client.cache_clear()
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_a_place_is_a_path_or_an_object() -> None:
+    assert place("/data/a b.json") == Path("/data/a b.json")
+    assert place("file:///data/a%20b.json") == Path("/data/a b.json")
+    found = place("s3://bucket/out//shards/?region=x")
+    assert found == Remote("s3", "bucket", "out//shards", "region=x")
+    assert text_of(found) == "s3://bucket/out//shards?region=x" and str(found) == "s3://bucket/out//shards"
+    assert place(text_of(found)) == found and place(found) is found
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_a_scheme_that_nobody_knows_is_named() -> None:
+    with pytest.raises(ValueError, match=r"unknown scheme gopher://; known: s3, gs, gcs, abfs, abfss, hdfs"):
+        place("gopher://bucket/x")
+    with pytest.raises(ValueError, match="unknown scheme https://"):  # a web server is no store
+        place("https://bucket/x")
+
+
+def test_as_pathlib_has_it() -> None:
+    out = parse("s3://bucket/out")
+    assert text_of(out / "shards" / "a.b.tar") == "s3://bucket/out/shards/a.b.tar"
+    file = out / "a.b.tar"
+    assert (file.name, file.stem, file.suffix, file.parent) == ("a.b.tar", "a.b", ".tar", out)
+    assert str(file.with_suffix(".json")) == "s3://bucket/out/a.b.json" and file.with_name("c") == out / "c"
+    assert file.is_relative_to(out) and not (out.parent / "out2").is_relative_to(out)
+    assert str(file.relative_to(out)) == "a.b.tar" and out.parent.name == "bucket"
+    assert sorted([out / "b", out / "a"])[0] == out / "a"
+
+
+def test_passwords_and_options_are_not_shown() -> None:
+    assert str(parse("s3://me:secret@bucket/x?endpoint_override=host")) == "s3://bucket/x"
+    error = Unreachable("s3://me:secret@bucket/x: busy")
+    assert "secret" not in str(error) and str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_an_option_that_s3_does_not_know() -> None:
+    with pytest.raises(ValueError, match=r"s3://bucket/: unknown option regoin; known: endpoint_override, region"):
+        parse("s3://bucket/x?regoin=eu").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found", "other"),
+    [
+        ("a/*.jsonl", "a/x.jsonl", "a/b/x.jsonl"),
+        ("a/**/*.jsonl", "a/b/c/x.jsonl", "b/x.jsonl"),
+        ("a/**/*.jsonl", "a/x.jsonl", "a/x.json"),
+        ("a/?[0-9].x", "a/b7.x", "a/bb.x"),
+        ("a.b", "a.b", "aXb"),
+    ],
+)
+def test_patterns(pattern: str, found: str, other: str) -> None:
+    import re
+
+    assert re.fullmatch(glob_translated(pattern), found) and not re.fullmatch(glob_translated(pattern), other)
+
+
+def test_no_name_leads_out_of_an_output() -> None:
+    out = parse("s3://bucket/out")
+    assert inside(out, "shards/a.tar") == out / "shards" / "a.tar"
+    for name in ("../x", "/x", "a/../../x", "", "a//b"):
+        with pytest.raises(ValueError, match="is no name of a file in s3://bucket/out"):
+            inside(out, name)
+
+
+# ---------------------------------------------------------------- a real store
+
+
+def test_what_is_there(folder: Remote) -> None:
+    assert not folder.exists() and list(folder.iterdir()) == [] and sizes_in(folder) == {}
+    (folder / "a b ü.txt").write_bytes(b"123")
+    (folder / "deep" / "c.json").write_bytes(b"{}")
+    assert (folder / "a b ü.txt").is_file() and folder.is_dir() and not folder.is_file()
+    assert (folder / "a b ü.txt").stat().st_size == 3 and (folder / "a b ü.txt").read_text() == "123"
+    assert [path.name for path in folder.iterdir()] == ["a b ü.txt", "deep"]
+    assert [path.name for path in folder.glob("*.json")] == [] and len(list(folder.rglob("*.json"))) == 1
+    assert sizes_in(folder) == {"a b ü.txt": 3}
+    assert (folder / "**" / "*.json").matches() == [folder / "deep" / "c.json"]
+    remove(folder)
+    assert not folder.exists()
+    remove(folder)
+    (folder / "a").unlink(missing_ok=True)
+
+
+def test_what_is_not_there_is_named_as_on_disk(folder: Remote, s3: S3) -> None:
+    for ask in (folder.read_bytes, folder.stat, folder.unlink):
+        with pytest.raises(FileNotFoundError) as caught:
+            ask()
+        assert caught.value.errno == errno.ENOENT and str(folder) in str(caught.value)
+    with pytest.raises(FileNotFoundError):
+        parse("s3://nobucket/x").read_bytes()
+
+
+def test_wrong_credentials_are_no_missing_file(folder: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "a").write_bytes(b"1")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    objects.client.cache_clear()
+    try:
+        with pytest.raises(PermissionError) as caught:
+            (folder / "a").read_bytes()
+        assert caught.value.strerror == "Permission denied" and "wrong" not in str(caught.value)
+    finally:
+        objects.client.cache_clear()
+
+
+def test_written_whole_or_not_at_all(folder: Remote, s3: S3) -> None:
+    big = os.urandom(12 << 20)  # more than one part of a multipart upload
+    with write_whole(folder / "big") as file:
+        file.write(big)
+        assert not (folder / "big").exists()
+    assert (folder / "big").read_bytes() == big and s3.uploads(folder.key) == []
+    with pytest.raises(RuntimeError), write_whole(folder / "half") as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert not (folder / "half").exists()
+    with write_whole(folder / "empty"):
+        pass
+    assert (folder / "empty").read_bytes() == b""
+
+
+def test_read_from_any_place(folder: Remote) -> None:
+    content = bytes(range(256)) * 1000
+    (folder / "a").write_bytes(content)
+    with open_file(folder / "a", buffer=1000) as file:
+        assert file.read(3) == content[:3] and file.seek(-5, os.SEEK_END) and file.read() == content[-5:]
+        buffer = memoryview(bytearray(300))
+        assert read_into(file, buffer, 200) == 300 and bytes(buffer) == content[200:500]
+        assert read_into(file, buffer, len(content) - 10) == 10
+    assert sha256_of(folder / "a", 3, 700) == sha256_of_bytes(content[3:700])
+    with local_copy(folder / "a") as copy:
+        assert copy.read_bytes() == content and copy.name == "a"
+    assert not copy.exists()
+
+
+def sha256_of_bytes(content: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_stretches_that_lie_together_are_one_request(folder: Remote, proxy: Proxy) -> None:
+    content = os.urandom(400_000)
+    for name in "ab":
+        (folder / name).write_bytes(content)
+    proxy.requests.clear()
+    wanted = [(folder / name, at, 100) for at in (0, 300_000, 120, 50) for name in "ba"]
+    found = read_stretches([Stretch(*each) for each in wanted])
+    assert [bytes(each) for each in found] == [content[at : at + 100] for _, at, _ in wanted]
+    asked = Counter(request.range for request in proxy.requests if request.method == "GET")
+    assert asked == {"bytes=0-219": 2, "bytes=300000-300099": 2}
+    (short,) = read_stretches([Stretch(folder / "a", len(content) - 5, 50)])
+    assert bytes(short) == content[-5:]
+
+
+def _read_in_child(file: Remote, pipe: "multiprocessing.connection.Connection") -> None:  # type: ignore[name-defined]
+    pipe.send(file.read_bytes())
+
+
+def test_a_forked_process_has_a_client_of_its_own(folder: Remote) -> None:
+    (folder / "a").write_bytes(b"here")
+    here, there = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=_read_in_child, args=(folder / "a", there))
+    child.start()
+    assert here.poll(60) and here.recv() == b"here"
+    child.join()
+
+
+# ---------------------------------------------------------------- a store that fails
+
+
+@pytest.mark.parametrize("kind", ["503", "500", "cut", "half answer"])
+def test_what_says_nothing_about_the_object_is_tried_again(folder: Remote, proxy: Proxy, kind: str) -> None:
+    content = os.urandom(100_000)
+    (folder / "a").write_bytes(content)
+    rule = proxy.fail(kind, method="GET", key=f"{folder.key}/a", times=4)  # type: ignore[arg-type]
+    assert (folder / "a").read_bytes() == content
+    assert rule.hits == 4
+
+
+def test_a_stalled_answer_is_asked_for_again(folder: Remote, proxy: Proxy) -> None:
+    (folder / "a").write_bytes(b"here")
+    rule = proxy.fail("stall", method="GET", key=f"{folder.key}/a", times=1, seconds=60)
+    assert (folder / "a").read_bytes() == b"here"
+    assert rule.hits == 1
+
+
+@pytest.mark.parametrize("kind", ["503", "cut", "lost", "half request"])
+@pytest.mark.parametrize("size", [1000, 12 << 20])
+def test_an_upload_that_fails_is_made_again(folder: Remote, proxy: Proxy, s3: S3, kind: str, size: int) -> None:
+    content = os.urandom(size)
+    rule = proxy.fail(kind, method="P*", key=f"{folder.key}/a", times=3)  # type: ignore[arg-type]
+    with write_whole(folder / "a") as file:
+        file.write(content)
+    assert (folder / "a").read_bytes() == content
+    assert rule.hits == 3
+
+
+def test_a_store_that_stays_away_is_unreachable(folder: Remote, proxy: Proxy) -> None:
+    (folder / "a").write_bytes(b"here")
+    proxy.fail("503", method="HEAD")
+    with pytest.raises(Unreachable, match=r"/a: does not answer, 6 times over: .*; run again when it can"):
+        (folder / "a").read_bytes()
+
+
+def _write_and_die(file: Remote) -> None:
+    file.write_bytes(os.urandom(30 << 20))
+
+
+def test_a_killed_upload_leaves_no_object(folder: Remote, proxy: Proxy) -> None:
+    proxy.fail("stall", method="PUT", key=f"{folder.key}/a", query="partNumber=3*", seconds=600)
+    child = multiprocessing.get_context("spawn").Process(target=_write_and_die, args=(folder / "a",))
+    child.start()
+    while not any("partNumber=1" in request.query for request in proxy.requests):
+        assert child.is_alive()
+        child.join(0.05)
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGKILL)
+    child.join()
+    assert not (folder / "a").exists()
