@@ -197,7 +197,7 @@ def compare(meta: Path, processor: str, repeats: int) -> list[dict[str, Any]]:
     line("(Ray's start)", *medians(lambda run: run["start"]))
     line("(first imports)", *medians(lambda run: run["imports"]))
     for name in runs[0]["stages"]:
-        line(name, *medians(lambda run, name=name: run["stages"][name]))
+        line(name, *(statistics.median(run["stages"][name] for run in own) for own in by_workers))
     line("all but the first two", *medians(lambda run: sum(run["stages"].values())))
     line("CPU time of tasks", *medians(lambda run: sum(run["cpu"].values())))
     print(f"{len(runs[0]['sha256'])} shards, byte for byte the same\n")

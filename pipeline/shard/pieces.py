@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config import fingerprint
-from ..errors import UserError
+from ..config import UserError, fingerprint
 from ..plan.assign import Plan, pack_bytes
 from ..runtime.engine import Call, Engine
 from ..runtime.even import even_ends
