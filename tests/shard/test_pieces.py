@@ -13,7 +13,7 @@ from neatpack.pipeline.ingest.meta import read_meta
 from neatpack.pipeline.inputs import inputs_of
 from neatpack.pipeline.planned import Planned
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime.engine import Engine
+from neatpack.pipeline.runtime.engine import Engine, engine
 from neatpack.pipeline.shard import pieces as module
 from neatpack.pipeline.shard.note import ShardNote
 from neatpack.pipeline.shard.pieces import Piece, join_task, piece_task, write_shards
@@ -114,6 +114,16 @@ def test_an_output_by_pieces_is_the_same(meta: Path, tmp_path: Path, monkeypatch
     made = planned(meta, tmp_path / "out")
     render(made, Several({}))
     assert len(calls) > made.plan.num_packs / 2
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+    assert not (tmp_path / "out/work/pieces").exists()
+
+
+def test_an_output_by_pieces_on_ray_is_the_same(meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are cut is the driver's matter."""
+    run_pack(tiny_config(meta, tmp_path / "whole", pack_size=256))
+    monkeypatch.setattr(module, "PIECE_SECONDS", 1e-3)
+    with engine("ray", num_workers=2) as running:
+        render(planned(meta, tmp_path / "out"), running)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     assert not (tmp_path / "out/work/pieces").exists()
 
