@@ -185,7 +185,10 @@ def killed_on_ray(victim: str, job: Job, rng: random.Random) -> Outcome:
 
 
 def node_killed(job: Job, rng: random.Random) -> Outcome:
-    """One of two nodes, some time after its first task began. What tasks give must fit into little shared memory."""
+    """One of two nodes, some time after its worker has begun to warm, or has a task, and others wait for it.
+
+    What tasks give must fit into little shared memory.
+    """
     import ray
     from ray.cluster_utils import Cluster
 
@@ -196,7 +199,7 @@ def node_killed(job: Job, rng: random.Random) -> Outcome:
         node = cluster.add_node(**little)
         raylet = node.all_processes["raylet"][0].process.pid
         with Started([*job.command, "--engine", "ray"], {"RAY_ADDRESS": cluster.address}) as run:
-            while run.lives() and not named_below(raylet, TASK):
+            while run.lives() and not named_below(raylet, OURS):
                 time.sleep(0.01)
             time.sleep(2 * rng.random())
             found = run.lives()
@@ -212,7 +215,7 @@ def num_files(folder: Path) -> int:
     return sum(len(names) for _, _, names in os.walk(folder))
 
 
-TASK, RAYLET, DRIVER = "ray::_task", "/raylet", ""
+TASK, OURS, RAYLET, DRIVER = "ray::_task", "ray::_", "/raylet", ""  # OURS: also while a worker warms
 # By the names of the table.
 AT_CALLS: dict[str, int | str] = {
     "no space": ENOSPC,

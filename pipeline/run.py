@@ -44,7 +44,7 @@ def run_pack(config: PackConfig, progress: Progress | None = None) -> Packed:
         from .shard.commit import claim, refuse_old_holdout, refuse_strangers
         from .shard.exchange import place_for, put_in_place
         from .shard.troubles import troubles_of_output
-        from .stages import plan_all, processor_key, render, task_environment, with_media
+        from .stages import plan_all, processor_key, render, task_environment, warming, with_media
         from .view.report.page import add_report
 
         out, beside = place(config.out), place(config.for_holdout().out)
@@ -54,10 +54,10 @@ def run_pack(config: PackConfig, progress: Progress | None = None) -> Packed:
         else:
             refuse_old_holdout(out, beside)
         outs = [out, beside] if config.holdout else [out]
-        family = family_for(processor_key(config))
+        family, warm = family_for(processor_key(config)), warming(config)
         in_use = [config.work_dir, *(each / "work" for each in outs)]
         env = task_environment(config)
-        with locked(in_use), engine(config.engine, config.num_workers, env, progress) as running:
+        with locked(in_use), engine(config.engine, config.num_workers, env, progress, warm) as running:
             for each in outs:
                 put_in_place(each)  # what a run that was killed at it left to do
             outputs = [
@@ -88,11 +88,11 @@ def run_plan(config: PackConfig, progress: Progress | None = None) -> "Planned":
         from .families.registry import family_for
         from .inputs import inputs_of
         from .shard.troubles import troubles_of_plan
-        from .stages import plan_all, processor_key, task_environment
+        from .stages import plan_all, processor_key, task_environment, warming
 
-        family = family_for(processor_key(config))
+        family, warm = family_for(processor_key(config)), warming(config)
         env = task_environment(config)
-        with locked([config.work_dir]), engine(config.engine, config.num_workers, env, progress) as running:
+        with locked([config.work_dir]), engine(config.engine, config.num_workers, env, progress, warm) as running:
             plans = plan_all(inputs_of(config, datasets, family, running), running)
         planned, *holdout = (dataclasses.replace(each, troubles=troubles_of_plan(each)) for each in plans)
     return dataclasses.replace(planned, holdout=holdout[0] if holdout else None)

@@ -1,6 +1,7 @@
 """The stages of a run after its inputs are read: measure, plan, render."""
 
 import dataclasses
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ import numpy as np
 
 from .config import PackConfig, UserError, fingerprint
 from .families.base import ProcessorKey
+from .families.registry import family_for
 from .ingest.corpus import Corpus
 from .labels import TrainOn
 from .manifest import Manifest
@@ -20,14 +22,16 @@ from .media.remote import DOWNLOADS
 from .plan.assign import Key, Plan, make_plan, measured_again, shard_starts
 from .plan.repair import repaired
 from .planned import Inputs, Planned
-from .runtime.engine import Engine
+from .runtime.engine import Call, Engine
 from .runtime.progress import CHECKING, COMMITTING, MEASURING, PLANNING, RENDERING, RENDERING_AGAIN
-from .runtime.storage import sizes_in, text_of, write_json
+from .runtime.storage import remove, sizes_in, text_of, write_json
 from .runtime.tables import open_arrow, write_arrow
 from .shard.commit import commit
 from .shard.note import CHANGED, LostRow
+from .shard.pieces import FOLDER as PIECES, write_shards
 from .shard.writer import ShardJob, finished, shard_task
 
+PART_SECONDS = 3e-3  # that a part takes to measure beside its rows: files that are opened, written and synced
 MAX_ROUNDS = 10  # of shards made again; one is enough, unless media change all the time
 
 logger = logging.getLogger(__name__)
@@ -48,16 +52,19 @@ def with_media(outputs: Sequence[Inputs], running: Engine) -> list[Inputs]:
         return list(outputs)
     parts = _measure(outputs[0], running)
     running.progress.enter(CHECKING)
-    checked = running.run(check_media, [(part.path, level) for part in parts], title="check media")
-    stale = [part for part, (changed, _) in zip(parts, checked, strict=True) if changed]
+    # By byte range: how ranges are cut into parts must not show in an identity.
+    ranges = [list(own) for _, own in itertools.groupby(parts, lambda part: (part.corpus, part.part.byte_range))]
+    items = [([part.path for part in own], level) for own in ranges]
+    checked = running.run(check_media, items, title="check media", unit="range")
+    stale = [part for own, (changed, _) in zip(ranges, checked, strict=True) if changed for part in own]
     if stale:
         logger.warning("media of %d parts changed since they were measured; measuring them again", len(stale))
         _measure_parts(outputs[0], stale, running)
         running.progress.enter(CHECKING)
-        checked = running.run(check_media, [(part.path, level) for part in parts], title="check media")
+        checked = running.run(check_media, items, title="check media", unit="range")
     digests: dict[str, list[str]] = {corpus.name: [] for corpus in outputs[0].corpora}
-    for part, (_, digest) in zip(parts, checked, strict=True):
-        digests[outputs[0].corpora[part.corpus].name].append(digest)
+    for own, (_, digest) in zip(ranges, checked, strict=True):
+        digests[outputs[0].corpora[own[0].corpus].name].append(digest)
     with_media = []
     for inputs in outputs:
         told = {
@@ -76,8 +83,10 @@ def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
     for index, corpus in enumerate(inputs.corpora):
         folder = config.work_dir / "measured" / _store_name(inputs, corpus)
         there = sizes_in(folder)
-        for number, part in enumerate(corpus.source.parts):
-            measured = MeasuredPart(corpus=index, part=part, path=folder / f"{number:06d}.arrow")
+        for part in corpus.source.parts:
+            # By what it holds, so that no version that cuts otherwise takes it for another part.
+            name = f"{part.first_row:09d}-{part.start:012d}-{part.end:012d}.arrow"
+            measured = MeasuredPart(corpus=index, part=part, path=folder / name)
             parts.append(measured)
             # A part with unreadable media is measured again on --overwrite: they may have been repaired since.
             if measured.path.name not in there or (config.overwrite and has_media_trouble(measured.path)):
@@ -104,7 +113,9 @@ def _measure_parts(inputs: Inputs, parts: Sequence[MeasuredPart], running: Engin
         for measured in parts
     ]
     running.progress.enter(MEASURING, rows=sum(int(job.is_taken.sum()) for job in jobs))
-    running.run(measure_part, [(job,) for job in jobs], title="measure")
+    shares = [float(job.is_taken.mean()) if job.part.num_rows else 0.0 for job in jobs]
+    seconds = [PART_SECONDS + share * job.part.seconds for share, job in zip(shares, jobs, strict=True)]
+    running.run(measure_part, [(job,) for job in jobs], title="measure", seconds=seconds)
 
 
 def _store_name(inputs: Inputs, corpus: Corpus) -> str:
@@ -177,8 +188,7 @@ def render(planned: Planned, running: Engine) -> Rendered:
         starts = planned.plan.starts
         num_rows = sum(int(starts[job.last] - starts[job.first]) for job in todo)
         running.progress.enter(RENDERING_AGAIN if rounds else RENDERING, rows=num_rows)
-        written = running.run(shard_task, [(job,) for job in todo], title="render", unit="shard")
-        notes |= dict(zip(todo, written, strict=True))
+        notes |= write_shards(todo, planned.plan, shard_task, running)
         lost = {(row.dataset, row.row, row.repeat): row for note in notes.values() for row in note.lost}
         if not lost:
             break
@@ -190,6 +200,7 @@ def render(planned: Planned, running: Engine) -> Rendered:
             raise UserError(f"media change while they are packed, {len(lost)} the last time; pack a copy of them")
         planned = _mended(planned, lost, running)
     running.progress.enter(COMMITTING)
+    remove(planned.inputs.place / "work" / PIECES)
     manifest = commit(planned, [notes[job] for job in jobs])
     counts = manifest.counts
     logger.info("%d samples in %d packs, %d tokens", counts.packed, counts.packs, counts.tokens)
@@ -247,6 +258,15 @@ def task_environment(config: PackConfig) -> dict[str, str]:
         DOWNLOADS: text_of(config.work_dir / "fetched") if config.allow_http else "",
         LIMITS: Limits.of(config).as_text(),
     }
+
+
+def warming(config: PackConfig) -> Call:
+    """What every worker does first: import this module, and what tasks need with it, and load the processor."""
+    return Call(function=_ready, arguments=(processor_key(config),))
+
+
+def _ready(processor: ProcessorKey) -> None:
+    family_for(processor)
 
 
 def processor_key(config: PackConfig) -> ProcessorKey:

@@ -212,7 +212,7 @@ def test_verbose_says_what_is_done(run: Run, meta: Path, tmp_path: Path) -> None
     assert all(re.match(r"I \d\d:\d\d:\d\d \S", line) for line in lines), "level, time, message"
     said = [line[11:] for line in lines]
     for words in (
-        "open: 1 file",
+        "read: 1 task",
         "tiny: 19 rows, 0 sampled out, 0 held out",
         "parts: 1, of which 0 are in the token store already",
         "plan: 16 samples in 2 packs",

@@ -120,11 +120,11 @@ def _medium(values: dict[str, Any]) -> MeasuredMedia:
     return MeasuredMedia(ref=ref, **{name: values[name] for name in _OF_MEDIUM})
 
 
-def check_media(path: Place, level: str) -> tuple[bool, str]:
-    """The task of --check-media: whether a medium of a part has changed, and a digest of what media there are."""
+def check_media(paths: Sequence[Place], level: str) -> tuple[bool, str]:
+    """The task of --check-media: whether a medium of these parts has changed, and a digest of what media there are."""
     digest = hashlib.sha256()
     changed = False
-    for measured in _good_rows(path):
+    for measured in (measured for path in paths for measured in _good_rows(path)):
         changed |= measured is None
         for medium in measured.media if measured else ():
             changed |= is_changed(medium.ref, medium.stamp)

@@ -1,14 +1,17 @@
 """Running the same functions on Ray or in this process: a bounded window of tasks, results as they come."""
 
 import contextlib
+import heapq
+import itertools
 import logging
+import math
 import os
 import pickle
 import re
 import socket
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 
@@ -20,6 +23,13 @@ from .progress import STARTING, STOPPING, Progress
 from .work import Listener, Work, reported_to
 
 PATIENCE = 10  # seconds for a cluster to answer
+# Seconds of work that calls of one task have together, if each alone has less: Ray starts about 1,000 tasks a second,
+# and a task costs it some 7 ms. Less where little is left, so that the last tasks end together: a quarter of each
+# worker's share of what waits, and no less than the second number, of which those 7 ms are a fifteenth.
+MOST_SECONDS, LEAST_SECONDS, SHARE = 1.0, 0.1, 4
+HERE_SECONDS = 0.5  # of calls that may be done in this process: less than it takes until workers have started
+# Bytes of a worker's own: Python, torch, transformers, a processor. 0.45 GB were measured, some of them shared.
+WORKER_BYTES = 512 << 20
 
 Result = TypeVar("Result")
 Arguments = tuple[Any, ...]  # of a task; keep them small, they are sent to other machines
@@ -55,6 +65,67 @@ class TaskTraceback(Exception):
         return f"\n{self.args[0]}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Call:
+    """A function to be called by a task."""
+
+    function: Callable[..., Any]
+    arguments: Arguments
+    seconds: float = 0.0  # about what it takes on one core; 0: nobody knows
+    here: bool = False  # may be done in this process, if it is short: nothing that a decoder could crash on
+    key: Any = None  # whose result it is, for who asked
+
+    @property
+    def magnitude(self) -> int:
+        """Of its seconds, by powers of two: what is within a factor of two counts as equally long."""
+        return math.floor(math.log2(self.seconds)) if self.seconds > 0 else 0
+
+
+Then = Callable[[Call, Any], Iterable[Call]]  # told of each result as it comes; gives the calls that follow from it
+
+
+class Waiting:
+    """Calls that wait for their turn. What follows from a result is begun before the rest of what it follows.
+
+    `longest_first`: so that no long one is left at the end. Those that are about equally long keep their order.
+    """
+
+    def __init__(self, calls: Iterable[Call], *, longest_first: bool) -> None:
+        self._longest_first = longest_first
+        self._heap: list[tuple[bool, int, int, Call]] = []
+        self._numbers = itertools.count()
+        self._seconds = 0.0
+        for call in calls:
+            self.add(call, follows=False)
+
+    def add(self, call: Call, *, follows: bool = True) -> None:
+        rank = -call.magnitude if self._longest_first else 0
+        heapq.heappush(self._heap, (not follows, rank, next(self._numbers), call))
+        self._seconds += call.seconds
+
+    def take(self) -> Call:
+        call = heapq.heappop(self._heap)[-1]
+        self._seconds -= call.seconds
+        return call
+
+    def bundle(self, num_workers: int) -> list[Call]:
+        """The calls of the next task: one, or several short ones; none where nothing waits."""
+        most = min(MOST_SECONDS, max(LEAST_SECONDS, self._seconds / (SHARE * num_workers)))
+        calls: list[Call] = []
+        seconds = 0.0
+        while self and (not calls or (seconds > 0 and 0 < self._heap[0][-1].seconds <= most - seconds)):
+            calls.append(self.take())
+            seconds += calls[-1].seconds
+        return calls
+
+    def is_for_here(self) -> bool:
+        """Whether the next call is best done in this process."""
+        return bool(self._heap) and self._heap[0][-1].here and self._seconds <= HERE_SECONDS
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+
 class Engine:
     """Runs tasks one after the other in this process, each with these environment variables."""
 
@@ -65,76 +136,134 @@ class Engine:
         self.progress = progress or Progress()
 
     def run(
-        self, function: Callable[..., Result], items: Sequence[Arguments], *, title: str, unit: str = "part"
+        self,
+        function: Callable[..., Result],
+        items: Sequence[Arguments],
+        *,
+        title: str,
+        unit: str = "part",
+        seconds: Sequence[float] = (),
+        memory: int = 0,
     ) -> list[Result]:
         """All results in the order of the items. The first error of a task is raised here.
+
+        `seconds`: about what each takes on one core, if that is known. `memory`: bytes that a task takes, beyond what
+        every worker does.
+        """
+        results: dict[int, Result] = {}
+        estimates = seconds or [0.0] * len(items)
+        calls = [
+            Call(function=function, arguments=item, seconds=estimate, key=index)
+            for index, (item, estimate) in enumerate(zip(items, estimates, strict=True))
+        ]
+
+        def keep(call: Call, result: Result) -> tuple[Call, ...]:
+            results[call.key] = result
+            return ()
+
+        self.flow(calls, keep, title=title, unit=unit, memory=memory)
+        return [results[index] for index in range(len(items))]
+
+    def flow(self, calls: Sequence[Call], then: Then, *, title: str, unit: str = "part", memory: int = 0) -> None:
+        """Calls, and those that follow from their results, in one window: what comes next begins while others run.
 
         What tasks log under "neatpack" reaches this process's log, each message once: see runtime/logs.py. What they
         did goes to the stage of `progress` that is on.
         """
-        results: dict[int, Result] = {}
-        if not items:
-            return []
-        several = f"{len(items)} {unit}{'s' if len(items) > 1 else ''}"
-        logger.info("%s: %s", title, several)
-        started, relay = time.monotonic(), Relay()
-        watched = self.progress.tasks(len(items), self.num_workers, unit)
-        with watched, contextlib.closing(self._outcomes(function, items)) as outcomes:
+        if not calls:
+            return
+        waiting = Waiting(calls, longest_first=self.num_workers > 1)
+        logger.info("%s: %s", title, _several(len(calls), unit))
+        started, relay, num_calls = time.monotonic(), Relay(), len(calls)
+        watched = self.progress.tasks(num_calls, self.num_workers, unit)
+        with watched as more, contextlib.closing(self._outcomes(waiting, memory)) as outcomes:
             try:
-                for index, outcome in outcomes:
+                for call, outcome in outcomes:
                     relay.pass_on(outcome.logs)
                     if isinstance(outcome, Failed):
                         _raise(outcome)
-                    results[index] = outcome.result
                     outcome.work.done.update(tasks=1)
                     self.progress.add(outcome.work)
+                    following = list(then(call, outcome.result))
+                    more(len(following))
+                    num_calls += len(following)
+                    for each in following:
+                        waiting.add(each)
             finally:
                 relay.summarize()
-        logger.info("%s: %s done in %.1f s", title, several, time.monotonic() - started)
-        return [results[index] for index in range(len(items))]
+        logger.info("%s: %s done in %.1f s", title, _several(num_calls, unit), time.monotonic() - started)
 
-    def _outcomes(
-        self, function: Callable[..., Result], items: Sequence[Arguments]
-    ) -> Generator[tuple[int, Outcome[Result]], None, None]:
-        """(index of the item, outcome), in any order."""
-        level = logging.getLogger(ROOT).getEffectiveLevel()
-        for index, arguments in enumerate(items):
-            with _environment(self._env):
-                outcome = _outcome(function, arguments, level, self.progress.add)
-            yield index, outcome
+    def _outcomes(self, waiting: Waiting, memory: int) -> Generator[tuple[Call, Outcome[Any]], None, None]:
+        """Of all that waits, also of what is added on the way, in any order."""
+        while waiting:
+            call = waiting.take()
+            yield call, self._here(call)
+
+    def _here(self, call: Call) -> Outcome[Any]:
+        with _environment(self._env):
+            level = logging.getLogger(ROOT).getEffectiveLevel()
+            return _outcome(call.function, call.arguments, level, self.progress.add)
 
 
 class RayEngine(Engine):
-    """Runs Ray tasks, at most `window` in flight."""
+    """Runs Ray tasks, at most `window` in flight, on all nodes alike."""
 
     def __init__(self, env: Mapping[str, str], ray: Any, num_workers: int, progress: Progress | None = None) -> None:
         super().__init__(env, progress)
         self._ray = ray
         self.num_workers = num_workers or int(ray.cluster_resources().get("CPU", 1))
         self._window = 2 * self.num_workers
+        self._warmed: list[Any] = []
 
-    def _outcomes(
-        self, function: Callable[..., Result], items: Sequence[Arguments]
-    ) -> Generator[tuple[int, Outcome[Result]], None, None]:
-        task = self._ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_task)
+    def _outcomes(self, waiting: Waiting, memory: int) -> Generator[tuple[Call, Outcome[Any]], None, None]:
+        task = self._task(memory)
         level = logging.getLogger(ROOT).getEffectiveLevel()
-        waiting: dict[Any, int] = {}
-        left = enumerate(items)
+        running: dict[Any, list[Call]] = {}
         try:
             while True:
-                while len(waiting) < self._window and (item := next(left, None)) is not None:
-                    waiting[task.remote(function, item[1], level, self._env)] = item[0]
-                if not waiting:
+                while waiting.is_for_here():
+                    call = waiting.take()
+                    yield call, self._here(call)
+                while len(running) < self._window and (calls := waiting.bundle(self.num_workers)):
+                    asked = [(call.function, call.arguments) for call in calls]
+                    running[task.remote(asked, level, self._env)] = calls
+                if not running:
                     return
                 with _faults_told():
-                    (done,), _ = self._ray.wait(list(waiting), num_returns=1)
-                    outcome = self._ray.get(done)
-                    if isinstance(outcome, Failed) and (lacking := of_workers(outcome.error)):
-                        raise lacking from TaskTraceback(outcome.traceback)
-                yield waiting.pop(done), outcome
+                    done = self._finished(list(running))
+                    outcomes = self._ray.get(done)
+                    for failed in (each[-1] for each in outcomes if isinstance(each[-1], Failed)):
+                        if lacking := of_workers(failed.error):
+                            raise lacking from TaskTraceback(failed.traceback)
+                for reference, each in zip(done, outcomes, strict=True):
+                    yield from zip(running.pop(reference), each, strict=False)  # a failed call is the last of its task
         finally:
-            for reference in waiting:
+            for reference in running:
                 self._ray.cancel(reference, force=True)
+
+    def warm(self, call: Call) -> None:
+        """Have every worker make this call, while this process goes on: imports and a processor take 5 s."""
+        task = self._ray.remote(num_cpus=1, max_retries=0, scheduling_strategy="SPREAD")(_warm)
+        self._warmed = [task.remote(call.function, call.arguments) for _ in range(self.num_workers)]
+
+    def wait_until_warm(self) -> None:
+        self._ray.get(self._warmed)
+
+    def _finished(self, references: list[Any]) -> list[Any]:
+        """One at least, and all that are: asking for each apart would take as long as the tasks of a large cluster."""
+        self._ray.wait(references, num_returns=1)
+        done: list[Any] = self._ray.wait(references, num_returns=len(references), timeout=0)[0]
+        return done
+
+    def _task(self, memory: int) -> Any:
+        """The remote function. What it asks for is no more than the largest node has: else nothing would ever run."""
+        largest = max((node["Resources"].get("memory", 0.0) for node in self._ray.nodes() if node["Alive"]), default=0)
+        return self._ray.remote(
+            num_cpus=1,
+            memory=int(min(WORKER_BYTES + memory, largest)),
+            max_retries=MAX_RETRIES,
+            scheduling_strategy="SPREAD",
+        )(_task)
 
 
 @contextlib.contextmanager
@@ -179,14 +308,30 @@ def _environment(env: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _task(function: Callable[..., Result], arguments: Arguments, level: int, env: Mapping[str, str]) -> Outcome[Result]:
-    """In a worker, on one thread: Ray counts CPUs, and two thread pools on one core get in each other's way."""
+def _task(
+    calls: Sequence[tuple[Callable[..., Any], Arguments]], level: int, env: Mapping[str, str]
+) -> list[Outcome[Any]]:
+    """In a worker, on one thread: Ray counts CPUs, and two thread pools on one core get in each other's way.
+
+    One outcome per call, up to the first that failed.
+    """
     import torch
 
     torch.set_num_threads(1)
-    with _environment(env):
-        outcome = _outcome(function, arguments, level)
-    return outcome if isinstance(outcome, Done) else _portable(outcome)
+    outcomes: list[Outcome[Any]] = []
+    for function, arguments in calls:
+        with _environment(env):
+            outcome = _outcome(function, arguments, level)
+        if isinstance(outcome, Failed):
+            return [*outcomes, _portable(outcome)]
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _warm(function: Callable[..., Any], arguments: Arguments) -> None:
+    """In a worker. What is wrong there is told by the first task that needs it."""
+    with contextlib.suppress(Exception):
+        function(*arguments)
 
 
 def _portable(failed: Failed) -> Failed:
@@ -197,6 +342,10 @@ def _portable(failed: Failed) -> Failed:
         words = RuntimeError(f"{type(failed.error).__name__}: {failed.error}")
         return Failed(error=words, traceback=failed.traceback, logs=failed.logs)
     return failed
+
+
+def _several(number: int, unit: str) -> str:
+    return f"{number} {unit}{'s' if number > 1 else ''}"
 
 
 def _raise(failed: Failed) -> NoReturn:
@@ -221,10 +370,12 @@ def engine(
     num_workers: int = 0,
     env: Mapping[str, str] | None = None,
     progress: Progress | None = None,
+    warm: Call | None = None,
 ) -> Iterator[Engine]:
     """The engine of a run; a Ray started here is shut down here. num_workers 0: every CPU that Ray has.
 
     `env`: environment variables of the tasks. They come with each task: a cluster that runs already takes no others.
+    `warm`: what workers do first, without being waited for.
     """
     env, progress = env or {}, progress or Progress()
     if kind == "inline":
@@ -236,8 +387,14 @@ def engine(
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no warning about accelerators: we use none
     import ray
 
+    def started() -> RayEngine:
+        running = RayEngine(env, ray, num_workers, progress)
+        if warm is not None:
+            running.warm(warm)
+        return running
+
     if ray.is_initialized():
-        yield RayEngine(env, ray, num_workers, progress)
+        yield started()
         return
     # "local" and not None: a stale cluster file would make a bare ray.init() hang.
     address = os.environ.get("RAY_ADDRESS") or "local"
@@ -256,7 +413,7 @@ def engine(
     except Exception as error:  # of any class; and none is about what we give it, which is always the same
         raise not_started(error) from error
     try:
-        yield RayEngine(env, ray, num_workers, progress)
+        yield started()
     finally:
         progress.enter(STOPPING)
         ray.shutdown()

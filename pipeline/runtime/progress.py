@@ -111,14 +111,21 @@ class Progress:
             self.skipped = Counter(counts)
 
     @contextmanager
-    def tasks(self, num_tasks: int, num_workers: int, unit: str) -> Iterator[None]:
-        """Around tasks of the stage that is on."""
+    def tasks(self, num_tasks: int, num_workers: int, unit: str) -> Iterator[Callable[[int], None]]:
+        """Around tasks of the stage that is on. Gives what is to be told when there are more than that."""
         start, stage = self.clock(), self._now
+
+        def more(number: int) -> None:
+            nonlocal num_tasks
+            num_tasks += number
+            if stage is not None:
+                stage.expected.update(tasks=number)
+
         if stage is not None:
             stage.unit = unit
             stage.expected.update(tasks=num_tasks)
         try:
-            yield
+            yield more
         finally:
             if stage is not None:
                 stage.worker_seconds += (self.clock() - start) * min(num_tasks, num_workers)

@@ -34,6 +34,7 @@ OURS = (
     "shards",
     ".nv-meta",  # of `neatpack export energon`
     "work/done",
+    "work/pieces",
     BASE,
     TIMING,
     BEGUN,

@@ -1,5 +1,6 @@
 """One shard: render its packs, write its tar, and leave a note that it is done."""
 
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -64,9 +65,14 @@ def finished(job: ShardJob) -> ShardNote | None:
 
 
 def shard_task(job: ShardJob) -> ShardNote:
+    return write_shard(job, *loaded(job))
+
+
+def loaded(job: ShardJob) -> tuple[Family, Plan]:
+    """What a task needs beside its job."""
     with timed("loading the processor"):
         family = family_for(job.processor)
-    return write_shard(job, family, _open_plan(job.plan, job.plan.stat().st_mtime_ns))
+    return family, _open_plan(job.plan, job.plan.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=1)
@@ -77,39 +83,47 @@ def _open_plan(path: Place, _mtime: int) -> Plan:
 
 def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
     """Write the tar, then the note."""
-    parts = [place(path) for path in read_json(job.parts)]
+    with journal(job.done.with_suffix(".journal")) as watch, write_whole(job.tar) as file:
+        hashed = Hashed(file)
+        packs = write_packs(hashed, job, range(job.first, job.last), family, plan, watch)
+        write_end(hashed)
+    note = dataclasses.replace(packs, bytes=hashed.size, sha256=hashed.digest())
+    note.write(job.done)
+    logger.debug("%s: %d packs, %d bytes, %d rows lost", note.shard, len(note.packs), note.bytes, len(note.lost))
+    return note
+
+
+def write_packs(
+    file: Hashed, job: ShardJob, numbers: Sequence[int], family: Family, plan: Plan, watch: Journal
+) -> ShardNote:
+    """Write these packs to a tar that begins here, without its end; what a note says of them."""
     lines: list[PackLine] = []
     lost: list[LostRow] = []
     documents: list[Document] = []
-    with journal(job.done.with_suffix(".journal")) as watch, write_whole(job.tar) as file:
-        renderer = Renderer(job=job, family=family, plan=plan, parts=parts, watch=watch)
-        hashed = Hashed(file)
-        for number in range(job.first, job.last):
-            with timed("composing"):
-                pack, failed = renderer.pack(number)
-            lost += failed
-            if pack is not None:
-                start, hashed.crc32 = hashed.size, 0
-                with timed("writing"):
-                    end, members = write_pack(hashed, start, pack)
-                lines.append(PackLine.of(pack, start, end, hashed.crc32, members))
-                documents += pack.documents
-            _tell(lines[-1:] if pack is not None else [], failed)
-        write_end(hashed)
-    note = ShardNote(
+    parts = [place(path) for path in read_json(job.parts)]
+    renderer = Renderer(job=job, family=family, plan=plan, parts=parts, watch=watch)
+    for number in numbers:
+        with timed("composing"):
+            pack, failed = renderer.pack(number)
+        lost += failed
+        if pack is not None:
+            start, file.crc32 = file.size, 0
+            with timed("writing"):
+                end, members = write_pack(file, start, pack)
+            lines.append(PackLine.of(pack, start, end, file.crc32, members))
+            documents += pack.documents
+        _tell(lines[-1:] if pack is not None else [], failed)
+    return ShardNote(
         fingerprint=job.fingerprint,
         shard=job.name,
-        bytes=hashed.size,
-        sha256=hashed.digest(),
+        bytes=file.size,
+        sha256=file.digest(),
         packs=tuple(lines),
         lost=tuple(lost),
         fetched=tuple(sorted(renderer.fetched)),
         sizes=tuple(MediaSize(*size, count) for size, count in sorted(renderer.sizes.items())),
         sums=_sums(documents),
     )
-    note.write(job.done)
-    logger.debug("%s: %d packs, %d bytes, %d rows lost", note.shard, len(note.packs), note.bytes, len(note.lost))
-    return note
 
 
 def _tell(written: Sequence[PackLine], lost: Sequence[LostRow]) -> None:

@@ -70,7 +70,7 @@ def test_any_part_size_gives_the_rows_of_a_plain_split(scratch: Path, content: b
             expected.append((len(expected), number, line.rstrip(b"\r")))
     lines = Lines(file=str(written(scratch / "any.jsonl", content)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "PART_BYTES", part_bytes)
+        patch.setattr(module, "RANGE_BYTES", part_bytes)
         found = source(lines)
         assert len(found.parts) == -(-len(content) // part_bytes)
         assert [(row, number, line.rstrip(b"\r\n")) for row, number, line in read(lines)] == expected
@@ -81,7 +81,7 @@ def test_any_part_size_gives_the_rows_of_a_plain_split(scratch: Path, content: b
 
 def test_numbers_literally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path / "a.jsonl", '\ufeff{"a": 1}\r\n\n  \n{"a": "\u2028"}\n\n{"a": 3}')
-    monkeypatch.setattr(module, "PART_BYTES", 8)
+    monkeypatch.setattr(module, "RANGE_BYTES", 8)
     assert read(as_lines(file, tmp_path)) == [
         (0, 1, b'{"a": 1}\r\n'),
         (1, 4, '{"a": "\u2028"}\n'.encode()),
@@ -91,22 +91,75 @@ def test_numbers_literally(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_line_longer_than_many_parts_belongs_to_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path / "a.jsonl", '"' + "x" * 100 + '"\n1\n')
-    monkeypatch.setattr(module, "PART_BYTES", 10)
+    monkeypatch.setattr(module, "RANGE_BYTES", 10)
     found = source(as_lines(file, tmp_path))
     assert [part.num_rows for part in found.parts] == [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]
     assert [part.first_row for part in found.parts] == [0, *[1] * 10]
     assert [part.first_line for part in found.parts] == [1, *[2] * 10]
 
 
+def test_parts_are_cut_by_what_measuring_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six rows with a clip are as many seconds as hundreds of text."""
+    clip, text = b'{"videos": ["a.mp4"], "messages": []}', b'{"messages": []}'
+    file = written(tmp_path / "a.jsonl", b"\n".join([*[text] * 50, *[clip] * 6, b"", *[text] * 50]) + b"\n")
+    monkeypatch.setattr(module, "PART_SECONDS", 0.045)
+    found = source(as_lines(file, tmp_path))
+    assert [part.num_rows for part in found.parts] == [52, 3, 51]
+    assert [part.first_row for part in found.parts] == [0, 52, 55]
+    assert [part.first_line for part in found.parts] == [1, 53, 56]
+    assert [part.start for part in found.parts][1:] == [part.end for part in found.parts][:-1]
+    assert (found.parts[0].start, found.parts[-1].end) == (0, file.stat().st_size)
+    assert {part.byte_range for part in found.parts} == {(str(file), 0)}
+    assert all(part.seconds < 0.06 for part in found.parts)
+
+
+@given(content=CONTENT, range_bytes=st.integers(1, 40), most=st.sampled_from([1e-5, 3e-4, 6e-4, 1e-3]))
+@settings(max_examples=200)
+def test_however_parts_are_cut_rows_and_digest_are_the_same(
+    scratch: Path, content: bytes, range_bytes: int, most: float
+) -> None:
+    lines = Lines(file=str(written(scratch / "any.jsonl", content)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "RANGE_BYTES", range_bytes)
+        whole, expected = source(lines), read(lines)
+        patch.setattr(module, "PART_SECONDS", most)
+        found = source(lines)
+        assert (found.digest, found.num_rows, read(lines)) == (whole.digest, whole.num_rows, expected)
+        for part in found.parts:
+            assert [row.number for row in rows(part)] == list(range(part.first_row, part.first_row + part.num_rows))
+
+
+@pytest.mark.parametrize(
+    ("line", "media"),
+    [
+        (b'{"text": "See cat.jpg for more."}', 0.0),
+        (b'{"image": "cat.JPG"}', 0.5e-3),
+        (b'{"images": ["a.png", "b.webp?x=1"], "video": "c.mkv"}', 15e-3),
+        (b'{"audios": ["a.wav"]}', 5e-3),
+        (b'{"image": {"path": "/work/media.bin", "offset": 0, "length": 9}}', 0.5e-3),
+        (b'{"image": {"path": "a.parquet", "cell": "0.0"}}', 0.5e-3),
+    ],
+)
+def test_media_in_a_row_are_counted_by_their_names(line: bytes, media: float) -> None:
+    bare = module.ROW_SECONDS + module.BYTE_SECONDS * len(line)
+    assert module.row_seconds(line) == pytest.approx(bare + media)
+
+
+def test_a_picture_inside_a_row_is_no_text() -> None:
+    assert module.row_seconds(b'{"image": "' + b"iVBORw0KGgo" * 10_000 + b'"}') < 3e-3
+    assert module.row_seconds(b'{"text": "' + b"word after word " * 7_000 + b'"}') > 50e-3
+    assert module.row_seconds(b" \r\n") == 0
+
+
 def test_scanning_in_chunks_equals_scanning_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Lines(file=str(written(tmp_path / "a.jsonl", "".join(f"{i}\n" for i in range(50)))))
-    monkeypatch.setattr(module, "PART_BYTES", 7)
+    monkeypatch.setattr(module, "RANGE_BYTES", 7)
     ranges = part_ranges(lines)
     assert scan(lines, ranges[:9]) + scan(lines, ranges[9:]) == scan(lines, ranges)
 
 
 def test_the_digest_follows_the_content_not_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PART_BYTES", 4)
+    monkeypatch.setattr(module, "RANGE_BYTES", 4)
     content = b"1\n2\n3\n4\n5\n"
 
     def digest(name: str, text: bytes) -> str:

@@ -4,12 +4,13 @@ import errno
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.records import MediaError
-from neatpack.pipeline.runtime.engine import Engine, RayEngine, TaskTraceback, engine
+from neatpack.pipeline.runtime.engine import Call, Engine, RayEngine, TaskTraceback, Waiting, engine
 
 # Tasks are functions inside functions: Ray sends those by value, so that its workers need not import this file.
 
@@ -159,3 +160,123 @@ def test_variables_come_with_each_task_and_go_with_it(running: Engine, monkeypat
     with engine(kind, num_workers=1, env={"NEATPACK_TEST": "here"}) as other:
         assert other.run(seen, [(0,), (1,)], title="look") == ["here", "here"]
     assert running.run(seen, [(0,), (1,)], title="look") == [None, None]
+
+
+# ---------------------------------------------------------------- calls that follow, and what is begun when
+
+
+def test_what_follows_from_a_result(running: Engine) -> None:
+    def half(number: int) -> int:
+        return number // 2
+
+    found: dict[int, int] = {}
+
+    def then(call: Call, result: int) -> Iterator[Call]:
+        found[call.arguments[0]] = result
+        if result:
+            yield Call(function=half, arguments=(result,))
+
+    running.flow([Call(function=half, arguments=(9,)), Call(function=half, arguments=(20,))], then, title="halve")
+    assert found == {9: 4, 4: 2, 2: 1, 1: 0, 20: 10, 10: 5, 5: 2}
+
+
+def test_short_calls_share_a_task(running: Engine) -> None:
+    """Each has its result and its log; the first error of one is raised."""
+
+    def process(number: int) -> tuple[int, int]:
+        import os
+
+        if number < 0:
+            raise ValueError(f"number {number}")
+        return number, os.getpid()
+
+    results = running.run(process, [(number,) for number in range(5)], title="x", seconds=[0.01] * 5)
+    assert [number for number, _ in results] == [0, 1, 2, 3, 4]
+    assert len({process for _, process in results}) == 1
+    with pytest.raises(ValueError, match="number -1"):
+        running.run(process, [(1,), (-1,), (2,)], title="x", seconds=[0.01] * 3)
+
+
+def test_short_calls_may_be_done_here(running: Engine) -> None:
+    import os
+
+    def process() -> int:
+        import os
+
+        return os.getpid()
+
+    where: dict[str, int] = {}
+
+    def then(call: Call, result: int) -> tuple[Call, ...]:
+        where[call.key] = result
+        return ()
+
+    calls = [
+        Call(function=process, arguments=(), seconds=0.1, here=True, key="here"),
+        Call(function=process, arguments=(), seconds=0.1, key="there"),
+    ]
+    running.flow(calls, then, title="x")
+    assert where["here"] == os.getpid()
+    assert (where["there"] == os.getpid()) == (not isinstance(running, RayEngine))
+
+
+def waiting(*seconds: float) -> Waiting:
+    return Waiting((Call(function=len, arguments=(), seconds=each) for each in seconds), longest_first=True)
+
+
+def bundles(queue: Waiting, num_workers: int) -> list[list[float]]:
+    found = []
+    while calls := queue.bundle(num_workers):
+        found.append([call.seconds for call in calls])
+    return found
+
+
+def test_the_longest_are_first_and_about_equal_ones_in_their_order() -> None:
+    assert bundles(waiting(1.0, 9.0, 1.9, 2.0, 15.0, 1.1), 1) == [[9.0], [15.0], [2.0], [1.0], [1.9], [1.1]]
+
+
+def test_a_task_has_a_second_of_work_and_less_where_little_is_left() -> None:
+    assert bundles(waiting(*[0.25] * 32), 2)[:3] == [[0.25] * 4, [0.25] * 3, [0.25] * 3]
+    assert {len(calls) for calls in bundles(waiting(*[0.25] * 32), 64)} == {1}
+    assert bundles(waiting(*[0.01] * 12), 64) == [[0.01] * 10, [0.01] * 2]
+    assert bundles(waiting(0.0, 0.0), 1) == [[0.0], [0.0]], "of which nobody knows how long they take"
+
+
+def test_what_follows_is_begun_first() -> None:
+    queue = waiting(1.0, 8.0)
+    queue.add(Call(function=len, arguments=(), seconds=0.5))
+    assert [queue.take().seconds for _ in range(3)] == [0.5, 8.0, 1.0]
+
+
+@pytest.mark.parametrize(("memory", "asked"), [(0, 512 << 20), (1 << 20, 513 << 20), (1 << 40, 3 << 30), (-1, None)])
+def test_a_task_asks_for_no_more_memory_than_the_largest_node_has(memory: int, asked: int | None) -> None:
+    """A dead node has none, and one that tells of none is asked for none."""
+    options: dict[str, Any] = {}
+
+    class Cluster:
+        def nodes(self) -> list[dict[str, Any]]:
+            sizes = [(True, 1 << 30), (True, 3 << 30), (False, 9 << 30)] if asked is not None else []
+            return [{"Alive": alive, "Resources": {"memory": float(size)}} for alive, size in sizes]
+
+        def remote(self, **given: Any) -> Any:
+            options.update(given)
+            return lambda function: function
+
+    RayEngine({}, Cluster(), num_workers=2)._task(memory)
+    assert options["memory"] == (asked or 0)
+    assert options["scheduling_strategy"] == "SPREAD"
+
+
+@pytest.mark.parametrize("running", ["ray"], indirect=True)
+def test_workers_are_warmed(running: Engine, tmp_path: Path) -> None:
+    """What fails there is told by who needs it."""
+    assert isinstance(running, RayEngine)
+    mark = tmp_path / "mark"
+
+    def warm() -> None:
+        mark.touch()
+        raise ValueError("cold")
+
+    running.warm(Call(function=warm, arguments=()))
+    running.wait_until_warm()
+    assert mark.exists()

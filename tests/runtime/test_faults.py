@@ -103,10 +103,15 @@ class _LosesItsNode:
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 1}
 
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 1.0, "memory": 2.0**30}}]
+
     def remote(self, **_: Any) -> Callable[[Any], Any]:
         return lambda _: type("Task", (), {"remote": staticmethod(lambda *_: object())})
 
-    def wait(self, waiting: list[object], num_returns: int) -> tuple[list[object], list[object]]:
+    def wait(
+        self, waiting: list[object], num_returns: int, timeout: float | None = None
+    ) -> tuple[list[object], list[object]]:
         return waiting[:num_returns], waiting[num_returns:]
 
     def get(self, _: object) -> None:
