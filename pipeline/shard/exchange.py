@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..manifest import FETCHED, FILE as MANIFEST, INDEX
+from ..manifest import FETCHED, FILE as MANIFEST, INDEX, LOADS, PLACES
 from ..runtime.progress import FILE as TIMING
 from ..runtime.storage import remove, sync_folder
 from .sources import BASE, FILE as SOURCES
@@ -23,6 +23,8 @@ OURS = (
     "report.html",  # of the old output; the new one gets its own when it is in place
     SOURCES,
     INDEX,
+    PLACES,
+    LOADS,
     FETCHED,
     "image_table.npy",
     "video_table.npy",

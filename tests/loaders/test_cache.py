@@ -267,7 +267,7 @@ def test_outputs_share_a_folder(bucket, store, tmp_path):
         assert_same(cached(store, tmp_path, out=out), PackedShards(bucket / out))
     shards = {out: ShardReader(bucket / out).manifest.shards for out in ("out", "other")}
     assert {shard.name for shard in shards["out"]} & {shard.name for shard in shards["other"]}
-    assert kept(tmp_path) == names(shards["out"] + shards["other"])
+    assert kept(tmp_path) == names([*shards["out"], *shards["other"]])
     assert {key.split("/")[0] for method, key in store.requests if method == "GET" and key.endswith(".tar")} == {
         "out", "other",
     }  # fmt: skip

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import ROOT, many_packs
 
-from jobs.fuzzing.output import loaded, sign
+from jobs.fuzzing.output import loaded, sign, write_indexes
 from neatpack import PackedShards
 from neatpack.loaders.reader import FILES_OPEN
 from neatpack.pipeline.manifest import ShardError, shard_name
@@ -135,7 +135,6 @@ def one_shard_per_pack(out: Path) -> None:
     (out / "shards").mkdir()
     for number, content in contents.items():
         (out / "shards" / shard_name(number)).write_bytes(content)
-    pq.write_table(pa.Table.from_pylist(lines, schema=index.schema), out / "index.parquet")
 
     def change(found: dict[str, Any]) -> None:
         entries = [{"name": shard_name(number), "bytes": 0, "sha256": "", "first_pack": line["pack"], "num_packs": 1}
@@ -143,7 +142,7 @@ def one_shard_per_pack(out: Path) -> None:
         found["shards"] = entries
 
     sign(out, change)
-    sign(out)
+    write_indexes(out, pa.Table.from_pylist(lines, schema=index.schema))
 
 
 MANY = """
