@@ -5,9 +5,11 @@ there is nothing to gain: a batch is read once for all of its packs that follow 
 1,024 of them, most of it for checks that a mapped one needs, too.
 """
 
+import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +18,37 @@ import pyarrow as pa
 from ..pipeline.layout import layout_of
 from ..pipeline.manifest import INDEX, LOADS, PLACES, REMEDY, Manifest, OutputError
 from ..pipeline.shard.codec import member_names
-from ..pipeline.shard.index import LOADS_SCHEMA, Places, parse_batch, parse_index, places_of, runs
+from ..pipeline.shard.index import (
+    LOADS_SCHEMA,
+    Places,
+    numbers_in,
+    parse_batch,
+    parse_index,
+    places_of,
+    runs,
+)
 
 BATCHES_KEPT = 64  # in a process, of 150 KB each
+
+
+class Locks:
+    """Threads that want the same at once wait for the one that gets it.
+
+    A forked process gets new ones: it would inherit locks of threads that it does not inherit.
+    """
+
+    def __init__(self) -> None:
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._locks = [Lock() for _ in range(64)]
+
+    def of(self, key: Hashable) -> Lock:
+        return self._locks[hash(key) % len(self._locks)]
+
+
+_reading = Locks()
 
 
 class Place(NamedTuple):
@@ -81,7 +111,8 @@ class PackPlaces:
         if not 0 <= pack < self._manifest.shards.num_packs:
             raise IndexError(f"pack {pack} is not in {self._out}, which has {self._manifest.shards.num_packs} packs")
         number, row = divmod(pack, self._per_batch)
-        (shard, offset, crc32, tokens, counts, sizes), starts, num_bytes = self._batch(number)
+        with _reading.of(number):
+            (shard, offset, crc32, tokens, counts, sizes), starts, num_bytes = self._batch(number)
         return Place(int(shard[row]), int(offset[row]), int(num_bytes[row]), int(crc32[row]), int(tokens[row]),
                      counts[row].tolist(), starts[row].tolist(), sizes[row].tolist())  # fmt: skip
 
@@ -99,8 +130,11 @@ class PackPlaces:
             raise OutputError(f"{where}: {len(table)} lines of {', '.join(table.schema.names)[:200]}; expected "
                               f"{num_packs} of {', '.join(LOADS_SCHEMA.names)}; {REMEDY}")  # fmt: skip
         most = self._manifest.identity.config["pack_size"]
-        visual_tokens, tokens = (column.to_numpy() for column in table.columns)
-        for name, load in (("visual_tokens", visual_tokens), ("tokens", tokens)):
+        visual_tokens, tokens = (np.empty(num_packs, np.int32) for _ in LOADS_SCHEMA)
+        for name, load, column in zip(LOADS_SCHEMA.names, (visual_tokens, tokens), table.columns, strict=True):
+            if column.null_count:
+                raise OutputError(f"{where}: {name}: cells are empty; {REMEDY}")
+            np.concatenate([np.empty(0, np.int32), *map(numbers_in, column.chunks)], out=load)
             if load.size and (load.min() < 0 or load.max() > most):
                 raise OutputError(f"{where}: {name} from {load.min()} to {load.max()}, in packs of {most}; {REMEDY}")
         return visual_tokens, tokens

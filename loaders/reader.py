@@ -12,6 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path
@@ -37,7 +38,7 @@ from ..pipeline.runtime.storage import inside, open_regular, parse_json, read_in
 from ..pipeline.shard.codec import read_arrays, text_problem
 from .cache import ShardCache
 from .pixels import read_tables
-from .places import PackPlaces
+from .places import Locks, PackPlaces
 
 logger = logging.getLogger(__name__)
 Argument = TypeVar("Argument")
@@ -45,9 +46,12 @@ Result = TypeVar("Result")
 
 CHECKS = ("none", "sizes", "packs", "full")
 FILES_OPEN = 64  # shards that a process keeps open; the usual limit is 1,024 of all files
+REMOTE_OPEN = 8192  # remote ones, which are a name, a size and a client: 1 KB each, and no file of this machine
+LISTED = 16  # of more remote shards than this, the sizes are taken from a listing
 SHARDS_AHEAD = 2  # whole shards that a reader with a cache downloads ahead of need
 CHUNK = 16 << 20  # a shard is downloaded by ranges of this size,
 CHUNKS_AT_ONCE = 4  # several at once: a single connection to an object store does not fill the network
+_opening = Locks()
 SAME_BYTES, WELL_FORMED = 1, 2  # what is known of a pack in this process
 
 
@@ -336,8 +340,8 @@ class ShardReader:
 
     def _check_shards(self, *, full: bool) -> None:
         shards = self.manifest.shards
-        for number, expected in enumerate(shards.bytes):
-            size = self._file_size(number)
+        sizes = self._local_sizes() if self.is_local else self._remote_sizes()
+        for number, (expected, size) in enumerate(zip(shards.bytes, sizes, strict=True)):
             if size != expected:
                 raise self._wrong_size(shards[number], size)
             if full and self._sha256(number) != shards[number].sha256:
@@ -357,13 +361,30 @@ class ShardReader:
         found = "is missing" if size is None else f"has {size} bytes, the manifest {shard.bytes}"
         return ShardError(f"{self.out}/shards/{shard.name} {found}; {REMEDY}", shard.name)
 
-    def _file_size(self, shard: int) -> int | None:
-        name = f"shards/{shard_name(shard)}"
-        if self.is_local:
-            return self._version(shard).bytes if Path(self.out, name).is_file() else None
-        filesystem, base = _filesystem(self.out, os.getpid())
-        info = filesystem.get_file_info(f"{base}/{name}")
-        return info.size if info.is_file else None
+    def _local_sizes(self) -> Iterator[int | None]:
+        """Of every shard; None: it is missing. They are remembered as they are now."""
+        found: dict[str, FileVersion] = {}
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(Path(self.out, "shards")) as entries:
+            found = {entry.name: FileVersion.of(entry.stat()) for entry in entries if entry.is_file()}
+        for number in range(len(self.manifest.shards)):
+            version = found.get(shard_name(number))
+            if version is not None:
+                self._versions[number] = version
+            yield None if version is None else version.bytes
+
+    def _remote_sizes(self) -> Iterator[int | None]:
+        """A listing tells a thousand sizes at a time. Of few shards each is asked for: that opens it, once for all."""
+        if len(self.manifest.shards) > LISTED:
+            filesystem, base = _filesystem(self.out, os.getpid())
+            infos = filesystem.get_file_info(fs.FileSelector(f"{base}/shards", allow_not_found=True))
+            found = {info.base_name: info.size for info in infos if info.is_file}
+            yield from (found.get(shard_name(number)) for number in range(len(self.manifest.shards)))
+            return
+        for number in range(len(self.manifest.shards)):
+            try:
+                yield _opened_remote(self.out, os.getpid(), f"shards/{shard_name(number)}").size()
+            except FileNotFoundError:
+                yield None
 
 
 def in_advance(function: Callable[[Argument], Result], arguments: Iterable[Argument], depth: int) -> Iterator[Result]:
@@ -390,9 +411,18 @@ def _opened_local(out: str, name: str, _version: FileVersion) -> BinaryIO:
     return open_regular(inside(Path(out), name))[0]
 
 
-@lru_cache(maxsize=FILES_OPEN)
 def _opened_remote(uri: str, process: int, name: str) -> NativeFile:
-    """A remote file, kept open: opening costs a request, by which pyarrow asks the store for the size."""
+    """A remote file, kept open: opening costs a request, by which pyarrow asks the store for the size.
+
+    It does so even where the size is known: of Arrow's ways to open a file, Python lacks the one that takes it. Threads
+    that read ahead come here at once for packs of one shard; one of them asks.
+    """
+    with _opening.of(name):
+        return _opened_once(uri, process, name)
+
+
+@lru_cache(maxsize=REMOTE_OPEN)
+def _opened_once(uri: str, process: int, name: str) -> NativeFile:
     filesystem, path = _filesystem(uri, process)
     return filesystem.open_input_file(f"{path}/{name}")
 

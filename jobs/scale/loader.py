@@ -19,12 +19,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import pyarrow as pa
+from object_store import serving
 
+from jobs.fuzzing.output import make
+from neatpack import PackedShards
 from neatpack.pipeline.identity import Identity
 from neatpack.pipeline.layout import MediaArray
 from neatpack.pipeline.manifest import INDEX, LOADS, PLACES, Counts, Manifest, Pixels, ShardEntry, Shards, shard_name
@@ -32,12 +35,16 @@ from neatpack.pipeline.runtime.storage import sha256_of
 from neatpack.pipeline.shard.codec import BLOCK, END, member_names
 from neatpack.pipeline.shard.index import SCHEMA, write_index
 
-PACK_SIZE, GROUP_SIZE, PER_TABLE = 16384, 512, 1 << 18
-MEDIA = {"pixel_values": {}, "image_grid_thw": {}}
+ROOT = Path(__file__).resolve().parents[2]
+PACK_SIZE, GROUP_SIZE, PER_TABLE = 16384, 512, 1 << 16
+MEDIA = {
+    "pixel_values": MediaArray(kinds=("image",), dtype="uint8", row=(1176,), counts="image_grid_thw"),
+    "image_grid_thw": MediaArray(kinds=("image",), dtype="int64", row=(3,)),
+}
 
 # One process: what it costs is printed as JSON. Garbage of its imports must not hide what comes after them.
 PROCESS = """
-import gc, json, os, resource, sys, time
+import gc, json, sys, time
 import torch
 sys.path.insert(0, sys.argv[1])
 import neatpack.loaders
@@ -47,25 +54,30 @@ def memory():
     found = dict(line.split(":", 1) for line in open("/proc/self/smaps_rollup").read().splitlines()[1:])
     return int(found["Pss"].split()[0]) / 1000
 
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+def resident(key):
+    return int(open("/proc/self/status").read().split(key)[1].split()[0]) / 1000
+
+def begin():
+    open("/proc/self/clear_refs", "w").write("5")  # the most that was resident is counted from here on
+    return resident("VmRSS:")
 
 what, out, check = sys.argv[2:5]
-before, peak_before = memory(), peak()
+before, resident_before = memory(), begin()
 start = time.perf_counter()
 packs = neatpack.loaders.PackedShards(out, rank=0, world_size=64, check=check)
-told = {"open_s": time.perf_counter() - start, "open_mb": memory() - before, "open_peak_mb": peak() - peak_before}
-peak_before = peak()
+told = {"open_s": time.perf_counter() - start, "open_mb": memory() - before}
+told["open_peak_mb"] = resident("VmHWM:") - resident_before
+resident_before = begin()
 start = time.perf_counter()
 if what == "order":
     order = packs.lazy_order()
     told["order_s"] = time.perf_counter() - start
-    told["order_mb"], told["order_peak_mb"] = memory() - before, peak() - peak_before
+    told["order_mb"], told["order_peak_mb"] = memory() - before, resident("VmHWM:") - resident_before
     start = time.perf_counter()
     told["whole_order_packs"] = len(order[:])
     told["whole_order_s"] = time.perf_counter() - start
 else:
-    packs.reader._places.of(len(packs.mix.outputs[0].reader.packs) // 2)
+    packs.reader.counts(packs.reader.num_packs // 2)
     told["first_place_ms"] = 1000 * (time.perf_counter() - start)
 print(json.dumps(told))
 """
@@ -100,8 +112,9 @@ def in_process(what: str, out: str, check: str) -> dict[str, float]:
 
 def make_output(out: Path, num_packs: int, packs_per_shard: int, seed: int = 0) -> Manifest:
     """Manifest, index and shards without content."""
-    family = described_family()
-    members = member_names({name: MediaArray(**array) for name, array in family["media"].items()})
+    media = {name: dataclasses.asdict(array) for name, array in MEDIA.items()}
+    family = {"name": "made up", "position_axes": 3, "position_dtype": "int32", "media": media}
+    members = member_names(MEDIA)
     shards: list[ShardEntry] = []
     index = write_index(out, index_tables(num_packs, packs_per_shard, members, shards, seed), len(members))
     (out / INDEX).touch()  # nobody reads it here
@@ -149,30 +162,35 @@ def index_tables(
             shards.append(ShardEntry(name=shard_name(at), bytes=size + END, sha256="0" * 64, num_packs=num,
                                      first_pack=at * packs_per_shard))  # fmt: skip
         places = pa.StructArray.from_arrays(
-            [pa.array(np.tile(np.array(members), count)), pa.array(np.zeros(sizes.size, np.int64)),
-             pa.array(sizes.reshape(-1))], ["name", "offset", "size"],
+            [pa.DictionaryArray.from_arrays(np.tile(np.arange(len(members)), count), list(members)).cast(pa.string()),
+             pa.array(np.zeros(sizes.size, np.int64)), pa.array(sizes.reshape(-1))], ["name", "offset", "size"],
         )  # fmt: skip
-        columns = {name: np.zeros(count, kind.to_pandas_dtype()) for name, kind in zip(SCHEMA.names, SCHEMA.types, strict=True)
-                   if name not in ("shard", "members")}  # fmt: skip
+        columns = {name: np.zeros(count, np.int64) for name in SCHEMA.names if name not in ("shard", "members")}
         columns |= {"pack": np.arange(first, first + count), "offset": offset, "bytes": length, "tokens": tokens,
                     "visual_tokens": visual, "times": np.ones(count), "crc32": np.arange(count)}  # fmt: skip
-        names = pa.DictionaryArray.from_arrays(numbers - numbers[0], [shard_name(at) for at in range(numbers[0], numbers[-1] + 1)])
+        names = pa.DictionaryArray.from_arrays(
+            numbers - numbers[0], [shard_name(at) for at in range(numbers[0], numbers[-1] + 1)]
+        )
         lists = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * len(members), places)
         arrays = {"shard": names.cast(pa.string()), "members": lists}
         yield pa.table([arrays.get(field.name, pa.array(columns[field.name], field.type)) if field.name in columns
                         else arrays[field.name] for field in SCHEMA], schema=SCHEMA)  # fmt: skip
 
 
-def described_family() -> dict[str, Any]:
-    return {}
-
-
 # Requests
 
 
 def requests_per_pack() -> dict[str, float]:
-    """How often a store is asked for each pack, when it is read by range for the first time and for the second."""
-    return {}
+    """Requests to a store, by pack, of what reads all packs of a small output by range, twice."""
+    with tempfile.TemporaryDirectory() as folder, serving(make(Path(folder))) as store:
+        packs = PackedShards(store.uri(""), rank=0, world_size=1)
+        told: dict[str, float] = {"requests_to_open": len(store.requests)}
+        for name in ("first_epoch", "next_epoch"):
+            store.requests.clear()
+            num_packs = sum(1 for _ in packs)
+            told |= {f"requests_per_pack_{name}": len(store.requests) / num_packs,
+                     f"of_them_heads_{name}": store.num("HEAD", "") / num_packs}  # fmt: skip
+    return told
 
 
 def main() -> int:

@@ -64,6 +64,7 @@ SCHEMA = pa.schema(
 PACKS_PER_BATCH = 1024  # two groups of the usual size, in 150 KB: what a remote reader fetches for one of them
 LOADS_PER_BATCH = 1 << 20
 LOADS_SCHEMA = pa.schema([pa.field(name, pa.int32(), nullable=False) for name in ("visual_tokens", "tokens")])
+_NUMBERS = {pa.int32(): np.int32, pa.uint32(): np.uint32, pa.int64(): np.int64}
 _COUNTED = tuple(f"num_{kind}s" for kind in TOKEN_TYPES)
 TOO_LARGE = "the sizes of its members are not those of parts of a file"
 _PLACE = ("name", "offset", "size")  # of a member
@@ -182,14 +183,20 @@ class Places(NamedTuple):
         return pa.record_batch([*arrays, sizes], schema=schema)
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch | pa.Table) -> "Places":
+    def of(cls, batch: pa.RecordBatch) -> "Places":
         """The places of a batch of `places_schema`."""
-        shard, offset, crc32, tokens, *counts = (batch[name].to_numpy() for name in batch.schema.names[:-1])
-        sizes = batch["sizes"]
-        if isinstance(sizes, pa.ChunkedArray):
-            sizes = sizes.combine_chunks()
-        rows = sizes.flatten().to_numpy().reshape(len(batch), sizes.type.list_size)
+        *columns, sizes = batch.columns
+        shard, offset, crc32, tokens, *counts = map(numbers_in, columns)
+        rows = numbers_in(sizes.flatten()).reshape(len(batch), sizes.type.list_size)
         return cls(shard, offset, crc32, tokens, np.stack(counts, axis=1), rows)
+
+
+def numbers_in(column: pa.Array) -> np.ndarray:
+    """As `column.to_numpy()`, which imports pandas where that is installed: 0.2 s and 30 MB in each process."""
+    kind = _NUMBERS[column.type]
+    if not len(column):
+        return np.empty(0, kind)
+    return np.frombuffer(column.buffers()[-1], kind, len(column), column.offset * np.dtype(kind).itemsize)
 
 
 def places_schema(num_members: int) -> pa.Schema:
