@@ -83,16 +83,25 @@ class Shards(Sequence[ShardEntry]):
                 raise ValueError(problem)
             self._append(entry.bytes, entry.sha256, entry.num_packs)
 
-    @classmethod
-    def from_json(cls, found: Any) -> "Shards":
-        """Raises ValueError for the first that cannot be."""
-        shards = cls()
-        for number, entry in enumerate(found if isinstance(found, list) else [found]):
-            if not _is_sound(entry, number, shards.firsts[-1]):
+    def taken(self, found: dict[str, Any]) -> "dict[str, Any] | Shards":
+        """For json.loads: an object that is the next shard is added here, and this stands in its place.
+
+        So 150,000 of them take 6 MB and not 80, and half a second instead of four.
+        """
+        if not _is_sound(found, len(self), self.firsts[-1]):
+            return found
+        self._append(found["bytes"], found["sha256"], found["num_packs"])
+        return self
+
+    def check(self, found: Any) -> None:
+        """Raises ValueError where the shards of a manifest, as they were read, are not those that were taken."""
+        entries = found if isinstance(found, list) else [found]
+        for number, entry in enumerate(entries):
+            if entry is not self:  # the first that cannot be
                 read = ShardEntry(**fields_from_json(ShardEntry, entry, f"shards[{number}]"))
-                raise ValueError(_shard_problem(read, number, shards.firsts[-1]))
-            shards._append(entry["bytes"], entry["sha256"], entry["num_packs"])
-        return shards
+                raise ValueError(_shard_problem(read, number, self.firsts[number]))
+        if len(entries) != len(self):
+            raise ValueError(f"shards: {len(entries)}, but there are {len(self) - len(entries)} elsewhere")
 
     @property
     def num_packs(self) -> int:
@@ -209,8 +218,9 @@ class Manifest:
     def parse(cls, content: bytes, out: str) -> "Manifest":
         """The manifest from its bytes, wherever they come from; `out` (a directory or a URI) is for messages."""
         where = f"{out}/{FILE}"
+        shards = Shards()
         try:
-            found = parse_json(content)
+            found = parse_json(content, shards.taken)
         except ValueError as error:  # broken JSON, or not UTF-8
             raise OutputError(f"{where}: not JSON: {error}; pack again") from None
         if not isinstance(found, dict) or found.get("format") not in READ:
@@ -226,7 +236,8 @@ class Manifest:
             values["identity"] = Identity.from_json(values["identity"])
             values["pixels"] = Pixels(**fields_from_json(Pixels, values["pixels"], "pixels"))
             values["counts"] = Counts(**fields_from_json(Counts, values["counts"], "counts"))
-            values["shards"] = Shards.from_json(values["shards"])
+            shards.check(values["shards"])
+            values["shards"] = shards
             if found["format"] != READ[0]:
                 values["index"] = _index_from_json(values["index"])
             manifest = cls(**values)
@@ -285,7 +296,7 @@ def _check(manifest: Manifest) -> None:
 
 
 def _is_sound(entry: Any, number: int, first_pack: int) -> bool:
-    """As `_shard_problem`, for JSON, and fast: 150,000 shards in a third of a second instead of four."""
+    """As `_shard_problem`, for JSON, and fast."""
     try:
         name, size, sha256, first, num_packs = itemgetter(*_SHARD_KEYS)(entry)
         is_named = name == shard_name(number) and _SHA256.fullmatch(sha256) is not None

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import pyarrow as pa
-from object_store import serving
 
 from jobs.fuzzing.output import make
 from neatpack import PackedShards
@@ -90,7 +90,7 @@ def measure(num_packs: Sequence[int], *, packs_per_shard: int = 64) -> list[dict
     for number in num_packs:
         with tempfile.TemporaryDirectory() as folder:
             make_output(Path(folder), number, packs_per_shard)
-            told = {"packs": number, "shards": -(-number // packs_per_shard)}
+            told: dict[str, Any] = {"packs": number, "shards": -(-number // packs_per_shard)}
             told |= {"index_bytes_per_pack": (Path(folder) / PLACES).stat().st_size / number}
             told |= in_process("order", folder, "none")
             told |= {key: value for key, value in in_process("place", folder, "none").items() if "place" in key}
@@ -165,7 +165,9 @@ def index_tables(
             [pa.DictionaryArray.from_arrays(np.tile(np.arange(len(members)), count), list(members)).cast(pa.string()),
              pa.array(np.zeros(sizes.size, np.int64)), pa.array(sizes.reshape(-1))], ["name", "offset", "size"],
         )  # fmt: skip
-        columns = {name: np.zeros(count, np.int64) for name in SCHEMA.names if name not in ("shard", "members")}
+        columns: dict[str, np.ndarray] = {
+            name: np.zeros(count, np.int64) for name in SCHEMA.names if name not in ("shard", "members")
+        }
         columns |= {"pack": np.arange(first, first + count), "offset": offset, "bytes": length, "tokens": tokens,
                     "visual_tokens": visual, "times": np.ones(count), "crc32": np.arange(count)}  # fmt: skip
         names = pa.DictionaryArray.from_arrays(
@@ -182,6 +184,7 @@ def index_tables(
 
 def requests_per_pack() -> dict[str, float]:
     """Requests to a store, by pack, of what reads all packs of a small output by range, twice."""
+    serving = import_module("object_store").serving  # of the tests
     with tempfile.TemporaryDirectory() as folder, serving(make(Path(folder))) as store:
         packs = PackedShards(store.uri(""), rank=0, world_size=1)
         told: dict[str, float] = {"requests_to_open": len(store.requests)}

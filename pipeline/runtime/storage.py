@@ -9,7 +9,7 @@ import re
 import shutil
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
@@ -124,10 +124,10 @@ def read_json(path: Path) -> Any:
     return parse_json(path.read_bytes())
 
 
-def parse_json(content: bytes) -> Any:
-    """A JSON value of a sane depth. Raises ValueError for whatever is not one."""
+def parse_json(content: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """A JSON value of a sane depth. Raises ValueError for whatever is not one. `object_hook`: as of json.loads."""
     try:
-        value = json.loads(content)
+        value = json.loads(content, object_hook=object_hook)
     except RecursionError:
         raise ValueError(f"nested deeper than {MAX_NESTING} levels") from None
     level = [value]
