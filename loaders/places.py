@@ -28,7 +28,8 @@ from ..pipeline.shard.index import (
     runs,
 )
 
-BATCHES_KEPT = 64  # in a process, of 150 KB each
+BATCHES_KEPT = 64  # in a process, of 110 KB each
+PLACES_KEPT = 256  # of packs that are being read: each is asked for several times
 
 
 class Locks:
@@ -98,9 +99,10 @@ class PackPlaces:
         index = self._manifest.index
         self._per_batch = index.packs_per_batch if index else max(1, len(self._table or ()))
         self._batch = lru_cache(maxsize=BATCHES_KEPT)(self._read_batch)
+        self._place = lru_cache(maxsize=PLACES_KEPT)(self._find)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_batch"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_batch", "_place")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -108,6 +110,9 @@ class PackPlaces:
 
     def of(self, pack: int) -> Place:
         """Raises IndexError for a pack that is not there, OutputError where the index is damaged."""
+        return self._place(pack)
+
+    def _find(self, pack: int) -> Place:
         if not 0 <= pack < self._manifest.shards.num_packs:
             raise IndexError(f"pack {pack} is not in {self._out}, which has {self._manifest.shards.num_packs} packs")
         number, row = divmod(pack, self._per_batch)
