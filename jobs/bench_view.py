@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jobs.bench_plan import mixed_samples
 from neatpack.pipeline.identity import Identity
-from neatpack.pipeline.manifest import INDEX, MEDIA, Counts, Manifest, Pixels, ShardEntry, shard_name
+from neatpack.pipeline.manifest import INDEX, MEDIA, Counts, Manifest, Pixels, ShardEntry, Shards, shard_name
 from neatpack.pipeline.plan import plan_bins
 from neatpack.pipeline.runtime.storage import sha256_of
 from neatpack.pipeline.runtime.tables import write_parquet
@@ -126,7 +126,7 @@ def write_manifest(
         pixels=Pixels(codec="u8", resize="torch", tables={}),
         counts=Counts(rows=num_rows, samples=num_rows, packed=packed, skipped={"bad_media": num_rows - packed},
                       fitted={}, packs=len(index), **sums),
-        shards=tuple(ShardEntry(name=line["shard"], bytes=line["bytes"], sha256="0" * 64, num_packs=line["num_packs"],
+        shards=Shards(ShardEntry(name=line["shard"], bytes=line["bytes"], sha256="0" * 64, num_packs=line["num_packs"],
                                 first_pack=number * PER_SHARD) for number, line in enumerate(shards)),
         files={file: sha256_of(out / file) for file in files},
     )  # fmt: skip

@@ -11,10 +11,13 @@ from torch.utils.data import Dataset, RandomSampler
 
 from .mix import Outputs
 from .model_inputs import PackCollater
+from .order import Order
 from .ranks import loaders_of_accelerate
 from .stream import PackedShards
 
 logger = logging.getLogger(__name__)
+
+KEPT = 1 << 20  # an order of so many packs, 8 MB, is kept; of a longer one, a group is computed for each item
 
 
 class Item(UserDict[str, Any]):
@@ -48,7 +51,7 @@ class IndexedPacks(Dataset[Item]):
             cache_gb=cache_gb,
         )  # fmt: skip
         self._ordered = -1  # the epoch whose order this process has made
-        self._order = np.empty(0, np.int64)
+        self._order: Order | np.ndarray = np.empty(0, np.int64)
         self._seen: list[int] = []  # first and last index of this epoch in this process
         self._has_warned = False
 
@@ -76,9 +79,10 @@ class IndexedPacks(Dataset[Item]):
         if not 0 <= index < len(self):
             raise IndexError(f"index {index}, but an epoch has {len(self)} packs")
         if self._ordered != self.epoch:
-            self._ordered, self._order, self._seen = self.epoch, self.packs.order(), []
+            order = self.packs.lazy_order()
+            self._ordered, self._order, self._seen = self.epoch, order[:] if len(order) <= KEPT else order, []
         self._warn_of_random_order(index)
-        return Item(self.packs.item(int(self._order[index])))
+        return Item(self.packs.item(int(self._order[index : index + 1][0])))
 
     def _warn_of_random_order(self, index: int) -> None:
         """Once. In order, indices rise until an epoch is read again from where it began."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from ..pipeline.identity import differences
 from ..pipeline.manifest import Manifest, OutputError
-from .order import Source, apportioned, mixed_order, shares
+from .order import Drawn, Order, Source, apportioned, lazy_order, shares
 from .reader import ShardReader
 
 Outputs = str | Path | Sequence[tuple[str, str | Path] | tuple[str, str | Path, float]]
@@ -27,7 +28,7 @@ class Mix:
     A pack is known by one number: its own in its output, plus where the numbers of that output begin.
     Without weights an epoch has every pack of every output once, or as often as it was packed for (--repeat-at-load).
     With weights it is as long, an output's share of its packs is its weight, and each output goes through passes of its
-    own: see `mixed_order`.
+    own: see `lazy_order`.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Mix:
         self.outputs = [Output(name, reader) for name, reader in zip(names, readers, strict=True)]
         sizes = [sum(_repeated(reader).values()) for reader in readers]
         per_epoch = shares(sizes, weights) if weights else sizes
-        ends = np.cumsum([int(reader.packs[-1]) + 1 if len(reader.packs) else 0 for reader in readers])
+        ends = np.cumsum([reader.num_packs for reader in readers])
         self._firsts = np.concatenate([[0], ends[:-1]])
         self._sources = [
             source
@@ -54,16 +55,23 @@ class Mix:
         """What the order depends on besides seed and epoch: packs, and of several outputs what each gives."""
         if len(self._sources) == 1:
             return {"num_packs": self.num_packs}
-        mix = [[self.find([source.first])[0][0].name, len(source.packs), source.per_epoch] for source in self._sources]
+        firsts, _ = self.find(np.array([source.first for source in self._sources], np.int64))
+        mix = [[self.outputs[output].name, len(source.packs), source.per_epoch]
+               for output, source in zip(firsts, self._sources, strict=True)]  # fmt: skip
         return {"num_packs": self.num_packs, "mix": mix}
 
-    def order(self, seed: int, epoch: int, *, shuffle: bool) -> np.ndarray:
-        return mixed_order(self._sources, seed, epoch, shuffle=shuffle)
+    @property
+    def num_sources(self) -> int:
+        """Of packs that come equally often, in every output."""
+        return len(self._sources)
 
-    def find(self, packs: Sequence[int]) -> tuple[list[Output], list[int]]:
-        """The output of each pack, and its number there."""
+    def order(self, seed: int, epoch: int, *, shuffle: bool, drawn: Drawn) -> Order:
+        return lazy_order(self._sources, seed, epoch, shuffle=shuffle, drawn=drawn)
+
+    def find(self, packs: np.ndarray) -> tuple[list[int], list[int]]:
+        """The output of each pack, as its place among `outputs`, and the pack's number there."""
         places = np.searchsorted(self._firsts, packs, side="right") - 1
-        return [self.outputs[place] for place in places], (np.asarray(packs) - self._firsts[places]).tolist()
+        return places.tolist(), (packs - self._firsts[places]).tolist()
 
     def number(self, output: str, pack: int) -> int:
         """By what number `find` finds a pack of an output."""
@@ -73,23 +81,39 @@ class Mix:
         return pack + int(self._firsts[names.index(output)])
 
 
+def _runs(reader: ShardReader) -> dict[float, list[tuple[int, int]]]:
+    """By how often packs come in an epoch, ascending: which do, as first and last of each run of them."""
+    ends = [*(first for first, _ in reader.times[1:]), reader.num_packs]
+    runs: dict[float, list[tuple[int, int]]] = {}
+    for (first, times), end in zip(reader.times, ends, strict=True):
+        runs.setdefault(times, []).append((first, end))
+    return dict(sorted(runs.items()))
+
+
 def _repeated(reader: ShardReader) -> dict[float, int]:
     """How often packs come in an epoch, and how many that makes: 10 packs 2.5 times are 25."""
-    times, counts = np.unique(reader.times, return_counts=True)
-    return {float(each): round(each * count) for each, count in zip(times, counts, strict=True)}
+    return {times: round(times * sum(end - first for first, end in runs)) for times, runs in _runs(reader).items()}
 
 
 def _sources(reader: ShardReader, per_epoch: int, first: int) -> list[Source]:
     """The packs of an output by how often they come. Those of one kind lie together, in groups of their own."""
-    repeated = _repeated(reader)
-    sources = []
-    for times, count in zip(repeated, apportioned(per_epoch, list(repeated.values()) or [1]), strict=False):
-        mine = np.flatnonzero(reader.times == times)
-        begin = int(reader.packs[mine[0]]) if len(repeated) > 1 else 0
-        loads = (reader.visual_tokens[mine], reader.tokens[mine])
-        sources.append(Source(packs=reader.packs[mine] - begin, group_size=reader.group_size, loads=loads,
-                              per_epoch=count, first=first + begin))  # fmt: skip
+    repeated, sources = _repeated(reader), []
+    counts = apportioned(per_epoch, list(repeated.values()) or [1])
+    for runs, count in zip(_runs(reader).values(), counts, strict=False):
+        begin = runs[0][0]
+        packs = [np.arange(one, other) - begin for one, other in runs] if len(runs) > 1 else []
+        sources.append(Source(packs=np.concatenate(packs) if packs else range(runs[0][1] - begin),
+                              group_size=reader.group_size, loads=partial(_loads, reader, runs), per_epoch=count,
+                              first=first + begin))  # fmt: skip
     return sources
+
+
+def _loads(reader: ShardReader, runs: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+    """Visual tokens and tokens of these packs."""
+    return [
+        load[slice(*runs[0])] if len(runs) == 1 else np.concatenate([load[slice(*run)] for run in runs])
+        for load in reader.loads()
+    ]
 
 
 def _listed(out: Outputs) -> list[tuple[str, str | Path, float | None]]:

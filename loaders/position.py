@@ -1,9 +1,10 @@
-"""Where an iteration begins: one place in shared memory that the consumer and its loader workers see alike."""
+"""Where an iteration begins, and which shuffles it has: in shared memory that all its loader workers see alike."""
 
 import torch
 
 # What a loader worker notes when it has given out all that it reads: which iteration, and how many workers there are.
 _WORKERS = 1 << 16
+_DRAWS = 1 << 16  # more than shuffles are drawn for a pass
 
 
 class Start:
@@ -77,3 +78,23 @@ class Start:
 
 def _note(iteration: int, num_workers: int) -> int:
     return iteration * _WORKERS + num_workers
+
+
+class Draws:
+    """Which shuffle of a pass was taken: found out by one process of a rank, and seen by all of its workers.
+
+    Without a lock: a number in shared memory says the pass, too, and who finds out the same writes the same. Two passes
+    of a source are kept, for an epoch may end one and begin the next.
+    """
+
+    def __init__(self, num_sources: int) -> None:
+        self._numbers = torch.zeros(max(1, num_sources), 2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+
+    def get(self, of: tuple[int, int], /) -> int | None:
+        source, turn = of
+        known_turn, draw = divmod(int(self._numbers[source, turn % 2]), _DRAWS)
+        return draw - 1 if draw and known_turn == turn else None
+
+    def __setitem__(self, of: tuple[int, int], draw: int, /) -> None:
+        source, turn = of
+        self._numbers[source, turn % 2] = turn * _DRAWS + draw + 1

@@ -12,31 +12,33 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
-from pyarrow import NativeFile, fs
 
 from ..pipeline.layout import MediaArray, layout_of, misfit
 from ..pipeline.manifest import (
     FILE as MANIFEST,
-    INDEX,
+    PLACES,
     REMEDY,
     Manifest,
     OutputError,
     ShardEntry,
     ShardError,
     missing_manifest,
+    shard_name,
 )
 from ..pipeline.records import TOKEN_TYPES
-from ..pipeline.runtime.storage import inside, open_regular, parse_json, read_into
+from ..pipeline.runtime.objects import Opened, Remote
+from ..pipeline.runtime.storage import inside, open_regular, parse_json, place, read_into, sizes_in
 from ..pipeline.shard.codec import read_arrays, text_problem
-from ..pipeline.shard.index import parse_index
 from .cache import ShardCache
 from .pixels import read_tables
+from .places import Locks, PackPlaces
 
 logger = logging.getLogger(__name__)
 Argument = TypeVar("Argument")
@@ -44,9 +46,12 @@ Result = TypeVar("Result")
 
 CHECKS = ("none", "sizes", "packs", "full")
 FILES_OPEN = 64  # shards that a process keeps open; the usual limit is 1,024 of all files
+REMOTE_OPEN = 8192  # remote ones, which are a name, a size and a client: 1 KB each, and no file of this machine
+LISTED = 16  # of more remote shards than this, the sizes are taken from a listing
 SHARDS_AHEAD = 2  # whole shards that a reader with a cache downloads ahead of need
 CHUNK = 16 << 20  # a shard is downloaded by ranges of this size,
 CHUNKS_AT_ONCE = 4  # several at once: a single connection to an object store does not fill the network
+_opening = Locks()
 SAME_BYTES, WELL_FORMED = 1, 2  # what is known of a pack in this process
 
 
@@ -82,37 +87,50 @@ class ShardReader:
             raise ValueError(f"check is {check!r}; it must be one of {', '.join(CHECKS)}")
         if (cache is None) != (cache_gb is None):
             raise ValueError(f"cache={cache!r}, cache_gb={cache_gb!r}: give both, or neither")
-        self.out = str(out)
-        self.is_local = "://" not in self.out
+        self._place = place(out)
+        self.out = str(self._place)  # as messages have it
+        self.is_local = isinstance(self._place, Path)
         self.manifest = self._read_manifest()
         try:
             self.layout: dict[str, MediaArray] = layout_of(self.manifest.family)  # what the media arrays are
         except ValueError as error:
             raise OutputError(f"{self.out}/{MANIFEST}: {error}; pack again") from None
-        index = parse_index(self._read_checked(INDEX), self.manifest, self.out)
-        self.packs = index["pack"].to_numpy()
-        self.visual_tokens, self.tokens = (
-            index[name].to_numpy().astype(np.int64) for name in ("visual_tokens", "tokens")
-        )
-        self.times = index["times"].to_numpy()  # how often a pack comes in an epoch
-        counts = [shard.num_packs for shard in self.manifest.shards]
-        self._shard = np.repeat(np.arange(len(counts)), counts)  # the place of each pack's in the manifest
-        self._offset, self._bytes, self._crc32 = (index[name].to_numpy() for name in ("offset", "bytes", "crc32"))
-        self._counts = {f"num_{kind}s": index[f"num_{kind}s"].to_numpy() for kind in TOKEN_TYPES}
-        # Every pack has the same members in the same order, so their places are two matrices.
-        self.members: list[str] = [place["name"] for place in index["members"][0].as_py()] if len(index) else []
-        places = index["members"].combine_chunks().flatten()
-        shape = (len(index), len(self.members))
-        self._starts, self._sizes = (places.field(name).to_numpy().reshape(shape) for name in ("offset", "size"))
+        self._places = PackPlaces(self.manifest, self.out, self._read_part, self._read_checked)
+        if self.is_local and self.manifest.index is not None:
+            self._read_part(PLACES, 0, 0)  # whether it is there; what is in it is looked at where it is needed
         self.cache: ShardCache | None = None
         self._warned: set[int | None] = set()
         if cache is not None and cache_gb is not None and not self.is_local:
             self.cache = self._open_cache(cache, cache_gb)
         self._compares = check in ("packs", "full")
-        self._known = bytearray(len(index))  # by pack: SAME_BYTES, WELL_FORMED
-        self._versions: dict[int, FileVersion] = {}  # of local shards, by their place, as they were when last looked at
+        self._known = bytearray(self.num_packs)  # by pack: SAME_BYTES, WELL_FORMED
+        # A FileVersion for every local shard, as it was when last looked at; zeros: not yet.
+        self._versions = np.zeros((len(self.manifest.shards) if self.is_local else 0, 4), np.uint64)
         if check != "none":
             self._check_shards(full=check == "full")
+
+    @property
+    def num_packs(self) -> int:
+        return self.manifest.shards.num_packs
+
+    @property
+    def packs(self) -> np.ndarray:
+        """Their numbers: from 0 on, without a gap."""
+        return np.arange(self.num_packs)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Of every pack, in the order of the tar."""
+        return self._places.members
+
+    @property
+    def times(self) -> list[tuple[int, float]]:
+        """A pack, and how often it and those after it come in an epoch."""
+        return self._places.times
+
+    def loads(self) -> tuple[np.ndarray, np.ndarray]:
+        """Visual tokens and tokens of every pack, int32; read anew each time."""
+        return self._places.loads()
 
     @property
     def group_size(self) -> int:
@@ -124,83 +142,84 @@ class ShardReader:
 
     def content(self, pack: int) -> memoryview:
         """The bytes of a pack, the caller's own: one read of the shard, or one ranged read of a remote one."""
-        row = self._row(pack)
-        return self._content(row, self._opened(int(self._shard[row])))
+        return self._content(pack, self._opened(self._places.of(pack).shard))
 
-    def contents(self, packs: list[int], prefetch: int) -> Iterator[tuple[int, memoryview]]:
+    def contents(self, packs: Iterable[int], prefetch: int) -> Iterator[tuple[int, memoryview]]:
         """Packs with their bytes, in this order. Remote ones are read ahead: `prefetch` packs, or whole shards."""
         if self.is_local or not prefetch:
             yield from ((pack, self.content(pack)) for pack in packs)
         elif self.cache is None:
-            yield from zip(packs, in_advance(self.content, packs, prefetch), strict=True)
+            yield from in_advance(lambda pack: (pack, self.content(pack)), packs, prefetch)
         else:
             # Open as soon as it is there, a shard stays until its packs are read, even if it is evicted meanwhile.
-            runs = [(shard, list(run)) for shard, run in groupby(packs, lambda pack: int(self._shard[self._row(pack)]))]
-            files = in_advance(self._opened, [shard for shard, _ in runs], SHARDS_AHEAD)
-            for (_, run), file in zip(runs, files, strict=True):
-                content, rows = partial(self._content, file=file), map(self._row, run)
-                read = in_advance(content, rows, prefetch) if file is None else map(content, rows)
+            runs = ((shard, list(run)) for shard, run in groupby(packs, lambda pack: self._places.of(pack).shard))
+            for run, file in in_advance(lambda run: (run[1], self._opened(run[0])), runs, SHARDS_AHEAD):
+                content = partial(self._content, file=file)
+                read = in_advance(content, run, prefetch) if file is None else map(content, run)
                 yield from zip(run, read, strict=True)
 
-    def _content(self, row: int, file: BinaryIO | None) -> memoryview:
+    def _content(self, pack: int, file: BinaryIO | None) -> memoryview:
         """`file`: the shard; None: it is remote."""
-        start, size, shard = int(self._offset[row]), int(self._bytes[row]), int(self._shard[row])
+        found = self._places.of(pack)
         if file is not None and self.is_local:
-            self._notice_changes(shard, file)
-        content = np.empty(size, np.uint8).data
+            self._notice_changes(found.shard, file)
+        content = np.empty(found.bytes, np.uint8).data
         if file is None:
-            found = _opened_remote(self.out, os.getpid(), f"shards/{self.manifest.shards[shard].name}")
-            read = found.read_at(size, start)
+            try:
+                read = self._remote(f"shards/{shard_name(found.shard)}").read_at(found.bytes, found.offset)
+            except FileNotFoundError:
+                raise self._wrong_size(self.manifest.shards[found.shard], None) from None
             got = len(read)
-            content[:got] = read  # pyarrow's buffer is read-only, and torch wants to be able to write
+            content[:got] = read  # bytes are read-only, and torch wants to be able to write
         else:
             try:
-                got = read_into(file, content, start)
+                got = read_into(file, content, found.offset)
             except OSError as error:
-                raise self._broken(row, f"cannot be read: {error}") from error
-        if got != size:
-            raise self._broken(row, f"the file ends {size - got} bytes before it does")
-        if self._compares and not self._known[row] & SAME_BYTES:
-            if (crc32 := zlib.crc32(content)) != self._crc32[row]:
-                raise self._broken(row, f"its crc32 is {crc32:08x}, by the index {self._crc32[row]:08x}")
+                raise self._broken(pack, f"cannot be read: {error}") from error
+        if got != found.bytes:
+            raise self._broken(pack, f"the file ends {found.bytes - got} bytes before it does")
+        if self._compares and not self._known[pack] & SAME_BYTES:
+            if (crc32 := zlib.crc32(content)) != found.crc32:
+                raise self._broken(pack, f"its crc32 is {crc32:08x}, by the index {found.crc32:08x}")
             if file is not None:  # what comes over a network is another copy each time
-                self._known[row] |= SAME_BYTES
+                self._known[pack] |= SAME_BYTES
         return content
 
     def _version(self, shard: int) -> FileVersion:
-        if shard not in self._versions:
-            path = Path(self.out, "shards", self.manifest.shards[shard].name)
-            self._versions[shard] = FileVersion.of(path.stat())
-        return self._versions[shard]
+        if not self._versions[shard].any():
+            self._versions[shard] = FileVersion.of(Path(self.out, "shards", shard_name(shard)).stat())
+        return FileVersion(*self._versions[shard].tolist())
 
     def _notice_changes(self, shard: int, file: BinaryIO) -> None:
         """Of a shard that is no longer the file that it was, packs are compared again."""
-        version, entry = FileVersion.of(os.fstat(file.fileno())), self.manifest.shards[shard]
-        if version.bytes != entry.bytes:
-            raise self._wrong_size(entry, version.bytes)
+        version, shards = FileVersion.of(os.fstat(file.fileno())), self.manifest.shards
+        if version.bytes != shards.bytes[shard]:
+            raise self._wrong_size(shards[shard], version.bytes)
         if version == self._version(shard):
             return
+        name = shard_name(shard)
         if not self._compares:
             raise ShardError(
-                f"{self.out}/shards/{entry.name}: replaced or written to since this loader has looked at it; start it "
-                'again, or let it compare packs (check="packs")', entry.name,
+                f"{self.out}/shards/{name}: replaced or written to since this loader has looked at it; start it "
+                'again, or let it compare packs (check="packs")', name,
             )  # fmt: skip
-        mine = np.flatnonzero(self._shard == shard)
-        self._known[mine[0] : mine[-1] + 1] = bytes(len(mine))
+        first, end = shards.firsts[shard : shard + 2]
+        self._known[first:end] = bytes(end - first)
         self._versions[shard] = version
 
     def _opened(self, shard: int) -> BinaryIO | None:
         """A shard as a local file; None: it is remote, and there is no cache, or the cache cannot take it."""
-        entry = self.manifest.shards[shard]
         if self.is_local:
+            name = shard_name(shard)
             try:
-                return _opened_local(self.out, f"shards/{entry.name}", self._version(shard))
+                return _opened_local(self.out, f"shards/{name}", self._version(shard))
             except FileNotFoundError:
-                raise self._wrong_size(entry, None) from None
+                raise self._wrong_size(self.manifest.shards[shard], None) from None
             except (OSError, ValueError) as error:
-                raise ShardError(f"{self.out}/shards/{entry.name}: cannot be read: {error}", entry.name) from error
+                raise ShardError(f"{self.out}/shards/{name}: cannot be read: {error}", name) from error
         if self.cache is None:
             return None
+        entry = self.manifest.shards[shard]
         try:
             return self.cache.opened(entry, self.out, partial(self._download, entry))
         except OSError as error:  # a full disk must not end a training; what else is wrong, the ranged read will say
@@ -211,72 +230,67 @@ class ShardReader:
             return None
 
     def _download(self, shard: ShardEntry) -> Iterator[bytes]:
-        file = _opened_remote(self.out, os.getpid(), f"shards/{shard.name}")
-        if file.size() != shard.bytes:
-            raise self._wrong_size(shard, file.size())
+        file = self._remote(f"shards/{shard.name}")
+        if file.size != shard.bytes:
+            raise self._wrong_size(shard, file.size)
         return in_advance(lambda start: file.read_at(CHUNK, start), range(0, shard.bytes, CHUNK), CHUNKS_AT_ONCE)
 
     def _open_cache(self, folder: str | Path, gb: float) -> ShardCache:
-        largest = max(self.manifest.shards, key=lambda shard: shard.bytes, default=None)
-        if largest is not None and largest.bytes > gb * 1e9:
+        sizes = self.manifest.shards.bytes
+        largest = max(sizes, default=0)
+        if largest > gb * 1e9:
+            name = shard_name(sizes.index(largest))
             raise ValueError(
-                f"cache_gb={gb}: the largest shard of {self.out}, {largest.name}, has {largest.bytes / 1e9:.3f} GB; "
+                f"cache_gb={gb}: the largest shard of {self.out}, {name}, has {largest / 1e9:.3f} GB; "
                 "give room for several shards per loader worker, or no cache"
             )
         return ShardCache(folder, int(gb * 1e9))
 
     def members_of(self, pack: int, content: memoryview) -> dict[str, memoryview]:
         """The members of a pack, as views of its bytes."""
-        row = self._row(pack)
-        starts, sizes = (self._starts[row] - self._offset[row]).tolist(), self._sizes[row].tolist()
-        places = zip(self.members, starts, sizes, strict=True)
+        found = self._places.of(pack)
+        places = zip(self.members, found.starts, found.sizes, strict=True)
         return {name: content[start : start + size] for name, start, size in places}
 
     def arrays(self, pack: int, content: memoryview) -> dict[str, np.ndarray]:
         """The arrays of a pack, as views of its bytes."""
-        row = self._row(pack)
         try:
             arrays = read_arrays(self.members_of(pack, content))
         except ValueError as error:
-            raise self._broken(row, str(error)) from None
-        if not self._known[row] & WELL_FORMED:
-            if problem := self._misfit(row, arrays):
-                raise self._broken(row, problem)
-            self._known[row] |= WELL_FORMED
+            raise self._broken(pack, str(error)) from None
+        if not self._known[pack] & WELL_FORMED:
+            if problem := self._misfit(pack, arrays):
+                raise self._broken(pack, problem)
+            self._known[pack] |= WELL_FORMED
         return arrays
 
-    def _misfit(self, row: int, arrays: dict[str, np.ndarray]) -> str:
+    def _misfit(self, pack: int, arrays: dict[str, np.ndarray]) -> str:
         """What makes arrays unfit for a pack of this output, whoever wrote them and their checksums."""
-        family = self.manifest.family
+        family, tokens = self.manifest.family, self._places.of(pack).tokens
         if problem := text_problem(arrays, family["position_axes"], family["position_dtype"]):
             return problem
-        if len(arrays["input_ids"]) != self.tokens[row]:
-            return f"{len(arrays['input_ids'])} tokens, by the index {self.tokens[row]}"
-        return misfit(arrays, self.layout, {kind: [int(self._counts[f"num_{kind}s"][row])] for kind in TOKEN_TYPES})
+        if len(arrays["input_ids"]) != tokens:
+            return f"{len(arrays['input_ids'])} tokens, by the index {tokens}"
+        counts = zip(TOKEN_TYPES, self._places.of(pack).counts, strict=True)
+        return misfit(arrays, self.layout, {kind: [count] for kind, count in counts})
 
     def header(self, pack: int, content: memoryview) -> dict[str, Any]:
         """The JSON of a pack."""
         try:
             header = parse_json(bytes(self.members_of(pack, content)["json"]))
         except ValueError as error:
-            raise self._broken(self._row(pack), f"json: {error}") from None
+            raise self._broken(pack, f"json: {error}") from None
         if not isinstance(header, dict):
-            raise self._broken(self._row(pack), "json: no object")
+            raise self._broken(pack, "json: no object")
         return header
 
     def counts(self, pack: int) -> dict[str, int]:
         """num_images, num_videos and num_audios of a pack, from the index: parsing its JSON would take longer."""
-        row = self._row(pack)
-        return {name: int(counts[row]) for name, counts in self._counts.items()}
+        counts = zip(TOKEN_TYPES, self._places.of(pack).counts, strict=True)
+        return {f"num_{kind}s": count for kind, count in counts}
 
-    def _row(self, pack: int) -> int:
-        row = int(np.searchsorted(self.packs, pack))
-        if row == len(self.packs) or self.packs[row] != pack:
-            raise IndexError(f"pack {pack} is not in {self.out}, which has {len(self.packs)} packs")
-        return row
-
-    def _broken(self, row: int, words: str) -> ShardError:
-        name, pack = self.manifest.shards[int(self._shard[row])].name, int(self.packs[row])
+    def _broken(self, pack: int, words: str) -> ShardError:
+        name = shard_name(self._places.of(pack).shard)
         remedy = REMEDY if self.cache is None else f"empty the cache {self.cache.folder}, or {REMEDY}"
         return ShardError(f"{self.out}/shards/{name}, pack {pack}: {words}; {remedy}", name, pack)
 
@@ -297,31 +311,43 @@ class ShardReader:
             raise OutputError(f"{self.out}/{name}: sha256 differs from the manifest's; {REMEDY}")
         return content
 
+    def _read_part(self, name: str, offset: int, size: int) -> bytes | memoryview:
+        """Bytes of a file from a place on; fewer, if it ends before."""
+        if not self.is_local:
+            return self._remote(name).read_at(size, offset)
+        content = np.empty(size, np.uint8).data
+        try:
+            version = FileVersion.of(Path(self.out, name).stat())
+            return content[: read_into(_opened_local(self.out, name, version), content, offset)]
+        except FileNotFoundError:
+            raise OutputError(f"{self.out}/{name} is missing; {REMEDY}") from None
+        except (OSError, ValueError) as error:
+            raise OutputError(f"{self.out}/{name}: cannot be read: {error}; {REMEDY}") from error
+
     def _read_file(self, name: str) -> bytes:
         """Raises FileNotFoundError if it is not there."""
-        if self.is_local:
-            try:
-                return inside(Path(self.out), name).read_bytes()
-            except NotADirectoryError:
-                raise FileNotFoundError(name) from None
-            except ValueError as error:
-                raise OutputError(str(error)) from None
-            except IsADirectoryError:
-                raise OutputError(f"{self.out}/{name}: a directory, expected a file; {REMEDY}") from None
-        filesystem, path = _filesystem(self.out, os.getpid())
-        with filesystem.open_input_stream(f"{path}/{name}") as file:
-            content: bytes = file.read()
-        return content
+        try:
+            return inside(self._place, name).read_bytes()
+        except NotADirectoryError:
+            raise FileNotFoundError(name) from None
+        except ValueError as error:
+            raise OutputError(str(error)) from None
+        except IsADirectoryError:
+            raise OutputError(f"{self.out}/{name}: a directory, expected a file; {REMEDY}") from None
+
+    def _remote(self, name: str) -> Opened:
+        assert isinstance(self._place, Remote), "a local output is read otherwise"
+        return _opened_remote(self._place / name)
 
     def _check_shards(self, *, full: bool) -> None:
-        for number, shard in enumerate(self.manifest.shards):
-            size = self._file_size(number)
-            if size != shard.bytes:
-                raise self._wrong_size(shard, size)
-            if full and self._sha256(number) != shard.sha256:
-                raise ShardError(
-                    f"{self.out}/shards/{shard.name}: sha256 differs from the manifest's; {REMEDY}", shard.name
-                )
+        shards = self.manifest.shards
+        sizes = self._local_sizes() if self.is_local else self._remote_sizes()
+        for number, (expected, size) in enumerate(zip(shards.bytes, sizes, strict=True)):
+            if size != expected:
+                raise self._wrong_size(shards[number], size)
+            if full and self._sha256(number) != shards[number].sha256:
+                name = shard_name(number)
+                raise ShardError(f"{self.out}/shards/{name}: sha256 differs from the manifest's; {REMEDY}", name)
 
     def _sha256(self, shard: int) -> str:
         entry, digest = self.manifest.shards[shard], hashlib.sha256()
@@ -336,13 +362,28 @@ class ShardReader:
         found = "is missing" if size is None else f"has {size} bytes, the manifest {shard.bytes}"
         return ShardError(f"{self.out}/shards/{shard.name} {found}; {REMEDY}", shard.name)
 
-    def _file_size(self, shard: int) -> int | None:
-        name = f"shards/{self.manifest.shards[shard].name}"
-        if self.is_local:
-            return self._version(shard).bytes if Path(self.out, name).is_file() else None
-        filesystem, base = _filesystem(self.out, os.getpid())
-        info = filesystem.get_file_info(f"{base}/{name}")
-        return info.size if info.is_file else None
+    def _local_sizes(self) -> Iterator[int | None]:
+        """Of every shard; None: it is missing. They are remembered as they are now."""
+        found: dict[str, FileVersion] = {}
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(Path(self.out, "shards")) as entries:
+            found = {entry.name: FileVersion.of(entry.stat()) for entry in entries if entry.is_file()}
+        for number in range(len(self.manifest.shards)):
+            version = found.get(shard_name(number))
+            if version is not None:
+                self._versions[number] = version
+            yield None if version is None else version.bytes
+
+    def _remote_sizes(self) -> Iterator[int | None]:
+        """A listing tells a thousand sizes at a time. Of few shards each is asked for: that opens it, once for all."""
+        if len(self.manifest.shards) > LISTED:
+            found = sizes_in(self._place / "shards")
+            yield from (found.get(shard_name(number)) for number in range(len(self.manifest.shards)))
+            return
+        for number in range(len(self.manifest.shards)):
+            try:
+                yield self._remote(f"shards/{shard_name(number)}").size
+            except FileNotFoundError:
+                yield None
 
 
 def in_advance(function: Callable[[Argument], Result], arguments: Iterable[Argument], depth: int) -> Iterator[Result]:
@@ -369,15 +410,17 @@ def _opened_local(out: str, name: str, _version: FileVersion) -> BinaryIO:
     return open_regular(inside(Path(out), name))[0]
 
 
-@lru_cache(maxsize=FILES_OPEN)
-def _opened_remote(uri: str, process: int, name: str) -> NativeFile:
-    """A remote file, kept open: opening costs a request, by which pyarrow asks the store for the size."""
-    filesystem, path = _filesystem(uri, process)
-    return filesystem.open_input_file(f"{path}/{name}")
+def _opened_remote(file: Remote) -> Opened:
+    """A remote file, kept open: opening costs a request, by which pyarrow asks the store for the size.
+
+    It does so even where the size is known: of Arrow's ways to open a file, Python lacks the one that takes it. Threads
+    that read ahead come here at once for packs of one shard; one of them asks.
+    """
+    with _opening.of(file):
+        return _opened_once(file, os.getpid())
 
 
-@lru_cache(maxsize=8)
-def _filesystem(uri: str, _process: int) -> tuple[fs.FileSystem, str]:
-    """One per process: clients of object stores have threads, which a forked worker does not inherit."""
-    filesystem, path = fs.FileSystem.from_uri(uri)
-    return filesystem, path
+@lru_cache(maxsize=REMOTE_OPEN)
+def _opened_once(file: Remote, _process: int) -> Opened:
+    """Once per process: clients of object stores have threads, which a forked worker does not inherit."""
+    return file.opened()

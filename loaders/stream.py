@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from itertools import tee
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +15,9 @@ from .item import PIXELS, pack_item
 from .media import BATCH_KEY
 from .mix import Mix, Output, Outputs
 from .model_inputs import PackCollater, collater_for
-from .order import rank_share, share_length, worker_share
+from .order import CHUNK, Order, rank_share, share_length, worker_items
 from .pixels import stored_arrays
-from .position import Start
+from .position import Draws, Start
 from .ranks import Ranks, refuse_second_sharding
 from .reader import ShardReader
 from .stateful import global_state
@@ -71,7 +72,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self.pixels, self.prefetch = pixels, prefetch
         self.layout = self.reader.layout  # what the media arrays are; `wrap_vlm_collate_for_pp` takes it
         self.stored = stored_arrays(self.layout, self.reader.pixel_tables())
-        self._start = Start()
+        self._start, self._draws = Start(), Draws(self.mix.num_sources)
         self._loaded = False  # a state, and nothing was iterated since
         self._skip = 0  # items that this loader worker gave out before the state that it loaded
         self._yielded = 0  # items given out in this process since `_start`
@@ -171,19 +172,34 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self._check_world()
         if worker == 0:
             self._tell_what_is_left_out()
-        rank, world_size = self._ranks.now()
-        share = rank_share(self.order(), self.position, rank, world_size, drop_last=self.drop_last)
-        mine = worker_share(len(share), self.batch_size, worker, num_workers)[self._yielded :]
-        last = len(share) // self.batch_size * self.batch_size  # from here on a batch is not full
-        sizes = np.where(mine < last, self.batch_size, len(share) - last).tolist()
-        for size, item in zip(sizes, self._items(share[mine].tolist()), strict=True):
+        for place, item in self._items(self._places(worker, num_workers)):
             self._yielded += 1
-            yield item if get_worker_info() is None else item | {BATCH_KEY: size}
+            yield item if get_worker_info() is None else item | {BATCH_KEY: place.batch}
         self._start.note(iteration, worker, num_workers)
 
     def order(self) -> np.ndarray:
         """The packs of this epoch, over all ranks: numbers for `item`."""
-        return self.mix.order(self.seed, self.epoch, shuffle=self.shuffle)
+        return self.lazy_order()[:]
+
+    def lazy_order(self) -> Order:
+        """The same, of which parts are computed when they are asked for."""
+        return self.mix.order(self.seed, self.epoch, shuffle=self.shuffle, drawn=self._draws)
+
+    def prepare(self) -> None:
+        """Find out the shuffle of this epoch before loader workers ask for it, who would all do so at once."""
+        self.lazy_order()
+
+    def _places(self, worker: int, num_workers: int) -> Iterator["Place"]:
+        """What this process reads from here to the end of the epoch, in order."""
+        order, (rank, world_size) = self.lazy_order(), self._ranks.now()
+        num_items = share_length(len(order), self.position, world_size, drop_last=self.drop_last)
+        last = num_items // self.batch_size * self.batch_size  # from here on a batch is not full
+        chunks = worker_items(num_items, self.batch_size, worker, num_workers, given=self._yielded,
+                              chunk=max(1, CHUNK // world_size))  # fmt: skip
+        for begin, end, mine in chunks:
+            packs = rank_share(order, self.position, rank, world_size, begin, end)[mine]
+            sizes = np.where(begin + mine < last, self.batch_size, num_items - last).tolist()
+            yield from map(Place, *self.mix.find(packs), sizes)
 
     def _check_world(self) -> None:
         world_size, num_packs = self.world_size, self.mix.num_packs
@@ -260,25 +276,38 @@ class PackedShards(IterableDataset[dict[str, Any]]):
 
     def item(self, pack: int) -> dict[str, Any]:
         """A pack by its number in `order`."""
-        (output,), (number,) = self.mix.find([pack])
+        (place,), (number,) = self.mix.find(np.array([pack]))
+        output = self.mix.outputs[place]
         return self._item(output, number, output.reader.content(number))
 
-    def _items(self, packs: list[int]) -> Iterator[dict[str, Any]]:
-        outputs, numbers = self.mix.find(packs)
-        contents = {
-            output.name: output.reader.contents(
-                [number for of, number in zip(outputs, numbers, strict=True) if of is output], self.prefetch
-            )
-            for output in self.mix.outputs
-        }
-        for output in outputs:
-            yield self._item(output, *next(contents[output.name]))
+    def _items(self, places: Iterator["Place"]) -> Iterator[tuple["Place", dict[str, Any]]]:
+        """Each output reads ahead of the others, as far as it likes."""
+        outputs = self.mix.outputs
+        asked, *copies = tee(places, 1 + len(outputs))
+        contents = [
+            output.reader.contents(_numbers_of(number, copy), self.prefetch)
+            for number, (output, copy) in enumerate(zip(outputs, copies, strict=True))
+        ]
+        for place in asked:
+            yield place, self._item(outputs[place.output], *next(contents[place.output]))
 
     def _item(self, output: Output, number: int, content: memoryview) -> dict[str, Any]:
         counts = {"pack": number, **output.reader.counts(number)}
         arrays, recurrent = output.reader.arrays(number, content), self.reader.manifest.family.get("recurrent_layers")
         item = pack_item(arrays, counts, self.layout, self.stored, PIXELS[self.pixels], recurrent)
         return item | {"output": output.name} if len(self.mix.outputs) > 1 else item
+
+
+class Place(NamedTuple):
+    """A pack that a process reads."""
+
+    output: int  # among those of the mix
+    number: int  # of the pack in its output
+    batch: int  # packs in its batch
+
+
+def _numbers_of(output: int, places: Iterator[Place]) -> Iterator[int]:
+    return (place.number for place in places if place.output == output)
 
 
 def _worker() -> tuple[int, int]:

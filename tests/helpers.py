@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import torch
 from PIL import Image
 from transformers import AutoConfig, Qwen2_5_VLModel, Qwen2VLModel, Qwen3VLModel
 
+from jobs.fuzzing.output import sign, write_indexes
 from neatpack import neat_packed_vlm_collater
 from neatpack.loaders.reader import ShardReader
 from neatpack.pipeline.config import PackConfig
@@ -25,12 +27,12 @@ from neatpack.pipeline.ingest.corpus import Corpus
 from neatpack.pipeline.ingest.lines import Source
 from neatpack.pipeline.ingest.meta import Dataset
 from neatpack.pipeline.layout import split_media
-from neatpack.pipeline.manifest import Manifest
+from neatpack.pipeline.manifest import Manifest, shard_name
 from neatpack.pipeline.media.audio import decode_audio
 from neatpack.pipeline.plan.assign import SCHEMA as PLAN_SCHEMA, Plan
 from neatpack.pipeline.records import TOKEN_TYPES, MediaRef, Pack
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.codec import read_pack
+from neatpack.pipeline.shard.codec import END, read_pack
 from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -285,3 +287,27 @@ def differences(logits_of: Callable[[dict[str, Any]], torch.Tensor], out: Path, 
             result.append(float((packed[:, start : start + alone.shape[1]] - alone).abs().max()))
             start += alone.shape[1]
     return result
+
+
+def one_shard_per_pack(out: Path) -> None:
+    """The same packs in more shards."""
+    index = pq.read_table(out / "index.parquet")
+    lines, contents = index.to_pylist(), {}
+    for number, line in enumerate(lines):
+        content = (out / "shards" / line["shard"]).read_bytes()
+        contents[number] = content[line["offset"] : line["offset"] + line["bytes"]] + bytes(END)
+        for place in line["members"]:
+            place["offset"] -= line["offset"]
+        line |= {"shard": shard_name(number), "offset": 0}
+    shutil.rmtree(out / "shards")
+    (out / "shards").mkdir()
+    for number, content in contents.items():
+        (out / "shards" / shard_name(number)).write_bytes(content)
+
+    def change(found: dict[str, Any]) -> None:
+        entries = [{"name": shard_name(number), "bytes": 0, "sha256": "", "first_pack": line["pack"], "num_packs": 1}
+                   for number, line in enumerate(lines)]  # fmt: skip
+        found["shards"] = entries
+
+    sign(out, change)
+    write_indexes(out, pa.Table.from_pylist(lines, schema=index.schema))

@@ -13,7 +13,7 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
 from neatpack import PackedShards
 
@@ -59,8 +59,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=True)
 
     def _answer(self, *, with_body: bool) -> None:
-        key = unquote(self.path.partition("?")[0]).removeprefix("/bucket/")
+        path, _, query = self.path.partition("?")
+        key = unquote(path).removeprefix("/bucket/")
         self.server.requests.append((self.command, key))
+        if "list-type=2" in query:
+            self._list(parse_qs(query)["prefix"][0])
+            return
         path = self.server.folder / key
         found = path.is_file()
         body = path.read_bytes() if found else b"<Error><Code>NoSuchKey</Code></Error>"
@@ -77,6 +81,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if with_body:
             self._send(key, body)
+
+    def _list(self, prefix: str) -> None:
+        files = sorted(path for path in (self.server.folder / prefix).iterdir() if path.is_file())
+        contents = "".join(
+            f"<Contents><Key>{prefix}{path.name}</Key><Size>{path.stat().st_size}</Size>"
+            "<LastModified>2020-01-01T00:00:00.000Z</LastModified></Contents>"
+            for path in files
+        )
+        head = "<ListBucketResult><IsTruncated>false</IsTruncated>"
+        body = f"{head}<KeyCount>{len(files)}</KeyCount>{contents}</ListBucketResult>".encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
     def _send(self, key: str, body: bytes) -> None:
         half = len(body) // 2

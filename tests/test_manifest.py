@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,17 @@ from helpers import ROOT
 
 from neatpack import __version__
 from neatpack.pipeline.identity import Identity
-from neatpack.pipeline.manifest import FORMAT, Counts, Manifest, OutputError, Pixels, ShardEntry, signed
+from neatpack.pipeline.manifest import (
+    FORMAT,
+    Counts,
+    IndexFile,
+    Manifest,
+    OutputError,
+    Pixels,
+    ShardEntry,
+    Shards,
+    signed,
+)
 
 IDENTITY = Identity(
     inputs={"coco": {"rows": 2, "content": "d1"}},
@@ -31,8 +42,9 @@ MANIFEST = Manifest(
         rows=2, samples=2, packed=1, skipped={"bad_row": 1}, fitted={}, packs=1, tokens=60, visual_tokens=4,
         target_tokens=9,
     ),
-    shards=(ShardEntry(name="pack-000000.tar", bytes=1024, sha256="a1" * 32, first_pack=0, num_packs=1),),
-    files={"index.parquet": "b2" * 32, "image_table.npy": "c3" * 32},
+    shards=Shards([ShardEntry(name="pack-000000.tar", bytes=1024, sha256="a1" * 32, first_pack=0, num_packs=3)]),
+    files=dict.fromkeys(("index.parquet", "index.arrow", "loads.arrow", "image_table.npy"), "b2" * 32),
+    index=IndexFile(packs_per_batch=2, offsets=(8, 108, 208), crc32=(7, 9), times=((0, 1.0), (2, 2.5))),
 )  # fmt: skip
 
 
@@ -46,13 +58,34 @@ def test_the_keys_on_disk_are_those_that_other_readers_know(tmp_path: Path) -> N
     MANIFEST.write(tmp_path)
     found = json.loads((tmp_path / "manifest.json").read_text())
     assert list(found) == [
-        "format", "neatpack", "fingerprint", "identity", "family", "pixels", "counts", "shards", "files", "digest",
+        "format", "neatpack", "fingerprint", "identity", "family", "pixels", "counts", "shards", "files", "index",
+        "digest",
     ]  # fmt: skip
-    assert (found["format"], found["neatpack"]) == (FORMAT, __version__) == (5, __version__)
+    assert (found["format"], found["neatpack"]) == (FORMAT, __version__) == (6, __version__)
     assert found["shards"] == [
-        {"name": "pack-000000.tar", "bytes": 1024, "sha256": "a1" * 32, "first_pack": 0, "num_packs": 1}
+        {"name": "pack-000000.tar", "bytes": 1024, "sha256": "a1" * 32, "first_pack": 0, "num_packs": 3}
     ]
     assert found["identity"]["code"] == {"neatpack": "0.2.0", "measure": 1, "family": 1}
+
+
+def test_a_manifest_of_format_5_has_no_index() -> None:
+    older = MANIFEST.to_json() | {"format": 5}
+    del older["index"]
+    read = Manifest.parse(signed(older), "out")
+    assert read == dataclasses.replace(MANIFEST, index=None) and read.to_json()["format"] == 5
+
+
+def test_shards_are_kept_in_few_bytes() -> None:
+    entries = [ShardEntry(name=f"pack-{n:06d}.tar", bytes=n << 40, sha256=f"{n:064x}", first_pack=7 * n, num_packs=7)
+               for n in range(300)]  # fmt: skip
+    shards = Shards(entries)
+    assert list(shards) == entries and (shards[-1], shards[5:7]) == (entries[-1], entries[5:7])
+    assert len(pickle.dumps(shards)) < 300 * 49 and pickle.loads(pickle.dumps(shards)) == shards
+    assert shards.num_packs == 2100 and Shards(entries[:-1]) != shards
+    with pytest.raises(IndexError):
+        shards[300]
+    with pytest.raises(ValueError, match=r"shards\[1\].name: expected pack-000001.tar, got 'pack-000005.tar'"):
+        Shards([entries[0], entries[5]])
 
 
 def test_keys_of_later_versions_are_passed_over(tmp_path: Path) -> None:
@@ -71,7 +104,7 @@ def without(*keys: str) -> Callable[[dict[str, Any]], Any]:
     return change
 
 
-KNOWN = f"this neatpack ({__version__}) reads format 5; use the neatpack that made it, or pack again"
+KNOWN = f"this neatpack ({__version__}) reads formats 5 and 6; use the neatpack that made it, or pack again"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +153,7 @@ def edit(*keys: Any, value: Any) -> Callable[[dict[str, Any]], Any]:
         (edit("files", "../secret.parquet", value="a" * 64), "files: '../secret.parquet' with"),
         (edit("files", "/etc/passwd", value="a" * 64), "files: '/etc/passwd' with"),
         (edit("files", "index.parquet", value="b2"), "files: 'index.parquet' with the sha256 'b2'"),
-        (edit("files", value={}), "files: lacks image_table.npy, index.parquet"),
+        (edit("files", value={}), "files: lacks image_table.npy, index.arrow, index.parquet, loads.arrow"),
         (edit("pixels", "tables", "image", value="../x.npy"), "pixels.tables.image: expected image_table.npy, got"),
         (edit("pixels", "tables", value=[]), "pixels.tables: expected dict"),
         (edit("counts", "packs", value=None), "counts.packs: expected int"),
@@ -129,6 +162,21 @@ def edit(*keys: Any, value: Any) -> Callable[[dict[str, Any]], Any]:
         (edit("identity", "config", "group_size", value=1 << 61), "identity.config.group_size: expected a whole"),
         (edit("identity", "inputs", value=[]), "identity.inputs: expected dict"),
         (edit("identity", "inputs", "coco", value={}), "identity.inputs.coco.rows: expected"),
+        (edit("shards", 0, "first_pack", value=1), "shards[0]: 1024 bytes, 3 packs from 1 on"),
+        (edit("shards", 0, "bytes", value=1 << 63), "shards[0]: 9223372036854775808 bytes"),
+        (edit("index", value=None), "index: expected an object of packs_per_batch"),
+        (edit("index", "packs_per_batch", value=0), "index.packs_per_batch: expected 1 to 65536, got 0"),
+        (edit("index", "packs_per_batch", value=1 << 60), "index.packs_per_batch: expected 1 to 65536, got 115"),
+        (edit("index", "packs_per_batch", value=1), "index: 3 offsets and 2 crc32, expected 4 and 3 for 3 packs by 1"),
+        (edit("index", "offsets", value=[8, 8, 208]), "index.offsets: expected them to rise"),
+        (edit("index", "offsets", value=[-8, 108, 208]), "index.offsets: expected them to rise"),
+        (edit("index", "offsets", value=[8, 108, "208"]), "index.offsets: expected tuple"),
+        (edit("index", "crc32", value=[7, 1 << 32]), "index.crc32: expected numbers of 32 bits"),
+        (edit("index", "times", value=[]), "index.times: expected how often packs come"),
+        (edit("index", "times", value=[[1, 1.0]]), "index.times: expected packs from 0 to below 3, ascending, got [1]"),
+        (edit("index", "times", value=[[0, 1.0], [3, 2.0]]), "index.times: expected packs from 0 to below 3"),
+        (edit("index", "times", value=[[0, 1e300]]), "index.times: packs cannot come so often: [1e+300]"),
+        (edit("index", "times", value=[[0]]), "index.times: expected tuple"),
         (edit("family", value="qwen"), "family: expected dict"),
         (edit("family", "position_axes", value=2), "family: positions of 2 axes"),
     ],

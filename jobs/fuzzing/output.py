@@ -8,6 +8,7 @@ import random
 import shutil
 import zlib
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.manifest import Manifest, OutputError, signed
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.engine import engine
+from neatpack.pipeline.shard.index import write_index
 from neatpack.pipeline.shard.verify import verify_output
 
 from .target import DAMAGE, FITS, FOUND, HARMLESS, Mutator, Target, Verdicts
@@ -31,6 +33,8 @@ PROCESSOR = Path(__file__).parents[1] / "demo" / "processor"
 KINDS = {
     "shard": "shards/*.tar",
     "index": "index.parquet",
+    "places": "index.arrow",
+    "loads": "loads.arrow",
     "manifest": "manifest.json",
     "table": "*_table.npy",
     "ledger": "ledger/*.parquet",
@@ -139,6 +143,44 @@ def sign(out: Path, change: Callable[[dict[str, Any]], None] = lambda found: Non
     (out / "manifest.json").write_bytes(signed(found))
 
 
+def write_forged(out: Path, name: str, table: pa.Table) -> None:
+    """A table of an output, and all digests that fit it."""
+    if name.endswith(".parquet"):
+        pq.write_table(table, out / name)
+        sign(out)
+        return
+    found = json.loads((out / "manifest.json").read_bytes())["index"]
+    batches = table.combine_chunks().to_batches(max_chunksize=found["packs_per_batch"])
+    contents = [batch.serialize() for batch in batches]
+    with (out / name).open("wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+        end = file.tell()
+    starts = [end - sum(content.size for content in contents[at:]) for at in range(len(contents))]
+    if name == "index.arrow":
+        found |= {"offsets": [*starts, end], "crc32": [zlib.crc32(content) for content in contents]}
+    sign(out, lambda manifest: manifest.update(index=found))
+
+
+def write_indexes(out: Path, table: pa.Table) -> None:
+    """An index that can be, in all files that have it."""
+    described, _ = write_index(out, [table], len(table["members"][0]))
+    pq.write_table(table, out / "index.parquet")
+    sign(out, lambda manifest: manifest.update(index=asdict(described)))
+
+
+def as_format_5(out: Path) -> None:
+    """The output as it was when the loader read index.parquet."""
+
+    def change(found: dict[str, Any]) -> None:
+        found["format"] = 5
+        del found["index"], found["files"]["index.arrow"], found["files"]["loads.arrow"]
+
+    for name in ("index.arrow", "loads.arrow"):
+        (out / name).unlink()
+    sign(out, change)
+
+
 def forged_manifest(out: Path, rng: random.Random) -> str:
     said = []
 
@@ -181,13 +223,26 @@ def forged_index(out: Path, rng: random.Random) -> str:
     return forged_table(out, "index.parquet", rng)
 
 
+def forged_places(out: Path, rng: random.Random) -> str:
+    return forged_table(out, "index.arrow", rng)
+
+
+def forged_loads(out: Path, rng: random.Random) -> str:
+    return forged_table(out, "loads.arrow", rng)
+
+
+def forged_old_index(out: Path, rng: random.Random) -> str:
+    as_format_5(out)
+    return forged_table(out, "index.parquet", rng)
+
+
 def forged_ledger(out: Path, rng: random.Random) -> str:
     return forged_table(out, "ledger/00000.parquet", rng)
 
 
 def forged_table(out: Path, name: str, rng: random.Random) -> str:
-    """Cells, lines or columns of a parquet file."""
-    table = pq.read_table(out / name)
+    """Cells, lines or columns of a table."""
+    table = read_table(out / name)
     lines, how = table.to_pylist(), rng.choice(["cell", "cell", "cell", "cell", "exchange", "double", "drop", "column"])
     if how == "cell":
         line = rng.choice(lines)
@@ -209,9 +264,12 @@ def forged_table(out: Path, name: str, rng: random.Random) -> str:
         table = table.drop_columns([column])
     if how != "column":
         table = pa.Table.from_pylist(lines, schema=table.schema)
-    pq.write_table(table, out / name)
-    sign(out)
+    write_forged(out, name, table)
     return f"{name}: {said}"
+
+
+def read_table(path: Path) -> pa.Table:
+    return pa.ipc.open_file(path.read_bytes()).read_all() if path.suffix == ".arrow" else pq.read_table(path)
 
 
 def changed_cell(line: dict[str, Any], column: str, schema: pa.Schema, rng: random.Random) -> str:
@@ -223,6 +281,10 @@ def changed_cell(line: dict[str, Any], column: str, schema: pa.Schema, rng: rand
             rng.choice(["../x", "json", ""]) if key == "name" else rng.choice([*NUMBERS, before + 512, -before])
         )
         return f"{key} {before} -> {place[key]}"
+    if column == "sizes":
+        at = rng.randrange(len(old))
+        line[column] = [*old[:at], new := rng.choice([*NUMBERS, old[at] + 512, -old[at]]), *old[at + 1 :]]
+        return f"sizes {old[at]} -> {new}"
     kind = schema.field(column).type
     for _ in range(20):
         is_text = pa.types.is_string(kind)
@@ -257,8 +319,7 @@ def forged_pack(out: Path, rng: random.Random) -> str:
     content[start:end] = new
     path.write_bytes(content)
     line["crc32"] = zlib.crc32(content[line["offset"] : line["offset"] + line["bytes"]])
-    pq.write_table(pa.Table.from_pylist(lines, schema=index.schema), out / "index.parquet")
-    sign(out)
+    write_indexes(out, pa.Table.from_pylist(lines, schema=index.schema))
     return f"pack {line['pack']}, {place['name']}: {said}"
 
 
@@ -300,6 +361,9 @@ MUTATORS: dict[str, Mutator] = {
     "a shard is a pipe": becomes_pipe,
     "forged manifest": forged_manifest,
     "forged index": forged_index,
+    "forged places": forged_places,
+    "forged loads": forged_loads,
+    "forged index of format 5": forged_old_index,
     "forged ledger": forged_ledger,
     "forged pack": forged_pack,
 }  # fmt: skip

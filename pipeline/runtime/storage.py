@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -206,10 +206,10 @@ def read_json(path: Place) -> Any:
     return parse_json(path.read_bytes())
 
 
-def parse_json(content: bytes) -> Any:
-    """A JSON value of a sane depth. Raises ValueError for whatever is not one."""
+def parse_json(content: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """A JSON value of a sane depth. Raises ValueError for whatever is not one. `object_hook`: as of json.loads."""
     try:
-        value = json.loads(content)
+        value = json.loads(content, object_hook=object_hook)
     except RecursionError:
         raise ValueError(f"nested deeper than {MAX_NESTING} levels") from None
     level = [value]

@@ -13,7 +13,17 @@ import pyarrow.compute as pc
 
 from ..config import UserError
 from ..identity import Identity
-from ..manifest import FETCHED, FILE as MANIFEST, INDEX, MEDIA, Counts, Manifest, OutputError, Pixels
+from ..manifest import (
+    FETCHED,
+    FILE as MANIFEST,
+    INDEX,
+    MEDIA,
+    Counts,
+    Manifest,
+    OutputError,
+    Pixels,
+    Shards,
+)
 from ..planned import Planned
 from ..runtime.faults import sentence
 from ..runtime.objects import Remote
@@ -22,6 +32,7 @@ from ..runtime.tables import column_sum, write_parquet
 from ..runtime.uploads import abort_uploads
 from .codec import member_names
 from .exchange import BEGUN, OURS, is_halfway
+from .index import write_index
 from .ledger import fitted_counts, make_ledger, reason_counts
 from .note import ShardNote
 from .sources import write_sources
@@ -31,7 +42,8 @@ DOWNLOADS = pa.schema({"url": pa.string(), "bytes": pa.int64(), "sha256": pa.str
 
 # Where a process that is killed may leave a part of which files.
 LEFT_OVERS = {
-    "": r"manifest\.json|(index|fetched)\.parquet|sources\.json|(image|video)_table\.npy|report\.html|README\.md",
+    "": r"manifest\.json|(index|fetched)\.parquet|(index|loads)\.arrow|sources\.json|(image|video)_table\.npy"
+    r"|report\.html|README\.md",
     "shards": r"pack-\d{6,}\.tar",
     "stats": r"[a-z]+\.parquet",
     "ledger": r"\d{5,}\.parquet",
@@ -154,14 +166,17 @@ def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
             hashed = Hashed(file)
             np.lib.format.write_array(hashed, values)
         files[pixel_tables[kind]] = hashed.digest()
+    places, digests = write_index(out, [index], len(member_names(family.media)))
+    files |= digests
     manifest = Manifest(
         fingerprint=inputs.identity.fingerprint,
         identity=inputs.identity,
         family=family.described(),
         pixels=Pixels(codec="u8", resize=family.resized_by(config.resize), tables=pixel_tables),
         counts=count_all(inputs.identity, pa.concat_tables(ledgers), index),
-        shards=tuple(note.entry for note in notes),
+        shards=Shards(note.entry for note in notes),
         files=files,
+        index=places,
     )
     _remove_other_shards(out, manifest)
     remove_left_overs(out)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..manifest import FETCHED, FILE as MANIFEST, INDEX
+from ..manifest import FETCHED, FILE as MANIFEST, INDEX, LOADS, PLACES
 from ..runtime.objects import Remote
 from ..runtime.progress import FILE as TIMING
 from ..runtime.storage import Place, remove, sync_folder
@@ -26,6 +26,8 @@ OURS = (
     "report.html",  # of the old output; the new one gets its own when it is in place
     SOURCES,
     INDEX,
+    PLACES,
+    LOADS,
     FETCHED,
     "image_table.npy",
     "video_table.npy",

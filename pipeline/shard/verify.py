@@ -2,8 +2,10 @@
 
 import dataclasses
 import hashlib
+import os
 import zlib
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -13,7 +15,7 @@ import pyarrow.compute as pc
 from ..families.registry import FAMILIES
 from ..labels import TrainOn
 from ..layout import layout_of
-from ..manifest import FETCHED, FILE, INDEX, Manifest, ShardEntry
+from ..manifest import FETCHED, FILE, INDEX, LOADS, PLACES, Manifest, OutputError, ShardEntry
 from ..records import REASONS, TOKEN_TYPES
 from ..runtime.engine import Engine
 from ..runtime.storage import Place, inside, open_regular, read_into
@@ -21,9 +23,9 @@ from ..runtime.tables import column_sum, read_parquet
 from ..runtime.work import did
 from ..typed import check_types
 from .check import check_pack
-from .codec import BLOCK, END, read_pack, tar_header
+from .codec import BLOCK, END, member_names, read_pack, tar_header
 from .commit import count_all
-from .index import index_problems
+from .index import LOADS_SCHEMA, index_problems, parse_batch, places_of, runs
 from .ledger import SCHEMA as LEDGER
 from .note import PackLine
 from .stats import pack_stats, shard_stats
@@ -73,6 +75,7 @@ def verify_ledger(out: Place, manifest: Manifest) -> list[str]:
     problems += [f"{INDEX}: {words}" for words, _, _ in index_problems(index, manifest)]
     if problems:
         return problems
+    problems += _arrow_problems(out, index, manifest)
     if manifest.fingerprint != manifest.identity.fingerprint:
         problems.append("manifest: its fingerprint is not that of its identity")
     problems += _conservation(pa.concat_tables(ledgers.values()), manifest)
@@ -106,12 +109,58 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
     expected = {INDEX, *(f"stats/{name}.parquet" for name in ("shards", "packs", "datasets", "media"))}
+    expected |= {PLACES, LOADS} if manifest.index else set()
     expected |= {f"ledger/{number:05d}.parquet" for number in range(len(manifest.identity.inputs))}
     expected |= set(manifest.pixels.tables.values())
     if odd := (manifest.files.keys() - {FETCHED}) ^ expected:
         yield f"files: {', '.join(sorted(odd))} are too many, or missing"
     if (pixels := manifest.pixels.codec) != "u8":
         yield f"pixels: the codec {pixels!r} is unknown"
+
+
+def _arrow_problems(out: Place, index: pa.Table, manifest: Manifest) -> Iterator[str]:
+    """Whether the loader's files say what index.parquet says, which is known to be sound."""
+    if manifest.index is None:
+        return
+    if list(manifest.index.times) != runs(index["times"].to_numpy()):
+        yield f"{FILE}: index.times is not that of {INDEX}"
+    for name, problems in ((PLACES, _places_problems), (LOADS, _loads_problems)):
+        try:
+            with open_regular(inside(out, name))[0] as file:
+                yield from (f"{name}: {problem}" for problem in problems(file, index, manifest))
+        except OutputError as error:
+            yield f"{name}: {error}"
+        except (pa.ArrowException, OSError, ValueError) as error:
+            yield f"{name}: not Arrow: {str(error)[:200]}"
+
+
+def _places_problems(file: BinaryIO, index: pa.Table, manifest: Manifest) -> Iterator[str]:
+    """Batch by batch: as other readers find them, by the file's footer, and as the loader does, by the manifest."""
+    described, found = manifest.index, pa.ipc.open_file(file)
+    assert described is not None
+    if found.num_record_batches != len(described.crc32):
+        yield f"{found.num_record_batches} batches, by the manifest {len(described.crc32)}"
+        return
+    for number, (crc32, (first, last)) in enumerate(zip(described.crc32, pairwise(described.offsets), strict=True)):
+        lines = index.slice(number * described.packs_per_batch, described.packs_per_batch)
+        expected = places_of(lines, len(member_names(layout_of(manifest.family)))).batch()
+        if not found.get_batch(number).equals(expected):
+            yield f"batch {number} says something else than {INDEX}"
+            return
+        content = memoryview(bytearray(min(last - first, file.seek(0, os.SEEK_END))))
+        got = content[: read_into(file, content, first)]
+        if len(got) != last - first or zlib.crc32(got) != crc32:
+            yield f"batch {number} is not where the manifest has it, or its crc32 is another"
+            return
+        if not parse_batch(got, number, manifest, str(PLACES)).batch().equals(expected):
+            yield f"batch {number} says something else than {INDEX}"
+            return
+
+
+def _loads_problems(file: BinaryIO, index: pa.Table, manifest: Manifest) -> Iterator[str]:
+    found = pa.ipc.open_file(file).read_all()
+    if not found.equals(index.select(LOADS_SCHEMA.names).cast(LOADS_SCHEMA)):
+        yield f"says something else than {INDEX}"
 
 
 def _file_problem(out: Place, name: str, manifest: Manifest) -> str:

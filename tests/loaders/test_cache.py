@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import many_packs, tiny_config
+from helpers import many_packs, one_shard_per_pack, tiny_config
 from object_store import SPAWN, read_all, read_first, read_with_limit, serving, started, sums_of
 from torch.utils.data import DataLoader
 
@@ -113,6 +113,33 @@ def test_ranged_reads_open_a_shard_once(bucket, store):
     assert_same(packs, PackedShards(bucket / "out"))
     assert store.num("GET", ".tar") == len(packs.reader.packs) > 30
     assert store.num("HEAD", ".tar") == 3
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+def test_a_pack_costs_one_request(bucket, store, prefetch):
+    """What was asked for to compare the sizes, at the beginning, need not be asked for again."""
+    packs = PackedShards(store.uri("out"), prefetch=prefetch)
+    assert (store.num("HEAD", ".tar"), store.num("GET", ".tar")) == (3, 0)
+    store.requests.clear()
+    for epoch in range(2):
+        assert len(list(packs)) == len(packs) > 30
+        assert (store.num("HEAD", ".tar"), store.num("GET", ".tar")) == (0, len(packs) * (epoch + 1))
+    assert store.num("GET", "index.arrow") == 1, "one batch of it has all of them"
+    assert store.num("GET", "loads.arrow") == 2, "for each order"
+
+
+def test_sizes_of_many_shards_are_listed(bucket, store, tmp_path):
+    shutil.copytree(bucket / "out", bucket / "many", dirs_exist_ok=True)
+    one_shard_per_pack(bucket / "many")
+    packs = PackedShards(store.uri("many"))
+    assert len(packs) > 30 and (store.num("HEAD", ".tar"), store.num("GET", ".tar")) == (0, 0)
+    path = bucket / "many/shards/pack-000020.tar"
+    path.write_bytes(path.read_bytes()[:-512])
+    with pytest.raises(ShardError, match=r"pack-000020.tar has \d+ bytes, the manifest \d+"):
+        PackedShards(store.uri("many"))
+    path.unlink()
+    with pytest.raises(ShardError, match="pack-000020.tar is missing"):
+        PackedShards(store.uri("many"))
 
 
 # Processes
@@ -267,7 +294,7 @@ def test_outputs_share_a_folder(bucket, store, tmp_path):
         assert_same(cached(store, tmp_path, out=out), PackedShards(bucket / out))
     shards = {out: ShardReader(bucket / out).manifest.shards for out in ("out", "other")}
     assert {shard.name for shard in shards["out"]} & {shard.name for shard in shards["other"]}
-    assert kept(tmp_path) == names(shards["out"] + shards["other"])
+    assert kept(tmp_path) == names([*shards["out"], *shards["other"]])
     assert {key.split("/")[0] for method, key in store.requests if method == "GET" and key.endswith(".tar")} == {
         "out", "other",
     }  # fmt: skip

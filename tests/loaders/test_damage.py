@@ -15,7 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.fuzz import fuzz
-from jobs.fuzzing.output import OUTPUT, loaded, sign, verified
+from jobs.fuzzing.output import (
+    OUTPUT,
+    as_format_5,
+    loaded,
+    read_table,
+    sign,
+    verified,
+    write_forged,
+    write_indexes,
+)
 from neatpack import PackedShards
 from neatpack.loaders.reader import ShardReader
 from neatpack.pipeline.manifest import OutputError, ShardError
@@ -23,12 +32,11 @@ from neatpack.pipeline.manifest import OutputError, ShardError
 Lines = list[dict[str, Any]]
 
 
-def edit_index(out: Path, change: Callable[[Lines], Any]) -> None:
-    table = pq.read_table(out / "index.parquet")
+def edit_table(out: Path, name: str, change: Callable[[Lines], Any]) -> None:
+    table = read_table(out / name)
     lines = table.to_pylist()
     change(lines)
-    pq.write_table(pa.Table.from_pylist(lines, schema=table.schema), out / "index.parquet")
-    sign(out)
+    write_forged(out, name, pa.Table.from_pylist(lines, schema=table.schema))
 
 
 def edit_array(out: Path, pack: int, name: str, change: Callable[[np.ndarray], Any]) -> None:
@@ -48,7 +56,10 @@ def edit_array(out: Path, pack: int, name: str, change: Callable[[np.ndarray], A
         path.write_bytes(content)
         line["crc32"] = zlib.crc32(content[line["offset"] : line["offset"] + line["bytes"]])
 
-    edit_index(out, forge)
+    table = pq.read_table(out / "index.parquet")
+    lines = table.to_pylist()
+    forge(lines)
+    write_indexes(out, pa.Table.from_pylist(lines, schema=table.schema))
 
 
 def put(**cells: Any) -> Callable[[Lines], None]:
@@ -111,7 +122,8 @@ def exchange(key: str) -> Callable[[Lines], None]:
 def test_an_index_that_was_edited(out: Path, change: Callable[[Lines], Any], words: str) -> None:
     """Of a line whose every place follows from the manifest and the sizes before, none can be another."""
     (out.parent / "outside.tar").write_bytes((out / "shards/pack-000000.tar").read_bytes())
-    edit_index(out, change)
+    as_format_5(out)
+    edit_table(out, "index.parquet", change)
     with pytest.raises(ShardError) as caught:
         PackedShards(out, check="none")
     assert f"{out}/index.parquet: " in str(caught.value) and words in str(caught.value)
@@ -119,10 +131,94 @@ def test_an_index_that_was_edited(out: Path, change: Callable[[Lines], Any], wor
     assert any(problem.startswith("index.parquet: ") and words in problem for problem in found), found
 
 
+def size(number: int, value: int) -> Callable[[Lines], None]:
+    return lambda lines: lines[3]["sizes"].__setitem__(number, value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (put(shard=1), "pack 3 is of shard 1, by the manifest of pack-000000.tar"),
+        (put(shard=-1), "pack 3 is of shard -1, by the manifest of pack-000000.tar"),
+        (put(offset=1 << 40), "pack 3 in pack-000000.tar: it does not start where the one before it ends"),
+        (put(offset=-512), "pack 3 in pack-000000.tar: it does not start where"),
+        (exchange("offset"), "pack 3 in pack-000000.tar: it does not start where"),
+        (exchange("sizes"), "pack 4 in pack-000000.tar: it does not start where"),
+        (size(2, 1 << 62), "pack 3 in pack-000000.tar: the sizes of its members are not"),
+        (size(2, -1), "pack 3 in pack-000000.tar: the sizes of its members"),
+        (lambda lines: lines[-1].update(offset=0), "it does not start where"),
+        (put(tokens=1 << 30), "pack 3 in pack-000000.tar: its tokens are not between 1 and pack_size 280"),
+        (put(num_images=-1), "pack 3 in pack-000000.tar: its media cannot be so many"),
+        (put(tokens=None), "batch 0 has"),
+        (lambda lines: lines.pop(), "batch 0 has"),
+        (lambda lines: lines.insert(3, lines[3]), "batch 0 has"),
+    ],
+)
+def test_places_that_were_edited(out: Path, change: Callable[[Lines], Any], words: str) -> None:
+    """The loader finds it where it needs the batch, before it reads where that points."""
+    edit_table(out, "index.arrow", change)
+    packs = PackedShards(out, check="none")
+    with pytest.raises(OutputError) as caught:
+        packs.pack(5)
+    assert f"{out}/index.arrow: " in str(caught.value) and words in str(caught.value)
+    found = verified(out)
+    assert any(problem.startswith("index.arrow: batch 0 says something else") for problem in found), found
+
+
+def test_batches_are_compared_where_they_are_needed(out: Path) -> None:
+    manifest = ShardReader(out).manifest
+    assert manifest.index is not None
+    content = bytearray((out / "index.arrow").read_bytes())
+    content[manifest.index.offsets[1] - 1000] ^= 1
+    (out / "index.arrow").write_bytes(content)
+    packs = PackedShards(out, check="none")
+    with pytest.raises(
+        OutputError, match=r"index.arrow: batch 0: its crc32 is \w{8}, by the manifest \w{8}; run `neatp"
+    ):
+        packs.pack(0)
+    assert "index.arrow: sha256 differs from the manifest's" in verified(out)
+    (out / "index.arrow").write_bytes(content[: manifest.index.offsets[1] - 7])
+    with pytest.raises(OutputError, match="index.arrow: batch 0: the file ends 7 bytes before it does"):
+        packs.pack(0)
+    (out / "index.arrow").unlink()
+    with pytest.raises(OutputError, match="index.arrow is missing; run `neatpack verify`"):
+        PackedShards(out)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (put(tokens=-1), "tokens from -1 to"),
+        (put(visual_tokens=1 << 30), " to 1073741824, in packs of 280"),
+        (lambda lines: lines.pop(), "lines of visual_tokens, tokens; expected"),
+    ],
+)
+def test_loads_that_were_edited(out: Path, change: Callable[[Lines], Any], words: str) -> None:
+    edit_table(out, "loads.arrow", change)
+    packs = PackedShards(out)
+    assert packs.pack(0)["pack"] == 0
+    with pytest.raises(OutputError) as caught:
+        next(iter(packs))
+    assert f"{out}/loads.arrow: " in str(caught.value) and words in str(caught.value)
+    assert "loads.arrow: says something else than index.parquet" in verified(out)
+
+
+def test_times_that_were_edited(out: Path) -> None:
+    sign(out, lambda found: found["index"].update(times=[[0, 2.0]]))
+    assert "manifest.json: index.times is not that of index.parquet" in verified(out)
+
+
+def test_an_output_of_format_5_is_read(out: Path, sound: Path) -> None:
+    as_format_5(out)
+    assert loaded(out) == loaded(sound)
+    assert verified(out) == []
+
+
 def test_an_index_without_a_column(out: Path) -> None:
+    as_format_5(out)
     pq.write_table(pq.read_table(out / "index.parquet").drop_columns(["crc32"]), out / "index.parquet")
     sign(out)
-    with pytest.raises(ShardError, match="index.parquet: columns are .*, expected those of format 5"):
+    with pytest.raises(ShardError, match="index.parquet: columns are .*, expected those of format 6"):
         ShardReader(out)
     assert verified(out)[0].startswith("index.parquet: columns are")
     (out / "index.parquet").write_bytes(b"PAR1, but not more")
@@ -137,7 +233,7 @@ def test_an_index_without_a_column(out: Path) -> None:
     [("tokens", 7), ("num_documents", 1), ("target_tokens", 1), ("squares", 5), ("visual_tokens", 0), ("crc32", 0)],
 )
 def test_verify_holds_the_index_against_the_packs(out: Path, column: str, value: int) -> None:
-    edit_index(out, put(**{column: value}))
+    edit_table(out, "index.parquet", put(**{column: value}))
     found = verified(out)
     assert any("pack 3" in problem or "counts" in problem for problem in found), found
 
@@ -180,7 +276,7 @@ def test_shards_beside_those_of_the_manifest_are_told(out: Path) -> None:
 # Places
 
 
-@pytest.mark.parametrize("name", ["shards/pack-000000.tar", "index.parquet", "image_table.npy", "shards"])
+@pytest.mark.parametrize("name", ["shards/pack-000000.tar", "index.arrow", "loads.arrow", "image_table.npy", "shards"])
 def test_links_out_of_the_output_are_not_followed(out: Path, tmp_path: Path, name: str) -> None:
     (out / name).rename(tmp_path / "elsewhere")
     (out / name).symlink_to(tmp_path / "elsewhere")

@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import ROOT, many_packs
+from helpers import ROOT, many_packs, one_shard_per_pack
 
-from jobs.fuzzing.output import loaded, sign
+from jobs.fuzzing.output import loaded
 from neatpack import PackedShards
 from neatpack.loaders.reader import FILES_OPEN
-from neatpack.pipeline.manifest import ShardError, shard_name
-from neatpack.pipeline.shard.codec import END
+from neatpack.pipeline.manifest import ShardError
 
 CHECKS = ("none", "sizes", "packs", "full")
 
@@ -120,30 +118,6 @@ def test_a_pack_is_compared_once_in_a_process(out: Path, monkeypatch: pytest.Mon
 
 
 # More shards than may be open
-
-
-def one_shard_per_pack(out: Path) -> None:
-    index = pq.read_table(out / "index.parquet")
-    lines, contents = index.to_pylist(), {}
-    for number, line in enumerate(lines):
-        content = (out / "shards" / line["shard"]).read_bytes()
-        contents[number] = content[line["offset"] : line["offset"] + line["bytes"]] + bytes(END)
-        for place in line["members"]:
-            place["offset"] -= line["offset"]
-        line |= {"shard": shard_name(number), "offset": 0}
-    shutil.rmtree(out / "shards")
-    (out / "shards").mkdir()
-    for number, content in contents.items():
-        (out / "shards" / shard_name(number)).write_bytes(content)
-    pq.write_table(pa.Table.from_pylist(lines, schema=index.schema), out / "index.parquet")
-
-    def change(found: dict[str, Any]) -> None:
-        entries = [{"name": shard_name(number), "bytes": 0, "sha256": "", "first_pack": line["pack"], "num_packs": 1}
-                   for number, line in enumerate(lines)]  # fmt: skip
-        found["shards"] = entries
-
-    sign(out, change)
-    sign(out)
 
 
 MANY = """

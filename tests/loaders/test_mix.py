@@ -27,7 +27,7 @@ def keys(items):
 
 
 def source(num_packs, group_size, per_epoch, first=0):
-    return Source(packs=np.arange(num_packs), group_size=group_size, loads=(), per_epoch=per_epoch, first=first)
+    return Source(packs=np.arange(num_packs), group_size=group_size, loads=tuple, per_epoch=per_epoch, first=first)
 
 
 # The order
@@ -44,7 +44,7 @@ def test_by_hand():
 @given(num=st.integers(0, 40), group_size=st.sampled_from([1, 2, 4, 12]), epoch=st.integers(0, 2))
 def test_one_output_is_its_own_order(num, group_size, epoch):
     packs = np.setdiff1d(np.arange(num), [3, 17])
-    alone = Source(packs=packs, group_size=group_size, loads=(), per_epoch=len(packs))
+    alone = Source(packs=packs, group_size=group_size, loads=tuple, per_epoch=len(packs))
     assert mixed_order([alone], 5, epoch).tolist() == epoch_order(packs, group_size, 5, epoch).tolist()
 
 
