@@ -78,8 +78,9 @@ class Shards(Sequence[ShardEntry]):
     def __init__(self, entries: Iterable[ShardEntry] = ()) -> None:
         self.bytes, self.firsts, self._sha256 = array("q"), array("q", [0]), bytearray()
         for number, entry in enumerate(entries):
-            if problem := _shard_problem(entry, number, self.firsts[-1]):
-                raise ValueError(problem)
+            values = dict(zip(_SHARD_KEYS, attrgetter(*_SHARD_KEYS)(entry), strict=True))
+            if not _is_sound(values, number, self.firsts[-1]):
+                raise ValueError(_shard_problem(entry, number, self.firsts[-1]))
             self._append(entry.bytes, entry.sha256, entry.num_packs)
 
     def taken(self, found: dict[str, Any]) -> "dict[str, Any] | Shards":

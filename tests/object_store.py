@@ -59,8 +59,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=True)
 
     def _answer(self, *, with_body: bool) -> None:
-        path, _, query = self.path.partition("?")
-        key = unquote(path).removeprefix("/bucket/")
+        asked, _, query = self.path.partition("?")
+        key = unquote(asked).removeprefix("/bucket/")
         self.server.requests.append((self.command, key))
         if "list-type=2" in query:
             self._list(parse_qs(query)["prefix"][0])

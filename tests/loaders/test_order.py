@@ -1,6 +1,7 @@
 """Which pack comes when, and to whom: functions of integers."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -71,11 +72,15 @@ def test_the_order_stays():
     )
 
 
+def some_loads(num):
+    return [np.arange(num) % 5]
+
+
 @pytest.mark.parametrize("chunk", [5, 1 << 17])
 @given(data=st.data())
 def test_parts_are_those_of_the_whole(chunk, data):
     """Also of mixed outputs that an epoch ends or begins in the middle of; and a draw that is known needs no loads."""
-    sources = [Source(packs=range(num), group_size=group_size, loads=lambda num=num: [np.arange(num) % 5],
+    sources = [Source(packs=range(num), group_size=group_size, loads=partial(some_loads, num),
                       first=100 * at, per_epoch=data.draw(st.integers(0, 2 * num)))
                for at, (num, group_size) in enumerate([(30, 4), (17, 6)])]  # fmt: skip
     epoch, shuffle, drawn = data.draw(st.integers(0, 3)), data.draw(st.booleans()), {}
