@@ -335,7 +335,7 @@ def test_a_shard_of_another_size_is_refused_before_it_is_downloaded(damaged, tmp
 def test_a_store_that_fails_is_not_the_caches_fault(damaged, tmp_path):
     packs = cached(damaged, tmp_path / "cache")
     (tmp_path / "out" / "shards" / shards_of(tmp_path)[0].name).unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ShardError, match="is missing"):
         packs.pack(0)
     assert kept(tmp_path / "cache") == set()
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from helpers import ROOT, many_packs, one_shard_per_pack
+from object_store import serving
 
 from jobs.fuzzing.output import loaded
 from neatpack import PackedShards
@@ -111,9 +112,10 @@ def test_a_pack_is_compared_once_in_a_process(out: Path, monkeypatch: pytest.Mon
     for _ in range(3):
         assert len(list(packs)) == len(packs)
     assert len(counted) == len(packs)
-    remote = PackedShards(f"file://{out}")
-    for _ in range(2):
-        assert len(list(remote)) == len(packs)
+    with serving(out.parent) as store:
+        remote = PackedShards(store.uri(out.name))
+        for _ in range(2):
+            assert len(list(remote)) == len(packs)
     assert len(counted) == 3 * len(packs), "what comes over a network is another copy each time"
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers import ROOT, files_of, many_packs, packs_of
+from object_store import serving
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards, neat_packed_vlm_collater
@@ -236,12 +237,13 @@ def test_wrong_arguments(out, arguments):
 
 
 def test_ranged_reads_give_the_same(out):
-    """A URI is read through pyarrow's file systems, by range and ahead of time: the way of object stores."""
-    local, remote = PackedShards(out), PackedShards(f"file://{out}", prefetch=3)
-    assert not remote.reader.is_local
-    for ours, theirs in zip(local, remote, strict=True):
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[k], theirs[k]) for k in ours if isinstance(ours[k], torch.Tensor))
+    """An output in a store is read by range and ahead of time."""
+    with serving(out.parent) as store:
+        local, remote = PackedShards(out), PackedShards(store.uri(out.name), prefetch=3)
+        assert not remote.reader.is_local
+        for ours, theirs in zip(local, remote, strict=True):
+            assert ours.keys() == theirs.keys()
+            assert all(torch.equal(ours[k], theirs[k]) for k in ours if isinstance(ours[k], torch.Tensor))
 
 
 def test_hugging_face_datasets_reads_the_shards(out, tmp_path):
