@@ -3,16 +3,20 @@
 The nouns that the driver (run.py) hands from the planning half of a run to the writing half and to reports.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from .config import PackConfig
 from .families.base import Family
 from .identity import Identity
 from .ingest.corpus import Corpus
 from .measure.store import MeasuredPart
-from .plan.assign import Plan
+from .plan.assign import TakenPart
+from .plan.files import PlanFile, Sums, first_packs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -32,22 +36,60 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Planned:
-    """What the first half of a run gives."""
+    """What the first half of a run gives: figures of the plan, which itself stays on disk."""
 
     inputs: Inputs
     parts: Sequence[MeasuredPart]
-    plan: Plan  # mended, where rows turned out unreadable
-    plan_file: Path  # the plan as it was made
-    shards: tuple[int, ...]  # of that plan: the first pack of each shard, and the number of packs
+    partitions: Sequence[np.ndarray]  # indices of the parts of each
+    folder: Path  # of the plan files
+    files: Sequence[PlanFile]  # as they are now: mended, where rows turned out unreadable
     troubles: tuple[str, ...] = ()  # of `run_plan`: what would be lost, in words; none: no more than may be
     holdout: "Planned | None" = None  # the same for the rows that --holdout keeps, where there is one
 
     @property
-    def mended_file(self) -> Path:
-        return self.plan_file.with_suffix(".mended.arrow")
+    def num_partitions(self) -> int:
+        return len(self.partitions)
+
+    def path(self, file: PlanFile) -> Path:
+        return self.folder / file.name
 
     @property
-    def shard_starts(self) -> list[int]:
-        """Shards stay where they were cut when the plan is mended, or all behind the first hole would change."""
-        count = self.plan.num_packs
-        return [*(first for first in self.shards[:-1] if first < count), count] if count else [0]
+    def list_file(self) -> Path:
+        """Names the plan files that count."""
+        return self.folder / f"{self.inputs.identity.fingerprint}.list.json"
+
+    def taken(self, partition: int) -> list[TakenPart]:
+        """The parts of a partition, and how often this output takes their rows."""
+        return [self._taken(index) for index in self.partitions[partition].tolist()]
+
+    def _taken(self, index: int) -> TakenPart:
+        part = self.parts[index]
+        rows = self.inputs.corpora[part.corpus].taken(part.part.first_row, part.part.num_rows)
+        return TakenPart(index, part.corpus, part.path, rows)
+
+    @property
+    def first_packs(self) -> list[int]:
+        """Of each file, by the numbers of the output; and how many there are."""
+        return first_packs(self.files)
+
+    @property
+    def num_packs(self) -> int:
+        return sum(file.num_packs for file in self.files)
+
+    @property
+    def num_packed(self) -> int:
+        return sum(file.num_packed for file in self.files)
+
+    @property
+    def num_bytes(self) -> int:
+        """About what the packs take on disk."""
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def sums(self) -> list[Sums]:
+        """By corpus."""
+        return [sum((file.corpora[index] for file in self.files), Sums()) for index in range(len(self.inputs.corpora))]
+
+    def skip_counts(self) -> Counter[str]:
+        """Lines in no pack, by reason."""
+        return sum((Counter(sums.skipped) for file in self.files for sums in file.corpora), Counter())

@@ -76,7 +76,7 @@ def run_pack(config: PackConfig, progress: Progress | None = None) -> Packed:
             for inputs in outputs:
                 add_report(inputs.out, packed[inputs.out].manifest)
         for inputs in outputs:
-            lost = troubles_of_output(inputs.out, inputs.corpora, config.max_skipped)
+            lost = troubles_of_output(inputs.out, packed[inputs.out].manifest, inputs.corpora, config.max_skipped)
             packed[inputs.out] = dataclasses.replace(packed[inputs.out], troubles=lost)
     return dataclasses.replace(packed[out], holdout=packed.get(beside))
 

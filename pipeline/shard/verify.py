@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from ..families.registry import FAMILIES
 from ..labels import TrainOn
 from ..layout import layout_of
-from ..manifest import FETCHED, FILE, INDEX, Manifest, ShardEntry
+from ..manifest import FETCHED, FILE, INDEX, Manifest, OutputError, ShardEntry
 from ..records import REASONS, TOKEN_TYPES
 from ..runtime.engine import Engine
 from ..runtime.storage import inside, open_regular, read_into
@@ -29,6 +29,7 @@ from .index import index_problems
 from .ledger import SCHEMA as LEDGER
 from .note import PackLine
 from .stats import pack_stats, shard_stats
+from .tables import ledger_names
 
 MAX_PROBLEMS = 20  # of a shard; a broken one would fill the screen
 # What numbers that make no sense may lead to, where they come with checksums that fit them.
@@ -108,8 +109,12 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
     expected = {INDEX, *(f"stats/{name}.parquet" for name in ("shards", "packs", "datasets", "media"))}
-    expected |= {f"ledger/{number:05d}.parquet" for number in range(len(manifest.identity.inputs))}
     expected |= set(manifest.pixels.tables.values())
+    try:
+        expected |= {name for names in ledger_names(manifest).values() for name in names}
+    except OutputError as error:
+        yield f"files: {error}"
+        return
     if odd := (manifest.files.keys() - {FETCHED}) ^ expected:
         yield f"files: {', '.join(sorted(odd))} are too many, or missing"
     if (pixels := manifest.pixels.codec) != "u8":

@@ -2,10 +2,11 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
+
+import numpy as np
 
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
@@ -16,28 +17,32 @@ from ..measure.store import is_good, read_measured
 from ..media.remote import Fetched, fetched_for
 from ..media.stamp import is_changed
 from ..plan.assign import Plan, PlanLine
+from ..plan.files import read_paths, read_shard
 from ..records import IGNORE, Document, Measured, MediaError, Pack, Sample
 from ..render.pack import build_pack
 from ..render.sample import render_sample
 from ..runtime.journal import Journal, journal
-from ..runtime.storage import Hashed, read_json, write_whole
-from ..runtime.tables import open_arrow
+from ..runtime.storage import Hashed, write_whole
+from ..runtime.tables import write_arrow
 from ..runtime.work import did, timed
-from .codec import write_end, write_pack
-from .note import CHANGED, DatasetSums, LostRow, MediaSize, PackLine, ShardNote
+from .codec import member_names, write_end, write_pack
+from .note import CHANGED, DatasetSums, LostRow, MediaSize, PackLine, ShardDone, ShardNote
+from .stats import make_index
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardJob:
-    """What a shard is made of: packs [first, last) of the plan at `plan`, rendered by the rest. It travels: no data."""
+    """What a shard is made of: packs [first, last) by a batch of the plan at `plan`. It travels: no data."""
 
     number: int
     first: int
     last: int
     plan: Path
-    parts: Path  # JSON list of the paths of the measured parts, which the plan names by index
+    batch: int
+    shift: int  # what the plan's numbers of packs lack to those of the output
+    parts: Path  # where measured parts are, which the plan names by index: see `write_paths`
     corpora: tuple[str, ...]  # names, likewise
     processor: ProcessorKey
     resize: str
@@ -55,30 +60,33 @@ class ShardJob:
     def tar(self) -> Path:
         return self.out / "shards" / self.name
 
+    @property
+    def lines(self) -> Path:
+        """Of its packs, as the index has them: beside the note."""
+        return self.done.with_suffix(".arrow")
 
-def finished(job: ShardJob) -> ShardNote | None:
-    """The note of a shard that an earlier run with the same fingerprint finished, if its tar is still whole in size."""
+
+def finished(job: ShardJob) -> ShardDone | None:
+    """A shard that an earlier run with the same fingerprint finished, if its tar is still whole in size."""
     note = ShardNote.read(job.done, job.fingerprint)
-    if note is None or not job.tar.exists() or job.tar.stat().st_size != note.bytes:
+    if note is None or not job.lines.exists() or not job.tar.exists() or job.tar.stat().st_size != note.bytes:
         return None
-    return note
+    return note.done
 
 
-def shard_task(job: ShardJob) -> ShardNote:
+def shard_task(job: ShardJob) -> ShardDone:
     with timed("loading the processor"):
         family = family_for(job.processor)
-    return write_shard(job, family, _open_plan(job.plan, job.plan.stat().st_mtime_ns))
+    return write_shard(job, family, read_shard(job.plan, job.batch, job.shift)).done
 
 
-@lru_cache(maxsize=1)
-def _open_plan(path: Path, _mtime: int) -> Plan:
-    """Once in a process: every shard's task needs it."""
-    return Plan(open_arrow(path))
+def _parts(job: ShardJob, plan: Plan) -> dict[int, Path]:
+    return read_paths(job.parts, np.unique(plan.packed["part"].to_numpy()).tolist())
 
 
 def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
-    """Write the tar, then the note."""
-    parts = [Path(path) for path in read_json(job.parts)]
+    """Write the tar, then the lines of its packs, then the note."""
+    parts = _parts(job, plan)
     lines: list[PackLine] = []
     lost: list[LostRow] = []
     documents: list[Document] = []
@@ -97,19 +105,23 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
                 documents += pack.documents
             _tell(lines[-1:] if pack is not None else [], failed)
         write_end(hashed)
+    fake_tokens = len(family.fake_image_ids) if job.fake_image else 0
+    times = plan.times_per_pack[[line.pack - plan.first for line in lines]]
+    write_arrow(job.lines, make_index(job.name, lines, member_names(family.media), fake_tokens, times))
     note = ShardNote(
         fingerprint=job.fingerprint,
         shard=job.name,
         bytes=hashed.size,
         sha256=hashed.digest(),
-        packs=tuple(lines),
+        first_pack=lines[0].pack if lines else -1,
+        num_packs=len(lines),
         lost=tuple(lost),
         fetched=tuple(sorted(renderer.fetched)),
         sizes=tuple(MediaSize(*size, count) for size, count in sorted(renderer.sizes.items())),
         sums=_sums(documents),
     )
     note.write(job.done)
-    logger.debug("%s: %d packs, %d bytes, %d rows lost", note.shard, len(note.packs), note.bytes, len(note.lost))
+    logger.debug("%s: %d packs, %d bytes, %d rows lost", note.shard, note.num_packs, note.bytes, len(note.lost))
     return note
 
 
@@ -123,10 +135,10 @@ def _tell(written: Sequence[PackLine], lost: Sequence[LostRow]) -> None:
 
 def first_pack(job: ShardJob) -> tuple[Pack | None, list[LostRow]]:
     """The pack that a shard begins with, as `write_shard` would write it: to be looked at."""
-    parts = [Path(path) for path in read_json(job.parts)]
+    plan = read_shard(job.plan, job.batch, job.shift)
     with journal(job.done.with_suffix(".journal")) as watch:
-        plan = Plan(open_arrow(job.plan))
-        return Renderer(job=job, family=family_for(job.processor), plan=plan, parts=parts, watch=watch).pack(job.first)
+        family, parts = family_for(job.processor), _parts(job, plan)
+        return Renderer(job=job, family=family, plan=plan, parts=parts, watch=watch).pack(job.first)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +148,7 @@ class Renderer:
     job: ShardJob
     family: Family
     plan: Plan
-    parts: Sequence[Path]
+    parts: Mapping[int, Path]
     watch: Journal
     fetched: set[Fetched] = field(default_factory=set)  # downloads that are in a pack, filled on the way
     sizes: Counter[tuple[str, str, int, int, int, int]] = field(default_factory=Counter)  # likewise: see MediaSize
@@ -206,7 +218,8 @@ class Renderer:
 
 
 def _lost(line: PlanLine, reason: str, detail: str) -> LostRow:
-    return LostRow(dataset=line["dataset"], row=line["row"], repeat=line["repeat"], reason=reason, detail=detail)
+    names = {"dataset": line["dataset"], "row": line["row"], "repeat": line["repeat"], "part": line["part"]}
+    return LostRow(**names, reason=reason, detail=detail)
 
 
 def _sums(documents: Sequence[Document]) -> tuple[DatasetSums, ...]:

@@ -11,7 +11,15 @@ from helpers import corpus_of, plan_of
 from neatpack.pipeline.config import PackConfig, UserError
 from neatpack.pipeline.ingest.lines import Part
 from neatpack.pipeline.measure.store import MeasuredPart, write_measured
-from neatpack.pipeline.plan.assign import Plan, aligned, make_plan, pack_bytes, shard_starts
+from neatpack.pipeline.plan.assign import (
+    Plan,
+    aligned,
+    make_plan,
+    pack_bytes,
+    shard_starts,
+    shares_of,
+    taken_parts,
+)
 from neatpack.pipeline.records import Measured, Skip
 
 FAMILY: Any = SimpleNamespace(fake_image_ids=np.array([7, 8, 9]))  # three tokens that a pack without media keeps free
@@ -35,10 +43,11 @@ def planned(tmp_path: Path) -> Any:
     def plan(measured: dict[int, Measured | Skip], copies: list[int] | None = None, **config: Any) -> Plan:
         path = tmp_path / "000000.arrow"
         write_measured(path, list(measured), [""] * len(measured), list(measured.values()))
-        part = Part(file="absent", start=0, end=0, first_row=0, num_rows=len(measured), first_line=1)
         settings: dict[str, Any] = {"pack_size": 16, "group_size": 1, "fake_image": False} | config
         corpus = corpus_of("tiny", copies or [1] * len(measured))
-        return make_plan([corpus], [MeasuredPart(corpus=0, part=part, path=path)], FAMILY, PackConfig(**settings))
+        part = Part(file="absent", start=0, end=0, first_row=0, num_rows=corpus.num_rows, first_line=1)
+        parts = taken_parts([corpus], [MeasuredPart(corpus=0, part=part, path=path)])
+        return make_plan(parts, shares_of([corpus]), FAMILY, PackConfig(**settings))
 
     return plan
 

@@ -15,7 +15,7 @@ from ...plan.balance import pack_cost, step_ratios
 from ...records import REASONS
 from ...runtime.progress import FILE as TIMING
 from ...runtime.storage import read_json
-from ...shard.tables import ledger_names, read_table
+from ...shard.tables import ledger_names, read_ledger, read_table
 from .bins import Histogram, counted_in, doubling_edges, even_edges
 
 TEXT_ONLY, WITH_MEDIA = "text only", "with pictures or video"
@@ -83,9 +83,9 @@ def figures_of(out: Path, manifest: Manifest) -> Figures:
     names = ledger_names(manifest)
     examples: dict[str, list[Example]] = {}
     tokens, has_media = [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
-    for dataset, name in names.items():
+    for dataset, files in names.items():
         columns = ["row", "id", "status", "reason", "detail", "tokens", "visual_tokens"]
-        ledger = read_table(out, manifest, name, columns)
+        ledger = read_ledger(out, manifest, files, columns)
         is_packed = pc.equal(ledger["status"], "packed").to_numpy()
         tokens.append(ledger["tokens"].to_numpy()[is_packed].astype(np.int64))
         has_media.append(ledger["visual_tokens"].to_numpy()[is_packed] > 0)
