@@ -22,8 +22,9 @@ from .runtime.engine import Engine
 from .runtime.progress import CHECKING, COMMITTING, MEASURING, PLANNING, RENDERING, RENDERING_AGAIN
 from .shard.commit import commit
 from .shard.note import ShardDone
-from .shard.writer import ShardJob, finished, shard_task
+from .shard.writer import ShardJob, finished_shards, shard_task
 
+NOTES = 1024  # of shards, that a task reads: a tenth of a second
 MAX_ROUNDS = 10  # of shards made again; one is enough, unless media change all the time
 
 logger = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ def render(planned: Planned, running: Engine) -> Rendered:
     rounds = 0
     while True:
         jobs = shard_jobs(planned)
-        done = {job.number: found for job in jobs if (found := finished(job)) is not None}
+        done = _finished(jobs, running)
         todo = [job for job in jobs if job.number not in done]
         if reused is None:
             reused = len(done)
@@ -166,6 +167,16 @@ def render(planned: Planned, running: Engine) -> Rendered:
     return Rendered(manifest=manifest, reused_shards=reused)
 
 
+def _finished(jobs: Sequence[ShardJob], running: Engine) -> dict[int, ShardDone]:
+    """What earlier runs finished, by number. Only shards that have a note are looked at, many in a task."""
+    folder = jobs[0].done.parent if jobs else None
+    there = {path.name for path in folder.iterdir()} if folder is not None and folder.is_dir() else set()
+    noted = [job for job in jobs if job.done.name in there]
+    chunks = [(noted[start : start + NOTES],) for start in range(0, len(noted), NOTES)]
+    found = running.run(finished_shards, chunks, title="look", unit="chunk")
+    return {number: done for some in found for number, done in some.items()}
+
+
 def _mended(planned: Planned, holed: Sequence[ShardJob], done: Mapping[int, ShardDone], running: Engine) -> Planned:
     """A new plan, in the place of the old one: a run that is killed goes on with it. `holed`: shards that lost rows."""
     found = [done[job.number] for job in holed]
@@ -189,8 +200,10 @@ def shard_jobs(planned: Planned) -> list[ShardJob]:
     parts_file = planned.folder / f"{inputs.identity.fingerprint}.parts.arrow"
     write_paths(parts_file, [part.path for part in planned.parts])
     names, key = tuple(corpus.name for corpus in inputs.corpora), processor_key(config)
+    identity, done = inputs.identity.fingerprint, inputs.place / "work" / "done"
     jobs: list[ShardJob] = []
     for file, shift in zip(planned.files, planned.first_packs, strict=False):
+        path = planned.path(file)
         for batch, cut in enumerate(file.cuts):
             first = shift + cut.first
             jobs.append(
@@ -198,7 +211,7 @@ def shard_jobs(planned: Planned) -> list[ShardJob]:
                     number=len(jobs),
                     first=first,
                     last=first + cut.num_packs,
-                    plan=planned.path(file),
+                    plan=path,
                     batch=batch,
                     shift=shift,
                     parts=parts_file,
@@ -208,8 +221,8 @@ def shard_jobs(planned: Planned) -> list[ShardJob]:
                     fake_image=config.fake_image,
                     align=config.align,
                     out=inputs.place,
-                    done=inputs.place / "work" / "done" / f"{len(jobs):06d}.json",
-                    fingerprint=fingerprint(inputs.identity.fingerprint, cut.digest, first),
+                    done=done / f"{len(jobs):06d}.json",
+                    fingerprint=fingerprint(identity, cut.digest, first),
                 )
             )
     return jobs

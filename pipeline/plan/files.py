@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -50,8 +50,7 @@ class Sums:
         return Sums(**summed, skipped=skipped, times=self.times if self.packed else other.times)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cut:
+class Cut(NamedTuple):
     """A shard of a plan file, as it is now."""
 
     first: int  # pack of the file
@@ -78,7 +77,8 @@ class PlanFile:
         return sum(sums.packed for sums in self.corpora)
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return fields | {"corpora": [dataclasses.asdict(sums) for sums in self.corpora]}
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "PlanFile":
@@ -86,7 +86,7 @@ class PlanFile:
             **found
             | {
                 "starts": tuple(found["starts"]),
-                "cuts": tuple(Cut(**cut) for cut in found["cuts"]),
+                "cuts": tuple(Cut(*cut) for cut in found["cuts"]),
                 "corpora": tuple(Sums(**sums) for sums in found["corpora"]),
                 "balance": {ranks: (float(total), int(count)) for ranks, (total, count) in found["balance"].items()},
             }

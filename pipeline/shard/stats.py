@@ -83,26 +83,26 @@ class IndexSums:
 def write_index(out: Path, shards: Sequence[Sequence[Path]], pack_size: int) -> IndexSums:
     """The task that makes the index, and the statistics of packs and shards. `shards`: lines of each, by plan file."""
     sums: Counter[str] = Counter()
-    of_shards, nothing = [], SCHEMA.empty_table()
+    nothing = SCHEMA.empty_table()
+    of_shards = [shard_stats(nothing)]
     packs_schema = pack_stats(nothing, pack_size).schema
     with parquet_groups(out / INDEX, SCHEMA) as add, parquet_groups(out / PACKS, packs_schema) as add_packs:
-        for group in _row_groups(shards, of_shards):
+        for group in _row_groups(shards):
             add(group)
+            of_shards.append(shard_stats(group))
             add_packs(pack_stats(group, pack_size))
             sums.update({"packs": len(group)} | {name: column_sum(group[name]) for name in _COUNTED})
-    write_parquet(out / SHARDS, pa.concat_tables(of_shards) if of_shards else shard_stats(nothing))
+    write_parquet(out / SHARDS, _merged(pa.concat_tables(of_shards)))
     return IndexSums(**sums, files={name: sha256_of(out / name) for name in (INDEX, SHARDS, PACKS)})
 
 
-def _row_groups(shards: Sequence[Sequence[Path]], of_shards: list[pa.Table]) -> Iterator[pa.Table]:
+def _row_groups(shards: Sequence[Sequence[Path]]) -> Iterator[pa.Table]:
     """The lines of all shards, cut after every ROW_GROUP, as ever, and behind each plan file: no more than these are in
-    memory. The statistics of each shard are added to `of_shards`."""
+    memory."""
     for paths in shards:
         tables: list[pa.Table] = []
         for path in paths:
             tables.append(read_arrow(path))
-            if len(tables[-1]):
-                of_shards.append(shard_stats(tables[-1]))
             while sum(map(len, tables)) >= ROW_GROUP:
                 whole = pa.concat_tables(tables)
                 yield whole.slice(0, ROW_GROUP).combine_chunks()
@@ -117,6 +117,14 @@ def shard_stats(index: pa.Table) -> pa.Table:
     grouped = index.drop_columns(["members"]).group_by("shard", use_threads=False).aggregate(sums)
     names = {"pack_count": "num_packs"} | {f"{name}_sum": name for name in SUMMED}
     return grouped.rename_columns([names.get(name, name) for name in grouped.column_names]).sort_by("shard")
+
+
+def _merged(stats: pa.Table) -> pa.Table:
+    """Where a row group of the index ends within a shard, that has two lines: their sum."""
+    names = stats.column_names
+    grouped = stats.group_by("shard", use_threads=False).aggregate([(name, "sum") for name in names if name != "shard"])
+    grouped = grouped.rename_columns([name.removesuffix("_sum") for name in grouped.column_names])
+    return grouped.select(names).sort_by("shard")
 
 
 def pack_stats(index: pa.Table, pack_size: int) -> pa.Table:

@@ -74,6 +74,11 @@ def finished(job: ShardJob) -> ShardDone | None:
     return note.done
 
 
+def finished_shards(jobs: Sequence[ShardJob]) -> dict[int, ShardDone]:
+    """Of these, by number."""
+    return {job.number: found for job in jobs if (found := finished(job)) is not None}
+
+
 def shard_task(job: ShardJob) -> ShardDone:
     with timed("loading the processor"):
         family = family_for(job.processor)

@@ -78,7 +78,7 @@ def test_the_note_says_what_the_tar_holds(shard: Shard) -> None:
     with tarfile.open(shard.job.tar) as tar:
         places = [(member.offset_data, member.size) for member in tar]
     assert places == [(place["offset"], place["size"]) for place in (*text["members"], *image["members"])]
-    assert [place["name"] for place in text["members"]] == member_names(shard.family.media)
+    assert [place["name"] for place in text["members"]] == list(member_names(shard.family.media))
 
 
 def test_the_same_bytes_again(shard: Shard) -> None:
