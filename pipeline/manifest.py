@@ -57,6 +57,9 @@ class ShardEntry:
     num_packs: int
 
 
+_OF_SHARD = dataclasses.fields(ShardEntry)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pixels:
     """How stored bytes become pixels again."""
@@ -93,7 +96,8 @@ class Manifest:
     files: dict[str, str]  # sha256 of every other file of the output
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, **dataclasses.asdict(self)}
+        shards = [{field.name: getattr(shard, field.name) for field in _OF_SHARD} for shard in self.shards]
+        return {"format": FORMAT, **dataclasses.asdict(dataclasses.replace(self, shards=()))} | {"shards": shards}
 
     def write(self, out: Path) -> None:
         with write_whole(out / FILE) as file:

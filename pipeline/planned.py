@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from .config import PackConfig
 from .families.base import Family
 from .identity import Identity
 from .ingest.corpus import Corpus
 from .measure.store import MeasuredPart
-from .plan.assign import TakenPart
-from .plan.files import PlanFile, Sums, first_packs
+from .plan.assign import Plan, TakenPart
+from .plan.files import PlanFile, Sums, first_packs, read_plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -66,6 +67,15 @@ class Planned:
         part = self.parts[index]
         rows = self.inputs.corpora[part.corpus].taken(part.part.first_row, part.part.num_rows)
         return TakenPart(index, part.corpus, part.path, rows)
+
+    @property
+    def plan(self) -> Plan:
+        """All of it as one table, read from disk: to be looked at. A run does without."""
+        plans = [
+            read_plan(self.path(file)).shifted(first) for file, first in zip(self.files, self.first_packs, strict=False)
+        ]
+        skipped = [plan.table.slice(len(plan.packed)) for plan in plans]
+        return Plan(pa.concat_tables([*(plan.packed for plan in plans), *skipped]).combine_chunks())
 
     @property
     def first_packs(self) -> list[int]:

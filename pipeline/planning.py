@@ -44,6 +44,8 @@ def planned_of(inputs: Inputs, parts: Sequence[MeasuredPart], processor: Process
         return planned
     planned = dataclasses.replace(planned, files=_files(planned, processor, running))
     write_list(planned.list_file, planned.files)
+    for path in planned.folder.glob(f"{inputs.identity.fingerprint}-*.rest.arrow"):
+        path.unlink()  # they are joined now
     logger.info("plan: %d samples in %d packs", planned.num_packed, planned.num_packs)
     return planned
 

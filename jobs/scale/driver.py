@@ -23,9 +23,11 @@ from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.ingest.lines import Part, Source
 from neatpack.pipeline.ingest.meta import Dataset
+from neatpack.pipeline.ingest.written import SplitRows
 from neatpack.pipeline.inputs import output_of
 from neatpack.pipeline.measure.store import MeasuredPart
 from neatpack.pipeline.plan.files import read_shard
+from neatpack.pipeline.planned import Planned
 from neatpack.pipeline.planning import planned_of
 from neatpack.pipeline.runtime.engine import Arguments, Engine, Outcome, _outcome
 from neatpack.pipeline.runtime.logs import ROOT
@@ -84,24 +86,13 @@ def _measure(folder: Path, num_rows: int, partition_samples: int) -> dict[str, A
                         partition_samples=partition_samples, engine="inline", max_skipped=1.0)  # fmt: skip
     key = processor_key(config)
     family = family_for(key)
-    parts = write_store(folder / "measured", num_rows)
+    parts = write_store(folder / "measured", num_rows, PART_ROWS)
     running = Children()
     running.run(_warm, [(key,)], title="warm", unit="worker")
     running.seconds.clear()
-    data = []
-    for index, name in enumerate(NAMES):
-        own = tuple(part.part for part in parts if part.corpus == index)
-        source = Source(files=(f"/data/{name}.jsonl",), digests=("d",), digest="d", parts=own)
-        data.append(
-            (
-                Dataset(name=name, files=(f"/data/{name}.jsonl",), media_dir="/media"),
-                source,
-                np.zeros(source.num_rows, np.bool_),
-            )
-        )
+    data = _data(parts)
     before, cpu = _start()
-    inputs = output_of("train", config, family, data)
-    planned = planned_of(inputs, parts, key, running)
+    planned = planned_of(output_of("train", config, family, data), parts, key, running)
     seconds, peak = _stop(before, cpu)
     jobs = shard_jobs(planned)
     for job in jobs:
@@ -129,6 +120,24 @@ def _measure(folder: Path, num_rows: int, partition_samples: int) -> dict[str, A
     }
 
 
+def planned_rows(folder: Path, num_rows: int, config: PackConfig, running: Engine, *, part_rows: int) -> Planned:
+    """A plan of made-up rows, which are measured already."""
+    key = processor_key(config)
+    parts = write_store(folder, num_rows, part_rows)
+    return planned_of(output_of("train", config, family_for(key), _data(parts)), parts, key, running)
+
+
+def _data(parts: Sequence[MeasuredPart]) -> list[SplitRows]:
+    data = []
+    for index, name in enumerate(NAMES):
+        file = f"/data/{name}.jsonl"
+        own = tuple(part.part for part in parts if part.corpus == index)
+        source = Source(files=(file,), digests=("d",), digest="d", parts=own)
+        dataset = Dataset(name=name, files=(file,), media_dir="/media")
+        data.append((dataset, source, np.zeros(source.num_rows, np.bool_)))
+    return data
+
+
 def _start() -> tuple[int, float]:
     """Memory of this process now, and its CPU time; the peak is counted from here."""
     Path("/proc/self/clear_refs").write_text("5")
@@ -149,12 +158,12 @@ def _warm(key: ProcessorKey) -> None:
     family_for(key)
 
 
-def write_store(folder: Path, num_rows: int) -> list[MeasuredPart]:
+def write_store(folder: Path, num_rows: int, part_rows: int) -> list[MeasuredPart]:
     """Rows as they are after measuring, without their tokens; one in a hundred is skipped."""
     parts, rng = [], np.random.default_rng(0)
     for corpus, rows in enumerate((num_rows // 2, num_rows // 4, num_rows - num_rows // 2 - num_rows // 4)):
-        for number in range(math.ceil(rows / PART_ROWS)):
-            first, count = number * PART_ROWS, min(PART_ROWS, rows - number * PART_ROWS)
+        for number in range(math.ceil(rows / part_rows)):
+            first, count = number * part_rows, min(part_rows, rows - number * part_rows)
             path = folder / f"{corpus}-{number:06d}.arrow"
             write_arrow(path, _stored(first, count, rng, is_text=corpus == 2))
             part = Part(file=f"/data/{NAMES[corpus]}.jsonl", start=first, end=first + count, first_row=first,

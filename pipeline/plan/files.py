@@ -5,6 +5,7 @@ more. Its packs are numbered from 0; which numbers they have in the output is kn
 """
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ..runtime.storage import read_json, write_json
+from ..runtime.storage import read_json, write_whole
 from ..runtime.tables import open_arrow, read_batch, write_arrow, write_batches
 from .assign import SCHEMA, TEXT, Plan, PlanLine, pack_bytes, shard_starts
 from .balance import step_ratios
@@ -146,7 +147,8 @@ def lines_of_pack(folder: Path, files: Sequence[PlanFile], number: int) -> list[
 
 def write_list(path: Path, files: Sequence[PlanFile]) -> None:
     """The files that are the plan; what is not in the list does not count."""
-    write_json(path, [file.to_json() for file in files])
+    with write_whole(path) as file:
+        file.write(json.dumps([each.to_json() for each in files]).encode())  # on one line: json is ten times as fast
 
 
 def read_list(path: Path) -> list[PlanFile] | None:
