@@ -49,7 +49,7 @@ def test_the_first_packs_are_kept() -> None:
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory: pytest.TempPathFactory) -> tuple[Planned, Planned]:
-    """60,000 rows, three quarters of them pictures, in 600 parts: 2,200 packs in groups of 64, one partition or four."""
+    """60,000 rows, three quarters of them pictures, in 600 parts: 2,200 packs in groups of 64. As one and as four."""
     folder = tmp_path_factory.mktemp("rows")
 
     def planned(samples: int) -> Planned:
