@@ -3,9 +3,9 @@
 python jobs/simulate.py [--samples 1000000000] [--partition-samples 4000000] [--capacity 16384] [--group-size 512]
                         [--costs bench_scale.json] [--cores 1000]
 
-One partition after the other, so that memory is that of one partition, and a few bytes for each group of packs. A billion
-samples take about half an hour on one core. `--costs`: what `jobs/bench_scale.py --json` wrote; then the rest of the job
-is reckoned, too.
+One partition after the other, so that memory is that of one partition, and a few bytes for each group of packs. A
+billion samples take less than an hour on one core. `--costs`: what `jobs/bench_scale.py --json` wrote; then the rest of
+the job is reckoned, too.
 """
 
 import argparse
@@ -115,12 +115,13 @@ def main() -> int:
     ordered = time.process_time() - started
     stored, shuffled = (correlation(loads[0][each].astype(np.int64), 1) for each in (slice(None), epoch))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    print(f"epoch: {num_packs:,} packs {num_tokens / (num_packs * args.capacity):.4%} full, {len(tokens):,} of them in "
-          f"no whole group of a partition; VT {shown(visual_ratios.means())}, cost {shown(cost_ratios.means())}; trend "
-          f"as stored {stored:+.3f}, shuffled {shuffled:+.3f}; peak {peak:.2f} GB")  # fmt: skip
+    fill = num_tokens / (num_packs * args.capacity)
+    print(f"epoch: {num_packs:,} packs {fill:.4%} full, {len(tokens):,} of them in no whole group of a partition; VT "
+          f"{shown(visual_ratios.means())}, cost {shown(cost_ratios.means())}; trend as "
+          f"stored {stored:+.3f}, shuffled {shuffled:+.3f}; peak {peak:.2f} GB")  # fmt: skip
     each = sum(seconds) / args.samples * 1e6
-    print(f"CPU: {sum(seconds):.0f} s for partitions, {each:.2f} us a sample, {max(seconds):.1f} s the longest; {joined:.1f} "
-          f"s for what fills no group, {ordered:.1f} s for the order of {len(epoch):,} groups")  # fmt: skip
+    print(f"CPU: {sum(seconds):.0f} s for partitions, {each:.2f} us a sample, {max(seconds):.1f} s the longest; "
+          f"{joined:.1f} s for what fills no group, {ordered:.1f} s to order {len(epoch):,} groups")  # fmt: skip
     print(f"on {args.cores:,} cores: planned in {-(-number // args.cores) * max(seconds) + joined:.0f} s")
     if args.costs:
         print(reckoned(Path(args.costs), args.samples, min(args.cores, number)))
@@ -134,8 +135,8 @@ def reckoned(costs: Path, samples: int, cores: int) -> str:
     spread = sum(tasks[name] for name in ("plan_partition", "write_ledger", "finished_shards")) * millions / cores
     alone = max(tasks[name] for name in ("write_index", "write_media")) * millions
     return (
-        f"with files, by {costs}: partitions {spread:.0f} s on {cores:,} cores, index and media {alone:.0f} s in a task "
-        f"each, driver {figures['driver_us_per_row'] * millions:.0f} s and "
+        f"with files, by {costs}: partitions {spread:.0f} s on {cores:,} cores, index and media {alone:.0f} s in a "
+        f"task each, driver {figures['driver_us_per_row'] * millions:.0f} s and "
         f"{figures['driver_bytes_per_row'] * samples / 1e9:.1f} GB"
     )
 

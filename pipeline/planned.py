@@ -51,6 +51,10 @@ class Planned:
     def num_partitions(self) -> int:
         return len(self.partitions)
 
+    @property
+    def is_mended(self) -> bool:
+        return any(file.is_mended for file in self.files)
+
     def path(self, file: PlanFile) -> Path:
         return self.folder / file.name
 
@@ -61,12 +65,8 @@ class Planned:
 
     def taken(self, partition: int) -> list[TakenPart]:
         """The parts of a partition, and how often this output takes their rows."""
-        return [self._taken(index) for index in self.partitions[partition].tolist()]
-
-    def _taken(self, index: int) -> TakenPart:
-        part = self.parts[index]
-        rows = self.inputs.corpora[part.corpus].taken(part.part.first_row, part.part.num_rows)
-        return TakenPart(index, part.corpus, part.path, rows)
+        corpora = self.inputs.corpora
+        return [TakenPart.of(index, self.parts[index], corpora) for index in self.partitions[partition].tolist()]
 
     @property
     def plan(self) -> Plan:

@@ -15,7 +15,7 @@ from .config import UserError
 from .families.base import ProcessorKey
 from .measure.store import MeasuredPart
 from .plan.assign import shares_of
-from .plan.files import PlanFile, read_list, write_list
+from .plan.files import MENDED, PlanFile, read_list, write_list
 from .plan.partition import dealt, kept, num_partitions
 from .plan.tasks import MendJob, PartitionJob, cut_partition, join_rests, plan_partition, survey
 from .planned import Inputs, Planned
@@ -148,8 +148,8 @@ def keep(planned: Planned, before: Planned) -> None:
 
 def _mended_path(planned: Planned, file: PlanFile) -> Path:
     """A new name for every round: a run that is killed has the files of its list. a.arrow, a.mended-1.arrow, …"""
-    stem, _, number = planned.path(file).stem.partition(".mended-")
-    return planned.folder / f"{stem}.mended-{int(number or 0) + 1}.arrow"
+    stem, _, number = planned.path(file).stem.partition(MENDED)
+    return planned.folder / f"{stem}{MENDED}{int(number or 0) + 1}.arrow"
 
 
 def _named(path: Path, word: str) -> Path:

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from .config import PackConfig, UserError, fingerprint
 from .families.base import ProcessorKey
@@ -21,7 +22,7 @@ from .planning import keep, mended, planned_of
 from .runtime.engine import Engine
 from .runtime.progress import CHECKING, COMMITTING, MEASURING, PLANNING, RENDERING, RENDERING_AGAIN
 from .shard.commit import commit
-from .shard.note import ShardDone
+from .shard.note import ShardDone, note_path
 from .shard.writer import ShardJob, finished_shards, shard_task
 
 NOTES = 1024  # of shards, that a task reads: a tenth of a second
@@ -141,7 +142,7 @@ def render(planned: Planned, running: Engine) -> Rendered:
     rounds = 0
     while True:
         jobs = shard_jobs(planned)
-        done = _finished(jobs, running)
+        done = _finished(planned.inputs.place, jobs, running)
         todo = [job for job in jobs if job.number not in done]
         if reused is None:
             reused = len(done)
@@ -160,19 +161,19 @@ def render(planned: Planned, running: Engine) -> Rendered:
             raise UserError(f"media change while they are packed, {num_lost} the last time; pack a copy of them")
         planned = _mended(planned, holed, done, running)
     running.progress.enter(COMMITTING)
-    manifest = commit(planned, jobs, [done[job.number].entry for job in jobs], running)
+    manifest = commit(planned, [done[job.number].entry for job in jobs], running)
     counts = manifest.counts
     logger.info("%d samples in %d packs, %d tokens", counts.packed, counts.packs, counts.tokens)
     _log_skips("in all", counts.skipped)
     return Rendered(manifest=manifest, reused_shards=reused)
 
 
-def _finished(jobs: Sequence[ShardJob], running: Engine) -> dict[int, ShardDone]:
-    """What earlier runs finished, by number. Only shards that have a note are looked at, many in a task."""
-    folder = jobs[0].done.parent if jobs else None
-    there = {path.name for path in folder.iterdir()} if folder is not None and folder.is_dir() else set()
-    noted = [job for job in jobs if job.done.name in there]
-    chunks = [(noted[start : start + NOTES],) for start in range(0, len(noted), NOTES)]
+def _finished(out: Path, jobs: Sequence[ShardJob], running: Engine) -> dict[int, ShardDone]:
+    """What earlier runs finished, by number. Tasks look, each for many."""
+    if not note_path(out, 0).parent.is_dir():
+        return {}
+    shards = [(job.number, job.fingerprint) for job in jobs]
+    chunks = [(out, shards[start : start + NOTES]) for start in range(0, len(shards), NOTES)]
     found = running.run(finished_shards, chunks, title="look", unit="chunk")
     return {number: done for some in found for number, done in some.items()}
 
@@ -200,7 +201,7 @@ def shard_jobs(planned: Planned) -> list[ShardJob]:
     parts_file = planned.folder / f"{inputs.identity.fingerprint}.parts.arrow"
     write_paths(parts_file, [part.path for part in planned.parts])
     names, key = tuple(corpus.name for corpus in inputs.corpora), processor_key(config)
-    identity, done = inputs.identity.fingerprint, inputs.place / "work" / "done"
+    identity = inputs.identity.fingerprint
     jobs: list[ShardJob] = []
     for file, shift in zip(planned.files, planned.first_packs, strict=False):
         path = planned.path(file)
@@ -221,8 +222,7 @@ def shard_jobs(planned: Planned) -> list[ShardJob]:
                     fake_image=config.fake_image,
                     align=config.align,
                     out=inputs.place,
-                    done=done / f"{len(jobs):06d}.json",
-                    fingerprint=fingerprint(identity, cut.digest, first),
+                    fingerprint=f"{identity} {first} {cut.digest}",
                 )
             )
     return jobs

@@ -9,7 +9,6 @@ import os
 import resource
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -53,7 +52,7 @@ class Children(Engine):
     def __init__(self) -> None:
         super().__init__({})
         self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
-        self.seconds: Counter[str] = Counter()  # of CPU, by task
+        self.seconds: dict[str, float] = {}  # of CPU, by task
         self.peak = 0  # bytes
 
     def _outcomes(
@@ -61,7 +60,7 @@ class Children(Engine):
     ) -> Generator[tuple[int, Outcome[Result]], None, None]:
         for index, arguments in enumerate(items):
             outcome, seconds, peak = self._pool.submit(_measured, function, arguments).result()
-            self.seconds[function.__name__] += seconds
+            self.seconds[function.__name__] = self.seconds.get(function.__name__, 0.0) + seconds
             self.peak = max(self.peak, peak)
             yield index, outcome
 

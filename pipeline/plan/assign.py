@@ -59,13 +59,19 @@ SCHEMA = pa.schema(
 )
 
 
-class TakenPart(NamedTuple):
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TakenPart:
     """A part of the token store, and how often its rows are taken."""
 
     index: int  # in the run's measured parts
     corpus: int  # index into the run's corpora
     path: Path
     rows: TakenRows
+
+    @classmethod
+    def of(cls, index: int, part: MeasuredPart, corpora: Sequence[Corpus]) -> "TakenPart":
+        rows = corpora[part.corpus].taken(part.part.first_row, part.part.num_rows)
+        return cls(index=index, corpus=part.corpus, path=part.path, rows=rows)
 
 
 class Share(NamedTuple):
@@ -470,14 +476,6 @@ def in_order(lines: pa.Table, pack: np.ndarray) -> Plan:
     part, line, repeat = (lines[name].to_numpy().astype(np.int64) for name in ("part", "line", "repeat"))
     order = np.lexsort([repeat, line, part])
     return in_pack_order(lines.take(pa.array(order)), pack[order])
-
-
-def taken_parts(corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> list[TakenPart]:
-    """Parts as the outputs of these corpora take them."""
-    return [
-        TakenPart(index, part.corpus, part.path, corpora[part.corpus].taken(part.part.first_row, part.part.num_rows))
-        for index, part in enumerate(parts)
-    ]
 
 
 def shares_of(corpora: Sequence[Corpus]) -> list[Share]:

@@ -20,6 +20,7 @@ from .assign import SCHEMA, TEXT, Plan, PlanLine, pack_bytes, shard_starts
 from .balance import step_ratios
 
 RANKS = (8, 64, 512)  # data-parallel sizes that the balance is told for
+MENDED = ".mended-"  # in the names of files that rows were lost of
 OF_SKIPS = -1  # the batch of what is skipped
 
 
@@ -72,6 +73,10 @@ class PlanFile:
     cuts: tuple[Cut, ...]
     corpora: tuple[Sums, ...]
     balance: dict[str, tuple[float, int]]  # by number of ranks: see `step_ratios`; their sum, and how many
+
+    @property
+    def is_mended(self) -> bool:
+        return MENDED in self.name
 
     @property
     def num_packed(self) -> int:

@@ -49,4 +49,4 @@ def kept(num_packs: Ints, most: int) -> Ints:
     if not most:
         return num_packs
     before = np.cumsum(num_packs) - num_packs
-    return np.clip(most - before, 0, num_packs)
+    return np.asarray(np.clip(most - before, 0, num_packs))

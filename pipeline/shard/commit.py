@@ -25,7 +25,6 @@ from .exchange import BEGUN, OURS, is_halfway
 from .ledger import LedgerJob, fitted_counts, folders_of, reason_counts, write_ledger
 from .sources import write_sources
 from .stats import DATASETS, IndexSums, dataset_stats, write_index, write_media
-from .writer import ShardJob
 
 # Where a process that is killed may leave a part of which files.
 LEFT_OVERS = {
@@ -122,14 +121,13 @@ def _records(out: Path) -> tuple[Manifest | None, list[Identity]]:
     return manifest, [manifest.identity, *begun] if manifest else begun
 
 
-def commit(planned: Planned, jobs: Sequence[ShardJob], shards: Sequence[ShardEntry], running: Engine) -> Manifest:
+def commit(planned: Planned, shards: Sequence[ShardEntry], running: Engine) -> Manifest:
     """Write everything but the shards, the manifest last. What has a line per row or pack is made by tasks."""
     inputs = planned.inputs
     out, family, config = inputs.place, inputs.family, inputs.config
-    done = iter(jobs)
-    lines = [[next(done).lines for _ in file.cuts] for file in planned.files]
-    (index,) = running.run(write_index, [(out, lines, config.pack_size)], title="index", unit="table")
-    (media,) = running.run(write_media, [(out, [job.done for job in jobs])], title="media", unit="table")
+    num_shards = [len(file.cuts) for file in planned.files]
+    (index,) = running.run(write_index, [(out, num_shards, config.pack_size)], title="index", unit="table")
+    (media,) = running.run(write_media, [(out, len(shards))], title="media", unit="table")
     ledgers = running.run(write_ledger, [(job,) for job in _ledger_jobs(planned)], title="ledger", unit="partition")
     write_parquet(out / DATASETS, dataset_stats(inputs.corpora, planned.sums, media.datasets))
     write_sources(out, inputs.out, inputs.corpora, config)
@@ -153,7 +151,8 @@ def commit(planned: Planned, jobs: Sequence[ShardJob], shards: Sequence[ShardEnt
             **digests,
         },
     )
-    _remove_others(out, manifest)
+    if planned.is_mended:
+        _remove_others(out, manifest)
     remove_left_overs(out)
     manifest.write(out)
     return manifest

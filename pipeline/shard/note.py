@@ -1,6 +1,6 @@
 """The note of a finished shard: what its task leaves on disk, for the end of the run and for the next one.
 
-It is small. The lines that its packs have in the index are beside it, as an Arrow file (`writer.ShardJob.lines`), and
+It is small. The lines that its packs have in the index are beside it, as an Arrow file (`lines_path`), and
 what the driver gets is less than either: `ShardDone`.
 """
 
@@ -16,6 +16,15 @@ from ..records import Pack, Skip
 from ..runtime.storage import read_json, write_json
 
 logger = logging.getLogger(__name__)
+
+
+def note_path(out: Path, shard: int) -> Path:
+    """Where the note of a shard is; beside it, as .arrow, the lines of its packs."""
+    return out / "work" / "done" / f"{shard:06d}.json"
+
+
+def lines_path(out: Path, shard: int) -> Path:
+    return out / "work" / "done" / f"{shard:06d}.arrow"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

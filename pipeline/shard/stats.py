@@ -18,7 +18,7 @@ from ..records import REASONS
 from ..runtime.storage import sha256_of
 from ..runtime.tables import ROW_GROUP, column_sum, parquet_groups, read_arrow, write_parquet
 from .index import SCHEMA
-from .note import DatasetSums, MediaSize, PackLine, ShardNote
+from .note import DatasetSums, MediaSize, PackLine, ShardNote, lines_path, note_path
 
 DATASETS_SCHEMA = pa.schema(
     [
@@ -80,14 +80,14 @@ class IndexSums:
     files: Mapping[str, str]
 
 
-def write_index(out: Path, shards: Sequence[Sequence[Path]], pack_size: int) -> IndexSums:
-    """The task that makes the index, and the statistics of packs and shards. `shards`: lines of each, by plan file."""
+def write_index(out: Path, num_shards: Sequence[int], pack_size: int) -> IndexSums:
+    """The task that makes the index, and the statistics of packs and shards. `num_shards`: of each plan file."""
     sums: Counter[str] = Counter()
     nothing = SCHEMA.empty_table()
     of_shards = [shard_stats(nothing)]
     packs_schema = pack_stats(nothing, pack_size).schema
     with parquet_groups(out / INDEX, SCHEMA) as add, parquet_groups(out / PACKS, packs_schema) as add_packs:
-        for group in _row_groups(shards):
+        for group in _row_groups(out, num_shards):
             add(group)
             of_shards.append(shard_stats(group))
             add_packs(pack_stats(group, pack_size))
@@ -96,18 +96,20 @@ def write_index(out: Path, shards: Sequence[Sequence[Path]], pack_size: int) -> 
     return IndexSums(**sums, files={name: sha256_of(out / name) for name in (INDEX, SHARDS, PACKS)})
 
 
-def _row_groups(shards: Sequence[Sequence[Path]]) -> Iterator[pa.Table]:
+def _row_groups(out: Path, num_shards: Sequence[int]) -> Iterator[pa.Table]:
     """The lines of all shards, cut after every ROW_GROUP, as ever, and behind each plan file: no more than these are in
     memory."""
-    for paths in shards:
-        tables: list[pa.Table] = []
-        for path in paths:
-            tables.append(read_arrow(path))
-            while sum(map(len, tables)) >= ROW_GROUP:
+    ends = np.cumsum(num_shards).tolist()
+    for start, end in zip([0, *ends], ends, strict=False):
+        tables, num_lines = [SCHEMA.empty_table()], 0
+        for shard in range(start, end):
+            tables.append(read_arrow(lines_path(out, shard)))
+            num_lines += len(tables[-1])
+            while num_lines >= ROW_GROUP:
                 whole = pa.concat_tables(tables)
                 yield whole.slice(0, ROW_GROUP).combine_chunks()
-                tables = [whole.slice(ROW_GROUP)]
-        if sum(map(len, tables)):
+                tables, num_lines = [whole.slice(ROW_GROUP)], num_lines - ROW_GROUP
+        if num_lines:
             yield pa.concat_tables(tables).combine_chunks()
 
 
@@ -160,14 +162,14 @@ class MediaSums:
     files: Mapping[str, str]
 
 
-def write_media(out: Path, notes: Sequence[Path]) -> MediaSums:
+def write_media(out: Path, num_shards: int) -> MediaSums:
     """The task that makes the statistics of media, and the list of downloads, if there are any, of notes of shards."""
     counts: Counter[tuple[str | int, ...]] = Counter()
     sums: dict[str, Counter[str]] = {}
     fetched: set[Fetched] = set()
-    for path in notes:
-        note = ShardNote.read(path)
-        assert note is not None, f"{path}: gone since its shard was finished"
+    for shard in range(num_shards):
+        note = ShardNote.read(note_path(out, shard))
+        assert note is not None, f"{note_path(out, shard)}: gone since its shard was finished"
         for size in note.sizes:
             counts[size[:-1]] += size.num_media
         for each in note.sums:

@@ -26,7 +26,7 @@ from ..runtime.storage import Hashed, write_whole
 from ..runtime.tables import write_arrow
 from ..runtime.work import did, timed
 from .codec import member_names, write_end, write_pack
-from .note import CHANGED, DatasetSums, LostRow, MediaSize, PackLine, ShardDone, ShardNote
+from .note import CHANGED, DatasetSums, LostRow, MediaSize, PackLine, ShardDone, ShardNote, lines_path, note_path
 from .stats import make_index
 
 logger = logging.getLogger(__name__)
@@ -49,8 +49,7 @@ class ShardJob:
     fake_image: bool
     align: int
     out: Path
-    done: Path  # where the note goes
-    fingerprint: str
+    fingerprint: str  # of the identity, and of its packs in the plan
 
     @property
     def name(self) -> str:
@@ -61,22 +60,27 @@ class ShardJob:
         return self.out / "shards" / self.name
 
     @property
+    def done(self) -> Path:
+        """Where the note goes."""
+        return note_path(self.out, self.number)
+
+    @property
     def lines(self) -> Path:
-        """Of its packs, as the index has them: beside the note."""
-        return self.done.with_suffix(".arrow")
+        """Of its packs, as the index has them."""
+        return lines_path(self.out, self.number)
 
 
-def finished(job: ShardJob) -> ShardDone | None:
+def finished(out: Path, number: int, fingerprint: str) -> ShardDone | None:
     """A shard that an earlier run with the same fingerprint finished, if its tar is still whole in size."""
-    note = ShardNote.read(job.done, job.fingerprint)
-    if note is None or not job.lines.exists() or not job.tar.exists() or job.tar.stat().st_size != note.bytes:
+    note, tar = ShardNote.read(note_path(out, number), fingerprint), out / "shards" / shard_name(number)
+    if note is None or not lines_path(out, number).exists() or not tar.exists() or tar.stat().st_size != note.bytes:
         return None
     return note.done
 
 
-def finished_shards(jobs: Sequence[ShardJob]) -> dict[int, ShardDone]:
-    """Of these, by number."""
-    return {job.number: found for job in jobs if (found := finished(job)) is not None}
+def finished_shards(out: Path, shards: Sequence[tuple[int, str]]) -> dict[int, ShardDone]:
+    """The task that looks for what earlier runs finished: of these, numbers and fingerprints, by number."""
+    return {number: found for number, print_ in shards if (found := finished(out, number, print_)) is not None}
 
 
 def shard_task(job: ShardJob) -> ShardDone:

@@ -19,7 +19,7 @@ from neatpack.pipeline.runtime.tables import read_arrow
 from neatpack.pipeline.shard import writer
 from neatpack.pipeline.shard.codec import member_names
 from neatpack.pipeline.shard.note import CHANGED, LostRow, ShardNote
-from neatpack.pipeline.shard.writer import ShardJob, finished, write_shard
+from neatpack.pipeline.shard.writer import ShardJob, finished, finished_shards, write_shard
 
 
 @dataclasses.dataclass
@@ -57,7 +57,7 @@ def shard(tmp_path: Path, demo_family: Family) -> Shard:
         number=3, first=0, last=2, plan=tmp_path / "plan.arrow", batch=0, shift=0,
         parts=tmp_path / "parts.arrow", corpora=("tiny",),
         processor=ProcessorKey(processor=str(DEMO_PROCESSOR)), resize="torch", fake_image=True, align=1,
-        out=tmp_path / "out", done=tmp_path / "out/work/done/000003.json", fingerprint="f1",
+        out=tmp_path / "out", fingerprint="f1",
     )  # fmt: skip
     return Shard(job=job, family=demo_family, plan=plan_of(*lines), picture=image)
 
@@ -115,15 +115,20 @@ def test_nothing_could_be_written(shard: Shard) -> None:
 
 
 def test_a_finished_shard_is_known_by_its_note(shard: Shard) -> None:
-    assert finished(shard.job) is None
+    out = shard.job.out
+    assert finished(out, 3, "f1") is None
     note = shard.write()
-    assert finished(shard.job) == note.done
-    assert finished(dataclasses.replace(shard.job, fingerprint="f2")) is None
+    assert finished(out, 3, "f1") == note.done
+    assert finished(out, 3, "f2") is None
+    assert finished_shards(out, [(2, "f1"), (3, "f1"), (4, "f1")]) == {3: note.done}
     with open(shard.job.tar, "ab") as file:
         file.write(b"x")
-    assert finished(shard.job) is None
+    assert finished(out, 3, "f1") is None
     shard.job.tar.unlink()
-    assert finished(shard.job) is None
+    assert finished(out, 3, "f1") is None
+    shard.write()
+    shard.job.lines.unlink()
+    assert finished(out, 3, "f1") is None, "without the lines of its packs there is no index"
 
 
 def test_a_note_survives_the_disk(tmp_path: Path, shard: Shard) -> None:
