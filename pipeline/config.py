@@ -132,6 +132,11 @@ class PackConfig:
         512, "packs in a balanced group; data-parallel sizes that divide it are balanced", shapes="plan"
     )
     seed: int = _key(0, "seed of the pack order", shapes="plan")
+    partition_samples: int = _key(
+        4_000_000,
+        "samples that are planned together; of more, partitions of about as many are made, and no pack has rows of two",
+        shapes="plan",
+    )
     fake_image: bool = _key(
         True, "give a pack without media a tiny masked image, so that the vision tower always runs", shapes="plan"
     )
@@ -186,7 +191,15 @@ class PackConfig:
         ):
             if getattr(self, key) < 0:
                 raise UserError(f"{key} is {getattr(self, key)}; it must not be negative")
-        for key in ("group_size", "shard_mb", "align", "max_media_seconds", "max_media_bytes", "max_row_bytes"):
+        for key in (
+            "group_size",
+            "shard_mb",
+            "align",
+            "partition_samples",
+            "max_media_seconds",
+            "max_media_bytes",
+            "max_row_bytes",
+        ):
             if getattr(self, key) < 1:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1")
         if self.group_size >= 1 << 24:

@@ -48,7 +48,7 @@ def output_of(split: Split, config: PackConfig, family: Family, data: Sequence[S
         for dataset, source, is_held in data
     ]
     for corpus in corpora:
-        counts = ", ".join(f"{len(rows)} {reason.replace('_', ' ')}" for reason, rows in corpus.left_out().items())
+        counts = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in corpus.num_left_out().items())
         logger.info("%s: %d rows, %s", corpus.name, corpus.num_rows, counts)
     identity = Identity(
         inputs={corpus.name: corpus.described() for corpus in corpora},

@@ -34,7 +34,8 @@ MEDIA = "stats/media.parquet"
 REMEDY = "run `neatpack verify`, and pack again what is broken"
 _SHA256 = re.compile("[0-9a-f]{64}")
 _FILES = re.compile(
-    r"(index|fetched)\.parquet|(index|loads)\.arrow|(image|video)_table\.npy|stats/[a-z]+\.parquet|ledger/[0-9]+\.parquet"
+    r"(index|fetched)\.parquet|(index|loads)\.arrow|(image|video)_table\.npy|stats/[a-z]+\.parquet|"
+    r"ledger/[0-9]+(-[0-9]+)?\.parquet"
 )
 _NUMBERS = {"pack_size": 1 << 31, "align": 1 << 31, "group_size": 1 << 24}  # of the config: what readers reckon with
 _INT64 = 1 << 63

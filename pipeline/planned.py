@@ -3,15 +3,20 @@
 The nouns that the driver (run.py) hands from the planning half of a run to the writing half and to reports.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
 
 from .config import PackConfig
 from .families.base import Family
 from .identity import Identity
 from .ingest.corpus import Corpus
 from .measure.store import MeasuredPart
-from .plan.assign import Plan
+from .plan.assign import Plan, TakenPart
+from .plan.files import PlanFile, Sums, first_packs, read_plan
 from .runtime.storage import Place, place
 
 
@@ -32,22 +37,69 @@ class Inputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Planned:
-    """What the first half of a run gives."""
+    """What the first half of a run gives: figures of the plan, which itself stays on disk."""
 
     inputs: Inputs
     parts: Sequence[MeasuredPart]
-    plan: Plan  # mended, where rows turned out unreadable
-    plan_file: Place  # the plan as it was made
-    shards: tuple[int, ...]  # of that plan: the first pack of each shard, and the number of packs
+    partitions: Sequence[np.ndarray]  # indices of the parts of each
+    folder: Place  # of the plan files
+    files: Sequence[PlanFile]  # as they are now: mended, where rows turned out unreadable
     troubles: tuple[str, ...] = ()  # of `run_plan`: what would be lost, in words; none: no more than may be
     holdout: "Planned | None" = None  # the same for the rows that --holdout keeps, where there is one
 
     @property
-    def mended_file(self) -> Place:
-        return self.plan_file.with_suffix(".mended.arrow")
+    def num_partitions(self) -> int:
+        return len(self.partitions)
 
     @property
-    def shard_starts(self) -> list[int]:
-        """Shards stay where they were cut when the plan is mended, or all behind the first hole would change."""
-        count = self.plan.num_packs
-        return [*(first for first in self.shards[:-1] if first < count), count] if count else [0]
+    def is_mended(self) -> bool:
+        return any(file.is_mended for file in self.files)
+
+    def path(self, file: PlanFile) -> Place:
+        return self.folder / file.name
+
+    @property
+    def list_file(self) -> Place:
+        """Names the plan files that count."""
+        return self.folder / f"{self.inputs.identity.fingerprint}.list.json"
+
+    def taken(self, partition: int) -> list[TakenPart]:
+        """The parts of a partition, and how often this output takes their rows."""
+        corpora = self.inputs.corpora
+        return [TakenPart.of(index, self.parts[index], corpora) for index in self.partitions[partition].tolist()]
+
+    @property
+    def plan(self) -> Plan:
+        """All of it as one table, read from disk: to be looked at. A run does without."""
+        plans = [
+            read_plan(self.path(file)).shifted(first) for file, first in zip(self.files, self.first_packs, strict=False)
+        ]
+        skipped = [plan.table.slice(len(plan.packed)) for plan in plans]
+        return Plan(pa.concat_tables([*(plan.packed for plan in plans), *skipped]).combine_chunks())
+
+    @property
+    def first_packs(self) -> list[int]:
+        """Of each file, by the numbers of the output; and how many there are."""
+        return first_packs(self.files)
+
+    @property
+    def num_packs(self) -> int:
+        return sum(file.num_packs for file in self.files)
+
+    @property
+    def num_packed(self) -> int:
+        return sum(file.num_packed for file in self.files)
+
+    @property
+    def num_bytes(self) -> int:
+        """About what the packs take on disk."""
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def sums(self) -> list[Sums]:
+        """By corpus."""
+        return [sum((file.corpora[index] for file in self.files), Sums()) for index in range(len(self.inputs.corpora))]
+
+    def skip_counts(self) -> Counter[str]:
+        """Lines in no pack, by reason."""
+        return sum((Counter(sums.skipped) for file in self.files for sums in file.corpora), Counter())

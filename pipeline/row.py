@@ -14,6 +14,7 @@ from .ingest.lines import Part, Row, rows
 from .ingest.meta import read_meta
 from .inputs import output_of, read_rows
 from .measure.store import read_measured
+from .plan.files import read_plan
 from .records import MeasuredMedia, Pack, Skip
 from .runtime.engine import engine
 from .runtime.lock import locked
@@ -64,7 +65,7 @@ def pack_row(config: PackConfig, dataset: str, row: int, folder: Path) -> RowPac
             is_measured=is_row,
         )
         (planned,) = plan_all([dataclasses.replace(inputs, corpora=[corpus])], running)
-        (line,) = planned.plan.table.to_pylist()
+        (line,) = read_plan(planned.path(planned.files[0])).table.to_pylist()
         result = RowPack(family=family, row=next(each for each in rows(part) if each.number == row), part=part,
                          id=line["id"], detail=line["detail"])  # fmt: skip
 

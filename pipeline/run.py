@@ -74,10 +74,10 @@ def run_pack(config: PackConfig, progress: Progress | None = None) -> Packed:
             for planned in todo:
                 reused = packed[planned.inputs.out].reused_shards
                 progress.write(planned.inputs.out / TIMING, engine=config.engine, reused_shards=reused)
-            for inputs in outputs:
-                add_report(inputs.out, packed[inputs.out].manifest)
+            pages = [(inputs.out, packed[inputs.out].manifest) for inputs in outputs]
+            running.run(add_report, pages, title="report", unit="page")
         for inputs in outputs:
-            lost = troubles_of_output(inputs.out, inputs.corpora, config.max_skipped)
+            lost = troubles_of_output(inputs.out, packed[inputs.out].manifest, inputs.corpora, config.max_skipped)
             packed[inputs.out] = dataclasses.replace(packed[inputs.out], troubles=lost)
     return dataclasses.replace(packed[out], holdout=packed.get(beside))
 

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from .config import PackConfig, UserError, fingerprint
 from .families.base import ProcessorKey
 from .families.registry import family_for
@@ -19,19 +17,19 @@ from .measure.part import PartJob, measure_part
 from .measure.store import MeasuredPart, check_media, has_media_trouble
 from .media.limits import LIMITS, Limits
 from .media.remote import DOWNLOADS
-from .plan.assign import Key, Plan, make_plan, measured_again, shard_starts
-from .plan.repair import repaired
+from .plan.files import write_paths
 from .planned import Inputs, Planned
+from .planning import keep, mended, planned_of
 from .runtime.engine import Call, Engine
 from .runtime.progress import CHECKING, COMMITTING, MEASURING, PLANNING, RENDERING, RENDERING_AGAIN
-from .runtime.storage import remove, sizes_in, text_of, write_json
-from .runtime.tables import open_arrow, write_arrow
+from .runtime.storage import Place, remove, sizes_in, text_of
 from .shard.commit import commit
-from .shard.note import CHANGED, LostRow
+from .shard.note import ShardDone, note_path
 from .shard.pieces import FOLDER as PIECES, write_shards
-from .shard.writer import ShardJob, finished, shard_task
+from .shard.writer import ShardJob, finished_shards
 
 PART_SECONDS = 3e-3  # that a part takes to measure beside its rows: files that are opened, written and synced
+NOTES = 1024  # of shards, that a task reads: a tenth of a second
 MAX_ROUNDS = 10  # of shards made again; one is enough, unless media change all the time
 
 logger = logging.getLogger(__name__)
@@ -143,35 +141,11 @@ def plan_all(outputs: Sequence[Inputs], running: Engine) -> list[Planned]:
         return []
     parts = _measure(outputs[0], running)
     running.progress.enter(PLANNING)
-    plans = [_planned(inputs, parts) for inputs in outputs]
-    running.progress.set_skipped(sum((Counter(planned.plan.skip_counts()) for planned in plans), Counter()))
+    plans = [planned_of(inputs, parts, processor_key(inputs.config), running) for inputs in outputs]
+    for planned in plans:
+        _log_skips("by the plan", planned.skip_counts())
+    running.progress.set_skipped(sum((planned.skip_counts() for planned in plans), Counter()))
     return plans
-
-
-def _planned(inputs: Inputs, parts: Sequence[MeasuredPart]) -> Planned:
-    config = inputs.config
-    plan_file = config.work_dir / "plans" / f"{inputs.identity.fingerprint}.arrow"
-    if config.overwrite:
-        for file in plan_file.parent.glob(f"{plan_file.stem}.*"):
-            file.unlink()
-    if plan_file.exists():
-        plan = Plan(open_arrow(plan_file))
-        logger.info("plan: %d packs, made by an earlier run", plan.num_packs)
-    else:
-        plan = make_plan(inputs.corpora, parts, inputs.family, config)
-        write_arrow(plan_file, plan.table)
-        logger.info("plan: %d samples in %d packs", len(plan.packed), plan.num_packs)
-    _log_skips("by the plan", plan.skip_counts())
-    planned = Planned(
-        inputs=inputs,
-        parts=parts,
-        plan=plan,
-        plan_file=plan_file,
-        shards=tuple(shard_starts(plan, config.shard_mb << 20)),
-    )
-    if planned.mended_file.exists():
-        return dataclasses.replace(planned, plan=Plan(open_arrow(planned.mended_file)))
-    return planned
 
 
 def render(planned: Planned, running: Engine) -> Rendered:
@@ -180,76 +154,92 @@ def render(planned: Planned, running: Engine) -> Rendered:
     rounds = 0
     while True:
         jobs = shard_jobs(planned)
-        notes = {job: note for job in jobs if (note := finished(job)) is not None}
-        todo = [job for job in jobs if job not in notes]
+        done = _finished(planned.inputs.place, jobs, running)
+        todo = [job for job in jobs if job.number not in done]
         if reused is None:
-            reused = len(notes)
-            logger.info("shards: %d, of which %d were finished by an earlier run", len(jobs), len(notes))
-        starts = planned.plan.starts
-        num_rows = sum(int(starts[job.last] - starts[job.first]) for job in todo)
+            reused = len(done)
+            logger.info("shards: %d, of which %d were finished by an earlier run", len(jobs), len(done))
+        num_lines = [cut.num_lines for file in planned.files for cut in file.cuts]
+        num_rows = sum(num_lines[job.number] for job in todo)
         running.progress.enter(RENDERING_AGAIN if rounds else RENDERING, rows=num_rows)
-        notes |= write_shards(todo, planned.plan, shard_task, running)
-        lost = {(row.dataset, row.row, row.repeat): row for note in notes.values() for row in note.lost}
-        if not lost:
+        largest = max((file.largest for file in planned.files), default=0)
+        done |= write_shards(todo, largest, running)
+        holed = [job for job in jobs if done[job.number].num_lost]
+        if not holed:
             break
-        for job, note in notes.items():
-            if note.lost:
-                job.done.unlink(missing_ok=True)  # whatever the plan will say, this shard is to be made again
         rounds += 1
         if rounds > MAX_ROUNDS:
-            raise UserError(f"media change while they are packed, {len(lost)} the last time; pack a copy of them")
-        planned = _mended(planned, lost, running)
+            num_lost = sum(done[job.number].num_lost for job in holed)
+            raise UserError(f"media change while they are packed, {num_lost} the last time; pack a copy of them")
+        planned = _mended(planned, holed, done, running)
     running.progress.enter(COMMITTING)
     remove(planned.inputs.place / "work" / PIECES)
-    manifest = commit(planned, [notes[job] for job in jobs])
+    manifest = commit(planned, [done[job.number].entry for job in jobs], running)
     counts = manifest.counts
     logger.info("%d samples in %d packs, %d tokens", counts.packed, counts.packs, counts.tokens)
     _log_skips("in all", counts.skipped)
     return Rendered(manifest=manifest, reused_shards=reused)
 
 
-def _mended(planned: Planned, lost: Mapping[Key, LostRow], running: Engine) -> Planned:
-    """A new plan, in the place of the old one: a run that is killed goes on with it."""
-    inputs, config, family = planned.inputs, planned.inputs.config, planned.inputs.family
-    unreadable = {key: row.skip for key, row in lost.items() if row.reason != CHANGED}
-    changed = lost.keys() - unreadable.keys()
-    again = None
-    if changed:
-        logger.warning("%d rows have media that changed since they were measured; measuring them again", len(changed))
-        where = planned.plan.places(changed)
-        stale = np.unique(planned.plan.table["part"].to_numpy()[where]).tolist()
-        _measure_parts(inputs, [planned.parts[part] for part in stale], running)
-        again = where, measured_again(planned.plan, where, inputs.corpora, planned.parts, family, config)
-    plan = repaired(planned.plan, unreadable, config, len(family.fake_image_ids), again)
-    write_arrow(planned.mended_file, plan.table)
-    logger.info("%d rows turned out unreadable; packs that changed are written again", len(unreadable))
-    return dataclasses.replace(planned, plan=plan)
+def _finished(out: Place, jobs: Sequence[ShardJob], running: Engine) -> dict[int, ShardDone]:
+    """What earlier runs finished, by number. Tasks look, each for many."""
+    if not note_path(out, 0).parent.is_dir():
+        return {}
+    shards = [(job.number, job.fingerprint) for job in jobs]
+    chunks = [(out, shards[start : start + NOTES]) for start in range(0, len(shards), NOTES)]
+    found = running.run(finished_shards, chunks, title="look", unit="chunk")
+    return {number: done for some in found for number, done in some.items()}
+
+
+def _mended(planned: Planned, holed: Sequence[ShardJob], done: Mapping[int, ShardDone], running: Engine) -> Planned:
+    """A new plan, in the place of the old one: a run that is killed goes on with it. `holed`: shards that lost rows."""
+    found = [done[job.number] for job in holed]
+    num_lost, num_changed = sum(each.num_lost for each in found), sum(each.num_changed for each in found)
+    changed_parts = sorted({part for each in found for part in each.changed_parts})
+    if num_changed:
+        logger.warning("%d rows have media that changed since they were measured; measuring them again", num_changed)
+        _measure_parts(planned.inputs, [planned.parts[part] for part in changed_parts], running)
+    files = {planned.path(file): index for index, file in enumerate(planned.files)}
+    notes = [(files[job.plan], job.done) for job in holed]
+    new = mended(planned, notes, num_lost, changed_parts, processor_key(planned.inputs.config), running)
+    for job in holed:
+        job.done.unlink(missing_ok=True)  # whatever the plan says now, this shard is to be made again
+    keep(new, planned)
+    logger.info("%d rows turned out unreadable; packs that changed are written again", num_lost - num_changed)
+    return new
 
 
 def shard_jobs(planned: Planned) -> list[ShardJob]:
     inputs, config = planned.inputs, planned.inputs.config
-    parts_file = planned.plan_file.with_suffix(".parts.json")
-    write_json(parts_file, [text_of(part.path) for part in planned.parts])
-    plan_file = planned.mended_file if planned.mended_file.exists() else planned.plan_file
-    starts = planned.shard_starts
-    return [
-        ShardJob(
-            number=number,
-            first=first,
-            last=last,
-            plan=plan_file,
-            parts=parts_file,
-            corpora=tuple(corpus.name for corpus in inputs.corpora),
-            processor=processor_key(config),
-            resize=config.resize,
-            fake_image=config.fake_image,
-            align=config.align,
-            out=inputs.place,
-            done=inputs.place / "work" / "done" / f"{number:06d}.json",
-            fingerprint=fingerprint(inputs.identity.fingerprint, planned.plan.digest(first, last)),
-        )
-        for number, (first, last) in enumerate(zip(starts, starts[1:], strict=False))
-    ]
+    parts_file = planned.folder / f"{inputs.identity.fingerprint}.parts.arrow"
+    write_paths(parts_file, [part.path for part in planned.parts])
+    names, key = tuple(corpus.name for corpus in inputs.corpora), processor_key(config)
+    identity = inputs.identity.fingerprint
+    jobs: list[ShardJob] = []
+    for file, shift in zip(planned.files, planned.first_packs, strict=False):
+        path = planned.path(file)
+        for batch, cut in enumerate(file.cuts):
+            first = shift + cut.first
+            jobs.append(
+                ShardJob(
+                    number=len(jobs),
+                    first=first,
+                    last=first + cut.num_packs,
+                    plan=path,
+                    batch=batch,
+                    shift=shift,
+                    parts=parts_file,
+                    corpora=names,
+                    processor=key,
+                    resize=config.resize,
+                    fake_image=config.fake_image,
+                    align=config.align,
+                    out=inputs.place,
+                    fingerprint=f"{identity} {first} {cut.digest}",
+                    seconds=cut.seconds,
+                )
+            )
+    return jobs
 
 
 def task_environment(config: PackConfig) -> dict[str, str]:

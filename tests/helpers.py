@@ -132,7 +132,7 @@ def corpus_of(name: str, copies: list[int]) -> Corpus:
 
 def plan_of(*lines: dict[str, Any]) -> Plan:
     """A plan by hand: packed lines in pack order, then skipped ones; what a line is silent about is 0 or ""."""
-    blank = {field.name: "" if field.type == "string" else 0 for field in PLAN_SCHEMA}
+    blank = {field.name: "" if field.type == "large_string" else 0 for field in PLAN_SCHEMA}
     packs = [line.get("pack", 0) for line in lines]
     places = [-1 if pack < 0 else packs[:index].count(pack) for index, pack in enumerate(packs)]
     whole = [blank | {"position": place} | line for place, line in zip(places, lines, strict=True)]

@@ -192,7 +192,7 @@ def test_same_bytes_whenever_it_is_killed(
 
         return call
 
-    for name in ("measure_part", "make_plan", "shard_task", "commit"):
+    for name in ("measure_part", "planned_of", "shard_task", "commit"):
         monkeypatch.setattr(f"neatpack.pipeline.stages.{name}", killed(getattr(neatpack.pipeline.stages, name)))
     out, kills, packed = tmp_path / "out", 0, None
     while packed is None:
@@ -312,7 +312,7 @@ def test_a_plan_in_python(data: Path, outputs: tuple[Path, Path], tmp_path: Path
     planned = run_plan(tiny_config(data, tmp_path / "out", holdout=SHARE))
     assert planned.holdout is not None and planned.holdout.holdout is None
     packs = [Manifest.read(out).counts.packs for out in outputs]
-    assert [planned.plan.num_packs, planned.holdout.plan.num_packs] == packs
+    assert [planned.num_packs, planned.holdout.num_packs] == packs
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

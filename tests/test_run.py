@@ -111,11 +111,11 @@ def test_killed_while_holes_are_filled(tiny, tmp_path, monkeypatch):
                 raise KeyboardInterrupt
             return shard_task(job)
 
-        monkeypatch.setattr(stages, "shard_task", task)
+        monkeypatch.setattr(pieces, "shard_task", task)
         try:
             run_pack(tiny_config(meta, out, pack_size=256))
         except KeyboardInterrupt:
-            monkeypatch.setattr(stages, "shard_task", shard_task)
+            monkeypatch.setattr(pieces, "shard_task", shard_task)
             run_pack(tiny_config(meta, out, pack_size=256))
             assert files_of(out) == files_of(tmp_path / "whole")
         else:
@@ -487,7 +487,7 @@ def test_a_worker_that_is_killed_leaves_nothing_in_the_output(data, tmp_path, mo
             (out / name).write_bytes(b"begun")
         return shard_task(job)
 
-    monkeypatch.setattr("neatpack.pipeline.stages.shard_task", killed_once)
+    monkeypatch.setattr("neatpack.pipeline.shard.pieces.shard_task", killed_once)
     run_pack(tiny_config(data, out))
     assert [name for name in left if (out / name).exists()] == []
     assert [name for name in others if not (out / name).exists()] == []

@@ -24,7 +24,7 @@ from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.manifest import Manifest, OutputError, signed
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.engine import engine
-from neatpack.pipeline.shard.index import write_index
+from neatpack.pipeline.shard.index import write_places
 from neatpack.pipeline.shard.verify import verify_output
 
 from .target import DAMAGE, FITS, FOUND, HARMLESS, Mutator, Target, Verdicts
@@ -164,7 +164,7 @@ def write_forged(out: Path, name: str, table: pa.Table) -> None:
 
 def write_indexes(out: Path, table: pa.Table) -> None:
     """An index that can be, in all files that have it."""
-    described, _ = write_index(out, [table], len(table["members"][0]))
+    described, _ = write_places(out, [table], len(table["members"][0]))
     pq.write_table(table, out / "index.parquet")
     sign(out, lambda manifest: manifest.update(index=asdict(described)))
 

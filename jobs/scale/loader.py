@@ -33,7 +33,7 @@ from neatpack.pipeline.layout import MediaArray
 from neatpack.pipeline.manifest import INDEX, LOADS, PLACES, Counts, Manifest, Pixels, ShardEntry, Shards, shard_name
 from neatpack.pipeline.runtime.storage import sha256_of
 from neatpack.pipeline.shard.codec import BLOCK, END, member_names
-from neatpack.pipeline.shard.index import SCHEMA, write_index
+from neatpack.pipeline.shard.index import SCHEMA, write_places
 
 ROOT = Path(__file__).resolve().parents[2]
 PACK_SIZE, GROUP_SIZE, PER_TABLE = 16384, 512, 1 << 16
@@ -116,7 +116,7 @@ def make_output(out: Path, num_packs: int, packs_per_shard: int, seed: int = 0) 
     family = {"name": "made up", "position_axes": 3, "position_dtype": "int32", "media": media}
     members = member_names(MEDIA)
     shards: list[ShardEntry] = []
-    index, _ = write_index(out, index_tables(num_packs, packs_per_shard, members, shards, seed), len(members))
+    index, _ = write_places(out, index_tables(num_packs, packs_per_shard, members, shards, seed), len(members))
     (out / INDEX).touch()  # nobody reads it here
     (out / "shards").mkdir()
     for shard in shards:

@@ -327,16 +327,20 @@ def rows_in_order(num_rows: int, ratio: float) -> list[int]:
 
     0.5 of 4 rows -> [0, 3]; 2.5 -> [0, 1, 2, 3, 0, 1, 2, 3, 0, 3]. Any ratio above 0 takes at least one row.
     """
+    return list(range(num_rows)) * int(ratio) + drawn_rows(num_rows, ratio)
+
+
+def drawn_rows(num_rows: int, ratio: float) -> list[int]:
+    """The last of these: rows that come once more than the others. 2.5 of 4 rows -> [0, 3]; 2.0 -> []."""
     whole = int(ratio)
     drawn = math.floor(num_rows * ratio) - num_rows * whole  # not of the difference: 10 * (2.3 - 2) is 2.999…
     if whole == 0 and ratio > 0 and num_rows:
         drawn = max(1, drawn)
-    return list(range(num_rows)) * whole + random.Random(42).sample(range(num_rows), drawn)
+    return random.Random(42).sample(range(num_rows), drawn)
 
 
 def copies_of_rows(num_rows: int, ratio: float) -> np.ndarray:
     """How often each row is taken: 2.5 of 4 rows -> [3, 2, 2, 3]."""
-    whole = int(ratio)
-    copies = np.full(num_rows, whole, dtype=np.int32)
-    copies[rows_in_order(num_rows, ratio)[num_rows * whole :]] += 1
+    copies = np.full(num_rows, int(ratio), dtype=np.int32)
+    copies[drawn_rows(num_rows, ratio)] += 1
     return copies

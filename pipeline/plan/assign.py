@@ -1,10 +1,10 @@
 """The plan of a run: which row goes into which pack, at which position, and which row goes nowhere, and why."""
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, TypedDict, TypeVar, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypedDict, TypeVar, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -12,15 +12,24 @@ import pyarrow.compute as pc
 
 from ..config import PackConfig, UserError
 from ..families.base import Family
-from ..ingest.corpus import Corpus
+from ..ingest.corpus import Corpus, TakenRows
 from ..measure.length import shrunk, truncated
 from ..measure.store import MeasuredPart, read_measured
 from ..records import Measured
-from ..runtime.tables import column_sum, open_arrow, value_counts
+from ..runtime.storage import Place
+from ..runtime.tables import column_sum, open_arrow, open_arrows, value_counts
 from .mixture import copies, ratios
-from .plan import plan_bins
+from .plan import plan_packs
 
-FROM_STORE = ["tokens", "visual_tokens", "media_bytes", "reason", "detail"]  # columns that a part of the store has
+FROM_STORE = (
+    "at",
+    "size",
+    "tokens",
+    "visual_tokens",
+    "media_bytes",
+    "reason",
+    "detail",
+)  # columns that a part of the store has
 FITTED = ("tokens", "visual_tokens", "media_bytes", "limit", "shrink", "reason", "detail")  # fitting changes these
 # What a pack is made of, by columns of the plan; names of rows and counts follow from them.
 SHAPING = ("pack", "dataset", "row", "repeat", "part", "line", "tokens", "limit", "shrink")
@@ -29,6 +38,7 @@ MAX_SHRINK = 16  # halvings: 768 frames are down to 4 after 8, and 100 megapixel
 
 Tokens = TypeVar("Tokens", int, np.ndarray)
 Key = tuple[int, int, int]  # of a line: index of the corpus, row, repetition
+TEXT = pa.large_string()  # Arrow's other one ends at 2 GiB a column: 24M details, say; `take` and `concat` would fail
 
 
 class PlanLine(TypedDict):
@@ -39,17 +49,19 @@ class PlanLine(TypedDict):
     dataset: Annotated[int, pa.int32()]  # index into the run's corpora
     row: Annotated[int, pa.int64()]
     repeat: Annotated[int, pa.int32()]
-    id: Annotated[str, pa.string()]  # what the row calls itself
+    id: Annotated[str, TEXT]  # what the row calls itself
     part: Annotated[int, pa.int32()]  # index into the run's measured parts, and the line in it
     line: Annotated[int, pa.int32()]
+    at: Annotated[int, pa.int64()]  # where its measured row is, and how long: see pipeline/measure/store.py
+    size: Annotated[int, pa.int32()]
     tokens: Annotated[int, pa.int32()]
     visual_tokens: Annotated[int, pa.int32()]
     media_bytes: Annotated[int, pa.int64()]
     limit: Annotated[int, pa.int32()]  # tokens to truncate to; 0: whole
     shrink: Annotated[int, pa.int32()]  # steps by which its media are made smaller
     times: Annotated[float, pa.float64()]  # how often its pack comes in an epoch
-    reason: Annotated[str, pa.string()]
-    detail: Annotated[str, pa.string()]
+    reason: Annotated[str, TEXT]
+    detail: Annotated[str, TEXT]
 
 
 SCHEMA = pa.schema(
@@ -57,9 +69,35 @@ SCHEMA = pa.schema(
 )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TakenPart:
+    """A part of the token store, and how often its rows are taken."""
+
+    index: int  # in the run's measured parts
+    corpus: int  # index into the run's corpora
+    path: Place
+    rows: TakenRows
+
+    @classmethod
+    def of(cls, index: int, part: MeasuredPart, corpora: Sequence[Corpus]) -> "TakenPart":
+        rows = corpora[part.corpus].taken(part.part.first_row, part.part.num_rows)
+        return cls(index=index, corpus=part.corpus, path=part.path, rows=rows)
+
+
+class Share(NamedTuple):
+    """What a plan knows of a corpus."""
+
+    name: str
+    weight: float | None
+    times_at_load: float
+
+
 @dataclass(frozen=True)
 class Plan:
-    """Lines of packed rows in pack order, then lines of skipped rows in source order (see SCHEMA)."""
+    """Lines of packed rows in pack order, then lines of skipped rows in source order (see SCHEMA); or a run of packs.
+
+    Packs are numbered without gaps.
+    """
 
     table: pa.Table
 
@@ -71,11 +109,21 @@ class Plan:
     def starts(self) -> np.ndarray:
         """Where each pack's lines start in the table; one more at the end."""
         packs = self.packed["pack"].to_numpy()
-        return np.searchsorted(packs, np.arange(self.num_packs + 1))
+        return np.append(np.flatnonzero(np.diff(packs, prepend=-1)), len(packs))
+
+    @cached_property
+    def first(self) -> int:
+        """The number of the first pack."""
+        return int(self.packed["pack"][0].as_py()) if len(self.packed) else 0
 
     @property
     def num_packs(self) -> int:
-        return int(self.packed["pack"][-1].as_py()) + 1 if len(self.packed) else 0
+        return len(self.starts) - 1
+
+    def shifted(self, by: int) -> "Plan":
+        """The same packs under other numbers."""
+        pack = self.table["pack"].to_numpy()
+        return Plan(with_columns(self.table, {"pack": np.where(pack < 0, pack, pack + by)}))
 
     def skip_counts(self) -> dict[str, int]:
         """Lines in no pack, by reason."""
@@ -83,7 +131,7 @@ class Plan:
 
     def lines_in_pack(self, number: int) -> list[PlanLine]:
         """One line per document of a pack, by position."""
-        start, end = self.starts[number : number + 2].tolist()
+        start, end = self.starts[[number - self.first, number - self.first + 1]].tolist()
         lines: list[PlanLine] = self.packed.slice(start, end - start).to_pylist()
         return lines
 
@@ -95,10 +143,14 @@ class Plan:
         assert len(found) == len(rows), "a row that was not planned"
         return np.array(found, dtype=np.int64)
 
-    def digest(self, first: int, last: int) -> str:
-        """Of what packs [first, last) are made of."""
+    def packs(self, first: int, last: int) -> "Plan":
+        """Packs [first, last) of it, counted from its first."""
         start, end = self.starts[[first, last]].tolist()
-        lines, digest = self.packed.slice(start, end - start), hashlib.sha256()
+        return Plan(self.packed.slice(start, end - start))
+
+    def digest(self) -> str:
+        """Of what its packs are made of."""
+        lines, digest = self.packed, hashlib.sha256()
         for name in SHAPING:
             digest.update(np.ascontiguousarray(lines[name].to_numpy()).data)
         return digest.hexdigest()
@@ -115,66 +167,102 @@ class Plan:
         return np.add.reduceat(self.packed[column].to_numpy().astype(np.int64), self.starts[:-1])
 
 
-def make_plan(corpora: Sequence[Corpus], parts: Sequence[MeasuredPart], family: Family, config: PackConfig) -> Plan:
-    """Assign every measured row, as often as its corpus takes it."""
-    lines = _lines(corpora, parts)
+def make_plan(
+    parts: Sequence[TakenPart],
+    corpora: Sequence[Share],
+    family: Family,
+    config: PackConfig,
+    tokens_in_all: Sequence[int] | None = None,
+) -> Plan:
+    """Assign every measured row of these parts, as often as its corpus takes it.
+
+    `tokens_in_all`: of each corpus, where these are not all parts of it; weights are about those.
+    """
+    lines = fitted_lines(parts, corpora, family, config)
+    lines = _mixed(lines, corpora, tokens_in_all, repeat_at_load=config.repeat_at_load)
     reserve = reserved(config, len(family.fake_image_ids))
-    fitting = _Fitting(corpora=corpora, parts=parts, family=family, config=config, reserve=reserve)
-    lines = _mixed(fitting.fitted(lines), corpora, repeat_at_load=config.repeat_at_load)
     tokens, visual = aligned(lines["tokens"].to_numpy(), config.align), lines["visual_tokens"].to_numpy()
-    good = np.flatnonzero(pc.equal(lines["reason"], "").to_numpy())
+    is_good = pc.equal(lines["reason"], "").to_numpy()
     # Rows that exceed the fill that packing_ratio asks for, but not the pack, get a pack of their own.
-    alone = tokens[good] > np.where(visual[good] > 0, config.fill, config.fill - reserve)
-    shared = good[~alone]
-    times, bins = lines["times"].to_numpy(), []
-    for each in np.unique(times[good]):  # rows of one pack come equally often
-        mine = shared[times[shared] == each]
-        planned = plan_bins(
-            tokens[mine],
-            visual[mine],
+    is_alone = tokens > np.where(visual > 0, config.fill, config.fill - reserve)
+    times = lines["times"].to_numpy()
+    pack, num_packs = np.full(len(lines), -1, dtype=np.int64), 0
+    for each in np.unique(times[is_good]):  # rows of one pack come equally often
+        mine = is_good & (times == each)
+        shared, alone = np.flatnonzero(mine & ~is_alone), np.flatnonzero(mine & is_alone)
+        pack[shared] = num_packs + plan_packs(
+            tokens[shared],
+            visual[shared],
             capacity=config.fill,
             group_size=config.group_size,
             seed=config.seed,
             max_visual_tokens=config.max_visual_tokens or None,
             text_reserve=reserve,
         )
-        bins += [mine[bin_] for bin_ in planned]
-        bins += list(good[alone & (times[good] == each)][:, None])
-    return Plan(_in_pack_order(lines, bins, config.max_packs))
+        num_packs = int(pack.max(initial=-1)) + 1
+        pack[alone] = num_packs + np.arange(len(alone))
+        num_packs += len(alone)
+    plan = in_pack_order(lines, pack)
+    return cut_off(plan, config.max_packs) if config.max_packs else plan
+
+
+def fitted_lines(parts: Sequence[TakenPart], corpora: Sequence[Share], family: Family, config: PackConfig) -> pa.Table:
+    """One line per row and repetition, in source order, what is overlong made to fit or skipped."""
+    reserve = reserved(config, len(family.fake_image_ids))
+    paths = {part.index: part.path for part in parts}
+    names = [corpus.name for corpus in corpora]
+    fitting = _Fitting(names=names, paths=paths, family=family, config=config, reserve=reserve)
+    return fitting.fitted(_lines(parts, corpora))
 
 
 def measured_again(
-    plan: Plan,
-    where: np.ndarray,
-    corpora: Sequence[Corpus],
-    parts: Sequence[MeasuredPart],
-    family: Family,
-    config: PackConfig,
+    plan: Plan, where: np.ndarray, names: Sequence[str], paths: Mapping[int, Place], family: Family, config: PackConfig
 ) -> pa.Table:
-    """What the lines at these places of the plan's table are by the token store as it is now."""
+    """What the lines at these places of the plan's table are by the token store as it is now. `names`: of corpora."""
     lines = plan.table.take(pa.array(where))
     found = [
-        open_arrow(parts[line["part"]].path).select(FROM_STORE).slice(line["line"], 1).to_pylist()[0]
-        for line in lines.select(["part", "line"]).to_pylist()
+        open_arrow(paths[part]).select(FROM_STORE).slice(line, 1)
+        for part, line in zip(lines["part"].to_pylist(), lines["line"].to_pylist(), strict=True)
     ]
-    fresh = pa.Table.from_pylist(
-        [line | of_store | {"limit": 0, "shrink": 0} for line, of_store in zip(lines.to_pylist(), found, strict=True)],
-        schema=SCHEMA,
-    )
+    stored = pa.concat_tables(found) if found else lines.select(FROM_STORE)
+    nothing = np.zeros(len(lines), dtype=np.int32)
+    fresh = with_columns(lines, {name: stored[name] for name in FROM_STORE} | {"limit": nothing, "shrink": nothing})
     reserve = reserved(config, len(family.fake_image_ids))
-    fitting = _Fitting(corpora=corpora, parts=parts, family=family, config=config, reserve=reserve)
-    return fitting.fitted(fresh)
+    return _Fitting(names=names, paths=paths, family=family, config=config, reserve=reserve).fitted(fresh)
+
+
+def with_columns(lines: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
+    """Lines of a plan with other values in these columns."""
+    for name, values in columns.items():
+        column = SCHEMA.get_field_index(name)
+        field = SCHEMA.field(column)
+        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+        lines = lines.set_column(column, field, array.cast(field.type))
+    return lines
+
+
+def replaced(column: pa.ChunkedArray, where: np.ndarray, values: Any) -> pa.Array:
+    """A column of texts with other values at these places, ascending; no other text becomes a Python object."""
+    mask = np.zeros(len(column), dtype=np.bool_)
+    mask[where] = True
+    texts = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values, TEXT)
+    one = _one_array(column)
+    return pc.replace_with_mask(one, pa.array(mask), _one_array(texts).cast(TEXT)) if len(where) else one
+
+
+def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def shard_starts(plan: Plan, shard_bytes: int) -> list[int]:
     """First pack of each shard, and the number of packs at the end: cut where a shard would exceed `shard_bytes`."""
-    starts, filled = [0], 0
-    for number, size in enumerate(pack_bytes(plan).tolist()):
-        if filled and filled + size > shard_bytes:
-            starts.append(number)
-            filled = 0
-        filled += size
-    return [*starts, plan.num_packs] if plan.num_packs else [0]
+    ends = np.cumsum(pack_bytes(plan))
+    starts, before = [0], 0
+    while starts[-1] < len(ends):
+        fitting = int(np.searchsorted(ends, before + shard_bytes, side="right"))
+        starts.append(max(fitting, starts[-1] + 1))
+        before = int(ends[starts[-1] - 1])
+    return starts
 
 
 def reserved(config: PackConfig, num_fake_ids: int) -> int:
@@ -199,38 +287,53 @@ def pack_bytes(plan: Plan) -> np.ndarray:
     return size
 
 
-def _lines(corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> pa.Table:
+def _lines(parts: Sequence[TakenPart], corpora: Sequence[Share]) -> pa.Table:
     """One line per row and repetition, in source order."""
-    tables = []
-    for index, part in enumerate(parts):
-        stored = open_arrow(part.path)
-        repeats = corpora[part.corpus].copies[stored["row"].to_numpy()]
-        line = np.repeat(np.arange(len(stored), dtype=np.int32), repeats)
-        columns = {
-            "pack": np.full(len(line), -1),
-            "position": np.full(len(line), -1),
-            "dataset": np.full(len(line), part.corpus),
-            "repeat": _repeat_numbers(repeats),
-            "part": np.full(len(line), index),
-            "line": line,
-            "limit": np.zeros(len(line)),
-            "shrink": np.zeros(len(line)),
-            "times": np.full(len(line), corpora[part.corpus].times_at_load),
-        }
-        taken = stored.take(pa.array(line))
-        tables.append(
-            pa.table(
-                [
-                    pa.array(columns[field.name]).cast(field.type) if field.name in columns else taken[field.name]
-                    for field in SCHEMA
-                ],
-                schema=SCHEMA,
-            )
-        )
-    return pa.concat_tables(tables).combine_chunks() if tables else SCHEMA.empty_table()
+    pieces: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
+    numbers = ("row", "at", "size", "tokens", "visual_tokens", "media_bytes")
+    for part, stored in zip(parts, open_arrows([part.path for part in parts]), strict=True):
+        rows = stored["row"].to_numpy()
+        repeats = part.rows.copies_of(rows)
+        is_once = bool((repeats == 1).all())
+        line = np.arange(len(rows)) if is_once else np.repeat(np.arange(len(rows)), repeats)
+        for name in numbers:
+            values = stored[name].to_numpy()
+            pieces[name].append(values if is_once else values[line])
+        for name in ("id", "reason", "detail"):
+            texts = stored[name] if is_once else stored[name].take(pa.array(line))
+            pieces[name] += texts.cast(TEXT).chunks
+        pieces["line"].append(line.astype(np.int32))
+        pieces["repeat"].append(_repeat_numbers(repeats).astype(np.int32))
+    counts = [len(line) for line in pieces["line"]]
+    fixed = {
+        "dataset": np.repeat(np.array([part.corpus for part in parts], dtype=np.int32), counts),
+        "part": np.repeat(np.array([part.index for part in parts], dtype=np.int32), counts),
+        "times": np.repeat(np.array([corpora[part.corpus].times_at_load for part in parts]), counts),
+    } | {name: np.full(sum(counts), value, np.int32) for name, value in
+         (("pack", -1), ("position", -1), ("limit", 0), ("shrink", 0))}  # fmt: skip
+    columns = []
+    for field in SCHEMA:
+        if field.name in fixed:
+            columns.append(pa.array(fixed[field.name], field.type))
+        elif field.type == TEXT:
+            columns.append(pa.chunked_array(pieces[field.name], TEXT).combine_chunks())
+        else:
+            whole = np.concatenate([np.zeros(0, field.type.to_pandas_dtype()), *pieces[field.name]])
+            columns.append(pa.array(whole, field.type))
+    return pa.table(columns, schema=SCHEMA)
 
 
-def _mixed(lines: pa.Table, corpora: Sequence[Corpus], *, repeat_at_load: bool) -> pa.Table:
+def tokens_of(lines: pa.Table, num_corpora: int) -> list[int]:
+    """Of the lines that can be packed, by corpus."""
+    good = np.where(pc.equal(lines["reason"], "").to_numpy(), lines["tokens"].to_numpy(), 0).astype(np.int64)
+    sums = np.zeros(num_corpora, dtype=np.int64)
+    np.add.at(sums, lines["dataset"].to_numpy(), good)
+    return [int(count) for count in sums]
+
+
+def _mixed(
+    lines: pa.Table, corpora: Sequence[Share], tokens_in_all: Sequence[int] | None, *, repeat_at_load: bool
+) -> pa.Table:
     """Where data sets have weights, their lines repeated, or marked for the loader to repeat: only now it is known how
     long each row is, and which fit."""
     weights = [corpus.weight for corpus in corpora if corpus.weight is not None]
@@ -241,17 +344,16 @@ def _mixed(lines: pa.Table, corpora: Sequence[Corpus], *, repeat_at_load: bool) 
     tokens = np.where(pc.equal(lines["reason"], "").to_numpy(), lines["tokens"].to_numpy(), 0).astype(np.int64)
     places = [np.flatnonzero(dataset == index) for index in range(len(corpora))]
     repeats, times = np.ones(len(lines), dtype=np.int32), np.ones(len(lines))
-    for place, ratio in zip(places, ratios([int(tokens[place].sum()) for place in places], weights), strict=True):
+    in_all = tokens_of(lines, len(corpora)) if tokens_in_all is None else tokens_in_all
+    for place, ratio in zip(places, ratios(in_all, weights), strict=True):
         if repeat_at_load:
             times[place] = ratio
         else:
             repeats[place] = copies(tokens[place], ratio)
     if repeat_at_load:
-        column = SCHEMA.get_field_index("times")
-        return lines.set_column(column, SCHEMA.field(column), pa.array(times))
-    column = SCHEMA.get_field_index("repeat")
+        return with_columns(lines, {"times": times})
     taken = lines.take(pa.array(np.repeat(np.arange(len(lines)), repeats)))
-    return taken.set_column(column, SCHEMA.field(column), pa.array(_repeat_numbers(repeats), pa.int32()))
+    return with_columns(taken, {"repeat": _repeat_numbers(repeats)})
 
 
 def _repeat_numbers(repeats: np.ndarray) -> np.ndarray:
@@ -274,60 +376,68 @@ class _Fit:
 class _Fitting:
     """Truncates, shrinks, skips or refuses what does not fit a pack, as the config says."""
 
-    corpora: Sequence[Corpus]
-    parts: Sequence[MeasuredPart]
+    names: Sequence[str]  # of corpora
+    paths: Mapping[int, Place]  # of parts, by index
     family: Family
     config: PackConfig
     reserve: int  # tokens that a pack without visual tokens keeps free, for the fake image
 
     def fitted(self, lines: pa.Table) -> pa.Table:
         """The lines of a plan: overlong samples made to fit or skipped, and those above max_visual_tokens skipped."""
+        lines = self._without_overlong(lines)
+        if not (most := self.config.max_visual_tokens):
+            return lines
+        visual = lines["visual_tokens"].to_numpy()
+        above = np.flatnonzero((visual > most) & pc.equal(lines["reason"], "").to_numpy())
+        reasons = ["too_many_visual_tokens"] * len(above)
+        details = [f"{count} visual tokens, a pack may hold {most}" for count in visual[above].tolist()]
+        texts = {"reason": reasons, "detail": details}
+        return with_columns(lines, {name: replaced(lines[name], above, values) for name, values in texts.items()})
+
+    def _without_overlong(self, lines: pa.Table) -> pa.Table:
         config = self.config
-        changed = {name: lines[name].to_numpy().copy() for name in FITTED}  # texts as Python objects
         tokens, visual = lines["tokens"].to_numpy(), lines["visual_tokens"].to_numpy()
         room = np.where(visual > 0, config.pack_size, config.pack_size - self.reserve)
-        for index in np.flatnonzero(aligned(tokens, config.align) > room).tolist():
-            line: PlanLine = lines.slice(index, 1).to_pylist()[0]
-            length = f"{line['tokens']} tokens"
-            if config.overlong_policy == "error":
-                raise UserError(
-                    f"{self.corpora[line['dataset']].name} row {line['row']}: {length}, a pack holds {room[index]}; "
-                    "set overlong to truncate or drop, or raise pack_size"
-                )
-            fit = self._fit(line["part"], line["line"])
+        where = np.flatnonzero(aligned(tokens, config.align) > room)
+        if not len(where):
+            return lines
+        names = ("dataset", "row", "part", "line")
+        dataset, row, part, line = (lines[name].to_numpy()[where].tolist() for name in names)
+        lengths, rooms = tokens[where].tolist(), room[where].tolist()
+        if config.overlong_policy == "error":
+            raise UserError(
+                f"{self.names[dataset[0]]} row {row[0]}: {lengths[0]} tokens, a pack holds {rooms[0]}; "
+                "set overlong to truncate or drop, or raise pack_size"
+            )
+        changed = {name: lines[name].to_numpy().copy() for name in FITTED if SCHEMA.field(name).type != TEXT}
+        reasons, details = [], []
+        for at, each in enumerate(where.tolist()):
+            fit = self._fit(part[at], line[at])
             if fit.measured is None:
-                change: dict[str, str | int] = {
-                    "reason": "overlong",
-                    "detail": f"{length}, a pack holds {room[index]}{fit.words}",
-                }
-            else:
-                change = {
-                    "tokens": fit.measured.tokens,
-                    "visual_tokens": fit.measured.visual_tokens,
-                    "media_bytes": fit.measured.media_bytes,
-                    "limit": fit.limit,
-                    "shrink": fit.shrink,
-                    "detail": f"{fit.words} from {line['tokens']} to {fit.measured.tokens} tokens",
-                }
-            for name, value in change.items():
-                changed[name][index] = value
-        if most := config.max_visual_tokens:
-            for index in np.flatnonzero(changed["visual_tokens"] > most).tolist():
-                if not changed["reason"][index]:
-                    changed["reason"][index] = "too_many_visual_tokens"
-                    changed["detail"][index] = (
-                        f"{changed['visual_tokens'][index]} visual tokens, a pack may hold {most}"
-                    )
-        for name, values in changed.items():
-            field = SCHEMA.field(name)
-            lines = lines.set_column(SCHEMA.get_field_index(name), field, pa.array(values, field.type))
-        return lines
+                reasons.append("overlong")
+                details.append(f"{lengths[at]} tokens, a pack holds {rooms[at]}{fit.words}")
+                continue
+            values = {
+                "tokens": fit.measured.tokens,
+                "visual_tokens": fit.measured.visual_tokens,
+                "media_bytes": fit.measured.media_bytes,
+                "limit": fit.limit,
+                "shrink": fit.shrink,
+            }
+            for name, value in values.items():
+                changed[name][each] = value
+            reasons.append("")
+            details.append(f"{fit.words} from {lengths[at]} to {fit.measured.tokens} tokens")
+        texts = {"reason": reasons, "detail": details}
+        return with_columns(
+            lines, changed | {name: replaced(lines[name], where, values) for name, values in texts.items()}
+        )
 
     def _fit(self, part: int, line: int) -> _Fit:
         policy = self.config.overlong_policy
         if policy not in ("truncate", "shrink"):
             return _Fit(measured=None, words="")
-        whole = read_measured(self.parts[part].path, line)
+        whole = read_measured(self.paths[part], line)
         assert whole is not None, "a row that was skipped is not fitted"
         return self._cut(whole) if policy == "truncate" else self._smaller(whole)
 
@@ -349,19 +459,34 @@ class _Fitting:
         return _Fit(measured=None, words="; its media cannot be made small enough")
 
 
-def _in_pack_order(lines: pa.Table, bins: list[np.ndarray], max_packs: int) -> pa.Table:
-    pack, position = np.full(len(lines), -1, dtype=np.int32), np.full(len(lines), -1, dtype=np.int32)
-    kept = bins[:max_packs] if max_packs else bins
-    order = np.concatenate([*kept, np.zeros(0, dtype=np.int64)]).astype(np.int64)
-    sizes = np.array([len(bin_) for bin_ in kept], dtype=np.int64)
-    pack[order] = np.repeat(np.arange(len(kept)), sizes)
-    position[order] = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    if max_packs and len(bins) > max_packs:
-        reasons = np.array(lines["reason"].to_pylist(), dtype=object)
-        reasons[np.concatenate(bins[max_packs:])] = "max_packs"
-        lines = lines.set_column(SCHEMA.get_field_index("reason"), "reason", pa.array(reasons, pa.string()))
-    lines = lines.set_column(0, SCHEMA.field("pack"), pa.array(pack)).set_column(
-        1, SCHEMA.field("position"), pa.array(position)
-    )
-    skipped = np.flatnonzero(pack < 0)
-    return lines.take(pa.array(np.concatenate([order, skipped])))
+def in_pack_order(lines: pa.Table, pack: np.ndarray) -> Plan:
+    """The plan of lines in source order, by the pack of each; -1: none."""
+    num_packed = int((pack >= 0).sum())
+    order = np.argsort(np.where(pack < 0, np.int64(1) << 62, pack), kind="stable")  # what is in none comes last
+    position = np.full(len(lines), -1, dtype=np.int64)
+    packed = pack[order[:num_packed]]
+    position[order[:num_packed]] = np.arange(num_packed) - np.searchsorted(packed, packed)
+    return Plan(with_columns(lines, {"pack": pack, "position": position}).take(pa.array(order)))
+
+
+def cut_off(plan: Plan, num_packs: int) -> Plan:
+    """The plan with its first packs only; rows of the others are skipped, for --max-packs."""
+    if plan.num_packs <= num_packs:
+        return plan
+    table = plan.table
+    pack, reason = table["pack"].to_numpy().copy(), table["reason"]
+    beyond = np.flatnonzero(pack >= num_packs)
+    pack[beyond] = -1
+    lines = with_columns(table, {"pack": pack, "reason": replaced(reason, beyond, ["max_packs"] * len(beyond))})
+    return in_order(lines, pack)
+
+
+def in_order(lines: pa.Table, pack: np.ndarray) -> Plan:
+    """As `Plan` says, whatever the order of the lines: by pack and in source order, then what is skipped likewise."""
+    part, line, repeat = (lines[name].to_numpy().astype(np.int64) for name in ("part", "line", "repeat"))
+    order = np.lexsort([repeat, line, part])
+    return in_pack_order(lines.take(pa.array(order)), pack[order])
+
+
+def shares_of(corpora: Sequence[Corpus]) -> list[Share]:
+    return [Share(corpus.name, corpus.weight, corpus.times_at_load) for corpus in corpora]

@@ -57,12 +57,12 @@ class Shelves:
     """Bins by free tokens: shelf 7 holds the bins that have room for 7 tokens."""
 
     def __init__(self, capacity: int) -> None:
-        self.shelves: list[list[Ints]] = [[] for _ in range(capacity + 1)]
+        self.shelves: dict[int, list[Ints]] = {}
         self.occupied = bytearray(capacity + 1)
 
     def put(self, room: int, bins: Ints) -> None:
         if len(bins):
-            self.shelves[room].append(bins)
+            self.shelves.setdefault(room, []).append(bins)
             self.occupied[room] = 1
 
     def find(self, room: int) -> int:
@@ -70,8 +70,7 @@ class Shelves:
         return self.occupied.find(1, max(room, 0))
 
     def take(self, room: int) -> Ints:
-        bins = self.shelves[room]
-        self.shelves[room] = []
+        bins = self.shelves.pop(room)
         self.occupied[room] = 0
         return bins[0] if len(bins) == 1 else np.concatenate(bins)
 

@@ -26,6 +26,30 @@ def plan_bins(
     max_visual_tokens  VT a pack can hold (default: no limit of its own)
     text_reserve       tokens kept free in a pack without any VT, for a fake image
     """
+    return members(
+        plan_packs(
+            lengths,
+            visual_tokens,
+            capacity=capacity,
+            group_size=group_size,
+            seed=seed,
+            max_visual_tokens=max_visual_tokens,
+            text_reserve=text_reserve,
+        )
+    )
+
+
+def plan_packs(
+    lengths: ArrayLike,
+    visual_tokens: ArrayLike,
+    *,
+    capacity: int,
+    group_size: int,
+    seed: int,
+    max_visual_tokens: int | None,
+    text_reserve: int,
+) -> Ints:
+    """The same the other way round, and without an object per pack: the pack of each sample."""
     samples = Samples(
         lengths=as_ints("lengths", lengths),
         visual_tokens=as_ints("visual_tokens", visual_tokens),
@@ -35,7 +59,7 @@ def plan_bins(
     )
     check(samples, group_size)
     if not len(samples.lengths):
-        return []
+        return np.zeros(0, dtype=np.int64)
     bin_of = pack(samples)
     num_bins = int(bin_of.max()) + 1
     order = balanced_order(
@@ -47,7 +71,7 @@ def plan_bins(
     )
     place = np.empty(num_bins, dtype=np.int64)
     place[order] = np.arange(num_bins)
-    return members(place[bin_of])
+    return place[bin_of]
 
 
 def check(samples: Samples, group_size: int) -> None:

@@ -5,7 +5,7 @@ rows and with documents of the last packs, or of rows that --max-packs left over
 ones change. All others keep their number and their documents, so the shards they are in stand as they are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from ..config import PackConfig
 from ..records import Skip
-from .assign import FITTED, SCHEMA, Key, Plan, aligned, reserved
+from .assign import FITTED, TEXT, Key, Plan, aligned, in_order, replaced, reserved, with_columns
 from .knapsack import UNPLACED, Ints, Mask, Samples, best_fit, ceil_div
 
 
@@ -26,29 +26,39 @@ def repaired(
 ) -> Plan:
     """The plan without the lost rows, which it names as skipped, and without their holes.
 
+    It may be a part of a plan: packs with holes, and the last ones, whose numbers are the largest.
     `again`: places in its table, and the lines that are there now (`measured_again`); one of the same length as
     before stays in its pack.
     """
     lines, is_moved = plan.table, np.zeros(len(plan.table), dtype=np.bool_)
     if again is not None:
         lines, is_moved = _exchanged(lines, *again)
-    pack, reason, detail = (lines[name].to_numpy().copy() for name in ("pack", "reason", "detail"))
-    is_lost = np.zeros(len(lines), dtype=np.bool_)
-    is_lost[plan.places(lost)] = True
-    for at in np.flatnonzero(is_lost).tolist():
-        line = lines.slice(at, 1).to_pylist()[0]
-        skip = lost[line["dataset"], line["row"], line["repeat"]]
-        reason[at], detail[at] = skip.reason, skip.detail
-    gone = is_lost | is_moved
-    holed = np.unique(pack[gone])
-    pack[gone] = UNPLACED
-    is_moved &= reason == ""  # else it was measured to be of no use
+    before = lines["pack"].to_numpy().astype(np.int64)
+    lost_at = np.sort(plan.places(lost))
+    keys = zip(*(lines[name].take(pa.array(lost_at)).to_pylist() for name in ("dataset", "row", "repeat")), strict=True)
+    skips = [lost[key] for key in keys]
+    lines = with_columns(
+        lines,
+        {
+            name: replaced(lines[name], lost_at, [getattr(skip, name) for skip in skips])
+            for name in ("reason", "detail")
+        },
+    )
+    gone = is_moved.copy()
+    gone[lost_at] = True
+    is_moved &= pc.equal(lines["reason"], "").to_numpy()  # else it was measured to be of no use
+    pack = np.where(gone, UNPLACED, before)
+    is_spilled = pc.equal(lines["reason"], "max_packs").to_numpy()
     filling = _Filling(lines, config, reserved(config, num_fake_ids))
-    times = lines["times"].to_numpy()
+    times, spilled_before = lines["times"].to_numpy(), is_spilled.copy()
     for each in np.unique(times[gone]):  # rows of one pack come equally often
-        filling.fill(pack, reason, holed[plan.times_per_pack[holed] == each], times == each, is_moved)
-    _close_ranks(pack)
-    return _in_order(lines, pack, reason, detail)
+        holed = np.unique(before[gone & (times == each)])
+        filling.fill(pack, is_spilled, holed, times == each, is_moved)
+    for is_now, reason in ((is_spilled & ~spilled_before, "max_packs"), (spilled_before & ~is_spilled, "")):
+        at = np.flatnonzero(is_now)
+        lines = with_columns(lines, {"reason": replaced(lines["reason"], at, [reason] * len(at))})
+    _close_ranks(pack, np.unique(before[before >= 0]))
+    return in_order(lines, pack)
 
 
 def _exchanged(lines: pa.Table, where: np.ndarray, fresh: pa.Table) -> tuple[pa.Table, Mask]:
@@ -57,14 +67,17 @@ def _exchanged(lines: pa.Table, where: np.ndarray, fresh: pa.Table) -> tuple[pa.
     differs = np.zeros(len(where), dtype=np.bool_)
     for name in FITTED:
         differs |= pc.not_equal(old[name], new[name]).to_numpy()
+    ascending = np.argsort(where)
+    changed = {}
     for name in FITTED:
-        values = lines[name].to_numpy().copy()
-        values[where] = fresh[name].to_numpy()
-        column = SCHEMA.get_field_index(name)
-        lines = lines.set_column(column, SCHEMA.field(column), pa.array(values, SCHEMA.field(column).type))
+        if lines[name].type == TEXT:
+            changed[name] = replaced(lines[name], where, fresh[name].take(pa.array(ascending)))
+        else:
+            changed[name] = lines[name].to_numpy().copy()
+            changed[name][where] = fresh[name].to_numpy()
     is_moved = np.zeros(len(lines), dtype=np.bool_)
     is_moved[where[differs]] = True
-    return lines, is_moved
+    return with_columns(lines, changed), is_moved
 
 
 class _Filling:
@@ -81,18 +94,21 @@ class _Filling:
         # By --packing-ratio, what is larger than the fill but not than a pack has one of its own.
         self.is_alone = self.samples.lengths > config.fill - np.where(self.samples.is_visual, 0, reserve)
 
-    def fill(self, pack: Ints, reason: np.ndarray, holed: Ints, mine: Mask, is_moved: Mask) -> None:
-        """Documents for these packs, out of the lines that may be with theirs; a place for those that moved."""
+    def fill(self, pack: Ints, is_spilled: Mask, holed: Ints, mine: Mask, is_moved: Mask) -> None:
+        """Documents for these packs, out of the lines that may be with theirs; a place for those that moved.
+
+        `is_spilled`: lines that --max-packs left over.
+        """
         alone = np.flatnonzero(mine & is_moved & self.is_alone)
         pack[alone] = pack.max() + 1 + np.arange(len(alone))
         moved = mine & is_moved & ~self.is_alone
-        spilled = mine & (reason == "max_packs") & ~self.is_alone
+        spilled = mine & is_spilled & ~self.is_alone
         if spilled.any():
             pool = np.flatnonzero(spilled | moved)
             bins = self._filled(pack, holed, pool)
             placed = bins < len(holed)
-            pack[pool[placed]], reason[pool[placed]] = holed[bins[placed]], ""
-            reason[pool[~placed]] = "max_packs"
+            pack[pool[placed]] = holed[bins[placed]]
+            is_spilled[pool] = ~placed
             return
         donors = self._donors(pack, holed, mine, int(self.samples.lengths[moved].sum()))
         pool = np.flatnonzero(np.isin(pack, donors) | moved)
@@ -129,25 +145,13 @@ class _Filling:
         return bin_of[len(stay) :]
 
 
-def _close_ranks(pack: Ints) -> None:
-    """No number is missing: the last packs take the numbers of those that are empty now. [0, 3, 1] -> [0, 2, 1]"""
+def _close_ranks(pack: Ints, before: Ints) -> None:
+    """No number is missing: the last packs take the numbers of those that are empty now. [0, 3, 1] -> [0, 2, 1]
+
+    `before`: the numbers that there were, ascending; further packs have larger ones.
+    """
     numbers = np.unique(pack[pack >= 0])
-    count = len(numbers)
-    late, free = numbers[numbers >= count], np.setdiff1d(np.arange(count), numbers)
-    moved = pack >= count
+    wanted = np.union1d(before, numbers)[: len(numbers)]
+    late, free = np.setdiff1d(numbers, wanted), np.setdiff1d(wanted, numbers)
+    moved = np.isin(pack, late)
     pack[moved] = free[np.searchsorted(late, pack[moved])]
-
-
-def _in_order(lines: pa.Table, pack: Ints, reason: np.ndarray, detail: np.ndarray) -> Plan:
-    """As `Plan` says: by pack and in source order, then what is skipped in source order."""
-    source: Sequence[np.ndarray] = [lines[name].to_numpy() for name in ("repeat", "line", "part")]
-    order = np.lexsort([*source, np.where(pack < 0, len(pack), pack)])
-    num_packed = int((pack >= 0).sum())
-    position = np.full(len(pack), -1, dtype=np.int32)
-    packed = pack[order[:num_packed]]
-    position[order[:num_packed]] = np.arange(num_packed) - np.searchsorted(packed, packed)
-    changed = {"pack": pack, "position": position, "reason": reason, "detail": detail}
-    for name, values in changed.items():
-        column = SCHEMA.get_field_index(name)
-        lines = lines.set_column(column, SCHEMA.field(column), pa.array(values, SCHEMA.field(column).type))
-    return Plan(lines.take(pa.array(order)).combine_chunks())

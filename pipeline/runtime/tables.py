@@ -1,5 +1,8 @@
 """Tables on disk, written whole: parquet for people and other programs, Arrow files for random access by row."""
 
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
 
@@ -8,7 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .objects import Remote
-from .storage import Hashed, Place, open_file, write_whole
+from .storage import AT_ONCE, Hashed, Place, open_file, write_whole
+
+ROW_GROUP = 1 << 20  # lines of a row group: what pyarrow takes by itself, so that a table may be written in pieces
 
 
 def column_sum(column: pa.ChunkedArray) -> int:
@@ -36,10 +41,50 @@ def read_parquet(path: Place, **options: Any) -> pa.Table:
     return pq.read_table(path, **options)
 
 
+class ParquetGroups:
+    """A parquet file that is written piece by piece, by row groups.
+
+    Pieces of ROW_GROUP lines give the same bytes as `write_parquet` of all of them.
+    """
+
+    def __init__(self, file: Hashed, writer: Any) -> None:
+        self._file, self._writer = file, writer
+
+    def add(self, table: pa.Table) -> None:
+        self._writer.write_table(table, row_group_size=ROW_GROUP)
+
+    def digest(self) -> str:
+        """Of the whole, when it is closed."""
+        return self._file.digest()
+
+
+@contextlib.contextmanager
+def parquet_groups(path: Place, schema: pa.Schema) -> Iterator[ParquetGroups]:
+    with write_whole(path) as file:
+        hashed = Hashed(file)
+        with pq.ParquetWriter(pa.PythonFile(hashed, mode="w"), schema, compression="zstd") as writer:
+            yield ParquetGroups(hashed, writer)
+
+
 def write_arrow(path: Place, table: pa.Table) -> None:
     """An uncompressed Arrow file of one batch: memory-mapped and read by row without decoding."""
     with write_whole(path) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table.combine_chunks(), max_chunksize=max(1, table.num_rows))
+
+
+def write_batches(path: Place, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """An Arrow file of one batch per table, empty ones too: who needs one of them reads that one only."""
+    with write_whole(path) as file, pa.ipc.new_file(file, schema) as writer:
+        for table in tables:
+            columns = [column.combine_chunks() for column in table.columns]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+
+
+def read_batch(path: Place, number: int) -> pa.Table:
+    """One batch of an Arrow file; -1: the last."""
+    source = open_file(path) if isinstance(path, Remote) else pa.memory_map(str(path))
+    file = pa.ipc.open_file(source)
+    return pa.Table.from_batches([file.get_batch(number % file.num_record_batches)])
 
 
 def read_arrow(path: Place) -> pa.Table:
@@ -54,6 +99,16 @@ def open_arrow(path: Place) -> pa.Table:
         return read_arrow(path)
     stat = path.stat()
     return _open_arrow(path, stat.st_mtime_ns, stat.st_ino)
+
+
+def open_arrows(paths: Sequence[Place]) -> Iterator[pa.Table]:
+    """Each of them, in this order; those of a store are read ahead, several at once."""
+    if not any(isinstance(path, Remote) for path in paths):
+        yield from map(open_arrow, paths)
+        return
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for start in range(0, len(paths), 4 * AT_ONCE):  # as many are in memory
+            yield from pool.map(open_arrow, paths[start : start + 4 * AT_ONCE])
 
 
 @lru_cache(maxsize=512)  # packs draw their documents from all over the token store

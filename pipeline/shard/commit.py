@@ -4,6 +4,7 @@ The manifest is written last, after index, stats, ledger and pixel tables: its e
 """
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,18 +14,10 @@ import pyarrow.compute as pc
 
 from ..config import UserError
 from ..identity import Identity
-from ..manifest import (
-    FETCHED,
-    FILE as MANIFEST,
-    INDEX,
-    MEDIA,
-    Counts,
-    Manifest,
-    OutputError,
-    Pixels,
-    Shards,
-)
+from ..manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels, ShardEntry, Shards
 from ..planned import Planned
+from ..records import REASONS
+from ..runtime.engine import Engine
 from ..runtime.faults import sentence
 from ..runtime.objects import Remote
 from ..runtime.storage import Hashed, Place, read_json, remove, remove_parts, write_json, write_whole
@@ -32,13 +25,9 @@ from ..runtime.tables import column_sum, write_parquet
 from ..runtime.uploads import abort_uploads
 from .codec import member_names
 from .exchange import BEGUN, OURS, is_halfway
-from .index import write_index
-from .ledger import fitted_counts, make_ledger, reason_counts
-from .note import ShardNote
+from .ledger import LedgerJob, fitted_counts, folders_of, reason_counts, write_ledger
 from .sources import write_sources
-from .stats import dataset_stats, make_index, media_stats, pack_stats, shard_stats
-
-DOWNLOADS = pa.schema({"url": pa.string(), "bytes": pa.int64(), "sha256": pa.string()})  # columns of FETCHED
+from .stats import DATASETS, IndexSums, dataset_stats, write_index, write_media
 
 # Where a process that is killed may leave a part of which files.
 LEFT_OVERS = {
@@ -46,9 +35,9 @@ LEFT_OVERS = {
     r"|report\.html|README\.md",
     "shards": r"pack-\d{6,}\.tar",
     "stats": r"[a-z]+\.parquet",
-    "ledger": r"\d{5,}\.parquet",
+    "ledger": r"\d{5,}(-\d{5,})?\.parquet",
     "work": r"(run|base|timing)\.json",
-    "work/done": r"\d{6,}\.json",
+    "work/done": r"\d{6,}\.(json|arrow)",
 }
 
 logger = logging.getLogger(__name__)
@@ -140,56 +129,95 @@ def _records(out: Place) -> tuple[Manifest | None, list[Identity]]:
     return manifest, [manifest.identity, *begun] if manifest else begun
 
 
-def commit(planned: Planned, notes: Sequence[ShardNote]) -> Manifest:
-    """Write everything but the shards, whose notes these are, the manifest last."""
+def commit(planned: Planned, shards: Sequence[ShardEntry], running: Engine) -> Manifest:
+    """Write everything but the shards, the manifest last. What has a line per row or pack is made by tasks."""
     inputs = planned.inputs
     out, family, config = inputs.place, inputs.family, inputs.config
-    fake_tokens = len(family.fake_image_ids) if config.fake_image else 0
-    index = make_index(notes, member_names(family.media), fake_tokens, planned.plan.times_per_pack)
-    ledgers = make_ledger(planned.plan, inputs.corpora)
-    tables = {
-        INDEX: index,
-        "stats/shards.parquet": shard_stats(index),
-        "stats/packs.parquet": pack_stats(index, config.pack_size),
-        "stats/datasets.parquet": dataset_stats(inputs.corpora, ledgers, planned.plan, notes),
-        MEDIA: media_stats(notes),
-        **{f"ledger/{number:05d}.parquet": ledger for number, ledger in enumerate(ledgers)},
-    }
-    if fetched := sorted({each for note in notes for each in note.fetched}):
-        tables[FETCHED] = pa.Table.from_pylist([each._asdict() for each in fetched], schema=DOWNLOADS)
-    files = {name: write_parquet(out / name, table) for name, table in tables.items()}
+    num_shards = [len(file.cuts) for file in planned.files]
+    index_job = (out, num_shards, config.pack_size, len(member_names(family.media)))
+    (index,) = running.run(write_index, [index_job], title="index", unit="table")
+    (media,) = running.run(write_media, [(out, len(shards))], title="media", unit="table")
+    ledgers = running.run(write_ledger, [(job,) for job in _ledger_jobs(planned)], title="ledger", unit="partition")
+    digests = {DATASETS: write_parquet(out / DATASETS, dataset_stats(inputs.corpora, planned.sums, media.datasets))}
     write_sources(out, inputs.out, inputs.corpora, config)
     pixel_tables = {}
     for kind, values in family.tables(config.resize).items():
         pixel_tables[kind] = f"{kind}_table.npy"
-        with write_whole(out / pixel_tables[kind]) as file:
-            hashed = Hashed(file)
+        with write_whole(out / pixel_tables[kind]) as table:
+            hashed = Hashed(table)
             np.lib.format.write_array(hashed, values)
-        files[pixel_tables[kind]] = hashed.digest()
-    places, digests = write_index(out, [index], len(member_names(family.media)))
-    files |= digests
+        digests[pixel_tables[kind]] = hashed.digest()
     manifest = Manifest(
         fingerprint=inputs.identity.fingerprint,
         identity=inputs.identity,
         family=family.described(),
         pixels=Pixels(codec="u8", resize=family.resized_by(config.resize), tables=pixel_tables),
-        counts=count_all(inputs.identity, pa.concat_tables(ledgers), index),
-        shards=Shards(note.entry for note in notes),
-        files=files,
-        index=places,
+        counts=_counts(planned, index),
+        shards=Shards(shards),
+        files={
+            **index.files,
+            **media.files,
+            **{name: ledger[name] for ledger in ledgers for name in ledger},
+            **digests,
+        },
+        index=index.places,
     )
-    _remove_other_shards(out, manifest)
+    if planned.is_mended:
+        _remove_others(out, manifest)
     remove_left_overs(out)
     manifest.write(out)
     return manifest
 
 
-def _remove_other_shards(out: Place, manifest: Manifest) -> None:
-    """A mended plan may need fewer shards than the one before it."""
+def _ledger_jobs(planned: Planned) -> list[LedgerJob]:
+    """One per plan file. Rows that are left out are told of with the partition that their part is in."""
+    corpora, files = planned.inputs.corpora, planned.files
+    folders = [folders_of(corpus) for corpus in corpora]
+    parts = [planned.taken(number) for number in range(planned.num_partitions)]
+    jobs = []
+    for file, shift in zip(files, planned.first_packs, strict=False):
+        own = parts[file.number] if file.number < len(parts) else []
+        jobs.append(
+            LedgerJob(
+                plan=planned.path(file),
+                shift=shift,
+                number=file.number if len(files) > 1 else None,
+                corpora=[corpus.name for corpus in corpora],
+                folders=folders,
+                rows=[[part.rows for part in own if part.corpus == index] for index in range(len(corpora))],
+                out=planned.inputs.place,
+            )
+        )
+    return jobs
+
+
+def _counts(planned: Planned, index: IndexSums) -> Counts:
+    """What the plan and the index say; `verify` finds the same in the ledger."""
+    skipped, fitted = planned.skip_counts(), {"truncated": 0, "shrunk": 0}
+    for corpus in planned.inputs.corpora:
+        skipped += Counter(corpus.num_left_out())
+    for sums in planned.sums:
+        fitted = {word: count + getattr(sums, word) for word, count in fitted.items()}
+    return Counts(
+        rows=planned.inputs.identity.num_rows,
+        samples=planned.num_packed + skipped.total(),
+        packed=planned.num_packed,
+        skipped={reason: skipped[reason] for reason in REASONS if skipped[reason]},
+        fitted={word: count for word, count in fitted.items() if count},
+        packs=index.packs,
+        tokens=index.tokens,
+        visual_tokens=index.visual_tokens,
+        target_tokens=index.target_tokens,
+    )
+
+
+def _remove_others(out: Place, manifest: Manifest) -> None:
+    """A mended plan may need fewer shards than the one before it, and fewer ledgers."""
     names = {shard.name for shard in manifest.shards}
-    for path in (out / "shards").glob("pack-*.tar"):
-        if path.name not in names:
-            path.unlink()
+    strangers = [path for path in (out / "shards").glob("pack-*.tar") if path.name not in names]
+    strangers += [path for path in (out / "ledger").glob("*.parquet") if f"ledger/{path.name}" not in manifest.files]
+    for path in strangers:
+        path.unlink()
 
 
 def count_all(identity: Identity, ledger: pa.Table, index: pa.Table) -> Counts:

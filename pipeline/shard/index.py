@@ -207,7 +207,7 @@ def places_schema(num_members: int) -> pa.Schema:
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
 
 
-def write_index(out: Place, tables: Iterable[pa.Table], num_members: int) -> tuple[IndexFile, dict[str, str]]:
+def write_places(out: Place, tables: Iterable[pa.Table], num_members: int) -> tuple[IndexFile, dict[str, str]]:
     """index.arrow and loads.arrow of a whole index, which comes in pieces: one of them is in memory at a time.
 
     What the manifest says of them, and their digests.

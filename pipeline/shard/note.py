@@ -1,4 +1,8 @@
-"""The note of a finished shard: what its task hands back, and leaves on disk for the next run."""
+"""The note of a finished shard: what its task leaves on disk, for the end of the run and for the next one.
+
+It is small. The lines that its packs have in the index are beside it, as an Arrow file (`lines_path`), and
+what the driver gets is less than either: `ShardDone`.
+"""
 
 import dataclasses
 import logging
@@ -11,6 +15,15 @@ from ..records import Pack, Skip
 from ..runtime.storage import Place, read_json, write_json
 
 logger = logging.getLogger(__name__)
+
+
+def note_path(out: Place, shard: int) -> Place:
+    """Where the note of a shard is; beside it, as .arrow, the lines of its packs."""
+    return out / "work" / "done" / f"{shard:06d}.json"
+
+
+def lines_path(out: Place, shard: int) -> Place:
+    return out / "work" / "done" / f"{shard:06d}.arrow"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +81,12 @@ class LostRow:
     repeat: int
     reason: str
     detail: str
+    part: int  # of the token store, by index
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """As the plan has it."""
+        return self.dataset, self.row, self.repeat
 
     @property
     def skip(self) -> Skip:
@@ -97,43 +116,62 @@ class DatasetSums(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ShardDone:
+    """What the driver needs to know of a shard."""
+
+    entry: ShardEntry
+    num_lost: int
+    num_changed: int  # of which such that are measured again
+    changed_parts: tuple[int, ...]  # of the token store, in which these are
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShardNote:
     fingerprint: str  # of the identity it was made from, and of its packs in the plan
     shard: str  # the file's name
     bytes: int
     sha256: str
-    packs: tuple[PackLine, ...]
+    first_pack: int  # -1: none could be written
+    num_packs: int
     lost: tuple[LostRow, ...]
     fetched: tuple[Fetched, ...] = ()  # the downloads that its media were read from, each once
     sizes: tuple[MediaSize, ...] = ()
     sums: tuple[DatasetSums, ...] = ()
 
     @property
-    def entry(self) -> ShardEntry:
-        """What the manifest says of the shard."""
-        first = self.packs[0].pack if self.packs else -1
-        return ShardEntry(
-            name=self.shard, bytes=self.bytes, sha256=self.sha256, first_pack=first, num_packs=len(self.packs)
+    def done(self) -> ShardDone:
+        changed = [row for row in self.lost if row.reason == CHANGED]
+        return ShardDone(
+            entry=ShardEntry(
+                name=self.shard,
+                bytes=self.bytes,
+                sha256=self.sha256,
+                first_pack=self.first_pack,
+                num_packs=self.num_packs,
+            ),
+            num_lost=len(self.lost),
+            num_changed=len(changed),
+            changed_parts=tuple(sorted({row.part for row in changed})),
         )
 
     def write(self, path: Place) -> None:
         write_json(path, dataclasses.asdict(self))
 
     @classmethod
-    def read(cls, path: Place, fingerprint: str) -> "ShardNote | None":
-        """None where there is no note, one of another fingerprint, or a damaged one: the shard is made again."""
+    def read(cls, path: Place, fingerprint: str = "") -> "ShardNote | None":
+        """None where there is no note, one of another fingerprint, if one is given, or a damaged one: the shard is made
+        again."""
         if not path.exists():
             return None
         try:
             found = read_json(path)
-            if found["fingerprint"] != fingerprint:
+            if fingerprint and found["fingerprint"] != fingerprint:
                 return None
-            packs = (PackLine(**line | {"members": tuple(map(tuple, line["members"]))}) for line in found["packs"])
             lost = (LostRow(**line) for line in found["lost"])
             fetched = (Fetched(*line) for line in found["fetched"])
             sizes = (MediaSize(*line) for line in found["sizes"])
             sums = (DatasetSums(*line) for line in found["sums"])
-            read = {"packs": packs, "lost": lost, "fetched": fetched, "sizes": sizes, "sums": sums}
+            read = {"lost": lost, "fetched": fetched, "sizes": sizes, "sums": sums}
             return cls(**found | {name: tuple(lines) for name, lines in read.items()})
         except (ValueError, TypeError, LookupError) as error:
             logger.warning(

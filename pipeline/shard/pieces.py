@@ -8,33 +8,33 @@ alone; how many workers there are only decides which shards are cut.
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..config import UserError, fingerprint
-from ..plan.assign import Plan, pack_bytes
+from ..plan.cost import pack_seconds
+from ..plan.files import read_shard
 from ..runtime.engine import Call, Engine
 from ..runtime.even import even_ends
 from ..runtime.journal import journal
 from ..runtime.storage import Hashed, Place, append, sizes_in, write_whole
+from ..runtime.tables import read_arrow, write_arrow
 from ..runtime.work import timed
 from .codec import write_end
-from .note import DatasetSums, MediaSize, PackLine, ShardNote
-from .writer import ShardJob, loaded, write_packs
+from .note import DatasetSums, MediaSize, ShardDone, ShardNote
+from .writer import ShardJob, loaded, shard_task, write_packs
 
 FOLDER = "pieces"  # in OUT/work
 PIECE_SECONDS = 0.25  # that a piece takes at most, unless a single pack has more
 # A shard is one task as long as so many times as much is left for each worker: the last ones end together, and pieces,
 # which are written twice, are made only where they help.
 SHARE = 1
-# Seconds that rendering takes on one core, by what the plan says: of a document, of a token, of a document with
-# pictures or videos, of a byte of its media after resizing. Measured on 200 packs of real conversations by Qwen2.5-VL's
-# rules: 2.8 ms for 6 documents and 2,048 tokens of text, 12 ms with a picture of 0.9 MB among them.
-DOCUMENT_SECONDS, TOKEN_SECONDS, VISUAL_SECONDS, BYTE_SECONDS = 300e-6, 0.1e-6, 2e-3, 8e-9
 PACK_COPIES = 4  # of a pack in memory: decoded, resized, laid end to end, written
 
 logger = logging.getLogger(__name__)
@@ -47,14 +47,19 @@ class Piece:
     job: ShardJob
     first: int
     last: int
+    seconds: float  # that it takes, about
 
     @property
     def tar(self) -> Place:
-        return self.job.done.parent.parent / FOLDER / f"{self.job.number:06d}-{self.first:09d}-{self.last:09d}.tar"
+        return self.job.out / "work" / FOLDER / f"{self.job.number:06d}-{self.first:09d}-{self.last:09d}.tar"
 
     @property
     def done(self) -> Place:
         return self.tar.with_suffix(".json")
+
+    @property
+    def lines(self) -> Place:
+        return self.tar.with_suffix(".arrow")
 
     @property
     def fingerprint(self) -> str:
@@ -66,81 +71,62 @@ class Piece:
         return note if note is not None and self.tar.exists() and self.tar.stat().st_size == note.bytes else None
 
 
-def write_shards(
-    jobs: Sequence[ShardJob], plan: Plan, whole: Callable[[ShardJob], ShardNote], running: Engine
-) -> dict[ShardJob, ShardNote]:
-    """The shards of these jobs: each by the task `whole`, or by pieces, where there are few for that many workers."""
+def write_shards(jobs: Sequence[ShardJob], largest: int, running: Engine) -> dict[int, ShardDone]:
+    """The shards of these jobs, by number: each by one task, or by pieces, where there are few for that many workers.
+
+    `largest`: bytes of a pack, at most.
+    """
     if not jobs:
         return {}
-    costs = pack_seconds(plan)
-    there = sizes_in(jobs[0].done.parent.parent / FOLDER)
+    there = sizes_in(jobs[0].out / "work" / FOLDER)
     begun = {int(name.split("-")[0]) for name in there if name.endswith(".json")}
-    pieces = _pieces(jobs, costs, running.num_workers, begun)
-    missing: dict[ShardJob, set[Piece]] = {}
+    pieces = _pieces(jobs, running.num_workers, begun)
+    missing: dict[int, set[Piece]] = {}
     calls: list[Call] = []
     for job in jobs:
-        missing[job] = {piece for piece in pieces.get(job, ()) if piece.done.name not in there or not piece.note()}
-        if job not in pieces:
-            calls.append(Call(function=whole, arguments=(job,), seconds=_sum(costs, job.first, job.last), key=job))
-        elif not missing[job]:
-            calls.append(_joining(job, pieces[job]))
-        for piece in sorted(missing[job], key=lambda piece: piece.first):
-            seconds = _sum(costs, piece.first, piece.last)
-            calls.append(Call(function=piece_task, arguments=(piece,), seconds=seconds, key=piece))
-    notes: dict[ShardJob, ShardNote] = {}
+        own = pieces.get(job.number, [])
+        missing[job.number] = {piece for piece in own if piece.done.name not in there or not piece.note()}
+        if not own:
+            calls.append(Call(function=shard_task, arguments=(job,), seconds=job.seconds, key=job))
+        elif not missing[job.number]:
+            calls.append(_joining(job, own))
+        for piece in sorted(missing[job.number], key=lambda piece: piece.first):
+            calls.append(Call(function=piece_task, arguments=(piece,), seconds=piece.seconds, key=piece))
+    done: dict[int, ShardDone] = {}
 
     def then(call: Call, result: Any) -> Iterator[Call]:
         if isinstance(call.key, Piece):
             job = call.key.job
-            missing[job].remove(call.key)
-            if not missing[job]:
-                yield _joining(job, pieces[job])
+            missing[job.number].remove(call.key)
+            if not missing[job.number]:
+                yield _joining(job, pieces[job.number])
         else:
-            notes[call.key] = result
+            done[call.key.number] = result
 
     if pieces:
         logger.info("%d of %d shards by pieces, of which %d are to be rendered", len(pieces), len(jobs),
                     sum(map(len, missing.values())))  # fmt: skip
-    memory = PACK_COPIES * int(pack_bytes(plan).max())
-    running.flow(calls, then, title="render", unit="task" if pieces else "shard", memory=memory)
-    return notes
+    unit = "task" if pieces else "shard"
+    running.flow(calls, then, title="render", unit=unit, memory=PACK_COPIES * largest)
+    return done
 
 
-def _pieces(
-    jobs: Sequence[ShardJob], costs: np.ndarray, num_workers: int, begun: Collection[int] = ()
-) -> dict[ShardJob, list[Piece]]:
+def _pieces(jobs: Sequence[ShardJob], num_workers: int, begun: Collection[int] = ()) -> dict[int, list[Piece]]:
     """Of the shards that are cut: those of which a piece is there, and those that are long against what is left."""
-    seconds = [_sum(costs, job.first, job.last) for job in jobs]
-    left = sum(seconds)
+    left = sum(job.seconds for job in jobs)
     cut = {}
-    for job, own in zip(jobs, seconds, strict=True):
-        if job.number in begun or (num_workers > 1 and SHARE * num_workers * own > left):
-            ends = even_ends(costs[job.first : job.last].tolist(), PIECE_SECONDS)
+    for job in jobs:
+        if job.number in begun or (num_workers > 1 and SHARE * num_workers * job.seconds > left):
+            costs = pack_seconds(read_shard(job.plan, job.batch, job.shift))
+            ends = even_ends(costs.tolist(), PIECE_SECONDS)
             pieces = [
-                Piece(job=job, first=job.first + start, last=job.first + end) for start, end in pairwise([0, *ends])
+                Piece(job=job, first=job.first + start, last=job.first + end, seconds=float(costs[start:end].sum()))
+                for start, end in pairwise([0, *ends])
             ]
             if len(pieces) > 1:
-                cut[job] = pieces
-        left -= own
+                cut[job.number] = pieces
+        left -= job.seconds
     return cut
-
-
-def pack_seconds(plan: Plan) -> np.ndarray:
-    """About what rendering each pack takes. It only cuts the work evenly: nothing else depends on it."""
-    if not plan.num_packs:
-        return np.zeros(0)
-    visual = (plan.packed["visual_tokens"].to_numpy() > 0).astype(np.int64)
-    seconds: np.ndarray = (
-        DOCUMENT_SECONDS * np.diff(plan.starts)
-        + TOKEN_SECONDS * plan.per_pack("tokens")
-        + VISUAL_SECONDS * np.add.reduceat(visual, plan.starts[:-1])
-        + BYTE_SECONDS * plan.per_pack("media_bytes")
-    )
-    return seconds
-
-
-def _sum(costs: np.ndarray, first: int, last: int) -> float:
-    return float(costs[first:last].sum())
 
 
 def _joining(job: ShardJob, pieces: Sequence[Piece]) -> Call:
@@ -148,41 +134,52 @@ def _joining(job: ShardJob, pieces: Sequence[Piece]) -> Call:
 
 
 def piece_task(piece: Piece) -> None:
-    """Render a piece, and leave a note beside it."""
+    """Render a piece, and leave its index and a note beside it."""
     job = piece.job
     family, plan = loaded(job)
     with journal(piece.tar.with_suffix(".journal")) as watch, write_whole(piece.tar) as file:
-        note = write_packs(Hashed(file), job, range(piece.first, piece.last), family, plan, watch)
+        note, lines = write_packs(Hashed(file), job, range(piece.first, piece.last), family, plan, watch)
+    write_arrow(piece.lines, lines)
     dataclasses.replace(note, fingerprint=piece.fingerprint).write(piece.done)
 
 
-def join_task(job: ShardJob, pieces: Sequence[Piece]) -> ShardNote:
-    """The tar of a shard from its pieces, then its note; then the pieces go."""
-    notes = []
+def join_task(job: ShardJob, pieces: Sequence[Piece]) -> ShardDone:
+    """The tar of a shard from its pieces, then its index and its note; then the pieces go."""
+    notes, lines = [], []
     with timed("joining"), write_whole(job.tar) as file:
         hashed = Hashed(file)
         for piece in pieces:
             if (note := piece.note()) is None:
                 raise UserError(f"{piece.tar}: has gone or changed since it was rendered; run again")
-            notes.append(_moved(note, hashed.size))
+            notes.append(note)
+            lines.append(moved(read_arrow(piece.lines), hashed.size))
             append(piece.tar, hashed)
         write_end(hashed)
     joined = dataclasses.replace(_joined(notes), fingerprint=job.fingerprint, bytes=hashed.size, sha256=hashed.digest())
+    write_arrow(job.lines, pa.concat_tables(lines))
     joined.write(job.done)
     for piece in pieces:
-        for path in (piece.done, piece.tar):  # without its note, nobody takes it for a piece
+        for path in (piece.done, piece.tar, piece.lines):  # without its note, nobody takes it for a piece
             path.unlink(missing_ok=True)
-    return joined
+    return joined.done
 
 
-def _moved(note: ShardNote, offset: int) -> ShardNote:
-    """The note of a piece that begins at this place of the tar."""
-
-    def moved(line: PackLine) -> PackLine:
-        members = tuple((start + offset, size) for start, size in line.members)
-        return dataclasses.replace(line, offset=line.offset + offset, members=members)
-
-    return dataclasses.replace(note, packs=tuple(map(moved, note.packs)))
+def moved(lines: pa.Table, by: int) -> pa.Table:
+    """The index of packs that begin so many bytes later in the tar."""
+    members = lines["members"].combine_chunks()
+    places = members.flatten()
+    fields = [
+        pc.add(places.field(name), by) if name == "offset" else places.field(name)
+        for name in (field.name for field in places.type)
+    ]
+    shifted = pa.ListArray.from_arrays(
+        pa.array(np.concatenate([[0], np.cumsum(members.value_lengths().to_numpy(zero_copy_only=False))]), pa.int32()),
+        pa.StructArray.from_arrays(fields, fields=list(places.type)),
+    )
+    for name, values in (("offset", pc.add(lines["offset"], by)), ("members", shifted)):
+        column = lines.schema.get_field_index(name)
+        lines = lines.set_column(column, lines.schema.field(column), values)
+    return lines
 
 
 def _joined(notes: Sequence[ShardNote]) -> ShardNote:
@@ -197,7 +194,8 @@ def _joined(notes: Sequence[ShardNote]) -> ShardNote:
             sums[name] = [old + new for old, new in zip(before, values, strict=True)]
     return dataclasses.replace(
         notes[0],
-        packs=tuple(line for note in notes for line in note.packs),
+        first_pack=next((note.first_pack for note in notes if note.num_packs), -1),
+        num_packs=sum(note.num_packs for note in notes),
         lost=tuple(row for note in notes for row in note.lost),
         fetched=tuple(sorted({each for note in notes for each in note.fetched})),
         sizes=tuple(MediaSize(*size, count) for size, count in sorted(sizes.items())),

@@ -10,13 +10,13 @@ import pyarrow.compute as pc
 
 from ..ingest.meta import HUB
 from ..manifest import Counts, Manifest
-from ..plan.assign import pack_bytes
 from ..plan.balance import step_imbalance
+from ..plan.files import RANKS
 from ..planned import Planned
 from ..records import REASONS
 from ..runtime.storage import Place
 from ..runtime.tables import column_sum, read_parquet
-from .stats import media_bytes, ratio_taken, times_at_load
+from .stats import ratio_taken
 from .words import counted, percent, size, times_taken
 
 MOST_NAMED = 6  # data sets that a line names one by one
@@ -46,7 +46,9 @@ def describe_output(out: Place, manifest: Manifest, *, reused_shards: int = 0) -
     shards = f"{counted(len(manifest.shards), 'shard')}, {size(num_bytes)}"
     if reused_shards:
         shards += f" ({reused_shards:,} finished by an earlier run)"
-    lines = _load_lines(index["tokens"].to_numpy(), index["visual_tokens"].to_numpy(), pack_size)
+    visual = index["visual_tokens"].to_numpy()
+    balance = {ranks: step_imbalance(visual, ranks) for ranks in RANKS}
+    lines = _load_lines(len(index), column_sum(index["tokens"]), int(visual.sum(dtype=np.int64)), pack_size, balance)
     num_images, num_videos, num_audios = (column_sum(index[name]) for name in media)
     num_fakes = column_sum(pc.greater(index["fake_tokens"], 0))
     carry = "carries" if num_fakes == 1 else "carry"
@@ -93,41 +95,47 @@ def _packed_share(counts: Counts) -> str:
 
 
 def _describe_plan(title: str, planned: Planned) -> str:
-    plan, inputs = planned.plan, planned.inputs
-    counts = Counter(plan.skip_counts())
+    inputs, sums = planned.inputs, planned.sums
+    counts = planned.skip_counts()
     for corpus in inputs.corpora:
-        counts += Counter({reason: len(rows) for reason, rows in corpus.left_out().items()})
-    num_bytes = int(pack_bytes(plan).sum())
+        counts += Counter(corpus.num_left_out())
+    num_bytes, num_packed = planned.num_bytes, planned.num_packed
+    tokens, visual = (sum(getattr(each, name) for each in sums) for name in ("tokens", "visual_tokens"))
     shares = _planned_shares(planned)
     lines = [
-        _sum_line(inputs.identity.num_rows, len(plan.packed), counts, "to pack"),
+        _sum_line(inputs.identity.num_rows, num_packed, counts, "to pack"),
         _format_line(inputs.identity.inputs),
-        *_load_lines(plan.per_pack("tokens"), plan.per_pack("visual_tokens"), inputs.config.pack_size),
+        *_load_lines(planned.num_packs, tokens, visual, inputs.config.pack_size, _planned_balance(planned)),
         *_mixture_lines(shares),
         ("on disk", f"about {size(num_bytes)}"),
         *_copies_lines(shares, num_bytes),
     ]
-    for word, column in (("truncated", "limit"), ("shrunk", "shrink")):
-        if count := int((plan.packed[column].to_numpy() > 0).sum()):
+    for word in ("truncated", "shrunk"):
+        if count := sum(getattr(each, word) for each in sums):
             lines.append((word, f"{counted(count, 'sample')}, to fit a pack"))
-    return "\n".join([title, *_table(lines), *_skips(counts, len(plan.packed) + counts.total(), "")])
+    return "\n".join([title, *_table(lines), *_skips(counts, num_packed + counts.total(), "")])
+
+
+def _planned_balance(planned: Planned) -> dict[int, float]:
+    """Over the steps of all plan files; none goes over the end of one, where group_size is a multiple of the ranks."""
+    balance = {}
+    for ranks in RANKS:
+        found = [file.balance[str(ranks)] for file in planned.files]
+        num_steps = sum(count for _, count in found)
+        balance[ranks] = sum(total for total, _ in found) / num_steps if num_steps else 1.0
+    return balance
 
 
 def _planned_shares(planned: Planned) -> list[Share]:
-    shares, packed = [], planned.plan.packed
-    for index, corpus in enumerate(planned.inputs.corpora):
-        mine = packed.filter(pc.equal(packed["dataset"], index))
-        shares.append(
-            Share(
-                name=corpus.name,
-                weight=corpus.weight,
-                ratio=ratio_taken(corpus, mine),
-                times=times_at_load(mine),
-                tokens=column_sum(mine["tokens"]),
-                **media_bytes(mine),
-            )
+    return [
+        Share(
+            name=corpus.name,
+            weight=corpus.weight,
+            ratio=ratio_taken(corpus, sums),
+            **{name: getattr(sums, name) for name in ("times", "tokens", "media_bytes", "repeated_media_bytes")},
         )
-    return shares
+        for corpus, sums in zip(planned.inputs.corpora, planned.sums, strict=True)
+    ]
 
 
 def _sum_line(num_rows: int, num_packed: int, skipped: Mapping[str, int], packed: str) -> Line:
@@ -138,19 +146,18 @@ def _sum_line(num_rows: int, num_packed: int, skipped: Mapping[str, int], packed
     return "samples", f"{samples} = {num_packed:,} {packed} + {num_skipped:,} skipped"
 
 
-def _load_lines(tokens: np.ndarray, visual: np.ndarray, pack_size: int) -> list[Line]:
+def _load_lines(num_packs: int, tokens: int, visual: int, pack_size: int, balance: Mapping[int, float]) -> list[Line]:
     """Packs, fill and balance."""
-    num_packs = len(tokens)
     if not num_packs:
         return [("packs", "0")]
-    share = visual.sum() / max(1, tokens.sum())
+    share = visual / max(1, tokens)
     lines = [
-        ("packs", f"{num_packs:,} of {pack_size:,} tokens, {tokens.sum() / (num_packs * pack_size):.2%} full"),
-        ("tokens", f"{tokens.sum():,}, {share:.0%} of them visual"),
+        ("packs", f"{num_packs:,} of {pack_size:,} tokens, {tokens / (num_packs * pack_size):.2%} full"),
+        ("tokens", f"{tokens:,}, {share:.0%} of them visual"),
     ]
-    ranks = [number for number in (8, 64, 512) if num_packs >= number]
-    if visual.any() and ranks:
-        spread = ", ".join(f"{step_imbalance(visual, number):.3f} at {number} ranks" for number in ranks)
+    ranks = [number for number in balance if num_packs >= number]
+    if visual and ranks:
+        spread = ", ".join(f"{balance[number]:.3f} at {number} ranks" for number in ranks)
         lines.append(("balance", f"slowest rank / mean, visual tokens: {spread}"))
     return lines
 

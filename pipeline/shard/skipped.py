@@ -60,18 +60,19 @@ def skipped_rows(
     if dataset and dataset not in inputs:
         raise UserError(f"--dataset {dataset}: not in {out}, which has {', '.join(inputs)}")
     wanted = list(reasons) or [reason for reason in REASONS if reason not in LEFT_OUT]
-    for name, ledger in ledger_names(manifest).items():
+    for name, ledgers in ledger_names(manifest).items():
         if not dataset or name == dataset:
-            lines = _lines(out / ledger, wanted)
+            lines = _lines([out / ledger for ledger in ledgers], wanted)
             yield from _placed(out, name, lines, problems) if lines else ()
 
 
-def _lines(ledger: Place, reasons: Sequence[str]) -> dict[int, dict[str, Any]]:
-    """Lines of the ledger by row, ascending as there: the first of each row's repetitions."""
-    names = ["row", "id", "reason", "detail"]
-    found = read_parquet(ledger, columns=names, filters=[("status", "=", "skipped"), ("reason", "in", list(reasons))])
+def _lines(ledgers: Sequence[Place], reasons: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """Lines of the ledger by row, ascending: the first of each row's repetitions."""
+    names = ["row", "repeat", "id", "reason", "detail"]
+    wanted = [("status", "=", "skipped"), ("reason", "in", list(reasons))]
+    found = [line for ledger in ledgers for line in read_parquet(ledger, columns=names, filters=wanted).to_pylist()]
     lines: dict[int, dict[str, Any]] = {}
-    for line in found.to_pylist():
+    for line in sorted(found, key=lambda line: (line["row"], line["repeat"])):
         lines.setdefault(line["row"], line)
     return lines
 

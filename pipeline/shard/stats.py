@@ -1,7 +1,8 @@
 """Figures of an output, for people and for parquet readers: per shard, per pack, per data set."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -9,12 +10,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..ingest.corpus import Corpus
-from ..plan.assign import Plan
+from ..manifest import FETCHED, INDEX, MEDIA, IndexFile
+from ..media.remote import Fetched
+from ..plan.files import Sums
 from ..records import REASONS
-from ..runtime.tables import column_sum
-from .index import SCHEMA
-from .ledger import reason_counts
-from .note import DatasetSums, MediaSize, ShardNote
+from ..runtime.storage import Place
+from ..runtime.tables import ROW_GROUP, column_sum, parquet_groups, read_arrow, write_parquet
+from .index import SCHEMA, write_places
+from .note import DatasetSums, MediaSize, PackLine, ShardNote, lines_path, note_path
 
 DATASETS_SCHEMA = pa.schema(
     [
@@ -33,31 +36,90 @@ MEDIA_SCHEMA = pa.schema(
     [(key, pa.string() if key in ("dataset", "kind") else pa.int64()) for key in MediaSize._fields]
 )
 
+DOWNLOADS = pa.schema({"url": pa.string(), "bytes": pa.int64(), "sha256": pa.string()})  # columns of FETCHED
+SHARDS, PACKS, DATASETS = (f"stats/{name}.parquet" for name in ("shards", "packs", "datasets"))
+
 SUMMED = (
     "bytes", "tokens", "visual_tokens", "target_tokens", "num_documents", "num_images", "num_videos", "num_audios"
 )  # fmt: skip
+_OF_SUMS = ("packed", "tokens", "visual_tokens", "times", "media_bytes", "repeated_media_bytes")
+_COUNTED = ("tokens", "visual_tokens", "target_tokens")
 # Columns that are fields of a PackLine; the others are made from them.
 _OF_PACK_LINE = [name for name in SCHEMA.names if name not in ("shard", "fake_tokens", "times", "members")]
 
 
 def make_index(
-    notes: Sequence[ShardNote], members: Sequence[str], fake_tokens: int, times: NDArray[np.float64]
+    shard: str, packs: Sequence[PackLine], members: Sequence[str], fake_tokens: int, times: NDArray[np.float64]
 ) -> pa.Table:
-    """One line per pack: where it is and what is in it. `fake_tokens`: length of the fake image; `times`: by pack."""
+    """One line per pack of a shard: where it is and what is in it. `fake_tokens`: length of the fake image; `times`: of
+    each pack."""
     lines = []
-    for note in notes:
-        for pack in note.packs:
-            places = zip(members, pack.members, strict=True)
-            lines.append(
-                {name: getattr(pack, name) for name in _OF_PACK_LINE}
-                | {
-                    "shard": note.shard,
-                    "fake_tokens": fake_tokens if pack.fake_image else 0,
-                    "times": times[pack.pack],
-                    "members": [{"name": name, "offset": offset, "size": size} for name, (offset, size) in places],
-                }
-            )
+    for pack, often in zip(packs, times.tolist(), strict=True):
+        places = zip(members, pack.members, strict=True)
+        lines.append(
+            {name: getattr(pack, name) for name in _OF_PACK_LINE}
+            | {
+                "shard": shard,
+                "fake_tokens": fake_tokens if pack.fake_image else 0,
+                "times": often,
+                "members": [{"name": name, "offset": offset, "size": size} for name, (offset, size) in places],
+            }
+        )
     return pa.Table.from_pylist(lines, schema=SCHEMA)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IndexSums:
+    """What the index has, in figures, and the digests of the files that were made of it."""
+
+    packs: int = 0
+    tokens: int = 0
+    visual_tokens: int = 0
+    target_tokens: int = 0
+    places: IndexFile  # what the manifest says of index.arrow
+    files: Mapping[str, str]
+
+
+def write_index(out: Place, num_shards: Sequence[int], pack_size: int, num_members: int) -> IndexSums:
+    """The task that makes the index, also as loaders read it, and the statistics of packs and shards.
+
+    `num_shards`: of each plan file.
+    """
+    sums: Counter[str] = Counter()
+    nothing = SCHEMA.empty_table()
+    of_shards = [shard_stats(nothing)]
+    packs_schema = pack_stats(nothing, pack_size).schema
+    with parquet_groups(out / INDEX, SCHEMA) as index, parquet_groups(out / PACKS, packs_schema) as packs:
+
+        def groups() -> Iterator[pa.Table]:
+            for group in _row_groups(out, num_shards):
+                index.add(group)
+                of_shards.append(shard_stats(group))
+                packs.add(pack_stats(group, pack_size))
+                sums.update({"packs": len(group)} | {name: column_sum(group[name]) for name in _COUNTED})
+                yield group
+
+        places, files = write_places(out, groups(), num_members)
+    files |= {INDEX: index.digest(), PACKS: packs.digest()}
+    files[SHARDS] = write_parquet(out / SHARDS, _merged(pa.concat_tables(of_shards)))
+    return IndexSums(**sums, places=places, files=files)
+
+
+def _row_groups(out: Place, num_shards: Sequence[int]) -> Iterator[pa.Table]:
+    """The lines of all shards, cut after every ROW_GROUP, as ever, and behind each plan file: no more than these are in
+    memory."""
+    ends = np.cumsum(num_shards).tolist()
+    for start, end in zip([0, *ends], ends, strict=False):
+        tables, num_lines = [SCHEMA.empty_table()], 0
+        for shard in range(start, end):
+            tables.append(read_arrow(lines_path(out, shard)))
+            num_lines += len(tables[-1])
+            while num_lines >= ROW_GROUP:
+                whole = pa.concat_tables(tables)
+                yield whole.slice(0, ROW_GROUP).combine_chunks()
+                tables, num_lines = [whole.slice(ROW_GROUP)], num_lines - ROW_GROUP
+        if num_lines:
+            yield pa.concat_tables(tables).combine_chunks()
 
 
 def shard_stats(index: pa.Table) -> pa.Table:
@@ -68,6 +130,14 @@ def shard_stats(index: pa.Table) -> pa.Table:
     return grouped.rename_columns([names.get(name, name) for name in grouped.column_names]).sort_by("shard")
 
 
+def _merged(stats: pa.Table) -> pa.Table:
+    """Where a row group of the index ends within a shard, that has two lines: their sum."""
+    names = stats.column_names
+    grouped = stats.group_by("shard", use_threads=False).aggregate([(name, "sum") for name in names if name != "shard"])
+    grouped = grouped.rename_columns([name.removesuffix("_sum") for name in grouped.column_names])
+    return grouped.select(names).sort_by("shard")
+
+
 def pack_stats(index: pa.Table, pack_size: int) -> pa.Table:
     fill = pc.divide(pc.cast(index["tokens"], pa.float64()), float(pack_size))
     kept = index.drop_columns(["offset", "crc32", "members"])
@@ -75,60 +145,61 @@ def pack_stats(index: pa.Table, pack_size: int) -> pa.Table:
 
 
 def dataset_stats(
-    corpora: Sequence[Corpus], ledgers: Sequence[pa.Table], plan: Plan, notes: Sequence[ShardNote]
+    corpora: Sequence[Corpus], planned: Sequence[Sums], rendered: Mapping[str, Mapping[str, int]]
 ) -> pa.Table:
     """Per corpus: rows in the file, samples packed (repetitions count), tokens, how often rows are taken, the bytes of
-    their media, what its documents have, and skips by reason."""
-    sums: dict[str, Counter[str]] = {corpus.name: Counter() for corpus in corpora}
-    for note in notes:
-        for each in note.sums:
-            sums[each.dataset].update({key: getattr(each, key) for key in DatasetSums._fields[1:]})
+    their media, what its documents have (`rendered`), and skips by reason."""
     lines = []
-    for index, (corpus, ledger) in enumerate(zip(corpora, ledgers, strict=True)):
-        skips = reason_counts(ledger)
-        packed = ledger.filter(pc.equal(ledger["status"], "packed"))
-        planned = plan.packed.filter(pc.equal(plan.packed["dataset"], index))
-        tokens = {key: column_sum(packed[key]) for key in ("tokens", "visual_tokens")}
+    for corpus, sums in zip(corpora, planned, strict=True):
+        skips = sums.skipped | corpus.num_left_out()
+        samples = sums.packed + sum(skips.values())
+        same = {name: getattr(sums, name) for name in _OF_SUMS}
         lines.append(
-            {"dataset": corpus.name, "rows": corpus.num_rows, "samples": len(ledger), "packed": len(packed), **tokens}
-            | {"ratio": ratio_taken(corpus, planned), "times": times_at_load(planned), "weight": corpus.weight}
-            | media_bytes(planned)
-            | {key: sums[corpus.name][key] for key in DatasetSums._fields[1:]}
+            {"dataset": corpus.name, "rows": corpus.num_rows, "samples": samples, **same}
+            | {"ratio": ratio_taken(corpus, sums), "weight": corpus.weight}
+            | {key: rendered.get(corpus.name, {}).get(key, 0) for key in DatasetSums._fields[1:]}
             | {reason: skips.get(reason, 0) for reason in REASONS}
         )
     return pa.Table.from_pylist(lines, schema=DATASETS_SCHEMA)
 
 
-def media_stats(notes: Sequence[ShardNote]) -> pa.Table:
-    """One line per data set, kind and size before and after resizing, with how many media have it, in this order."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaSums:
+    """What the documents of each data set have, and the digests of the files that were made with it."""
+
+    datasets: Mapping[str, Mapping[str, int]]
+    files: Mapping[str, str]
+
+
+def write_media(out: Place, num_shards: int) -> MediaSums:
+    """The task that makes the statistics of media, and the list of downloads, if there are any, of notes of shards."""
     counts: Counter[tuple[str | int, ...]] = Counter()
-    for note in notes:
+    sums: dict[str, Counter[str]] = {}
+    fetched: set[Fetched] = set()
+    for shard in range(num_shards):
+        note = ShardNote.read(note_path(out, shard))
+        assert note is not None, f"{note_path(out, shard)}: gone since its shard was finished"
         for size in note.sizes:
             counts[size[:-1]] += size.num_media
+        for each in note.sums:
+            sums.setdefault(each.dataset, Counter()).update(each._asdict() | {"dataset": 0})
+        fetched.update(note.fetched)
+    tables = {MEDIA: media_stats(counts)}
+    if fetched:
+        tables[FETCHED] = pa.Table.from_pylist([each._asdict() for each in sorted(fetched)], schema=DOWNLOADS)
+    return MediaSums(datasets=sums, files={name: write_parquet(out / name, table) for name, table in tables.items()})
+
+
+def media_stats(counts: Mapping[tuple[str | int, ...], int]) -> pa.Table:
+    """One line per data set, kind and size before and after resizing, with how many media have it, in this order."""
     lines = [(*size, count) for size, count in sorted(counts.items())]
     columns = zip(*lines, strict=True) if lines else [()] * len(MEDIA_SCHEMA)
     return pa.table([pa.array(column, f.type) for column, f in zip(columns, MEDIA_SCHEMA, strict=True)], MEDIA_SCHEMA)
 
 
-def ratio_taken(corpus: Corpus, packed: pa.Table) -> float:
-    """How often rows are taken: the sample_ratio, or by a weight how many tokens come of one, on average.
-
-    `packed`: lines of its packed samples, with row and tokens.
-    """
+def ratio_taken(corpus: Corpus, sums: Sums) -> float:
+    """How often rows are taken: the sample_ratio, or by a weight how many tokens come of one, on average."""
     if corpus.weight is None:
         ratio = corpus.dataset.sample_ratio
         return ratio if corpus.split == "train" else float(ratio > 0)
-    tokens = packed["tokens"].to_numpy()
-    _, firsts = np.unique(packed["row"].to_numpy(), return_index=True)
-    return float(tokens.sum() / tokens[firsts].sum()) * times_at_load(packed) if len(tokens) else 0.0
-
-
-def times_at_load(packed: pa.Table) -> float:
-    """How often the loader gives the packs of a corpus, all of them equally often; lines of its packed samples."""
-    return float(packed["times"][0].as_py()) if len(packed) else 1.0
-
-
-def media_bytes(planned: pa.Table) -> dict[str, int]:
-    """What media take on disk, and how much of it only because rows come more than once; lines of a plan."""
-    again = planned.filter(pc.greater(planned["repeat"], 0))
-    return {"media_bytes": column_sum(planned["media_bytes"]), "repeated_media_bytes": column_sum(again["media_bytes"])}
+    return sums.tokens / sums.tokens_once * sums.times if sums.tokens_once else 0.0

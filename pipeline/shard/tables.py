@@ -1,5 +1,6 @@
 """The tables of a finished output, read as what may be damaged: each is compared with the manifest's digest first."""
 
+import re
 from collections.abc import Sequence
 
 import pyarrow as pa
@@ -7,7 +8,10 @@ import pyarrow as pa
 from ..manifest import REMEDY, Manifest, OutputError
 from ..runtime.storage import Place, inside, open_regular, sha256_of
 from ..runtime.tables import read_parquet
+from .ledger import SCHEMA as LEDGER
 from .words import counted
+
+_LEDGER = re.compile(r"ledger/(\d{5,})(-\d{5,})?\.parquet")
 
 
 def table_file(out: Place, manifest: Manifest, name: str) -> Place:
@@ -39,12 +43,28 @@ def read_table(out: Place, manifest: Manifest, name: str, columns: Sequence[str]
         raise OutputError(f"{out}/{name}: not parquet: {str(error)[:200]}; {REMEDY}") from None
 
 
-def ledger_names(manifest: Manifest) -> dict[str, str]:
-    """By data set, in the order of the run: the name of its ledger."""
-    ledgers = sorted(
-        (name for name in manifest.files if name.startswith("ledger/")), key=lambda name: (len(name), name)
-    )
+def ledger_names(manifest: Manifest) -> dict[str, list[str]]:
+    """By data set, in the order of the run: the files of its ledger; one, or one for each partition that has some.
+
+    Raises OutputError where there are not as many as there must be.
+    """
     names = list(manifest.identity.inputs)
-    if len(ledgers) != len(names):
-        raise OutputError(f"{counted(len(ledgers), 'ledger')} of {counted(len(names), 'data set')}; {REMEDY}")
-    return dict(zip(names, ledgers, strict=True))
+    found: list[list[str]] = [[] for _ in names]
+    alone = 0
+    for name in sorted(manifest.files, key=lambda name: (len(name), name)):
+        if (place := _LEDGER.fullmatch(name)) and int(place[1]) < len(names):
+            found[int(place[1])].append(name)
+            alone += place[2] is None
+        elif name.startswith("ledger/"):
+            raise OutputError(f"{name}: a ledger of none of {counted(len(names), 'data set')}; {REMEDY}")
+    if alone and (alone != len(names) or any(len(files) != 1 for files in found)):
+        raise OutputError(f"{counted(alone, 'ledger')} of {counted(len(names), 'data set')}; {REMEDY}")
+    return dict(zip(names, found, strict=True))
+
+
+def read_ledger(out: Place, manifest: Manifest, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
+    """The ledger of a data set, or these columns of it, by row and repetition. `names`: of its files."""
+    tables = [read_table(out, manifest, name, columns) for name in names]
+    whole = pa.concat_tables(tables) if tables else LEDGER.empty_table().select(columns)
+    order = [name for name in ("row", "repeat") if name in columns]
+    return whole.sort_by([(name, "ascending") for name in order]) if len(names) > 1 and order else whole

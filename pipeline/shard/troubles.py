@@ -17,11 +17,15 @@ from ..ingest.convert import parse_row
 from ..ingest.corpus import Corpus, Split
 from ..ingest.formats.detect import detect
 from ..ingest.lines import rows
+from ..manifest import Manifest
+from ..plan.files import read_skipped
 from ..planned import Planned
 from ..records import REASONS
 from ..runtime.storage import Place
-from ..runtime.tables import read_parquet, value_counts
+from ..runtime.tables import read_parquet
+from .ledger import SCHEMA
 from .skipped import LEFT_OUT
+from .tables import ledger_names
 from .words import clipped, counted, percent
 
 UNCOUNTED = (*LEFT_OUT, "overlong", "max_packs")  # what the user's own limits leave out is not lost
@@ -81,12 +85,16 @@ class Tally:
         return self.wanted > 0 or (not self.corpus.num_rows and self.corpus.split == "train")
 
 
-def troubles_of_output(out: Place, corpora: Sequence[Corpus], max_skipped: float) -> tuple[str, ...]:
+def troubles_of_output(
+    out: Place, manifest: Manifest, corpora: Sequence[Corpus], max_skipped: float
+) -> tuple[str, ...]:
     """Of a finished output, from its statistics and ledger: a second run on it says the same."""
+    ledgers = list(ledger_names(manifest).values())
 
     def lines(number: int) -> pa.Table:
         columns, skipped = ["row", "reason", "detail"], [("status", "=", "skipped")]
-        return read_parquet(out / "ledger" / f"{number:05d}.parquet", columns=columns, filters=skipped)
+        found = [read_parquet(out / name, columns=columns, filters=skipped) for name in ledgers[number]]
+        return pa.concat_tables(found) if found else SCHEMA.empty_table().select(columns)
 
     tallies = [
         Tally(
@@ -104,17 +112,22 @@ def troubles_of_output(out: Place, corpora: Sequence[Corpus], max_skipped: float
 
 
 def troubles_of_plan(planned: Planned) -> tuple[str, ...]:
-    table, plan = planned.plan.table, planned.plan
+    def lines(number: int) -> pa.Table:
+        found = [read_skipped(planned.path(file)) for file in planned.files]
+        return pa.concat_tables([table.filter(pc.equal(table["dataset"], number)) for table in found])
+
     tallies = []
-    for number, corpus in enumerate(planned.inputs.corpora):
-        mine = table.slice(len(plan.packed))
-        mine = mine.filter(pc.equal(mine["dataset"], number))
-        left_out = {reason: len(found) for reason, found in corpus.left_out().items() if len(found)}
-        skipped = value_counts(mine["reason"]) | left_out
-        packed = len(plan.packed.filter(pc.equal(plan.packed["dataset"], number)))
-        samples = packed + sum(skipped.values())
+    for number, (corpus, sums) in enumerate(zip(planned.inputs.corpora, planned.sums, strict=True)):
+        left_out = {reason: count for reason, count in corpus.num_left_out().items() if count}
+        skipped = sums.skipped | left_out
         tallies.append(
-            Tally(corpus=corpus, samples=samples, packed=packed, skipped=skipped, lines=lambda mine=mine: mine)  # type: ignore[misc]
+            Tally(
+                corpus=corpus,
+                samples=sums.packed + sum(skipped.values()),
+                packed=sums.packed,
+                skipped=skipped,
+                lines=lambda number=number: lines(number),  # type: ignore[misc]
+            )
         )
     return troubles(tallies, planned.inputs.config.max_skipped, "")
 

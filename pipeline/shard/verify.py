@@ -29,6 +29,7 @@ from .index import LOADS_SCHEMA, index_problems, parse_batch, places_of, runs
 from .ledger import SCHEMA as LEDGER
 from .note import PackLine
 from .stats import pack_stats, shard_stats
+from .tables import ledger_names
 
 MAX_PROBLEMS = 20  # of a shard; a broken one would fill the screen
 # What numbers that make no sense may lead to, where they come with checksums that fit them.
@@ -110,8 +111,12 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         yield str(error)
     expected = {INDEX, *(f"stats/{name}.parquet" for name in ("shards", "packs", "datasets", "media"))}
     expected |= {PLACES, LOADS} if manifest.index else set()
-    expected |= {f"ledger/{number:05d}.parquet" for number in range(len(manifest.identity.inputs))}
     expected |= set(manifest.pixels.tables.values())
+    try:
+        expected |= {name for names in ledger_names(manifest).values() for name in names}
+    except OutputError as error:
+        yield f"files: {error}"
+        return
     if odd := (manifest.files.keys() - {FETCHED}) ^ expected:
         yield f"files: {', '.join(sorted(odd))} are too many, or missing"
     if (pixels := manifest.pixels.codec) != "u8":

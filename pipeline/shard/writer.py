@@ -5,47 +5,53 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
 
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
 from ..labels import mask_spans
 from ..manifest import shard_name
 from ..measure.length import shrunk, truncated
-from ..measure.store import read_measured
 from ..media.remote import Fetched, fetched_for
 from ..media.stamp import is_changed
 from ..plan.assign import Plan, PlanLine
+from ..plan.files import read_paths, read_shard
 from ..records import IGNORE, Document, Measured, MediaError, Pack, Sample
 from ..render.pack import build_pack
 from ..render.sample import render_sample
 from ..runtime.journal import Journal, journal
-from ..runtime.storage import Hashed, Place, place, read_json, write_whole
-from ..runtime.tables import open_arrow
-from ..runtime.work import did, timed
-from .codec import write_end, write_pack
-from .note import CHANGED, DatasetSums, LostRow, MediaSize, PackLine, ShardNote
+from ..runtime.storage import Hashed, Place, write_whole
+from ..runtime.tables import write_arrow
+from ..runtime.work import did, each_timed, timed
+from .codec import member_names, write_end, write_pack
+from .note import CHANGED, DatasetSums, LostRow, MediaSize, PackLine, ShardDone, ShardNote, lines_path, note_path
+from .rows import Row, rows_of_packs
+from .stats import make_index
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardJob:
-    """What a shard is made of: packs [first, last) of the plan at `plan`, rendered by the rest. It travels: no data."""
+    """What a shard is made of: packs [first, last) by a batch of the plan at `plan`. It travels: no data."""
 
     number: int
     first: int
     last: int
     plan: Place
-    parts: Place  # JSON list of the paths of the measured parts, which the plan names by index
+    batch: int
+    shift: int  # what the plan's numbers of packs lack to those of the output
+    parts: Place  # where measured parts are, which the plan names by index: see `write_paths`
     corpora: tuple[str, ...]  # names, likewise
     processor: ProcessorKey
     resize: str
     fake_image: bool
     align: int
     out: Place
-    done: Place  # where the note goes
-    fingerprint: str
+    fingerprint: str  # of the identity, and of its packs in the plan
+    seconds: float = 0.0  # that it takes, about
 
     @property
     def name(self) -> str:
@@ -55,56 +61,65 @@ class ShardJob:
     def tar(self) -> Place:
         return self.out / "shards" / self.name
 
+    @property
+    def done(self) -> Place:
+        """Where the note goes."""
+        return note_path(self.out, self.number)
 
-def finished(job: ShardJob) -> ShardNote | None:
-    """The note of a shard that an earlier run with the same fingerprint finished, if its tar is still whole in size."""
-    note = ShardNote.read(job.done, job.fingerprint)
-    if note is None or not job.tar.exists() or job.tar.stat().st_size != note.bytes:
+    @property
+    def lines(self) -> Place:
+        """Of its packs, as the index has them."""
+        return lines_path(self.out, self.number)
+
+
+def finished(out: Place, number: int, fingerprint: str) -> ShardDone | None:
+    """A shard that an earlier run with the same fingerprint finished, if its tar is still whole in size."""
+    note, tar = ShardNote.read(note_path(out, number), fingerprint), out / "shards" / shard_name(number)
+    if note is None or not lines_path(out, number).exists() or not tar.exists() or tar.stat().st_size != note.bytes:
         return None
-    return note
+    return note.done
 
 
-def shard_task(job: ShardJob) -> ShardNote:
-    return write_shard(job, *loaded(job))
+def finished_shards(out: Place, shards: Sequence[tuple[int, str]]) -> dict[int, ShardDone]:
+    """The task that looks for what earlier runs finished: of these, numbers and fingerprints, by number."""
+    return {number: found for number, print_ in shards if (found := finished(out, number, print_)) is not None}
+
+
+def shard_task(job: ShardJob) -> ShardDone:
+    return write_shard(job, *loaded(job)).done
 
 
 def loaded(job: ShardJob) -> tuple[Family, Plan]:
     """What a task needs beside its job."""
     with timed("loading the processor"):
         family = family_for(job.processor)
-    return family, _open_plan(job.plan, job.plan.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=1)
-def _open_plan(path: Place, _mtime: int) -> Plan:
-    """Once in a process: every shard's task needs it."""
-    return Plan(open_arrow(path))
+    return family, read_shard(job.plan, job.batch, job.shift)
 
 
 def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
-    """Write the tar, then the note."""
+    """Write the tar, then the lines of its packs, then the note."""
     with journal(job.done.with_suffix(".journal")) as watch, write_whole(job.tar) as file:
         hashed = Hashed(file)
-        packs = write_packs(hashed, job, range(job.first, job.last), family, plan, watch)
+        note, lines = write_packs(hashed, job, range(job.first, job.last), family, plan, watch)
         write_end(hashed)
-    note = dataclasses.replace(packs, bytes=hashed.size, sha256=hashed.digest())
+    note = dataclasses.replace(note, bytes=hashed.size, sha256=hashed.digest())
+    write_arrow(job.lines, lines)
     note.write(job.done)
-    logger.debug("%s: %d packs, %d bytes, %d rows lost", note.shard, len(note.packs), note.bytes, len(note.lost))
+    logger.debug("%s: %d packs, %d bytes, %d rows lost", note.shard, note.num_packs, note.bytes, len(note.lost))
     return note
 
 
 def write_packs(
     file: Hashed, job: ShardJob, numbers: Sequence[int], family: Family, plan: Plan, watch: Journal
-) -> ShardNote:
-    """Write these packs to a tar that begins here, without its end; what a note says of them."""
+) -> tuple[ShardNote, pa.Table]:
+    """Write these packs to a tar that begins here, without its end; what a note says of them, and the index."""
     lines: list[PackLine] = []
     lost: list[LostRow] = []
     documents: list[Document] = []
-    parts = [place(path) for path in read_json(job.parts)]
-    renderer = Renderer(job=job, family=family, plan=plan, parts=parts, watch=watch)
-    for number in numbers:
+    renderer = Renderer(job=job, family=family, watch=watch)
+    for number, rows in each_timed("reading rows", rows_of_packs(plan, parts_of(job, plan), numbers)):
         with timed("composing"):
-            pack, failed = renderer.pack(number)
+            pack, failed = renderer.pack(number, rows)
         lost += failed
         if pack is not None:
             start, file.crc32 = file.size, 0
@@ -113,17 +128,25 @@ def write_packs(
             lines.append(PackLine.of(pack, start, end, file.crc32, members))
             documents += pack.documents
         _tell(lines[-1:] if pack is not None else [], failed)
-    return ShardNote(
+    note = ShardNote(
         fingerprint=job.fingerprint,
         shard=job.name,
         bytes=file.size,
         sha256=file.digest(),
-        packs=tuple(lines),
+        first_pack=lines[0].pack if lines else -1,
+        num_packs=len(lines),
         lost=tuple(lost),
         fetched=tuple(sorted(renderer.fetched)),
         sizes=tuple(MediaSize(*size, count) for size, count in sorted(renderer.sizes.items())),
         sums=_sums(documents),
     )
+    fake_tokens = len(family.fake_image_ids) if job.fake_image else 0
+    times = plan.times_per_pack[[line.pack - plan.first for line in lines]]
+    return note, make_index(job.name, lines, member_names(family.media), fake_tokens, times)
+
+
+def parts_of(job: ShardJob, plan: Plan) -> dict[int, Place]:
+    return read_paths(job.parts, np.unique(plan.packed["part"].to_numpy()).tolist())
 
 
 def _tell(written: Sequence[PackLine], lost: Sequence[LostRow]) -> None:
@@ -136,10 +159,10 @@ def _tell(written: Sequence[PackLine], lost: Sequence[LostRow]) -> None:
 
 def first_pack(job: ShardJob) -> tuple[Pack | None, list[LostRow]]:
     """The pack that a shard begins with, as `write_shard` would write it: to be looked at."""
-    parts = [place(path) for path in read_json(job.parts)]
+    family, plan = loaded(job)
     with journal(job.done.with_suffix(".journal")) as watch:
-        plan = Plan(open_arrow(job.plan))
-        return Renderer(job=job, family=family_for(job.processor), plan=plan, parts=parts, watch=watch).pack(job.first)
+        ((number, rows),) = rows_of_packs(plan, parts_of(job, plan), [job.first])
+        return Renderer(job=job, family=family, watch=watch).pack(number, rows)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,18 +171,16 @@ class Renderer:
 
     job: ShardJob
     family: Family
-    plan: Plan
-    parts: Sequence[Place]
     watch: Journal
     fetched: set[Fetched] = field(default_factory=set)  # downloads that are in a pack, filled on the way
     sizes: Counter[tuple[str, str, int, int, int, int]] = field(default_factory=Counter)  # likewise: see MediaSize
 
-    def pack(self, number: int) -> tuple[Pack | None, list[LostRow]]:
+    def pack(self, number: int, rows: Sequence[Row]) -> tuple[Pack | None, list[LostRow]]:
         """Pack `number` without the rows whose media fail, and those rows; None where no row is left."""
         samples: list[tuple[Document, Sample]] = []
         lost: list[LostRow] = []
-        for line in self.plan.lines_in_pack(number):
-            rendered = self._document(line)
+        for row in rows:
+            rendered = self._document(row)
             if isinstance(rendered, LostRow):
                 lost.append(rendered)
             else:
@@ -169,9 +190,9 @@ class Renderer:
         job = self.job
         return build_pack(number, samples, self.family, fake_image=job.fake_image, align=job.align), lost
 
-    def _document(self, line: PlanLine) -> tuple[Document, Sample] | LostRow:
-        """One document from its line of the plan."""
-        measured = self._fitted(line)
+    def _document(self, row: Row) -> tuple[Document, Sample] | LostRow:
+        """One document."""
+        line, measured = row.line, self._fitted(row)
         if measured is None or any(is_changed(medium.ref, medium.stamp) for medium in measured.media):
             return _lost(line, CHANGED, "")
         name = f"{line['dataset']}/{line['row']}/{line['repeat']}"
@@ -203,14 +224,13 @@ class Renderer:
         )
         return document, sample
 
-    def _fitted(self, line: PlanLine) -> Measured | None:
+    def _fitted(self, row: Row) -> Measured | None:
         """A measured row, truncated or with smaller media where the plan says so.
 
         None where it is not what was planned: it was measured again, because its media had changed, and the run was
         killed before the plan was mended.
         """
-        place = self.parts[line["part"]], line["line"]
-        whole = read_measured(*place)
+        line, whole = row
         if whole is None:
             return None
         cut = truncated(whole, line["limit"], self.family) if line["limit"] else whole
@@ -219,7 +239,8 @@ class Renderer:
 
 
 def _lost(line: PlanLine, reason: str, detail: str) -> LostRow:
-    return LostRow(dataset=line["dataset"], row=line["row"], repeat=line["repeat"], reason=reason, detail=detail)
+    names = {"dataset": line["dataset"], "row": line["row"], "repeat": line["repeat"], "part": line["part"]}
+    return LostRow(**names, reason=reason, detail=detail)
 
 
 def _sums(documents: Sequence[Document]) -> tuple[DatasetSums, ...]:

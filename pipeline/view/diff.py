@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ..identity import changes
 from ..manifest import FILE, Manifest
 from ..runtime.storage import Place
-from ..shard.tables import ledger_names, read_table
+from ..shard.tables import ledger_names, read_ledger
 from ..shard.words import clipped, counted
 from .columns import table
 from .inspect import with_total
@@ -97,10 +97,10 @@ class _Ledger:
     columns: dict[str, Any]  # numbers as numpy arrays, texts as Arrow's
 
     @classmethod
-    def read(cls, out: Place, manifest: Manifest, name: str | None) -> "_Ledger":
-        if name is None:
+    def read(cls, out: Place, manifest: Manifest, names: Sequence[str] | None) -> "_Ledger":
+        if names is None:
             return cls(keys=np.empty(0, np.int64), columns={})
-        lines = read_table(out, manifest, name, COLUMNS)
+        lines = read_ledger(out, manifest, names, COLUMNS)
         keys = (lines["row"].to_numpy() << 32) | lines["repeat"].to_numpy()
         texts = ("reason", "detail")
         columns: dict[str, Any] = {name: lines[name].to_numpy() for name in COLUMNS[5:]}

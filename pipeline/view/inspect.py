@@ -79,7 +79,8 @@ def _lengths(out: Place, manifest: Manifest) -> Lines:
     """How tokens are spread over documents, and over packs."""
     lines: Lines = []
     columns = ["status", "tokens", "visual_tokens"]
-    ledgers = [read_table(out, manifest, name, columns) for name in ledger_names(manifest).values()]
+    names = [name for files in ledger_names(manifest).values() for name in files]
+    ledgers = [read_table(out, manifest, name, columns) for name in names]
     if ledgers:
         ledger = pa.concat_tables(ledgers)
         packed = ledger.filter(pc.equal(ledger["status"], "packed"))
@@ -163,7 +164,7 @@ def _first_line(error: Exception) -> str:
 
 def views(out: Place, manifest: Manifest) -> dict[str, list[Place]]:
     """What a query can name, with the parquet files that it is made of."""
-    named = {"index": [INDEX], "ledger": list(ledger_names(manifest).values())}
+    named = {"index": [INDEX], "ledger": [name for files in ledger_names(manifest).values() for name in files]}
     named |= {name: [f"stats/{name}.parquet"] for name in ("datasets", "packs", "shards")}
     named |= {"media": [MEDIA], "fetched": [FETCHED]}
     there = {name: files for name, files in named.items() if files and manifest.files.keys() >= set(files)}

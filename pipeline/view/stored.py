@@ -4,15 +4,13 @@ import hashlib
 import zlib
 from collections.abc import Sequence
 
-import pyarrow.compute as pc
-
 from ..config import UserError
 from ..layout import layout_of, misfit
 from ..manifest import INDEX, REMEDY, Manifest, OutputError, ShardError
 from ..measure.store import read_measured
+from ..plan.files import lines_of_pack, read_list, read_paths
 from ..records import TOKEN_TYPES, MeasuredMedia, Pack
-from ..runtime.storage import Place, inside, open_regular, place, read_into, read_json, shown
-from ..runtime.tables import open_arrow
+from ..runtime.storage import Place, inside, open_regular, read_into, shown
 from ..shard.codec import read_pack, text_problem
 from ..shard.index import parse_index
 from ..shard.sources import SourceError, files_of, processor_of
@@ -167,14 +165,10 @@ def _measured(out: Place, manifest: Manifest, pack: Pack) -> dict[int, tuple[Mea
     A finished output does not need its work folder, so whatever is not there is not known, and that is no problem.
     """
     plans = out / "work" / "plans"
-    name = manifest.fingerprint
-    file = next((path for path in (plans / f"{name}.mended.arrow", plans / f"{name}.arrow") if path.is_file()), None)
-    parts = plans / f"{name}.parts.json"
-    if file is None or not parts.is_file():
-        return {}
-    paths = [place(path) for path in read_json(parts)]
-    table = open_arrow(file)
-    lines = table.filter(pc.equal(table["pack"], pack.number)).to_pylist()
+    files = read_list(plans / f"{manifest.fingerprint}.list.json")
+    parts = plans / f"{manifest.fingerprint}.parts.arrow"
+    lines = lines_of_pack(plans, files, pack.number) if files and parts.is_file() else []
+    paths = read_paths(parts, {line["part"] for line in lines}) if lines else {}
     found = {}
     for line in lines:
         path, at = paths[line["part"]], line["position"]

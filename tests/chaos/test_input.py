@@ -1,13 +1,15 @@
 """Damaged meta JSON, rows and media: each run ends with a whole ledger, or a word to the user."""
 
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from jobs.fuzz import fuzz
 from jobs.fuzzing import input as inputs
 from jobs.fuzzing.input import INPUT
-from neatpack.pipeline.shard import commit
+from neatpack.pipeline.shard import ledger
 from neatpack.pipeline.shard.ledger import make_ledger
 
 
@@ -21,6 +23,9 @@ def test_fuzz(tmp_path: Path) -> None:
 
 
 def test_the_fuzzer_tells_of_a_row_that_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "make_ledger", lambda *given: [table.slice(1) for table in make_ledger(*given)])
+    def one_less(*given: Any) -> list[list[pa.Table]]:
+        return [[piece.slice(1) for piece in pieces] for pieces in make_ledger(*given)]
+
+    monkeypatch.setattr(ledger, "make_ledger", one_less)
     _, failures = fuzz(INPUT.only("PNG: extend"), INPUT.make(tmp_path), tmp_path, 0, iter(range(1)))
     assert "DOES NOT VERIFY" in failures[0]

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.convert import convert
-from neatpack.pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, read_meta
+from neatpack.pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, read_meta, rows_in_order
 from neatpack.pipeline.records import Example, Skip
 
 
@@ -524,3 +524,8 @@ def test_copies_always_add_up(num_rows: int, ratio: float) -> None:
     wanted = int(num_rows * ratio)
     assert copies.sum() == (max(1, wanted) if ratio > 0 and num_rows else wanted)
     assert copies.tolist() == copies_of_rows(num_rows, ratio).tolist()
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3, 1.0, 1.7, 2.5, 3.0])
+def test_copies_are_those_of_the_rows_in_order(ratio: float) -> None:
+    assert copies_of_rows(997, ratio).tolist() == np.bincount(rows_in_order(997, ratio), minlength=997).tolist()

@@ -1,17 +1,31 @@
 """From the token store to a plan: every line is packed once or skipped with a reason."""
 
+import mmap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from helpers import corpus_of, plan_of
 
 from neatpack.pipeline.config import PackConfig, UserError
 from neatpack.pipeline.ingest.lines import Part
 from neatpack.pipeline.measure.store import MeasuredPart, write_measured
-from neatpack.pipeline.plan.assign import Plan, aligned, make_plan, pack_bytes, shard_starts
+from neatpack.pipeline.plan.assign import (
+    SCHEMA,
+    TEXT,
+    Plan,
+    TakenPart,
+    aligned,
+    in_pack_order,
+    make_plan,
+    pack_bytes,
+    replaced,
+    shard_starts,
+    shares_of,
+)
 from neatpack.pipeline.records import Measured, Skip
 
 FAMILY: Any = SimpleNamespace(fake_image_ids=np.array([7, 8, 9]))  # three tokens that a pack without media keeps free
@@ -35,10 +49,11 @@ def planned(tmp_path: Path) -> Any:
     def plan(measured: dict[int, Measured | Skip], copies: list[int] | None = None, **config: Any) -> Plan:
         path = tmp_path / "000000.arrow"
         write_measured(path, list(measured), [""] * len(measured), list(measured.values()))
-        part = Part(file="absent", start=0, end=0, first_row=0, num_rows=len(measured), first_line=1)
         settings: dict[str, Any] = {"pack_size": 16, "group_size": 1, "fake_image": False} | config
         corpus = corpus_of("tiny", copies or [1] * len(measured))
-        return make_plan([corpus], [MeasuredPart(corpus=0, part=part, path=path)], FAMILY, PackConfig(**settings))
+        part = Part(file="absent", start=0, end=0, first_row=0, num_rows=corpus.num_rows, first_line=1)
+        taken = TakenPart.of(0, MeasuredPart(corpus=0, part=part, path=path), [corpus])
+        return make_plan([taken], shares_of([corpus]), FAMILY, PackConfig(**settings))
 
     return plan
 
@@ -135,3 +150,33 @@ def test_shards_are_cut_by_bytes() -> None:
     assert pack_bytes(plan).tolist() == [18_484, 20_384, 18_484]
     assert shard_starts(plan, 40_000) == [0, 2, 3]
     assert shard_starts(plan, 1) == [0, 1, 2, 3]  # a pack above the size is a shard of its own
+
+
+def test_texts_of_more_than_two_gib() -> None:
+    """Two details of 1.1 GiB, as in parts of the token store: a column of Arrow's usual text cannot hold both."""
+    size = 1100 << 20
+    zeros = pa.py_buffer(mmap.mmap(-1, size))  # pages that nobody has written take no memory
+    offsets = pa.py_buffer(np.array([0, size], np.int32))
+    long = pa.StringArray.from_buffers(1, offsets, zeros)
+    details = pa.chunked_array([long, long])
+    with pytest.raises(pa.ArrowInvalid, match="offset overflow"):
+        details.take(pa.array([1, 0]))
+    columns = {field.name: pa.array(["", ""] if field.type == TEXT else [0, 1], field.type) for field in SCHEMA}
+    table = pa.table(columns | {"detail": details.cast(TEXT)})
+    plan = in_pack_order(table, np.array([1, 0]))
+    assert pa.compute.binary_length(plan.table["detail"]).to_pylist() == [size, size]
+    assert plan.table["row"].to_pylist() == [1, 0]
+
+
+def test_texts_are_replaced_at_their_places() -> None:
+    texts = pa.chunked_array([["a", "b"], ["c", "d"]], TEXT)
+    assert replaced(texts, np.array([1, 2]), ["B", "C"]).to_pylist() == ["a", "B", "C", "d"]
+    assert replaced(texts, np.array([], np.int64), []).to_pylist() == ["a", "b", "c", "d"]
+
+
+def test_packs_keep_their_numbers_in_a_piece_of_a_plan() -> None:
+    plan = plan_of({"pack": 0, "row": 4}, {"pack": 1, "row": 2}, {"pack": 1, "row": 7}, {"pack": -1, "row": 1})
+    piece = plan.shifted(40).packs(1, 2)
+    assert (piece.first, piece.num_packs, piece.starts.tolist()) == (41, 1, [0, 2])
+    assert [line["row"] for line in piece.lines_in_pack(41)] == [2, 7]
+    assert piece.digest() != plan.packs(1, 2).digest(), "a pack under another number is another"

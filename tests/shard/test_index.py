@@ -10,7 +10,7 @@ from neatpack import PackedShards
 from neatpack.loaders.places import PackPlaces
 from neatpack.loaders.reader import ShardReader
 from neatpack.pipeline.manifest import OutputError
-from neatpack.pipeline.shard.index import parse_batch, runs, write_index
+from neatpack.pipeline.shard.index import parse_batch, runs, write_places
 from neatpack.pipeline.shard.tables import read_table
 
 
@@ -33,12 +33,12 @@ def test_an_index_in_pieces_gives_the_same_bytes(out, tmp_path, monkeypatch, len
     reader = ShardReader(out)
     index = read_table(out, reader.manifest, "index.parquet")
     pieces = [index.slice(first, length) for first in range(0, len(index), length)]
-    assert write_index(tmp_path, pieces, len(reader.members))[0] == reader.manifest.index
+    assert write_places(tmp_path, pieces, len(reader.members))[0] == reader.manifest.index
     for name in ("index.arrow", "loads.arrow"):
         assert (tmp_path / name).read_bytes() == (out / name).read_bytes()
     monkeypatch.setattr("neatpack.pipeline.shard.index.PACKS_PER_BATCH", 4)
     monkeypatch.setattr("neatpack.pipeline.shard.index.LOADS_PER_BATCH", 4)
-    small, _ = write_index(tmp_path, pieces, len(reader.members))
+    small, _ = write_places(tmp_path, pieces, len(reader.members))
     assert len(small.crc32) == -(-len(index) // 4)
     for name in ("index.arrow", "loads.arrow"):
         whole, cut = (pa.ipc.open_file((folder / name).read_bytes()).read_all() for folder in (out, tmp_path))

@@ -1,10 +1,13 @@
 """The ledger by hand: one line per row and repetition, where it is or why it is nowhere."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from helpers import corpus_of, plan_of
 
+from neatpack.pipeline.ingest.corpus import Corpus
 from neatpack.pipeline.plan.assign import Plan
 from neatpack.pipeline.shard.ledger import fitted_counts, make_ledger, reason_counts
 
@@ -28,12 +31,17 @@ def plan() -> Plan:
 CORPORA = [corpus_of("a", [1, 1, 1, 0]), corpus_of("b", [2])]
 
 
+def ledgers(plan: Plan, corpora: Sequence[Corpus] = CORPORA, folders: Sequence[str] = ()) -> list[pa.Table]:
+    names, left_out = [corpus.name for corpus in corpora], [corpus.left_out() for corpus in corpora]
+    return [pa.concat_tables(pieces) for pieces in make_ledger(plan, names, [folders] * len(names), left_out)]
+
+
 def lines(ledger: Any, *columns: str) -> list[tuple[Any, ...]]:
     return [tuple(line[column] for column in columns) for line in ledger.to_pylist()]
 
 
 def test_a_table_per_corpus_by_row_and_repetition(plan: Plan) -> None:
-    a, b = make_ledger(plan, CORPORA)
+    a, b = ledgers(plan)
     assert lines(a, "dataset", "row", "repeat", "status", "reason", "pack", "position", "tokens") == [
         ("a", 0, 0, "packed", "", 1, 1, 5),
         ("a", 1, 0, "skipped", "bad_row", -1, -1, 0),
@@ -47,11 +55,11 @@ def test_a_table_per_corpus_by_row_and_repetition(plan: Plan) -> None:
 
 
 def test_counts(plan: Plan) -> None:
-    a, b = make_ledger(plan, CORPORA)
+    a, b = ledgers(plan)
     assert (reason_counts(a), reason_counts(b)) == ({"bad_row": 1, "sampled_out": 1}, {})
     assert (fitted_counts(a), fitted_counts(b)) == ({}, {"truncated": 1})
 
 
 def test_nothing_planned() -> None:
-    (ledger,) = make_ledger(plan_of(), [corpus_of("empty", [])])
+    (ledger,) = ledgers(plan_of(), [corpus_of("empty", [])])
     assert len(ledger) == 0

@@ -1,6 +1,7 @@
 """The figures of a report, from the tables of an output: no Python object per row."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,13 +82,15 @@ def figures_of(out: Place, manifest: Manifest) -> Figures:
     packs = {name: index[name].to_numpy().astype(np.int64) for name in _OF_PACK}
     names = ledger_names(manifest)
     examples: dict[str, list[Example]] = {}
-    tokens, has_media = [np.empty(0, np.int64)], [np.empty(0, np.bool_)]
-    for dataset, name in names.items():
-        columns = ["row", "id", "status", "reason", "detail", "tokens", "visual_tokens"]
-        ledger = read_table(out, manifest, name, columns)
+    lengths: dict[str, Counter[int]] = {TEXT_ONLY: Counter(), WITH_MEDIA: Counter()}
+    columns = ["row", "id", "status", "reason", "detail", "tokens", "visual_tokens"]
+    for dataset, file in ((dataset, file) for dataset, files in names.items() for file in files):
+        ledger = read_table(out, manifest, file, columns)
         is_packed = pc.equal(ledger["status"], "packed").to_numpy()
-        tokens.append(ledger["tokens"].to_numpy()[is_packed].astype(np.int64))
-        has_media.append(ledger["visual_tokens"].to_numpy()[is_packed] > 0)
+        tokens, has_media = ledger["tokens"].to_numpy()[is_packed], ledger["visual_tokens"].to_numpy()[is_packed] > 0
+        for name, own in ((TEXT_ONLY, tokens[~has_media]), (WITH_MEDIA, tokens[has_media])):
+            values, counts = np.unique(own, return_counts=True)
+            lengths[name].update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
         _add_examples(examples, dataset, ledger.filter(pa.array(~is_packed)))
     media = read_table(out, manifest, MEDIA) if MEDIA in manifest.files else None
     fill = packs["tokens"] / manifest.identity.config["pack_size"]
@@ -97,7 +100,7 @@ def figures_of(out: Place, manifest: Manifest) -> Figures:
         num_fakes=int(np.count_nonzero(packs["fake_tokens"])),
         lowest_fill=float(fill.min()) if len(fill) else 0.0,
         datasets=read_table(out, manifest, "stats/datasets.parquet").to_pylist(),
-        lengths=_lengths(np.concatenate(tokens), np.concatenate(has_media)),
+        lengths=_lengths(lengths),
         fill=counted_in(even_edges(100 * fill.min(), 100, 0.1), {"packs": 100 * fill}) if len(fill) else None,
         visual=_per_pack(packs["visual_tokens"]),
         balance=balance_of(packs, int(manifest.identity.config["group_size"])),
@@ -117,12 +120,14 @@ def _add_examples(examples: dict[str, list[Example]], dataset: str, skipped: pa.
             found.append(Example(dataset=dataset, row=line["row"], id=line["id"], detail=line["detail"]))
 
 
-def _lengths(tokens: NDArray[np.int64], has_media: NDArray[np.bool_]) -> Histogram | None:
-    if not len(tokens):
+def _lengths(lengths: Mapping[str, Mapping[int, int]]) -> Histogram | None:
+    """Of how many documents have which length."""
+    there = {name: counts for name, counts in lengths.items() if counts}
+    if not there:
         return None
-    series = {TEXT_ONLY: tokens[~has_media], WITH_MEDIA: tokens[has_media]}
-    edges = doubling_edges(float(tokens.min()), float(tokens.max()))
-    return counted_in(edges, {name: values for name, values in series.items() if len(values)})
+    edges = doubling_edges(min(map(min, there.values())), max(map(max, there.values())))
+    values = {name: np.array(list(counts)) for name, counts in there.items()}
+    return counted_in(edges, values, {name: np.array(list(counts.values())) for name, counts in there.items()})
 
 
 def _per_pack(values: NDArray[np.int64]) -> Histogram | None:

@@ -18,7 +18,7 @@ from ...manifest import Manifest, OutputError
 from ...records import Skip
 from ...runtime.storage import Place
 from ...shard.sources import SourceError, files_of
-from ...shard.tables import ledger_names, read_table
+from ...shard.tables import ledger_names, read_ledger
 from ...shard.words import clipped
 from ..of_pack import pack_view
 from ..stored import stored_pack
@@ -55,12 +55,12 @@ def some_documents(out: Place, manifest: Manifest) -> list[Shown]:
     found: list[Shown] = []
     names = ledger_names(manifest)
     left = len(names)
-    for dataset, name in names.items():
+    for dataset, files in names.items():
         most = -(-(NUM_DOCUMENTS - len(found)) // max(1, left))
         left -= 1
         if most <= 0:
             break
-        ledger = read_table(out, manifest, name, columns)
+        ledger = read_ledger(out, manifest, files[:1], columns)  # of partitions the first: each is a fair sample
         packed = pc.indices_nonzero(pc.equal(ledger["status"], "packed")).to_numpy()
         # RandomState: its numbers stay the same in every version of numpy.
         chosen = np.sort(packed[np.random.RandomState(SEED).permutation(len(packed))[:most]])

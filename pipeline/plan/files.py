@@ -1,0 +1,231 @@
+"""Plans on disk: a file per partition, and what a run knows of it: sums, and where its shards are cut.
+
+A plan file has one batch per shard and a last one of what is skipped, so that a shard's task reads what it needs and no
+more. Its packs are numbered from 0; which numbers they have in the output is known when all files are there.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ..runtime.storage import Place, place, read_json, text_of, write_whole
+from ..runtime.tables import open_arrow, read_batch, write_arrow, write_batches
+from .assign import SCHEMA, TEXT, Plan, PlanLine, pack_bytes, shard_starts
+from .balance import step_ratios
+from .cost import pack_seconds
+
+RANKS = (8, 64, 512)  # data-parallel sizes that the balance is told for
+MENDED = ".mended-"  # in the names of files that rows were lost of
+OF_SKIPS = -1  # the batch of what is skipped
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sums:
+    """What a plan file has of one corpus."""
+
+    packed: int = 0
+    tokens: int = 0
+    visual_tokens: int = 0
+    tokens_once: int = 0  # without those of repetitions
+    times: float = 1.0  # how often the loader gives its packs
+    media_bytes: int = 0
+    repeated_media_bytes: int = 0  # of which those of repetitions
+    truncated: int = 0  # samples, to fit a pack
+    shrunk: int = 0
+    skipped: dict[str, int] = dataclasses.field(default_factory=dict)  # by reason
+
+    def __add__(self, other: "Sums") -> "Sums":
+        skipped = {
+            reason: self.skipped.get(reason, 0) + other.skipped.get(reason, 0)
+            for reason in {**self.skipped, **other.skipped}
+        }
+        summed = {
+            field.name: getattr(self, field.name) + getattr(other, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("times", "skipped")
+        }
+        return Sums(**summed, skipped=skipped, times=self.times if self.packed else other.times)
+
+
+class Cut(NamedTuple):
+    """A shard of a plan file, as it is now."""
+
+    first: int  # pack of the file
+    num_packs: int
+    num_lines: int
+    digest: str  # of what its packs are made of
+    seconds: float  # that rendering it takes, about
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanFile:
+    """A plan on disk, in figures."""
+
+    name: str  # beside the others
+    number: int  # of the partition; what fills no group of a partition comes after all of them
+    num_packs: int
+    num_bytes: int  # about what its packs take
+    largest: int  # of which one, at most
+    starts: tuple[int, ...]  # first pack of each shard as they were cut at first: see `write_plan`
+    cuts: tuple[Cut, ...]
+    corpora: tuple[Sums, ...]
+    balance: dict[str, tuple[float, int]]  # by number of ranks: see `step_ratios`; their sum, and how many
+
+    @property
+    def is_mended(self) -> bool:
+        return MENDED in self.name
+
+    @property
+    def num_packed(self) -> int:
+        return sum(sums.packed for sums in self.corpora)
+
+    def to_json(self) -> dict[str, Any]:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return fields | {"corpora": [dataclasses.asdict(sums) for sums in self.corpora]}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "PlanFile":
+        return cls(
+            **found
+            | {
+                "starts": tuple(found["starts"]),
+                "cuts": tuple(Cut(*cut) for cut in found["cuts"]),
+                "corpora": tuple(Sums(**sums) for sums in found["corpora"]),
+                "balance": {ranks: (float(total), int(count)) for ranks, (total, count) in found["balance"].items()},
+            }
+        )
+
+
+def write_plan(
+    path: Place, number: int, plan: Plan, num_corpora: int, shard_bytes: int, starts: Sequence[int] = ()
+) -> PlanFile:
+    """Cut by bytes, or where shards were cut before: they stay there when a plan is mended, or all behind the first
+    hole would change. A further pack goes into the last shard."""
+    count = plan.num_packs
+    first = list(starts) if starts else shard_starts(plan, shard_bytes)[:-1]
+    kept = [start for start in first if start < count]
+    pieces = [plan.packs(start, end) for start, end in zip(kept, [*kept[1:], count], strict=False)]
+    skipped = plan.table.slice(len(plan.packed))
+    write_batches(path, SCHEMA, [*(piece.table for piece in pieces), skipped])
+    visual, sizes = plan.per_pack("visual_tokens"), pack_bytes(plan)
+    return PlanFile(
+        name=path.name,
+        number=number,
+        num_packs=count,
+        num_bytes=int(sizes.sum()),
+        largest=int(sizes.max(initial=0)),
+        starts=tuple(first),
+        cuts=tuple(
+            Cut(
+                first=start,
+                num_packs=piece.num_packs,
+                num_lines=len(piece.table),
+                digest=piece.digest(),
+                seconds=round(float(pack_seconds(piece).sum()), 3),
+            )
+            for start, piece in zip(kept, pieces, strict=True)
+        ),
+        corpora=tuple(_sums(plan.packed, skipped, num_corpora)),
+        balance={str(ranks): _balance(visual, ranks) for ranks in RANKS},
+    )
+
+
+def read_plan(path: Place) -> Plan:
+    return Plan(open_arrow(path))
+
+
+def read_skipped(path: Place) -> pa.Table:
+    """Lines in no pack."""
+    return read_batch(path, OF_SKIPS)
+
+
+def read_shard(path: Place, number: int, shift: int) -> Plan:
+    """The packs of a shard of a plan file, under the numbers that they have in the output."""
+    return Plan(read_batch(path, number)).shifted(shift)
+
+
+def lines_of_pack(folder: Place, files: Sequence[PlanFile], number: int) -> list[PlanLine]:
+    """Of one pack, by its number in the output; none where its file is not there any more."""
+    for file, first in zip(files, first_packs(files), strict=False):
+        for batch, cut in enumerate(file.cuts):
+            if 0 <= number - first - cut.first < cut.num_packs:
+                path = folder / file.name
+                return read_shard(path, batch, first).lines_in_pack(number) if path.is_file() else []
+    return []
+
+
+def write_list(path: Place, files: Sequence[PlanFile]) -> None:
+    """The files that are the plan; what is not in the list does not count."""
+    with write_whole(path) as file:
+        file.write(json.dumps([each.to_json() for each in files]).encode())  # on one line: json is ten times as fast
+
+
+def read_list(path: Place) -> list[PlanFile] | None:
+    """None: there is none yet."""
+    return [PlanFile.from_json(file) for file in read_json(path)] if path.exists() else None
+
+
+def write_paths(path: Place, parts: Sequence[Place]) -> None:
+    """Where the measured parts of a run are, by index: a task looks up the few that it needs."""
+    write_arrow(path, pa.table({"path": pa.array([text_of(part) for part in parts], TEXT)}))
+
+
+def read_paths(path: Place, parts: Iterable[int]) -> dict[int, Place]:
+    column = open_arrow(path)["path"]
+    return {index: place(column[index].as_py()) for index in parts}
+
+
+def first_packs(files: Sequence[PlanFile]) -> list[int]:
+    """The number of the first pack of each file in the output, and of all packs at the end."""
+    return [0, *np.cumsum([file.num_packs for file in files]).tolist()]
+
+
+def _balance(visual: np.ndarray, ranks: int) -> tuple[float, int]:
+    ratios = step_ratios(visual, ranks)
+    return float(ratios.sum()), len(ratios)
+
+
+def _sums(packed: pa.Table, skipped: pa.Table, num_corpora: int) -> Iterator[Sums]:
+    """By corpus, each column looked at once: there may be hundreds of corpora."""
+    dataset = packed["dataset"].to_numpy()
+    tokens, visual, media, repeat, limit, shrink = (
+        packed[name].to_numpy() for name in ("tokens", "visual_tokens", "media_bytes", "repeat", "limit", "shrink")
+    )
+
+    def summed(values: np.ndarray) -> list[int]:
+        """float64 sums of integers are exact below 2**53."""
+        return [int(value) for value in np.bincount(dataset, weights=values, minlength=num_corpora)]
+
+    columns = {
+        "packed": summed(np.ones(len(dataset))),
+        "tokens": summed(tokens),
+        "visual_tokens": summed(visual),
+        "tokens_once": summed(np.where(_is_first(packed), tokens, 0)),
+        "media_bytes": summed(media),
+        "repeated_media_bytes": summed(np.where(repeat > 0, media, 0)),
+        "truncated": summed(limit > 0),
+        "shrunk": summed(shrink > 0),
+    }
+    times, (there, firsts) = np.ones(num_corpora), np.unique(dataset, return_index=True)
+    times[there] = packed["times"].to_numpy()[firsts]
+    reasons: list[dict[str, int]] = [{} for _ in range(num_corpora)]
+    counted = skipped.group_by(["dataset", "reason"], use_threads=False).aggregate([("row", "count")])
+    for line in counted.to_pylist():
+        reasons[line["dataset"]][line["reason"]] = line["row_count"]
+    for corpus, (often, counts) in enumerate(zip(times.tolist(), reasons, strict=True)):
+        yield Sums(**{name: values[corpus] for name, values in columns.items()}, times=often, skipped=counts)
+
+
+def _is_first(packed: pa.Table) -> np.ndarray:
+    """Which lines are the first of their row. Of a row in two files there are two: hardly ever, and for an average."""
+    if not (packed["repeat"].to_numpy() > 0).any():
+        return np.ones(len(packed), dtype=np.bool_)
+    place = packed["part"].to_numpy().astype(np.int64) << 32 | packed["line"].to_numpy()
+    is_first = np.zeros(len(packed), dtype=np.bool_)
+    is_first[np.unique(place, return_index=True)[1]] = True
+    return is_first

@@ -1,0 +1,192 @@
+"""A job in several partitions: whole, verified, resumed and mended like any other, and the same rows as in one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from helpers import TinyData, assert_verified, files_of, mixed_rows, packs_of, tiny_config
+
+from neatpack.loaders.stream import PackedShards
+from neatpack.pipeline import stages
+from neatpack.pipeline.cli import main
+from neatpack.pipeline.config import PackConfig, UserError
+from neatpack.pipeline.manifest import Manifest
+from neatpack.pipeline.run import run_pack, run_plan
+from neatpack.pipeline.shard.report import describe_plan
+from neatpack.pipeline.shard.tables import ledger_names
+from neatpack.pipeline.shard.verify import read_ledger
+from neatpack.pipeline.shard.writer import shard_task
+
+PICTURES = range(30, 46)  # rows of the first data set
+
+
+def split(data: TinyData, num_files: int, name: str) -> list[str]:
+    """Rows in several files, each a part of its own."""
+    files = []
+    for number in range(num_files):
+        files.append(f"{name}-{number}.jsonl")
+        rows = data.rows[number * len(data.rows) // num_files : (number + 1) * len(data.rows) // num_files]
+        lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+        (data.folder / files[-1]).write_text("".join(line + "\n" for line in lines))
+    return files
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> TinyData:
+    """46 rows of pictures and text in eight files, 21 of text in five, one of which is broken."""
+    made = mixed_rows(TinyData(tmp_path / "data"), 30, 16)
+    text = mixed_rows(TinyData(tmp_path / "data"), 20, 0).row([], note="nothing is said")
+    meta = {
+        "tiny": {"file_name": split(made, 8, "rows"), "media_dir": "."},
+        "text": {"file_name": split(text, 5, "text")},
+    }
+    (made.folder / "meta.json").write_text(json.dumps(meta))
+    return made
+
+
+def config(data: TinyData, out: Path, **keys: Any) -> PackConfig:
+    given: dict[str, Any] = {"pack_size": 256, "partition_samples": 22, "group_size": 2, "max_skipped": 1.0}
+    return tiny_config(data.folder / "meta.json", out, **given | keys)
+
+
+def ledger_of(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
+    lines = read_ledger(out, Manifest.read(out)).to_pylist()
+    found = {(line["dataset"], line["row"], line["repeat"]): line for line in lines}
+    assert len(found) == len(lines)
+    return found
+
+
+def test_the_same_rows_as_in_one_partition(data: TinyData, tmp_path: Path) -> None:
+    run_pack(config(data, tmp_path / "one", partition_samples=4_000_000))
+    manifest = run_pack(config(data, tmp_path / "out")).manifest
+    whole = assert_verified(tmp_path / "one")
+    assert assert_verified(tmp_path / "out").counts == manifest.counts
+    assert [[name[-10:] for name in names] for names in ledger_names(manifest).values()] == [
+        ["00.parquet", "01.parquet", "02.parquet"],
+        ["00.parquet", "01.parquet", "02.parquet", "03.parquet"],  # the last: of packs that fill no group
+    ]
+    one, several = ledger_of(tmp_path / "one"), ledger_of(tmp_path / "out")
+    same = ("id", "status", "reason", "detail", "tokens", "visual_tokens")
+    assert {key: [line[name] for name in same] for key, line in one.items()} == {
+        key: [line[name] for name in same] for key, line in several.items()
+    }
+    assert (manifest.counts.samples, manifest.counts.skipped) == (whole.counts.samples, whole.counts.skipped)
+    assert [pack.number for pack in packs_of(tmp_path / "out")] == list(range(manifest.counts.packs))
+    figures = [pq.read_table(out / "stats/datasets.parquet") for out in (tmp_path / "one", tmp_path / "out")]
+    assert figures[0].equals(figures[1])
+
+
+def test_packs_of_all_partitions_are_loaded(data: TinyData, tmp_path: Path) -> None:
+    manifest = run_pack(config(data, tmp_path / "out")).manifest
+    seen = [pack["pack"] for pack in PackedShards(tmp_path / "out", rank=0, world_size=1)]
+    assert sorted(seen) == list(range(manifest.counts.packs))
+
+
+def test_the_commands_read_all_ledgers(data: TinyData, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    run_pack(config(data, tmp_path / "one", partition_samples=4_000_000))
+    run_pack(config(data, tmp_path / "out"))
+    for command in (["verify", out, "--engine", "inline"], ["inspect", out], ["report", out]):
+        assert main(command) == 0, command
+    capsys.readouterr()
+    assert main(["skipped", out]) == 0
+    skipped = capsys.readouterr().out
+    assert main(["skipped", str(tmp_path / "one")]) == 0
+    assert skipped == capsys.readouterr().out and "text row 20" in skipped
+    main(["diff", str(tmp_path / "one"), out, "--json"])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert sum(rows.values()) == rows["same"] + rows["moved"] + rows["shifted"] == 67, rows
+
+
+def test_rows_of_both_splits_are_in_the_ledgers(data: TinyData, tmp_path: Path) -> None:
+    run_pack(config(data, tmp_path / "out", holdout=0.3))
+    for out in (tmp_path / "out", tmp_path / "out-holdout"):
+        assert_verified(out)
+        assert len(ledger_of(out)) == 67
+
+
+def test_no_more_packs_than_are_wanted(data: TinyData, tmp_path: Path) -> None:
+    manifest = run_pack(config(data, tmp_path / "out", max_packs=5)).manifest
+    assert assert_verified(tmp_path / "out").counts.packs == 5
+    assert manifest.counts.skipped["max_packs"] > 0
+
+
+def test_the_first_row_that_is_too_long_is_told(data: TinyData, tmp_path: Path) -> None:
+    """Of the whole job, whichever partition is planned first."""
+    errors = []
+    for samples in (22, 4_000_000):
+        with pytest.raises(UserError, match=r"tiny row \d+: \d+ tokens, a pack holds") as error:
+            run_pack(config(data, tmp_path / str(samples), overlong="error", partition_samples=samples))
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
+
+
+def test_weights_are_about_all_partitions(data: TinyData, tmp_path: Path) -> None:
+    meta = json.loads((data.folder / "meta.json").read_text())
+    meta["tiny"]["weight"], meta["text"]["weight"] = 1, 3
+    (data.folder / "meta.json").write_text(json.dumps(meta))
+    run_pack(config(data, tmp_path / "out"))
+    assert_verified(tmp_path / "out")
+    tiny, text = pq.read_table(tmp_path / "out/stats/datasets.parquet")["tokens"].to_pylist()
+    assert text / (tiny + text) == pytest.approx(0.75, abs=0.03)
+
+
+def cut(path: Path) -> None:
+    """Opens with a valid size, and fails on decode."""
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+@pytest.mark.parametrize("rows", [[31], [31, 33, 38, 44], PICTURES], ids=["one", "some", "all pictures"])
+def test_holes_are_filled_from_the_last_packs(data: TinyData, tmp_path: Path, rows: list[int]) -> None:
+    run_pack(config(data, tmp_path / "whole"))
+    for row in rows:
+        cut(data.folder / f"{row}.png")
+    manifest = run_pack(config(data, tmp_path / "out")).manifest
+    assert assert_verified(tmp_path / "out").counts == manifest.counts
+    whole, lines = ledger_of(tmp_path / "whole"), ledger_of(tmp_path / "out")
+    assert whole.keys() == lines.keys()
+    lost = [key for key in lines if lines[key]["reason"] == "bad_media"]
+    assert lost == [key for key in lines if key[0] == "tiny" and key[1] in rows and whole[key]["status"] == "packed"]
+    assert sorted({line["pack"] for line in lines.values()} - {-1}) == list(range(manifest.counts.packs))
+    assert {shard.first_pack for shard in manifest.shards} == {
+        int(first) for first in np.cumsum([0, *(shard.num_packs for shard in manifest.shards)][:-1])
+    }
+
+
+def test_killed_at_any_shard(data: TinyData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While shards are written for the first time, and again where holes are filled."""
+    for row in (31, 35, 44):
+        cut(data.folder / f"{row}.png")
+    run_pack(config(data, tmp_path / "whole"))
+    for stop in range(1, 40):
+        out, calls = tmp_path / f"out{stop}", 0
+
+        def task(job: Any, stop: int = stop) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == stop:
+                raise KeyboardInterrupt
+            return shard_task(job)
+
+        monkeypatch.setattr(pieces, "shard_task", task)
+        try:
+            run_pack(config(data, out))
+        except KeyboardInterrupt:
+            monkeypatch.setattr(pieces, "shard_task", shard_task)
+            run_pack(config(data, out))
+            assert files_of(out) == files_of(tmp_path / "whole")
+        else:
+            break
+    assert stop > 5, "the first round and the second"
+
+
+def test_a_plan_in_figures(data: TinyData, tmp_path: Path) -> None:
+    plans = [run_plan(config(data, tmp_path / "out", partition_samples=samples)) for samples in (22, 4_000_000)]
+    assert (plans[0].num_partitions, plans[1].num_partitions) == (3, 1)
+    first, second = (describe_plan(planned).splitlines() for planned in plans)
+    assert first[1] == second[1] and first[1].startswith("  samples   67 = 67 rows + 0 repeats")
+    assert plans[0].skip_counts() == plans[1].skip_counts()
