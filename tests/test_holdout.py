@@ -14,8 +14,8 @@ from helpers import DEMO_PROCESSOR, TinyData, assert_verified, files_of, mixed_r
 from hypothesis import given, settings, strategies as st
 from source_data import wav, with_sounds
 
-import neatpack.pipeline.stages
 from neatpack import PackedShards
+from neatpack.pipeline import stages
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.convert import convert
@@ -23,6 +23,7 @@ from neatpack.pipeline.ingest.imported import lines_of
 from neatpack.pipeline.ingest.meta import read_meta
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack, run_plan, run_split
+from neatpack.pipeline.shard import pieces
 from neatpack.pipeline.shard.verify import read_ledger
 
 SHARE = 0.3
@@ -192,8 +193,10 @@ def test_same_bytes_whenever_it_is_killed(
 
         return call
 
-    for name in ("measure_part", "planned_of", "shard_task", "commit"):
-        monkeypatch.setattr(f"neatpack.pipeline.stages.{name}", killed(getattr(neatpack.pipeline.stages, name)))
+    for module, name in (
+        (stages, "measure_part"), (stages, "planned_of"), (pieces, "shard_task"), (stages, "commit")
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, killed(getattr(module, name)))
     out, kills, packed = tmp_path / "out", 0, None
     while packed is None:
         left = 1

@@ -10,11 +10,11 @@ import pytest
 from helpers import TinyData, assert_verified, files_of, mixed_rows, packs_of, tiny_config
 
 from neatpack.loaders.stream import PackedShards
-from neatpack.pipeline import stages
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import PackConfig, UserError
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack, run_plan
+from neatpack.pipeline.shard import pieces
 from neatpack.pipeline.shard.report import describe_plan
 from neatpack.pipeline.shard.tables import ledger_names
 from neatpack.pipeline.shard.verify import read_ledger

@@ -26,12 +26,11 @@ from helpers import (
 )
 from hypothesis import given, settings, strategies as st
 
-from neatpack.pipeline import stages
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack, run_plan
-from neatpack.pipeline.shard import writer
+from neatpack.pipeline.shard import pieces, writer
 from neatpack.pipeline.shard.report import describe_output
 from neatpack.pipeline.shard.verify import read_ledger
 from neatpack.pipeline.shard.writer import shard_task
