@@ -45,13 +45,11 @@ from neatpack.pipeline.ingest.meta import Dataset, read_meta
 from neatpack.pipeline.ingest.written import write_data
 from neatpack.pipeline.inputs import inputs_of, read_rows
 from neatpack.pipeline.measure.part import measure_part
-from neatpack.pipeline.planned import Planned
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.engine import Call, Done, Engine, Outcome, RayEngine, Waiting, engine
 from neatpack.pipeline.runtime.progress import LOADING, STARTING, STOPPING, Progress
 from neatpack.pipeline.runtime.work import Work
-from neatpack.pipeline.shard.note import ShardNote
-from neatpack.pipeline.shard.pieces import join_task, pack_seconds, write_shards
+from neatpack.pipeline.shard.pieces import join_task, write_shards
 from neatpack.pipeline.shard.writer import shard_task
 from neatpack.pipeline.stages import plan_all, processor_key, render, shard_jobs, task_environment, warming
 
@@ -265,18 +263,13 @@ def timed_one_by_one(config: PackConfig, num_workers: int) -> Took:
     (inputs,) = inputs_of(config, read_meta(Path(config.meta)), family, running)
     (planned,) = plan_all([inputs], running)
     first, *_ = shard_jobs(planned)
-    running.took.add(Call(function=shard_task, arguments=(), seconds=shard_estimate(planned)), 0.0)
+    running.took.add(Call(function=shard_task, arguments=(), seconds=first.seconds), 0.0)
     start = time.process_time()
     shard_task(first)  # one as a whole; `render` has cut it for so many workers
     running.took.seconds["shard_task"][0] = time.process_time() - start
     first.done.unlink()
     render(planned, running)
     return running.took
-
-
-def shard_estimate(planned: Planned) -> float:
-    first, last = planned.shard_starts[:2]
-    return float(pack_seconds(planned.plan)[first:last].sum())
 
 
 def print_calls(took: Took) -> None:
@@ -317,10 +310,7 @@ class Simulated(Engine):
                 heapq.heappush(running, (max(driver, self.clock) + TASK_SECONDS + sum(seconds), self.num_tasks, calls))
             self.clock, _, calls = heapq.heappop(running)
             for call in calls:
-                yield call, Done(result=NOTE, logs=[], work=Work())
-
-
-NOTE = ShardNote(fingerprint="", shard="", bytes=0, sha256="", packs=(), lost=())
+                yield call, Done(result=None, logs=[], work=Work())
 
 
 def simulate(
@@ -339,20 +329,19 @@ def simulate(
     ranges: dict[tuple[str, int], float] = {}
     for part in parts:
         ranges[part.byte_range] = ranges.get(part.byte_range, 0.0) + part.seconds
-    jobs, costs = shard_jobs(planned), pack_seconds(planned.plan)
+    jobs = shard_jobs(planned)
 
     def cut(running: Engine) -> Iterator[str]:
         yield "measure"
         running.run(measure_part, [()] * len(parts), title="measure", seconds=[part.seconds for part in parts])
         yield "render"
-        write_shards(jobs, planned.plan, shard_task, running)
+        write_shards(jobs, largest=0, running=running)  # on paper, packs take no memory
 
     def uncut(running: Engine) -> Iterator[str]:
         yield "measure"
         running.run(measure_part, [()] * len(ranges), title="measure", seconds=list(ranges.values()))
         yield "render"
-        seconds = [float(costs[job.first : job.last].sum()) for job in jobs]
-        running.run(shard_task, [()] * len(jobs), title="render", seconds=seconds)
+        running.run(shard_task, [()] * len(jobs), title="render", seconds=[job.seconds for job in jobs])
 
     found: dict[str, dict[str, dict[str, float]]] = {}
     for name, way in (("cut", cut), ("uncut", uncut)):

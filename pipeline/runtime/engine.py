@@ -28,7 +28,8 @@ PATIENCE = 10  # seconds for a cluster to answer
 # worker's share of what waits, and no less than the second number, of which those 7 ms are a fifteenth.
 MOST_SECONDS, LEAST_SECONDS, SHARE = 1.0, 0.1, 4
 HERE_SECONDS = 0.5  # of calls that may be done in this process: less than it takes until workers have started
-# Bytes of a worker's own: Python, torch, transformers, a processor. 0.45 GB were measured, some of them shared.
+# Bytes of a worker's own: Python, torch, transformers, a processor. An estimate: what a worker takes differs by their
+# versions and by the processor, and some of it is shared with the other workers of its machine.
 WORKER_BYTES = 512 << 20
 
 Result = TypeVar("Result")

@@ -1,21 +1,24 @@
-"""Shards by pieces: the same bytes and notes as by one task, and what is rendered is not rendered again."""
+"""Shards by pieces: bytes, notes and index lines as by one task, and what is rendered is not rendered again."""
 
 import dataclasses
+from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
+import pyarrow as pa
 import pytest
-from helpers import TinyData, files_of, mixed_rows, tiny_config
+from helpers import TinyData, files_of, mixed_rows, plan_of, tiny_config
 
 from neatpack.pipeline.errors import UserError
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.ingest.meta import read_meta
 from neatpack.pipeline.inputs import inputs_of
+from neatpack.pipeline.plan.files import write_plan
 from neatpack.pipeline.planned import Planned
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.engine import Engine, engine
+from neatpack.pipeline.runtime.tables import read_arrow
 from neatpack.pipeline.shard import pieces as module
-from neatpack.pipeline.shard.note import ShardNote
+from neatpack.pipeline.shard.note import ShardDone, ShardNote
 from neatpack.pipeline.shard.pieces import Piece, join_task, piece_task, write_shards
 from neatpack.pipeline.shard.writer import ShardJob, shard_task
 from neatpack.pipeline.stages import plan_all, processor_key, render, shard_jobs
@@ -51,21 +54,38 @@ def shard(meta: Path, tmp_path: Path) -> tuple[Planned, ShardJob]:
 
 def cut(job: ShardJob, *places: int) -> list[Piece]:
     starts = [job.first, *places, job.last]
-    return [Piece(job=job, first=first, last=last) for first, last in zip(starts, starts[1:], strict=False)]
+    return [Piece(job=job, first=first, last=last, seconds=0.0) for first, last in pairwise(starts)]
+
+
+def as_one(job: ShardJob) -> tuple[ShardDone, ShardNote, pa.Table, bytes]:
+    """What one task tells and leaves of a shard; it is gone when this returns."""
+    done = shard_task(job)
+    left = left_of(job)
+    for path in (job.done, job.lines, job.tar):
+        path.unlink()
+    return done, *left
+
+
+def left_of(job: ShardJob) -> tuple[ShardNote, pa.Table, bytes]:
+    """The note of a shard, the lines of its packs and its tar."""
+    note = ShardNote.read(job.done, job.fingerprint)
+    assert note is not None
+    return note, read_arrow(job.lines), job.tar.read_bytes()
 
 
 def test_pieces_joined_are_what_one_task_writes(shard: tuple[Planned, ShardJob]) -> None:
     _, job = shard
-    whole, content = shard_task(job), job.tar.read_bytes()
-    assert whole.lost and whole.sums and whole.sizes, "a row is lost, and there is something to add up"
+    done, note, *left = as_one(job)
+    assert note.lost and note.sums and note.sizes, "a row is lost, and there is something to add up"
     for places in ((1,), (1, 2, 3), tuple(range(1, job.last))):
         pieces = cut(job, *places)
         for piece in reversed(pieces):
             piece_task(piece)
-        assert join_task(job, pieces) == whole
-        assert job.tar.read_bytes() == content
-        assert ShardNote.read(job.done, job.fingerprint) == whole
+        assert join_task(job, pieces) == done
+        assert left_of(job) == (note, *left)
         assert list(pieces[0].tar.parent.iterdir()) == []
+        for path in (job.done, job.lines, job.tar):
+            path.unlink()  # the next ones are not to find these
 
 
 def test_a_piece_is_known_by_its_note(shard: tuple[Planned, ShardJob]) -> None:
@@ -85,20 +105,33 @@ def test_a_piece_is_known_by_its_note(shard: tuple[Planned, ShardJob]) -> None:
 
 
 def test_shards_are_cut_where_there_are_few_for_the_workers(
-    shard: tuple[Planned, ShardJob], monkeypatch: pytest.MonkeyPatch
+    shard: tuple[Planned, ShardJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four alike, three workers: the first two stay whole, for three times as much is left when they begin."""
     _, job = shard
-    jobs = [dataclasses.replace(job, number=number, first=2 * number, last=2 * number + 2) for number in range(4)]
-    costs = np.full(8, 0.5)
+    # A document of 62.45 MB of media: 0.3 ms + 0.4996 s. Two packs of one make a shard of 1.000 s.
+    plan = plan_of(*({"pack": pack, "media_bytes": 62_450_000} for pack in range(8)))
+    path = tmp_path / "plan.arrow"
+    cuts = write_plan(path, 0, plan, num_corpora=1, shard_bytes=1, starts=(0, 2, 4, 6)).cuts
+    assert [cut.seconds for cut in cuts] == [1.0] * 4
+    jobs = [
+        dataclasses.replace(
+            job, number=number, plan=path, batch=number, shift=100, seconds=cut.seconds,
+            first=100 + cut.first, last=100 + cut.first + cut.num_packs,
+        )
+        for number, cut in enumerate(cuts)
+    ]  # fmt: skip
     monkeypatch.setattr(module, "PIECE_SECONDS", 0.5)
-    assert [job.number for job in module._pieces(jobs, costs, num_workers=3)] == [2, 3]
-    assert [job.number for job in module._pieces(jobs, costs, num_workers=4)] == [1, 2, 3]
-    assert module._pieces(jobs, costs, num_workers=1) == {}
-    begun = module._pieces(jobs, costs, num_workers=1, begun={1})
-    assert [(piece.first, piece.last) for piece in begun[jobs[1]]] == [(2, 3), (3, 4)]
+    assert list(module._pieces(jobs, num_workers=3)) == [2, 3]
+    assert list(module._pieces(jobs, num_workers=4)) == [1, 2, 3]
+    assert module._pieces(jobs, num_workers=1) == {}
+    begun = module._pieces(jobs, num_workers=1, begun={1})
+    assert list(begun) == [1]
+    assert [(piece.first, piece.last) for piece in begun[1]] == [(102, 103), (103, 104)]
+    assert [piece.job for piece in begun[1]] == [jobs[1]] * 2
+    assert [piece.seconds for piece in begun[1]] == pytest.approx([0.4999, 0.4999])
     monkeypatch.setattr(module, "PIECE_SECONDS", 1.0)
-    assert module._pieces(jobs, costs, num_workers=64) == {}, "too short to be cut"
+    assert module._pieces(jobs, num_workers=64) == {}, "too short to be cut"
 
 
 def test_an_output_by_pieces_is_the_same(meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +146,7 @@ def test_an_output_by_pieces_is_the_same(meta: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(module, "piece_task", counted)
     made = planned(meta, tmp_path / "out")
     render(made, Several({}))
-    assert len(calls) > made.plan.num_packs / 2
+    assert len(calls) > made.num_packs / 2
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
     assert not (tmp_path / "out/work/pieces").exists()
 
@@ -133,8 +166,8 @@ def test_what_a_killed_run_has_rendered_is_not_rendered_again(
 ) -> None:
     """Also by a run with one worker, which would not have cut anything."""
     plan, job = shard
-    whole, content = shard_task(job), job.tar.read_bytes()
-    job.done.unlink()
+    done, *left = as_one(job)
+    largest = max(file.largest for file in plan.files)
     monkeypatch.setattr(module, "PIECE_SECONDS", 1e-3)
     calls: list[int] = []
     stop = 3
@@ -147,9 +180,9 @@ def test_what_a_killed_run_has_rendered_is_not_rendered_again(
 
     monkeypatch.setattr(module, "piece_task", killed)
     with pytest.raises(KeyboardInterrupt):
-        write_shards([job], plan.plan, shard_task, Several({}))
+        write_shards([job], largest, Several({}))
     assert len(calls) == stop
     stop = -1
-    assert write_shards([job], plan.plan, shard_task, Engine({})) == {job: whole}
+    assert write_shards([job], largest, Engine({})) == {job.number: done}
     assert len(calls) == len(set(calls)) > 3, "each once, in one run or the other"
-    assert job.tar.read_bytes() == content
+    assert left_of(job) == tuple(left)
