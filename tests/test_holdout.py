@@ -14,8 +14,8 @@ from helpers import DEMO_PROCESSOR, TinyData, assert_verified, files_of, mixed_r
 from hypothesis import given, settings, strategies as st
 from source_data import wav, with_sounds
 
-import neatpack.pipeline.stages
 from neatpack import PackedShards
+from neatpack.pipeline import planning, stages
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.convert import convert
@@ -192,8 +192,13 @@ def test_same_bytes_whenever_it_is_killed(
 
         return call
 
-    for name in ("measure_part", "planned_of", "shard_task", "commit"):
-        monkeypatch.setattr(f"neatpack.pipeline.stages.{name}", killed(getattr(neatpack.pipeline.stages, name)))
+    for module, name in (
+        (stages, "measure_part"),
+        (planning, "plan_partition"),
+        (stages, "shard_task"),
+        (stages, "commit"),
+    ):
+        monkeypatch.setattr(module, name, killed(getattr(module, name)))
     out, kills, packed = tmp_path / "out", 0, None
     while packed is None:
         left = 1
