@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from source_data import wav, with_sounds
 
 from neatpack import PackedShards
-from neatpack.pipeline import stages
+from neatpack.pipeline import planning, stages
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.convert import convert
@@ -194,8 +194,11 @@ def test_same_bytes_whenever_it_is_killed(
         return call
 
     for module, name in (
-        (stages, "measure_part"), (stages, "planned_of"), (pieces, "shard_task"), (stages, "commit")
-    ):  # fmt: skip
+        (stages, "measure_part"),
+        (planning, "plan_partition"),
+        (pieces, "shard_task"),
+        (stages, "commit"),
+    ):
         monkeypatch.setattr(module, name, killed(getattr(module, name)))
     out, kills, packed = tmp_path / "out", 0, None
     while packed is None:

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from ..runtime.storage import Place, place, read_json, text_of, write_whole
 from ..runtime.tables import open_arrow, read_batch, write_arrow, write_batches
-from .assign import SCHEMA, TEXT, Plan, PlanLine, pack_bytes, shard_starts
 from .balance import step_ratios
 from .cost import pack_seconds
+from .table import SCHEMA, TEXT, Plan, PlanLine, pack_bytes, shard_starts
 
 RANKS = (8, 64, 512)  # data-parallel sizes that the balance is told for
 MENDED = ".mended-"  # in the names of files that rows were lost of

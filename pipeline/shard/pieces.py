@@ -68,7 +68,8 @@ class Piece:
     def note(self) -> ShardNote | None:
         """What it holds, if it is finished: as of a shard, and offsets from where it begins."""
         note = ShardNote.read(self.done, self.fingerprint)
-        return note if note is not None and self.tar.exists() and self.tar.stat().st_size == note.bytes else None
+        is_whole = note is not None and self.lines.exists() and self.tar.exists()
+        return note if note is not None and is_whole and self.tar.stat().st_size == note.bytes else None
 
 
 def write_shards(jobs: Sequence[ShardJob], largest: int, running: Engine) -> dict[int, ShardDone]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..measure.store import read_measured, rows_beside, unpacked
 from ..media.ahead import ahead
-from ..plan.assign import Plan, PlanLine
+from ..plan.table import Plan, PlanLine
 from ..records import Measured
 from ..runtime.storage import Place, Stretch, read_stretches
 

@@ -25,10 +25,11 @@ from neatpack.pipeline.media.image import decode_image, image_size
 from neatpack.pipeline.media.open import open_media
 from neatpack.pipeline.media.remote import DOWNLOADS, located
 from neatpack.pipeline.media.video import video_facts
-from neatpack.pipeline.records import MediaError, MediaRef, without_secrets
+from neatpack.pipeline.records import MediaError, MediaRef
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime import objects
 from neatpack.pipeline.shard.verify import read_ledger, verify_ledger
+from neatpack.pipeline.uris import without_secrets
 
 
 @pytest.fixture(autouse=True)
