@@ -484,7 +484,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "ledger: data set tiny has 20 rows, the ledger 19",
     ),
     "the manifest has lost its shards": (
-        lambda out: edit_manifest(out, lambda m: m["shards"].clear()),
+        lambda out: edit_manifest(
+            out, lambda m: [m["shards"].clear(), m["index"].update(offsets=[0], crc32=[], times=[])]
+        ),
         "shards/pack-000000.tar: not in the manifest; remove it",
     ),
     "the manifest asks for smaller packs": (

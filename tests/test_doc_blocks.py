@@ -35,6 +35,10 @@ NOT_RUN = {
         "ray job submit --working-dir . -- python pipeline/pack.py --meta /data/meta.json --processor "
         "/models/qwen --out /data/packed",
     ): "needs a cluster: tests/test_ray_job.py starts one and submits this line",
+    (
+        "STORAGE.md",
+        "neatpack pack --meta s3://data/meta.json --processor s3://models/qwen --out s3://data/packed",
+    ): "needs buckets: tests/test_stores.py has one, and packs from and to it",
 }
 # Drawings and formulas; and what other tests take apart.
 TEXTS = {

@@ -104,3 +104,29 @@ def test_the_directions_are_those_that_are_written_down():
     lines = [line.split("->") for line in block[1].splitlines() if "->" in line]
     allowed = {name.strip(): {other.strip() for other in others.split(",")} for name, others in lines}
     assert {name: others for name, others in groups(GRAPH).items() if others} == allowed
+
+
+# What opens files of this machine beside the storage layer, and why it may.
+OPENS = {
+    "pipeline/media/budget.py": "/proc, where the kernel tells the memory of a process",
+    "pipeline/ingest/arrow.py": "maps a data file, or the copy of one that lies in a store",
+    "loaders/cache.py": "the folder on a node's own disk",
+}
+
+
+def opening(text: str) -> Iterator[str]:
+    """Calls that open a path by themselves."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("open", "os.open", "io.open", "pa.memory_map"):
+            yield ast.unparse(node)
+
+
+def test_one_layer_opens_files():
+    """A path may be a URI wherever one is given, because nobody else opens it."""
+    found = {
+        str(path.relative_to(ROOT))
+        for path in MODULES.values()
+        if "runtime" not in path.parts and any(opening(path.read_text(encoding="utf-8")))
+    }
+    assert found == set(OPENS)
+    assert list(opening("with open(x) as f: pass\nstorage.open_file(y)")) == ["open(x)"]

@@ -168,7 +168,7 @@ def test_a_folder_that_vanishes(new: Job, monkeypatch: pytest.MonkeyPatch) -> No
         shard_task(job)
 
     with monkeypatch.context() as patched:
-        patched.setattr("neatpack.pipeline.stages.shard_task", vanish)
+        patched.setattr("neatpack.pipeline.shard.pieces.shard_task", vanish)
         code, told = run_here(new.command)
     assert "No such file or directory; bring it back (was it moved, is its disk mounted?)" in told
     assert new.check(code, told) == TOLD
