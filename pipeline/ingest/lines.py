@@ -3,16 +3,17 @@
 Files that are not JSONL are rewritten first (see kinds.py), so that everything after this file knows one format.
 """
 
+import hashlib
 import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from ..config import PackConfig, fingerprint
 from ..runtime.even import even_ends
-from ..runtime.storage import Place, open_file, place, sha256_of
+from ..runtime.storage import Place, open_file, place
 from ..runtime.work import did
 
 RANGE_BYTES = 4 << 20  # that have a digest of their own, of which that of the content is made
@@ -97,10 +98,13 @@ def part_ranges(lines: Lines) -> list[ByteRange]:
 def scan(lines: Lines, ranges: Sequence[ByteRange]) -> list[RangeCount]:
     """Digest and parts of each byte range: the one pass over the data that numbers its rows."""
     counts = []
-    for start, end in ranges:
-        cuts = _cut(start, [(offset, row_seconds(text)) for offset, text in _lines(lines.file, start, end)])
-        counts.append(RangeCount(sha256_of(lines.file, start, end), cuts))
-        did(rows=sum(cut.num_rows for cut in cuts), bytes=end - start)
+    with open_file(lines.file, BEYOND) as source:
+        for start, end in ranges:
+            digest = hashlib.sha256()
+            found = [(offset, row_seconds(text)) for offset, text in _lines(source, start, end, digest)]
+            cuts = _cut(start, found)
+            counts.append(RangeCount(digest.hexdigest(), cuts))
+            did(rows=sum(cut.num_rows for cut in cuts), bytes=end - start)
     return counts
 
 
@@ -198,22 +202,37 @@ class Row(NamedTuple):
 
 def rows(part: Part) -> Iterator[Row]:
     number, line = part.first_row, part.first_line
-    for offset, text in _lines(part.file, part.start, part.end):
-        if text.strip(BLANK):
-            yield Row(number, line, offset, text)
-            number += 1
-        line += 1
+    with open_file(part.file, BEYOND) as source:
+        for offset, text in _lines(source, part.start, part.end):
+            if text.strip(BLANK):
+                yield Row(number, line, offset, text)
+                number += 1
+            line += 1
 
 
-def _lines(file: str, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    r"""Lines that start in [start, end), with their offsets; split on \n only: a U+2028 is no line break."""
-    with open_file(file, max(1, end - start) + BEYOND) as source:
-        if start:
-            source.seek(start - 1)
-            source.readline()  # the rest of a line that belongs to the part before (or just its \n)
-        while (position := source.tell()) < end and (line := source.readline()):
-            text = line.removeprefix(BOM) if position == 0 else line
-            yield position + len(line) - len(text), text
+def _lines(
+    source: BinaryIO, start: int, end: int, digest: "hashlib._Hash | None" = None
+) -> Iterator[tuple[int, bytes]]:
+    r"""Lines that start in [start, end), with their offsets; split on \n only: a U+2028 is no line break.
+
+    The range is read at once: in a store, by one request, and one more for the rest of its last line. `digest`: to be
+    told the bytes of the range.
+    """
+    before = 1 if start else 0  # a line begins at `start` if the one before ends there
+    source.seek(start - before)
+    block = source.read(end - start + before)
+    if digest is not None:
+        digest.update(memoryview(block)[before:])
+    at = block.find(b"\n") + 1 if before else 0
+    if before and not at:
+        return  # it is all in the middle of a line, which belongs to the part where it begins
+    while at < len(block):
+        stop = block.find(b"\n", at) + 1
+        line = block[at:stop] if stop else block[at:] + source.readline()
+        position = start - before + at
+        text = line.removeprefix(BOM) if position == 0 else line
+        yield position + len(line) - len(text), text
+        at = stop or len(block)
 
 
 def media_beside(rows_file: str) -> Place:

@@ -22,7 +22,7 @@ from ..records import IGNORE, Document, Measured, MediaError, Pack, Sample
 from ..render.pack import build_pack
 from ..render.sample import render_sample
 from ..runtime.journal import Journal, journal
-from ..runtime.storage import Hashed, Place, write_whole
+from ..runtime.storage import Hashed, Place, sizes_in, write_whole
 from ..runtime.tables import write_arrow
 from ..runtime.work import did, each_timed, timed
 from .codec import member_names, write_end, write_pack
@@ -72,17 +72,17 @@ class ShardJob:
         return lines_path(self.out, self.number)
 
 
-def finished(out: Place, number: int, fingerprint: str) -> ShardDone | None:
-    """A shard that an earlier run with the same fingerprint finished, if its tar is still whole in size."""
-    note, tar = ShardNote.read(note_path(out, number), fingerprint), out / "shards" / shard_name(number)
-    if note is None or not lines_path(out, number).exists() or not tar.exists() or tar.stat().st_size != note.bytes:
-        return None
-    return note.done
-
-
 def finished_shards(out: Place, shards: Sequence[tuple[int, str]]) -> dict[int, ShardDone]:
-    """The task that looks for what earlier runs finished: of these, numbers and fingerprints, by number."""
-    return {number: found for number, print_ in shards if (found := finished(out, number, print_)) is not None}
+    """The task that looks for what earlier runs with the same fingerprint finished: of these, numbers and fingerprints,
+    by number. Their tars must still be whole in size."""
+    tars, notes = sizes_in(out / "shards"), sizes_in(note_path(out, 0).parent)
+    found = {}
+    for number, fingerprint in shards:
+        if {note_path(out, number).name, lines_path(out, number).name} <= notes.keys():
+            note = ShardNote.read(note_path(out, number), fingerprint)
+            if note is not None and tars.get(shard_name(number)) == note.bytes:
+                found[number] = note.done
+    return found
 
 
 def shard_task(job: ShardJob) -> ShardDone:

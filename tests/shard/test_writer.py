@@ -18,8 +18,8 @@ from neatpack.pipeline.records import Example, Measured, MediaRef, Turn
 from neatpack.pipeline.runtime.tables import read_arrow
 from neatpack.pipeline.shard import writer
 from neatpack.pipeline.shard.codec import member_names
-from neatpack.pipeline.shard.note import CHANGED, LostRow, ShardNote
-from neatpack.pipeline.shard.writer import ShardJob, finished, finished_shards, write_shard
+from neatpack.pipeline.shard.note import CHANGED, LostRow, ShardDone, ShardNote
+from neatpack.pipeline.shard.writer import ShardJob, finished_shards, write_shard
 
 
 @dataclasses.dataclass
@@ -116,6 +116,10 @@ def test_nothing_could_be_written(shard: Shard) -> None:
 
 def test_a_finished_shard_is_known_by_its_note(shard: Shard) -> None:
     out = shard.job.out
+
+    def finished(out: Path, number: int, fingerprint: str) -> ShardDone | None:
+        return finished_shards(out, [(number, fingerprint)]).get(number)
+
     assert finished(out, 3, "f1") is None
     note = shard.write()
     assert finished(out, 3, "f1") == note.done
