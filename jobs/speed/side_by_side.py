@@ -1,0 +1,56 @@
+"""What every section of jobs/bench.py is made of: sides that run in turns, and rows of the table.
+
+A section is a module of jobs/speed/ with `rows(options)`. It compares what we do with the least that anybody would have
+to do (the limit), both in this process or in processes of their own, in turns, by CPU time: machines are noisy, and a
+clock also measures the neighbours.
+"""
+
+import resource
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """Of a run of the benchmark."""
+
+    folder: Path  # temporary, for whatever a section writes
+    meta: Path | None  # data to measure by; None: a section draws its own
+    processor: str
+    repeats: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A line of the table: a figure, and what is wanted of it (at most that)."""
+
+    what: str  # "render + write / decode + resize, per picture"
+    figure: float
+    wanted: float | None = None  # None: told, and held to nothing
+    unit: str = "x"  # "x": a ratio
+    of: Mapping[str, float] = field(default_factory=dict)  # what it was reckoned from, CPU seconds by side
+
+    @property
+    def is_met(self) -> bool | None:
+        return None if self.wanted is None else self.figure <= self.wanted
+
+
+def cpu_seconds() -> float:
+    """Of this process, its threads, and its children that have ended."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def side_by_side(sides: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """The median CPU seconds of each side; they run in turns, once before they are timed."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for side in sides.values():
+        side()
+    for _ in range(repeats):
+        for name, side in sides.items():
+            start = cpu_seconds()
+            side()
+            times[name].append(cpu_seconds() - start)
+    return {name: statistics.median(own) for name, own in times.items()}
