@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers.normalizers import Lowercase
 
 from neatpack.pipeline.families.base import Family, ProcessorKey, identity_of, join_rows
 from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
@@ -82,6 +83,20 @@ def test_a_raised_revision_is_another_fingerprint(demo_family, monkeypatch):
     monkeypatch.setattr(type(demo_family), "revision", 99)
     assert demo_family.fingerprint != before
     del demo_family.__dict__["fingerprint"]
+
+
+def test_the_whole_tokenizer_is_in_the_fingerprint_but_what_callers_leave_there(demo_family):
+    backend, before = demo_family.chat.tokenizer.backend_tokenizer, demo_family.chat.identity()
+    backend.enable_truncation(7)
+    backend.enable_padding(length=9)
+    assert demo_family.chat.identity() == before
+    backend.no_truncation()
+    backend.no_padding()
+    normalizer = backend.normalizer
+    backend.normalizer = Lowercase()
+    assert demo_family.chat.identity() != before
+    backend.normalizer = normalizer
+    assert demo_family.chat.identity() == before
 
 
 def test_rows_are_joined_as_declared():
