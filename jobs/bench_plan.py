@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from neatpack.pipeline.plan import greedy_knapsack, plan_bins
-from neatpack.pipeline.plan.balance import pack_cost
+from neatpack.pipeline.step_cost import DEFAULT_COST, PRESETS
+
+
+def pack_cost(t, v, q):
+    c = PRESETS[DEFAULT_COST]
+    return c.of_packs(t, c.of_encoders(v, 0 * v), q)
+
 
 Ints = NDArray[np.int64]
 Bins = Sequence[Sequence[int] | Ints]

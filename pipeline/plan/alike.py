@@ -27,30 +27,26 @@ INSIDE_WEIGHT = 0.25  # inside groups, whose cost is even already
 
 FEW = 1 / 64  # share of packs; mixing them in costs max/mean 1.5 times as much, 0.023
 PER_POOR = 2  # packs with more load for each with hardly any, where they are mixed
-SMALL_BLOCK = 64
+UNIT = 64  # of them that stay together
 
 
 def alike_order(encoder: Ints, cost: Ints, sizes: Sequence[int]) -> Ints:
     """All packs in a line, which `nested_shuffle` cuts into blocks of these sizes, each dividing the one before."""
-    if not len(cost):
-        return np.zeros(0, dtype=np.int64)
     apart = _without_load(encoder, cost, sizes[0])
     others = np.setdiff1d(np.arange(len(cost)), apart, assume_unique=True)
-    if not len(others):
-        return apart
-    leaves = block_sizes(len(others), sizes)
-    mixed, smallest = _mixed_in(encoder[others], cost[others])
-    line = _chosen_line(mixed, cost[others], leaves)
-    large, small = ([size for size in sizes if size >= smallest], [size for size in sizes if size <= smallest])
-    line = _inside(line, mixed, cost[others], leaves, large)
-    if len(small) > 1:
-        cut = [min(size, small[0]) for size in leaves for _ in range(max(1, size // small[0]))]
-        line = _inside(line, encoder[others], cost[others], cut, small)
-    return np.concatenate([apart, others[line]])  # whole groups at the front shift no other
+    # The line has its rest in the middle of all groups: some of those without load may have to stand behind it.
+    num_before = min(len(apart), len(cost) // sizes[0] // 2 * sizes[0])
+    leaves = block_sizes(len(others), sizes, len(cost) // sizes[0] // 2 - num_before // sizes[0])
+    line = others
+    if len(others):
+        *mixed, is_inside = _mixed_in(encoder[others], cost[others], avoid_text=not len(apart))
+        inside = mixed if is_inside else (encoder[others], cost[others])
+        line = others[_inside(_chosen_line(*mixed, leaves), *inside, leaves, sizes)]
+    return np.concatenate([apart[:num_before], line, apart[num_before:]])
 
 
-def block_sizes(num_packs: int, sizes: Sequence[int]) -> list[int]:
-    """As `nested_shuffle` cuts a line: groups, and in their middle what fills none, in smaller ones.
+def block_sizes(num_packs: int, sizes: Sequence[int], before: int | None = None) -> list[int]:
+    """As `nested_shuffle` cuts a line: groups, and in their middle (`before`: behind so many) what fills none.
 
     11 packs by [4, 2, 1] -> [4, 1, 2, 4]
     """
@@ -58,7 +54,7 @@ def block_sizes(num_packs: int, sizes: Sequence[int]) -> list[int]:
         return []
     size, *smaller = sizes
     num_groups, num_rest = divmod(num_packs, size)
-    middle = num_groups // 2
+    middle = num_groups // 2 if before is None else before
     return [*[size] * middle, *block_sizes(num_rest, smaller), *[size] * (num_groups - middle)]
 
 
@@ -74,26 +70,30 @@ def _without_load(encoder: Ints, cost: Ints, size: int) -> Ints:
     return np.delete(empty, slice(middle, middle + num_over))
 
 
-def _mixed_in(encoder: Ints, cost: Ints) -> tuple[Ints, int]:
-    """Encoder loads by which blocks are made alike, and the size of the smallest blocks that are made by them.
+def _mixed_in(encoder: Ints, cost: Ints, *, avoid_text: bool) -> tuple[Ints, Ints, bool]:
+    """Loads by which packs are put into groups, and whether groups are ordered inside by them, too.
 
-    Packs without any (or with hardly any, where those are few) are taken for others of about their cost, at most one
-    for two of these: so no block has more than a third of them, and where they are few, none is of text alone. Where
-    they are many, small blocks go by what they really have: steps without any load wait for nobody.
+    Packs without encoder load (or with hardly any, where those are few) are taken for others of about their cost, at
+    most one for two of these: so no group has more than a third of them. Where they are few, and steps of text alone
+    can be avoided, they are mixed inside groups, too. Else they stay together in units, for steps without any load
+    wait for nobody, and steps with one such pack do.
     """
     by_encoder = np.argsort(encoder, kind="stable")
     num_empty, num_poor = np.searchsorted(encoder[by_encoder], [1, encoder.mean() / 8])
-    num_mixed = int(num_poor if num_poor <= len(cost) * FEW else num_empty)
+    is_few = avoid_text and num_poor <= len(cost) * FEW
+    num_mixed, unit = (int(num_poor), 1) if is_few else (int(num_empty), UNIT)
     poor, richer = by_encoder[:num_mixed], by_encoder[num_mixed:]
     if not num_mixed or len(richer) < PER_POOR * num_mixed:
-        return encoder, 1
+        return encoder, cost, False
     poor, richer = (packs[np.argsort(cost[packs], kind="stable")] for packs in (poor, richer))
-    numbers = PER_POOR * np.arange(num_mixed)
-    beside = np.maximum.accumulate(np.searchsorted(cost[richer], cost[poor]) - numbers) + numbers
-    beside = np.minimum(beside, len(richer) - 1 - numbers[::-1])
-    mixed = encoder.copy()
-    mixed[poor] = encoder[richer[beside]]
-    return mixed, 1 if num_mixed <= len(cost) * FEW else SMALL_BLOCK
+    first = poor[::unit]
+    numbers = PER_POOR * unit * np.arange(len(first))
+    beside = np.maximum.accumulate(np.searchsorted(cost[richer], cost[first]) - numbers) + numbers
+    beside = np.maximum(np.minimum(beside, len(richer) - 1 - numbers[::-1]), 0)
+    encoder, cost = encoder.copy(), cost.copy()
+    encoder[poor] = np.repeat(encoder[richer[beside]], unit)[:num_mixed]
+    cost[poor] = np.repeat(cost[first], unit)[:num_mixed]
+    return encoder, cost, is_few
 
 
 class _Line(NamedTuple):
@@ -141,9 +141,7 @@ def _evenness(load: Ints, starts: Ints, leaves: Sequence[int]) -> float:
     return float((ratios * counts).sum() / counts.sum())
 
 
-def _halved(
-    encoder: Ints, cost: Ints, by_encoder: Ints, by_cost: Ints, leaves: Sequence[int], weight: float
-) -> Ints:
+def _halved(encoder: Ints, cost: Ints, by_encoder: Ints, by_cost: Ints, leaves: Sequence[int], weight: float) -> Ints:
     """Packs in blocks of these sizes, halved by the load in which they differ more, and again, until a half is a block.
 
     Both orders are kept through all halvings, so that nothing is sorted again.
@@ -208,7 +206,7 @@ def _excesses(rows: Ints) -> Floats:
 
 
 def _equal_runs(leaves: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Begin, end and block size of runs of equal blocks. [4, 1, 2, 4, 4] -> (0, 4, 4), (4, 5, 1), (5, 7, 2), (7, 15, 4)"""
+    """Begin, end and block size of runs of equal blocks. [4, 1, 4, 4] -> (0, 4, 4), (4, 5, 1), (5, 13, 4)"""
     edges = np.flatnonzero(np.diff(leaves, prepend=-1, append=-1))
     ends = np.cumsum([0, *leaves])
     for first, last in pairwise(edges.tolist()):

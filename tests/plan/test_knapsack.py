@@ -64,6 +64,7 @@ def place(function: Any, lengths: list[int], visual: list[int], bin_of: list[int
         capacity=10,
         max_visual_tokens=None,
         text_reserve=reserve,
+        encoder=np.array(visual),
     )
     placed = np.array(bin_of)
     function(placed, num_bins, np.flatnonzero(placed == UNPLACED), samples.lengths, samples)
