@@ -65,8 +65,8 @@ def _without_load(encoder: Ints, cost: Ints, size: int) -> Ints:
     """
     empty = np.flatnonzero(encoder == 0)
     empty = empty[np.argsort(cost[empty], kind="stable")]
-    num_over = len(empty) % size
-    middle = (len(empty) - num_over) // 2
+    num_groups, num_over = divmod(len(empty), size)
+    middle = num_groups // 2 * size
     return np.delete(empty, slice(middle, middle + num_over))
 
 
@@ -92,7 +92,7 @@ def _mixed_in(encoder: Ints, cost: Ints, *, avoid_text: bool) -> tuple[Ints, Int
     beside = np.maximum(np.minimum(beside, len(richer) - 1 - numbers[::-1]), 0)
     encoder, cost = encoder.copy(), cost.copy()
     encoder[poor] = np.repeat(encoder[richer[beside]], unit)[:num_mixed]
-    cost[poor] = np.repeat(cost[first], unit)[:num_mixed]
+    cost[poor] = np.repeat(cost[richer[beside] if is_few else first], unit)[:num_mixed]
     return encoder, cost, is_few
 
 

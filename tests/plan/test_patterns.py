@@ -55,7 +55,7 @@ def test_too_many_lengths_are_not_tried() -> None:
 
 def captioned(num: int, image: int, typical: int, seed: int) -> tuple[Any, Any]:
     rng = np.random.default_rng(seed)
-    text = np.clip(rng.lognormal(np.log(typical), 0.5, num), 8, 400).astype(int)
+    text = np.clip(rng.lognormal(np.log(typical), 0.6, num), 8, 400).astype(int)
     return image + text, np.full(num, image)
 
 
