@@ -127,7 +127,7 @@ def spread(bin_of: Ints, num_bins: int, todo: Ints, sizes: Ints, samples: Sample
     room = np.full(num_bins, samples.capacity)
     filled = np.zeros(num_bins, dtype=np.int64)
     has_visual = np.zeros(num_bins, dtype=np.bool_)
-    todo = todo[np.argsort(-sizes[todo], kind="stable")]
+    todo = todo[stable_order(-sizes[todo])]
     ascending = -sizes[todo]
     first = 0
     # 20 samples per bin take 40 rounds of half the bins each. Where hardly a bin fits, rounds are many and small, and
@@ -138,10 +138,10 @@ def spread(bin_of: Ints, num_bins: int, todo: Ints, sizes: Ints, samples: Sample
             break
         fitting = np.flatnonzero(room >= -ascending[first])
         num_pairs = min(ceil_div(len(fitting), 2), len(todo) - first)
-        bins = fitting[np.argsort(filled[fitting], kind="stable")[:num_pairs]]
+        bins = fitting[stable_order(filled[fitting])[:num_pairs]]
         batch = todo[first : first + num_pairs]
         first += num_pairs
-        batch = batch[np.argsort(-encoder[batch], kind="stable")]
+        batch = batch[stable_order(-encoder[batch])]
         no_visual = ~is_visual[batch] & ~has_visual[bins]
         fits = sizes[batch] + no_visual * samples.text_reserve <= room[bins]
         batch, bins = batch[fits], bins[fits]
@@ -214,11 +214,20 @@ def bin_sums(bin_of: Ints, values: Ints, num_bins: int) -> Ints:
 
 def runs(keys: Ints, items: Ints) -> Iterator[tuple[int, Ints]]:
     """Items grouped by key, ascending; each group in the order given. keys [5, 3, 5], all -> (3, [1]), (5, [0, 2])"""
-    items = items[np.argsort(keys[items], kind="stable")]
+    items = items[stable_order(keys[items])]
     keys = keys[items]
     starts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 1)).tolist()
     for first, last in zip(starts, [*starts[1:], len(items)], strict=False):
         yield int(keys[first]), items[first:last]
+
+
+def stable_order(keys: Ints) -> Ints:
+    """np.argsort(keys, kind="stable"), which is ten times as fast for numbers of 16 bits: they are not compared."""
+    if len(keys):
+        least = keys.min()
+        if keys.max() - least < 1 << 16:
+            keys = (keys - least).astype(np.uint16)
+    return np.argsort(keys, kind="stable")
 
 
 def members(bin_of: Ints) -> list[Ints]:

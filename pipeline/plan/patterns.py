@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .knapsack import UNPLACED, Ints, bin_sums, ceil_div
+from .knapsack import UNPLACED, Ints, bin_sums, ceil_div, stable_order
 
 MOST_LENGTHS = 1000  # different ones: a pattern takes time by their number, and there are as many patterns
 MOST_CHOSEN = 16  # samples of a bin; where more fit, bins are made of several small ones
@@ -49,7 +49,7 @@ def _fill(bin_of: Ints, todo: Ints, sizes: Ints, capacity: int, lengths: Ints, c
     So the long ones go where they fit exactly, and the short ones are left, more of which fill a bin.
     """
     left = dict(zip(lengths.tolist(), counts.tolist(), strict=True))
-    by_length = todo[np.argsort(sizes[todo], kind="stable")]
+    by_length = todo[stable_order(sizes[todo])]
     next_of = dict(zip(lengths.tolist(), (np.cumsum(counts) - counts).tolist(), strict=True))
     num_bins = 0
     while left:
