@@ -76,14 +76,14 @@ class Partition(NamedTuple):
 
 
 class Job(NamedTuple):
-    index: int
+    number: int  # of the partition
     num_samples: int
     capacity: int
     group_size: int
 
 
 def planned(job: Job) -> Partition:
-    lengths, visual = mixed_samples(job.num_samples, job.capacity, job.index)
+    lengths, visual = mixed_samples(job.num_samples, job.capacity, job.number)
     started = time.process_time()
     pack = plan_packs(lengths, visual, capacity=job.capacity, group_size=job.group_size, seed=0, max_visual_tokens=None,
                       text_reserve=0, cost=COST)  # fmt: skip
@@ -131,7 +131,7 @@ def main() -> int:
     number, group = num_partitions(args.samples, args.partition_samples), args.group_size
     sizes = np.full(number, args.samples // number)
     sizes[: args.samples % number] += 1
-    jobs = [Job(index, size, args.capacity, group) for index, size in enumerate(sizes.tolist())]
+    jobs = [Job(at, size, args.capacity, group) for at, size in enumerate(sizes.tolist())]
     encoders, costs, found = Ratios(), Ratios(), []
     print(f"{args.samples:,} samples in {number:,} partitions, capacity {args.capacity:,}; balance at {RANKS} ranks")
     clock = time.perf_counter()

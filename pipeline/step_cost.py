@@ -1,15 +1,18 @@
 """What a model spends on a pack, as `--cost` says it: weights of tokens, of what encoders do, of squared lengths."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, fields
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import UserError
 
-Ints = NDArray[np.int64]
+if TYPE_CHECKING:  # flags and --help do without
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
 
 VOCABULARY = 152_064
 # Forward FLOPs of the towers for a token that the language model gets; the backward pass doubles all of them.
@@ -26,7 +29,7 @@ class Shape(NamedTuple):
     feed_forward: int
     keys: int
 
-    def cost(self) -> "StepCost":
+    def cost(self) -> StepCost:
         """7b: a token meets 28 * (2 * 3584^2 + 2 * 3584 * 512 + 3 * 3584 * 18944) + 3584 * 152064 = 7.07e9 weights,
         with 2 FLOPs each: 1.41e10. A visual token adds 5.2e9 = 0.37 of that, an audio token 2.5e9 = 0.18. A pair of
         tokens takes two products of 2 * 3584 in each layer, and causal attention half of the pairs: 2.0e5, 1.4e-5.

@@ -39,9 +39,9 @@ def alike_order(encoder: Ints, cost: Ints, sizes: Sequence[int]) -> Ints:
     leaves = block_sizes(len(others), sizes, len(cost) // sizes[0] // 2 - num_before // sizes[0])
     line = others
     if len(others):
-        *mixed, is_inside = _mixed_in(encoder[others], cost[others], avoid_text=not len(apart))
-        inside = mixed if is_inside else (encoder[others], cost[others])
-        line = others[_inside(_chosen_line(*mixed, leaves), *inside, leaves, sizes)]
+        own = encoder[others], cost[others]
+        mixed, is_inside = _mixed_in(*own, avoid_text=not len(apart))
+        line = others[_inside(_chosen_line(*mixed, leaves), *(mixed if is_inside else own), leaves, sizes)]
     return np.concatenate([apart[:num_before], line, apart[num_before:]])
 
 
@@ -70,8 +70,8 @@ def _without_load(encoder: Ints, cost: Ints, size: int) -> Ints:
     return np.delete(empty, slice(middle, middle + num_over))
 
 
-def _mixed_in(encoder: Ints, cost: Ints, *, avoid_text: bool) -> tuple[Ints, Ints, bool]:
-    """Loads by which packs are put into groups, and whether groups are ordered inside by them, too.
+def _mixed_in(encoder: Ints, cost: Ints, *, avoid_text: bool) -> tuple[tuple[Ints, Ints], bool]:
+    """Both loads by which packs are put into groups, and whether groups are ordered inside by them, too.
 
     Packs without encoder load (or with hardly any, where those are few) are taken for others of about their cost, at
     most one for two of these: so no group has more than a third of them. Where they are few, and steps of text alone
@@ -84,7 +84,7 @@ def _mixed_in(encoder: Ints, cost: Ints, *, avoid_text: bool) -> tuple[Ints, Int
     num_mixed, unit = (int(num_poor), 1) if is_few else (int(num_empty), UNIT)
     poor, richer = by_encoder[:num_mixed], by_encoder[num_mixed:]
     if not num_mixed or len(richer) < PER_POOR * num_mixed:
-        return encoder, cost, False
+        return (encoder, cost), False
     poor, richer = (packs[np.argsort(cost[packs], kind="stable")] for packs in (poor, richer))
     first = poor[::unit]
     numbers = PER_POOR * unit * np.arange(len(first))
@@ -93,7 +93,7 @@ def _mixed_in(encoder: Ints, cost: Ints, *, avoid_text: bool) -> tuple[Ints, Int
     encoder, cost = encoder.copy(), cost.copy()
     encoder[poor] = np.repeat(encoder[richer[beside]], unit)[:num_mixed]
     cost[poor] = np.repeat(cost[richer[beside] if is_few else first], unit)[:num_mixed]
-    return encoder, cost, is_few
+    return (encoder, cost), is_few
 
 
 class _Line(NamedTuple):

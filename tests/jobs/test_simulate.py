@@ -16,7 +16,7 @@ def figures(partition: Partition) -> tuple[object, ...]:
 
 
 def test_workers_change_nothing() -> None:
-    jobs = [Job(index=index, num_samples=3000 + index, capacity=4096, group_size=64) for index in range(3)]
+    jobs = [Job(number=at, num_samples=3000 + at, capacity=4096, group_size=64) for at in range(3)]
     alone, together = (list(map(figures, in_order(jobs, workers))) for workers in (1, 2))
     assert alone == together
     assert len({each[0] for each in alone}) > 1, "partitions differ, so their order is seen"
