@@ -17,7 +17,7 @@ from .knapsack import Ints
 
 Floats = NDArray[np.float64]
 
-MOST_COST = 1.0045  # max/mean that groups may have in cost
+MOST_COST = 1.004  # max/mean that groups may have in cost
 NEAR_SORTED = 1.02  # times the max/mean in encoder load that sorting by it gives: no more is asked for
 NEAR_BEST = 1.1  # where no weight keeps MOST_COST: times the excess of the best
 # How much a difference in encoder load counts beside one in cost. 0: not at all, down to differences in it alone.
@@ -41,7 +41,7 @@ def alike_order(encoder: Ints, cost: Ints, sizes: Sequence[int]) -> Ints:
     if len(others):
         own = encoder[others], cost[others]
         mixed, is_inside = _mixed_in(*own, avoid_text=not len(apart))
-        line = others[_inside(_chosen_line(*mixed, leaves), *(mixed if is_inside else own), leaves, sizes)]
+        line = others[_inside(_chosen_line(*mixed, own[1], leaves), *(mixed if is_inside else own), leaves, sizes)]
     return np.concatenate([apart[:num_before], line, apart[num_before:]])
 
 
@@ -102,8 +102,8 @@ class _Line(NamedTuple):
     cost: float
 
 
-def _chosen_line(encoder: Ints, cost: Ints, leaves: Sequence[int]) -> Ints:
-    """The line with the evenest encoder load that keeps the cost even.
+def _chosen_line(encoder: Ints, cost: Ints, true_cost: Ints, leaves: Sequence[int]) -> Ints:
+    """The line with the evenest encoder load that keeps the true cost even.
 
     Cost goes first, for a step takes as long as the most costly pack in it, towers included.
     """
@@ -113,7 +113,7 @@ def _chosen_line(encoder: Ints, cost: Ints, leaves: Sequence[int]) -> Ints:
 
     def line(at: int) -> _Line:
         packs = _halved(encoder, cost, by_encoder, by_cost, leaves, WEIGHTS[at])
-        return _Line(packs, _evenness(encoder[packs], starts, leaves), _evenness(cost[packs], starts, leaves))
+        return _Line(packs, _evenness(encoder[packs], starts, leaves), _evenness(true_cost[packs], starts, leaves))
 
     at = FIRST_WEIGHT
     best = line(at)
