@@ -17,7 +17,7 @@ import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from jobs.bench_plan import mixed_samples
+from jobs.plan_data import mixed_samples
 from neatpack.pipeline.identity import Identity
 from neatpack.pipeline.manifest import INDEX, MEDIA, Counts, Manifest, Pixels, ShardEntry, Shards, shard_name
 from neatpack.pipeline.plan import plan_bins

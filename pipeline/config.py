@@ -14,6 +14,7 @@ from typing import Any, Literal
 from .errors import UserError as UserError
 from .runtime.objects import Remote
 from .runtime.storage import Place, place, text_of
+from .step_cost import DEFAULT_COST, StepCost, step_cost
 from .uris import SCHEME
 
 VIDEO_KEYS = ("video_fps", "video_min_frames", "video_max_frames", "video_min_pixels", "video_max_pixels")
@@ -131,6 +132,12 @@ class PackConfig:
     group_size: int = _key(
         512, "packs in a balanced group; data-parallel sizes that divide it are balanced", shapes="plan"
     )
+    cost: str = _key(
+        DEFAULT_COST,
+        "what a step costs, which is even over ranks: 2b, 7b, 32b or 72b (size of the language model), or weights, "
+        "tokens=1,visual=0.37,audio=0.18,square=1.4e-5, of which those not named are 7b's",
+        shapes="plan",
+    )
     seed: int = _key(0, "seed of the pack order", shapes="plan")
     partition_samples: int = _key(
         4_000_000,
@@ -211,6 +218,7 @@ class PackConfig:
             raise UserError(
                 f"packing_ratio {self.packing_ratio} fills packs to {self.fill} tokens; it must be at least {least}"
             )
+        step_cost(self.cost)
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
             raise UserError(f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}")
 
@@ -219,6 +227,10 @@ class PackConfig:
         if self.drop_long_samples is None:
             return self.overlong
         return "drop" if self.drop_long_samples else "error"
+
+    @property
+    def step_cost(self) -> StepCost:
+        return step_cost(self.cost)
 
     @property
     def fill(self) -> int:

@@ -191,6 +191,7 @@ class Measured:
     tokens: int
     visual_tokens: int  # of images and videos
     media_bytes: int  # on disk
+    audio_tokens: int = 0
     form: Form = "chat"
     loss: str = ""  # what its row asks of its assistant turns: see `measure.targets.asked_loss`
 

@@ -184,6 +184,7 @@ def _stored(first: int, count: int, rng: np.random.Generator, *, is_text: bool) 
             "row": pa.array(rows, pa.int64()),
             "tokens": pa.array(np.where(is_bad, 0, tokens), pa.int32()),
             "visual_tokens": pa.array(np.where(is_bad, 0, visual), pa.int32()),
+            "audio_tokens": pa.array(np.zeros(count), pa.int32()),
             "media_bytes": pa.array(np.where(is_bad, 0, visual * 2352), pa.int64()),
             "reason": pa.array(np.where(is_bad, "missing_media", "")),
             "detail": pa.array(details),

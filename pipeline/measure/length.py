@@ -9,7 +9,7 @@ import numpy as np
 
 from ..families.base import Family
 from ..labels import AS_USUAL, TrainOn, mask_spans, spans_mask
-from ..records import IMAGE, VIDEO, Example, Form, Measured, MeasuredMedia, MediaError, Skip
+from ..records import AUDIO, IMAGE, VIDEO, Example, Form, Measured, MeasuredMedia, MediaError, Skip
 from ..runtime.work import timed
 from .media import measure_medium
 from .targets import asked_loss, target_tokens, without_reasoning
@@ -99,6 +99,7 @@ def with_lengths(
         media=media,
         tokens=len(types) - 1,
         visual_tokens=int(np.count_nonzero((types == IMAGE) | (types == VIDEO))),
+        audio_tokens=int(np.count_nonzero(types == AUDIO)),
         media_bytes=family.stored_bytes(media),
         **said,
     )

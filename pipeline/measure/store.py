@@ -28,12 +28,20 @@ from ..runtime.tables import open_arrow, write_arrow
 _HEAD = struct.Struct("<IqIII")
 _OF_REF = ("kind", "path", "offset", "length", "inside")  # fields of a MediaRef that are kept, beside its frames
 _OF_MEDIUM = tuple(field.name for field in dataclasses.fields(MeasuredMedia) if field.name != "ref")
-_OF_MEASURED = ("tokens", "visual_tokens", "media_bytes", "form", "loss")  # fields of Measured that are kept as JSON
+_OF_MEASURED = (
+    "tokens",
+    "visual_tokens",
+    "audio_tokens",
+    "media_bytes",
+    "form",
+    "loss",
+)  # fields of Measured that are kept as JSON
 SCHEMA = pa.schema(
     [
         ("row", pa.int64()),
         ("tokens", pa.int32()),
         ("visual_tokens", pa.int32()),
+        ("audio_tokens", pa.int32()),
         ("media_bytes", pa.int64()),
         ("reason", pa.string()),  # "" for a good row
         ("detail", pa.string()),
@@ -70,7 +78,7 @@ def write_measured(path: Place, numbers: Sequence[int], ids: Sequence[str], resu
         "row": numbers,
         **{
             name: [getattr(result, name) if result else 0 for result in good]
-            for name in ("tokens", "visual_tokens", "media_bytes")
+            for name in ("tokens", "visual_tokens", "audio_tokens", "media_bytes")
         },
         **{name: [getattr(skip, name) if skip else "" for skip in skips] for name in ("reason", "detail")},
         "id": ids,

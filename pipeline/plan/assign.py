@@ -38,11 +38,13 @@ FROM_STORE = (
     "size",
     "tokens",
     "visual_tokens",
+    "audio_tokens",
     "media_bytes",
     "reason",
     "detail",
 )  # columns that a part of the store has
-FITTED = ("tokens", "visual_tokens", "media_bytes", "limit", "shrink", "reason", "detail")  # fitting changes these
+# Fitting changes these.
+FITTED = ("tokens", "visual_tokens", "audio_tokens", "media_bytes", "limit", "shrink", "reason", "detail")
 MAX_SHRINK = 16  # halvings: 768 frames are down to 4 after 8, and 100 megapixels to one patch after 16
 
 
@@ -86,7 +88,8 @@ def make_plan(
     lines = fitted_lines(parts, corpora, family, config)
     lines = _mixed(lines, corpora, tokens_in_all, repeat_at_load=config.repeat_at_load)
     reserve = reserved(config, len(family.fake_image_ids))
-    tokens, visual = aligned(lines["tokens"].to_numpy(), config.align), lines["visual_tokens"].to_numpy()
+    tokens = aligned(lines["tokens"].to_numpy(), config.align)
+    visual, audio = lines["visual_tokens"].to_numpy(), lines["audio_tokens"].to_numpy()
     is_good = pc.equal(lines["reason"], "").to_numpy()
     # Rows that exceed the fill that packing_ratio asks for, but not the pack, get a pack of their own.
     is_alone = tokens > np.where(visual > 0, config.fill, config.fill - reserve)
@@ -103,6 +106,8 @@ def make_plan(
             seed=config.seed,
             max_visual_tokens=config.max_visual_tokens or None,
             text_reserve=reserve,
+            audio_tokens=audio[shared],
+            cost=config.step_cost,
         )
         num_packs = int(pack.max(initial=-1)) + 1
         pack[alone] = num_packs + np.arange(len(alone))
@@ -155,7 +160,7 @@ def aligned(tokens: Tokens, align: int) -> Tokens:
 def _lines(parts: Sequence[TakenPart], corpora: Sequence[Share]) -> pa.Table:
     """One line per row and repetition, in source order."""
     pieces: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-    numbers = ("row", "at", "size", "tokens", "visual_tokens", "media_bytes")
+    numbers = ("row", "at", "size", "tokens", "visual_tokens", "audio_tokens", "media_bytes")
     for part, stored in zip(parts, open_arrows([part.path for part in parts]), strict=True):
         rows = stored["row"].to_numpy()
         repeats = part.rows.copies_of(rows)
@@ -285,6 +290,7 @@ class _Fitting:
             values = {
                 "tokens": fit.measured.tokens,
                 "visual_tokens": fit.measured.visual_tokens,
+                "audio_tokens": fit.measured.audio_tokens,
                 "media_bytes": fit.measured.media_bytes,
                 "limit": fit.limit,
                 "shrink": fit.shrink,

@@ -9,37 +9,24 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .alike import alike_order
 from .knapsack import Ints
 
 Shuffled = TypeVar("Shuffled")
 
-# Modelled cost of a pack in millionths of what the language model spends on one token. For a 7B model with 28 layers of
-# width 3584 and a vision tower of 0.65B parameters, forward FLOPs (the backward pass doubles them all):
-#   token          2 * 7.07e9                                  = 1.41e10  -> 1
-#   visual token   2 * 0.65e9 * 4 patches per visual token     = 5.2e9    -> 0.37
-#   len^2          2 matmuls * 2 / 2 (causal) * 28 * 3584      = 2.0e5    -> 1.4e-5 (a document of 16k: +23%)
-TOKEN_COST, VISUAL_COST, SQUARE_COST = 1_000_000, 370_000, 14
-
-MAX_POOR = 1 / 128  # share of packs; mixing them in costs max/mean VT 1.5 times as much, 0.012
 NUM_SHUFFLES = 64
 SMALL_CORRELATION = 0.05
 
 
-def pack_cost(tokens: Ints, visual_tokens: Ints, squares: Ints) -> Ints:
-    """Integers, so that the order of packs is the same on every machine. `squares`: sum of squared sample lengths."""
-    return TOKEN_COST * tokens + VISUAL_COST * visual_tokens + SQUARE_COST * squares
-
-
-def balanced_order(tokens: Ints, visual_tokens: Ints, squares: Ints, *, group_size: int, seed: int) -> Ints:
+def balanced_order(encoder: Ints, cost: Ints, *, group_size: int, seed: int) -> Ints:
     """The packs in training order: any aligned run of a size in `nested_sizes(group_size)` holds packs alike in load.
 
     Shuffles with a trend (by chance: with 80 groups |r| has a standard deviation of 0.11) are drawn again.
     """
-    cost = pack_cost(tokens, visual_tokens, squares)
-    alike = sort_by_load(visual_tokens, cost, group_size)
     sizes = nested_sizes(group_size)
+    alike = alike_order(encoder, cost, sizes)
     random = np.random.PCG64(seed)
-    loads = (visual_tokens, cost)
+    loads = (encoder, cost)
     return without_trend(
         lambda: nested_shuffle(alike, sizes, random), loads, sizes, lambda load, order: np.asarray(load[order])
     )
@@ -65,23 +52,6 @@ def without_trend(
             break
         order = shuffle()
     return best
-
-
-def sort_by_load(visual_tokens: Ints, cost: Ints, group_size: int) -> Ints:
-    """Packs such that neighbours are alike in both VT and cost: strips of similar VT, by cost, up and down in turn.
-
-    Cost alone would let few visual tokens and long documents make up for many and short ones. A few packs with hardly
-    any VT (one long text each) would make steps of text alone: every third place among the next in VT is theirs.
-    """
-    by_visual = np.argsort(visual_tokens, kind="stable")
-    num_poor = int(np.searchsorted(visual_tokens[by_visual], visual_tokens.mean() / 8))
-    if num_poor > len(cost) * MAX_POOR:
-        num_poor = 0
-    poor, rich = by_visual[:num_poor], by_visual[num_poor:]
-    num_strips = max(1, round((len(cost) / group_size) ** 0.5 / 2))  # 100 groups: 5 strips of 20 groups each
-    strips = [strip[np.argsort(cost[strip], kind="stable")] for strip in np.array_split(rich, num_strips)]
-    alike = np.concatenate([strip[:: -1 if i % 2 else 1] for i, strip in enumerate(strips)])
-    return np.insert(alike, 2 * np.arange(1, num_poor + 1), poor)
 
 
 def nested_sizes(group_size: int) -> list[int]:

@@ -1,10 +1,12 @@
-"""The whole planner: lengths and visual tokens in, packs in training order out."""
+"""The whole planner: lengths and media tokens in, packs in training order out."""
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..step_cost import DEFAULT_COST, PRESETS, StepCost
 from .balance import balanced_order
-from .knapsack import Ints, Samples, as_ints, bin_sums, check_lengths, members, pack, refuse
+from .knapsack import Ints, Samples, as_ints, bin_sums, check_lengths, members, refuse
+from .packing import pack
 
 
 def plan_bins(
@@ -16,15 +18,19 @@ def plan_bins(
     seed: int = 0,
     max_visual_tokens: int | None = None,
     text_reserve: int = 0,
+    audio_tokens: ArrayLike | None = None,
+    cost: StepCost = PRESETS[DEFAULT_COST],
 ) -> list[Ints]:
     """Sample indices of each pack (ascending), packs in final order; each index exactly once.
 
     lengths            tokens of each sample, text and media
-    visual_tokens      how many of them are media (VT)
+    visual_tokens      how many of them are of images and videos (VT)
     capacity           tokens a pack can hold
     group_size         packs that are alike in load; balanced for data-parallel sizes that divide it
     max_visual_tokens  VT a pack can hold (default: no limit of its own)
     text_reserve       tokens kept free in a pack without any VT, for a fake image
+    audio_tokens       how many are of sounds, which are encoders' work as VT are (default: none)
+    cost               what the model spends on tokens, on encoders and on long documents
     """
     return members(
         plan_packs(
@@ -35,6 +41,8 @@ def plan_bins(
             seed=seed,
             max_visual_tokens=max_visual_tokens,
             text_reserve=text_reserve,
+            audio_tokens=audio_tokens,
+            cost=cost,
         )
     )
 
@@ -48,11 +56,19 @@ def plan_packs(
     seed: int,
     max_visual_tokens: int | None,
     text_reserve: int,
+    audio_tokens: ArrayLike | None = None,
+    cost: StepCost = PRESETS[DEFAULT_COST],
 ) -> Ints:
     """The same the other way round, and without an object per pack: the pack of each sample."""
+    visual = as_ints("visual_tokens", visual_tokens)
+    audio = np.zeros_like(visual) if audio_tokens is None else as_ints("audio_tokens", audio_tokens)
+    if len(audio) != len(visual):
+        raise ValueError(f"{len(visual)} visual_tokens but {len(audio)} audio_tokens; give one of each per sample")
+    refuse(audio < 0, audio, "audio tokens; give 0 or more")
     samples = Samples(
         lengths=as_ints("lengths", lengths),
-        visual_tokens=as_ints("visual_tokens", visual_tokens),
+        visual_tokens=visual,
+        encoder=cost.of_encoders(visual, audio),
         capacity=capacity,
         max_visual_tokens=max_visual_tokens,
         text_reserve=text_reserve,
@@ -62,13 +78,10 @@ def plan_packs(
         return np.zeros(0, dtype=np.int64)
     bin_of = pack(samples)
     num_bins = int(bin_of.max()) + 1
-    order = balanced_order(
-        bin_sums(bin_of, samples.lengths, num_bins),
-        bin_sums(bin_of, samples.visual_tokens, num_bins),
-        bin_sums(bin_of, samples.lengths**2, num_bins),
-        group_size=group_size,
-        seed=seed,
+    tokens, encoder, squares = (
+        bin_sums(bin_of, values, num_bins) for values in (samples.lengths, samples.encoder, samples.lengths**2)
     )
+    order = balanced_order(encoder, cost.of_packs(tokens, encoder, squares), group_size=group_size, seed=seed)
     place = np.empty(num_bins, dtype=np.int64)
     place[order] = np.arange(num_bins)
     return place[bin_of]

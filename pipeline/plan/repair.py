@@ -90,6 +90,7 @@ class _Filling:
             capacity=config.fill,
             max_visual_tokens=config.max_visual_tokens or None,
             text_reserve=reserve,
+            encoder=lines["visual_tokens"].to_numpy().astype(np.int64),
         )
         # By --packing-ratio, what is larger than the fill but not than a pack has one of its own.
         self.is_alone = self.samples.lengths > config.fill - np.where(self.samples.is_visual, 0, reserve)
@@ -135,6 +136,7 @@ class _Filling:
             capacity=whole.capacity,
             max_visual_tokens=whole.max_visual_tokens,
             text_reserve=whole.text_reserve,
+            encoder=whole.encoder[lines],
         )
         bin_of = np.full(len(lines), UNPLACED, dtype=np.int64)
         bin_of[: len(stay)] = np.searchsorted(holed, pack[stay])

@@ -33,6 +33,7 @@ class PlanLine(TypedDict):
     size: Annotated[int, pa.int32()]
     tokens: Annotated[int, pa.int32()]
     visual_tokens: Annotated[int, pa.int32()]
+    audio_tokens: Annotated[int, pa.int32()]
     media_bytes: Annotated[int, pa.int64()]
     limit: Annotated[int, pa.int32()]  # tokens to truncate to; 0: whole
     shrink: Annotated[int, pa.int32()]  # steps by which its media are made smaller

@@ -117,12 +117,13 @@ def join_rests(
     tokens, squares = (
         np.add.reduceat(values, joined.starts[:-1]) if count else values for values in (lengths, lengths**2)
     )
-    visual, times = joined.per_pack("visual_tokens"), joined.times_per_pack
+    encoders = config.step_cost.of_encoders(joined.per_pack("visual_tokens"), joined.per_pack("audio_tokens"))
+    cost, times = config.step_cost.of_packs(tokens, encoders, squares), joined.times_per_pack
     order = [np.zeros(0, dtype=np.int64)]
     for each in np.unique(times):  # as in a partition
         mine = np.flatnonzero(times == each)
-        group = {"group_size": config.group_size, "seed": config.seed}
-        order.append(mine[balanced_order(tokens[mine], visual[mine], squares[mine], **group)])
+        balanced = balanced_order(encoders[mine], cost[mine], group_size=config.group_size, seed=config.seed)
+        order.append(mine[balanced])
     place = np.empty(count, dtype=np.int64)
     place[np.concatenate(order)] = np.arange(count)
     plan = in_pack_order(lines, place[lines["pack"].to_numpy()])

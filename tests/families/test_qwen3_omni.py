@@ -177,7 +177,9 @@ def test_the_sound_of_a_video_is_interleaved_by_time(tmp_path):
     silent = load_family(ProcessorKey(processor=str(processor)))
     (deaf,) = measure([from_conversation({"conversation": messages})], silent)
     assert (measured.visual_tokens, deaf.visual_tokens) == (deaf.visual_tokens, deaf.visual_tokens)
-    assert measured.tokens - deaf.tokens == audio_tokens(family.sound.frames(measured.media[0].num_samples)) + 2
+    assert measured.audio_tokens == audio_tokens(family.sound.frames(measured.media[0].num_samples))
+    assert measured.tokens - deaf.tokens == measured.audio_tokens + 2
+    assert deaf.audio_tokens == 0
 
 
 @pytest.mark.parametrize("heard", [False, True])

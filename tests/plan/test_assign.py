@@ -1,6 +1,7 @@
 """From the token store to a plan: every line is packed once or skipped with a reason."""
 
 import mmap
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +130,28 @@ def test_rows_above_the_packing_ratio_are_alone(planned: Any) -> None:
     """Half of 32: rows of 10 share no pack, a row of 20 gets one of its own, the last."""
     plan = planned(rows(20, 6, 10), pack_size=32, packing_ratio=0.5)
     assert plan.per_pack("tokens").tolist() == [16, 20]
+
+
+def test_sounds_are_a_load_of_their_own(planned: Any) -> None:
+    """Four sounds and four texts of 8 tokens, two to a pack: without its tokens a sound would be a text."""
+    measured = rows(*[8] * 8)
+    heard = {row: replace(each, audio_tokens=6) if row < 4 else each for row, each in measured.items()}  # type: ignore[type-var]
+    plan = planned(heard)
+    assert plan.per_pack("audio_tokens").tolist() == [6, 6, 6, 6]
+    assert sorted(planned(measured).per_pack("audio_tokens").tolist()) == [0, 0, 0, 0]
+
+
+def test_the_order_is_by_the_costs_that_are_given(planned: Any) -> None:
+    """Packs of one row each; by default they are paired by pictures, and where those cost nothing, by length."""
+    lengths = {0: 12, 1: 16, 2: 12, 3: 16}
+    measured = {row: replace(rows(count)[0], visual_tokens=8 - row // 2 * 4) for row, count in lengths.items()}  # type: ignore[type-var]
+
+    def pairs(**config: Any) -> list[list[int]]:
+        pack = {line["pack"]: line["row"] for line in planned(measured, group_size=2, **config).table.to_pylist()}
+        return sorted(sorted(pack[number] for number in pair) for pair in ((0, 1), (2, 3)))
+
+    assert pairs(cost="tokens=0,square=0") == [[0, 1], [2, 3]]
+    assert pairs(cost="tokens=1,visual=0,square=0") == [[0, 2], [1, 3]]
 
 
 def test_no_rows_no_packs(planned: Any) -> None:

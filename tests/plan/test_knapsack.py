@@ -64,6 +64,7 @@ def place(function: Any, lengths: list[int], visual: list[int], bin_of: list[int
         capacity=10,
         max_visual_tokens=None,
         text_reserve=reserve,
+        encoder=np.array(visual),
     )
     placed = np.array(bin_of)
     function(placed, num_bins, np.flatnonzero(placed == UNPLACED), samples.lengths, samples)
@@ -113,6 +114,17 @@ def test_visual_samples_share_bins_with_text() -> None:
     assert sorted(sum(i < 2 for i in bin_) for bin_ in as_lists(bins)) == [1, 1]
 
 
+def test_sounds_are_spread_like_pictures() -> None:
+    # eight sounds and 24 texts, all of 100 tokens: as long as a pack has 400, one sound in each
+    audio = np.array([90] * 8 + [0] * 24)
+    packs = [sorted(i for i in bin_ if i < 8) for bin_ in plan_bins([100] * 32, [0] * 32, capacity=400)]
+    assert max(map(len, packs)) > 1
+    packs = [
+        sorted(i for i in bin_ if i < 8) for bin_ in plan_bins([100] * 32, [0] * 32, capacity=400, audio_tokens=audio)
+    ]
+    assert sorted(packs) == [[i] for i in range(8)]
+
+
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
@@ -141,6 +153,8 @@ def test_bad_lengths_are_named(lengths: list[Any], message: str) -> None:
         ({"capacity": 0}, "at least 1 token"),
         ({"visual_tokens": [0]}, "2 lengths but 1 visual_tokens"),
         ({"visual_tokens": [0, -1]}, "sample 1 has -1 visual tokens"),
+        ({"audio_tokens": [0, -1]}, "sample 1 has -1 audio tokens"),
+        ({"audio_tokens": [0]}, "2 visual_tokens but 1 audio_tokens"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:

@@ -11,11 +11,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ...manifest import INDEX, MEDIA, Manifest, OutputError
-from ...plan.balance import pack_cost, step_ratios
+from ...plan.balance import step_ratios
 from ...records import REASONS
 from ...runtime.progress import FILE as TIMING
 from ...runtime.storage import Place, read_json
 from ...shard.tables import ledger_names, read_table
+from ...step_cost import DEFAULT_COST, StepCost, step_cost
 from .bins import Histogram, counted_in, doubling_edges, even_edges
 
 TEXT_ONLY, WITH_MEDIA = "text only", "with pictures or video"
@@ -103,7 +104,11 @@ def figures_of(out: Place, manifest: Manifest) -> Figures:
         lengths=_lengths(lengths),
         fill=counted_in(even_edges(100 * fill.min(), 100, 0.1), {"packs": 100 * fill}) if len(fill) else None,
         visual=_per_pack(packs["visual_tokens"]),
-        balance=balance_of(packs, int(manifest.identity.config["group_size"])),
+        balance=balance_of(
+            packs,
+            int(manifest.identity.config["group_size"]),
+            step_cost(str(manifest.identity.config.get("cost", DEFAULT_COST))),  # outputs before 0.8 have none
+        ),
         examples={reason: examples[reason] for reason in REASONS if reason in examples},
         sizes=_sizes(media),
         resized=_resized(media, list(names)),
@@ -136,10 +141,11 @@ def _per_pack(values: NDArray[np.int64]) -> Histogram | None:
     return counted_in(even_edges(float(values.min()), float(values.max() + 1)), {"packs": values})
 
 
-def balance_of(packs: dict[str, NDArray[np.int64]], group_size: int) -> list[Balance]:
+def balance_of(packs: dict[str, NDArray[np.int64]], group_size: int, model: StepCost) -> list[Balance]:
     """At every number of ranks that a cluster is likely to have, up to the number of packs."""
     visual, num_packs = packs["visual_tokens"], len(packs["visual_tokens"])
-    cost = pack_cost(packs["tokens"], visual, packs["squares"])
+    encoders = model.of_encoders(visual, np.zeros_like(visual))  # the index does not know what sounds took
+    cost = model.of_packs(packs["tokens"], encoders, packs["squares"])
     divisors = {ranks for ranks in range(1, group_size + 1) if group_size % ranks == 0}
     found = []
     for ranks in sorted({*MIDDLING_RANKS, *divisors}):
