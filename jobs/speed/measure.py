@@ -1,8 +1,8 @@
 """Measuring, as the task of the stage does it, against the bare tokenizer and the headers of the media.
 
-Both sides of the processor's tokenizer: ours reads and parses rows, converts, templates, tokenizes, finds the targets and
-writes the token store; the other encodes the finished texts in one batch and reads the headers. Text is the project's own
-documents.
+Both sides have the processor's tokenizer. Ours reads and parses rows, converts, templates, tokenizes, finds the targets
+and writes the token store; the other encodes the finished texts in one batch and reads the headers. Text is the
+project's own documents.
 """
 
 import io
@@ -73,7 +73,9 @@ def _messages(text: str) -> list[dict[str, str]]:
 
 def _texts(size: int) -> Iterator[str]:
     """Stretches of the documents, each of about `size` characters, without what formats would take for media."""
-    documents = "\n".join(path.read_text(encoding="utf-8") for path in sorted(_root().glob("docs/*.md"))).replace("<", "")
+    documents = "\n".join(path.read_text(encoding="utf-8") for path in sorted(_root().glob("docs/*.md"))).replace(
+        "<", ""
+    )
     starts = np.linspace(0, len(documents) - size, NUM_ROWS).astype(int).tolist()
     return (documents[start : start + size] for start in starts)
 

@@ -76,8 +76,8 @@ class Chat:
 
     def places(self, ids: np.ndarray) -> list[tuple[int, MediaKind]]:
         """Where media stand in ids with one placeholder each, in order."""
-        found = [(int(at), kind) for kind, token in self.placeholder_ids.items() for at in np.flatnonzero(ids == token)]
-        return sorted(found)
+        kinds = self.placeholder_ids.items()
+        return sorted((at, kind) for kind, token in kinds for at in (ids == token).nonzero()[0].tolist())
 
     def token_types(self, ids: np.ndarray) -> np.ndarray:
         types = np.full(len(ids), TEXT, dtype=np.uint8)
@@ -277,6 +277,8 @@ def _tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 def _asides(turn: Turn) -> dict[str, Any]:
     """What a turn has beside its content, by the names that chat templates have for it."""
+    if not (turn.reasoning or turn.tool_calls or turn.name or turn.call_id):
+        return {}  # nearly all
     asides = {
         "reasoning_content": turn.reasoning,
         "tool_calls": list(turn.tool_calls),

@@ -2,8 +2,8 @@
 
 tiktoken takes a fifth of the time of `tokenizers` for byte-level BPE. It merges by the rank of what comes out, not by a
 list of merges, and splits text with another regex engine. So it is used only where
-- every component of the tokenizer is one that is known here (`_plan`),
-- its merges are such that both ways give the same tokens of any bytes (`merges/_all_reachable`: a proof), and
+- every component of the tokenizer is one that is known here,
+- its merges are such that both ways give the same tokens of any bytes (`merges.py`: a proof), and
 - both give the same ids of strings chosen to be hard (`hard_strings.py`): splits, normalization, special tokens.
 Everything else is left to the tokenizer itself, and so is a text that tiktoken cannot take.
 """
@@ -120,7 +120,9 @@ class Fast:
                 continue
             if number and stretches[number - 1] in self.stripping:
                 stretch = _LEADING_SPACE.sub("", stretch)
-            ids += self.encoding.encode_ordinary(self.normalize(stretch) if self.normalize else stretch)
+            # Not by encode_ordinary, which panics where its regex gives up, nor by encode, which mends half characters.
+            words = self.normalize(stretch) if self.normalize else stretch
+            ids += self.encoding.encode_to_numpy(words, disallowed_special=()).tolist()
         return np.array(ids, dtype=np.int32)
 
 
@@ -241,7 +243,7 @@ def _ranks(model: dict[str, Any], special: Iterable[str]) -> dict[bytes, int]:
 
 
 def byte_letters() -> list[str]:
-    """The letter that each byte is written as in a byte-level vocabulary: itself if it can be seen, else from 256 on."""
+    """What each byte is written as in a byte-level vocabulary: itself if it can be seen, else a letter from 256 on."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     unseen = (byte for byte in range(NUM_BYTES) if byte not in seen)
     moved = {byte: NUM_BYTES + place for place, byte in enumerate(unseen)}
