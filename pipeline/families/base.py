@@ -7,6 +7,7 @@ out of it by mistake.
 
 import dataclasses
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -107,7 +108,7 @@ class MediaRule(ABC):
 
     def num_rows(self, medium: MeasuredMedia) -> int:
         """Rows of a medium in an array that has several of each: its patches, tiles or frames."""
-        return int(np.prod(medium.grid))
+        return math.prod(medium.grid)
 
     def rows(self, medium: MeasuredMedia) -> dict[str, int]:
         """Rows of a medium in each of the arrays."""
@@ -122,7 +123,8 @@ class MediaRule(ABC):
         return medium
 
     def stored_bytes(self, medium: MeasuredMedia) -> int:
-        return sum(count * self.arrays[name].row_bytes for name, count in self.rows(medium).items())
+        arrays = self.arrays
+        return sum(count * arrays[name].row_bytes for name, count in self.rows(medium).items())
 
     def table(self, resize: str) -> np.ndarray | None:
         """What each stored byte stands for, float32 [channels, 256]; None where this rule stores no bytes."""

@@ -17,6 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from ..config import UserError, fingerprint
 from ..labels import TurnMarkers, assistant_spans
 from ..records import TEXT, TOKEN_TYPES, Example, MeasuredMedia, MediaKind, Skip, Turn
+from .template import template_of
+from .tokens import Encoder, encoder_of
 
 _SENTINEL = "Sentinelword"  # that no template writes by itself
 
@@ -62,7 +64,12 @@ class Chat:
 
     def ids(self, *texts: str) -> list[int]:
         """Of each text by itself, end to end."""
-        return [token for text in texts for token in self.tokenizer.encode(text, add_special_tokens=False)]
+        return [token for text in texts for token in self.encoder.bare(text)]
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Chosen once, when first needed: that takes as long as loading the tokenizer."""
+        return encoder_of(self.tokenizer)
 
     @cached_property
     def placeholder_ids(self) -> dict[MediaKind, int]:
@@ -70,8 +77,8 @@ class Chat:
 
     def places(self, ids: np.ndarray) -> list[tuple[int, MediaKind]]:
         """Where media stand in ids with one placeholder each, in order."""
-        found = [(int(at), kind) for kind, token in self.placeholder_ids.items() for at in np.flatnonzero(ids == token)]
-        return sorted(found)
+        kinds = self.placeholder_ids.items()
+        return sorted((at, kind) for kind, token in kinds for at in (ids == token).nonzero()[0].tolist())
 
     def token_types(self, ids: np.ndarray) -> np.ndarray:
         types = np.full(len(ids), TEXT, dtype=np.uint8)
@@ -119,9 +126,7 @@ class Chat:
             except TemplateError as error:
                 ids[index] = Skip(reason="bad_row", detail=f"the chat template refuses it: {error}")
         if texts:
-            encodings = self.tokenizer(list(texts.values()), return_attention_mask=False)
-            for index, encoded in zip(texts, encodings["input_ids"], strict=True):
-                ids[index] = np.array(encoded, dtype=np.int32)
+            ids.update(zip(texts, self.encoder.encode(list(texts.values())), strict=True))
         return [ids[index] for index in range(len(examples))]
 
     def text(self, example: Example) -> str:
@@ -195,7 +200,7 @@ class Chat:
             text = self.text(self.prepared(probe, ()))
         except (TemplateError, TypeError, ValueError):  # Jinja's own, and what filters raise of unexpected values
             return False
-        spans = assistant_spans(np.array(self.tokenizer(text)["input_ids"]), self.markers)
+        spans = assistant_spans(self.encoder.encode([text])[0], self.markers)
         return _SENTINEL in text and len(spans) == sum(turn.role == "assistant" for turn in probe.turns)
 
     def prepared(self, example: Example, media: Sequence[MeasuredMedia]) -> Example:
@@ -204,9 +209,11 @@ class Chat:
 
     def template(self, turns: Sequence[Turn], tools: Sequence[Any] = ()) -> str:
         """A conversation as text, by the processor's chat template."""
-        text = self.tokenizer.apply_chat_template(self.messages(turns), tools=list(tools) or None, tokenize=False)
-        assert isinstance(text, str)
-        return text
+        return self.written(self.messages(turns), tools)
+
+    @cached_property
+    def written(self) -> Callable[[list[dict[str, Any]], Sequence[Any]], str]:
+        return template_of(self.tokenizer)
 
     def messages(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
         """A conversation in the form that chat templates take."""
@@ -246,7 +253,7 @@ class Chat:
 
         text = self.text(_with_texts(example, lambda text: self._structural.sub(marked, text)))
         first, *rest = re.split(f"{mark}([0-9]+){mark}", text)  # text, number, text, number, text
-        ids: list[int] = list(self.tokenizer(first)["input_ids"])
+        ids: list[int] = self.encoder.encode([first])[0].tolist()
         for number, piece in zip(rest[::2], rest[1::2], strict=True):
             literal = literals[int(number)]
             ids += self.ids(literal[:2], literal[2:], piece)
@@ -275,6 +282,8 @@ def _tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 def _asides(turn: Turn) -> dict[str, Any]:
     """What a turn has beside its content, by the names that chat templates have for it."""
+    if not (turn.reasoning or turn.tool_calls or turn.name or turn.call_id):
+        return {}  # nearly all
     asides = {
         "reasoning_content": turn.reasoning,
         "tool_calls": list(turn.tool_calls),

@@ -1,6 +1,7 @@
 """Rules that several families share: pictures and videos as patches, frames taken evenly, sound as features."""
 
 import copy
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -88,7 +89,7 @@ class Patches(PixelRule):
         return len(self.image_mean) * self.patch_size**2
 
     def tokens(self, medium: MeasuredMedia) -> int:
-        return int(np.prod(medium.grid)) // self.merge_size**2
+        return math.prod(medium.grid) // self.merge_size**2
 
     def as_asked(self, asked: Mapping[str, int]) -> Size:
         """The size that a row gives by resized_height and resized_width, in whole merged patches."""

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -47,15 +47,26 @@ def convert(
     row: dict[str, Any], dataset: Dataset, *, lenient: bool = False, needs_target: bool = True
 ) -> Example | Skip:
     """See `example_of` for what becomes of text, tags and media."""
-    if dataset.is_converted:  # a row of our own import, see pipeline/ingest/imported.py
-        example = from_conversation(row, dataset.media_folders, needs_target=needs_target)
-    else:
-        dialect = _dialect(dataset, lenient=lenient, needs_target=needs_target)
-        said = _said(row, dataset, dialect)
-        example = said if isinstance(said, Skip) else example_of(said, dialect)
-    if isinstance(example, Example) and any(isinstance(ref.held, tuple) for ref in example.media):
-        return Skip(reason="bad_row", detail="a sound as numbers in the row; expected the path of a file")
-    return example
+    return converter(dataset, lenient=lenient, needs_target=needs_target)(row)
+
+
+def converter(
+    dataset: Dataset, *, lenient: bool = False, needs_target: bool = True
+) -> Callable[[dict[str, Any]], Example | Skip]:
+    """`convert` for many rows of a data set: what is the same for all of them is worked out once."""
+    dialect = _dialect(dataset, lenient=lenient, needs_target=needs_target)
+
+    def converted(row: dict[str, Any]) -> Example | Skip:
+        if dataset.is_converted:  # a row of our own import, see pipeline/ingest/imported.py
+            example = from_conversation(row, dialect.folders, needs_target=needs_target)
+        else:
+            said = _said(row, dataset, dialect)
+            example = said if isinstance(said, Skip) else example_of(said, dialect)
+        if isinstance(example, Example) and any(isinstance(ref.held, tuple) for ref in example.media):
+            return Skip(reason="bad_row", detail="a sound as numbers in the row; expected the path of a file")
+        return example
+
+    return converted
 
 
 def said_of(row: dict[str, Any], dataset: Dataset) -> Said | Skip:

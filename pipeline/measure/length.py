@@ -9,7 +9,7 @@ import numpy as np
 
 from ..families.base import Family
 from ..labels import AS_USUAL, TrainOn, mask_spans, spans_mask
-from ..records import AUDIO, IMAGE, VIDEO, Example, Form, Measured, MeasuredMedia, MediaError, Skip
+from ..records import AUDIO, IMAGE, VIDEO, Example, Form, Measured, MeasuredMedia, MediaError, MediaRef, Skip
 from ..runtime.work import timed
 from .media import measure_medium
 from .targets import asked_loss, target_tokens, without_reasoning
@@ -31,15 +31,16 @@ def measure(
         examples = [without_reasoning(example, family.chat) for example in examples]
     results: dict[int, Measured | Skip] = {}
     media: dict[int, tuple[MeasuredMedia, ...]] = {}
-    for index, example in enumerate(examples):
-        if example.media:
-            before(index)
-        with timed("probing media"):
-            probed = _probe(example, family)
-        if isinstance(probed, Skip):
-            results[index] = probed
-        else:
-            media[index] = probed
+    with timed("probing media"):
+        for index, example in enumerate(examples):
+            refs = example.media
+            if refs:
+                before(index)
+            probed = _probe(refs, family)
+            if isinstance(probed, Skip):
+                results[index] = probed
+            else:
+                media[index] = probed
     with timed("tokenizing"):
         encoded = family.chat.encode([examples[index] for index in media], list(media.values()))
     for (index, found), ids in zip(media.items(), encoded, strict=True):
@@ -66,7 +67,7 @@ def _measured(
 
 def _not_written(ids: np.ndarray, media: Sequence[MeasuredMedia], family: Family) -> Skip | None:
     """Media that the chat template left out: some write those of user turns only."""
-    if family.chat.expands_media:
+    if family.chat.expands_media or not media:
         return None
     written = Counter(kind for _, kind in family.chat.places(ids))
     for kind, count in Counter(medium.ref.kind for medium in media).items():
@@ -90,14 +91,13 @@ def with_lengths(
     if not media:
         return Measured(ids=ids, media=(), tokens=len(ids) - 1, visual_tokens=0, media_bytes=0, **said)
     placed = expansions(ids, media, family)
+    pieces = [expansion for _, expansion in placed] or [ids]  # what has tokens of media in it
+    types = family.chat.token_types(np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
     # Each placeholder gives way to its tokens, and the shift takes one: 10 ids, 1 image of 64 -> 10 - 1 + 64 - 1 = 72.
-    rest = np.delete(ids, [place for place, _ in placed])
-    pieces = [rest, *(expansion for _, expansion in placed)]
-    types = np.concatenate([family.chat.token_types(piece) for piece in pieces])
     return Measured(
         ids=ids,
         media=media,
-        tokens=len(types) - 1,
+        tokens=len(ids) - len(placed) + sum(len(expansion) for _, expansion in placed) - 1,
         visual_tokens=int(np.count_nonzero((types == IMAGE) | (types == VIDEO))),
         audio_tokens=int(np.count_nonzero(types == AUDIO)),
         media_bytes=family.stored_bytes(media),
@@ -161,8 +161,7 @@ def shrunk(whole: Measured, level: int, family: Family) -> Measured | None:
     return with_lengths(whole.ids, target_mask_of(whole), media, family, form=whole.form, loss=whole.loss)
 
 
-def _probe(example: Example, family: Family) -> tuple[MeasuredMedia, ...] | Skip:
-    refs = example.media
+def _probe(refs: Sequence[MediaRef], family: Family) -> tuple[MeasuredMedia, ...] | Skip:
     for ref in refs:  # before any file is opened
         if ref.kind not in family.takes:
             return Skip(reason=f"{ref.kind}_unsupported", detail=f"{family.name} does not take {ref.kind}s")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..families.base import Family, ImageRule, MediaRule, SoundRule, VideoRule
-from ..media.audio import decode_audio, has_audio
+from ..media.audio import count_samples, has_audio
 from ..media.image import image_size
 from ..media.stamp import stamp_of
 from ..media.video import VideoFacts, video_facts
@@ -98,7 +98,7 @@ def _window(ref: MediaRef, facts: VideoFacts) -> np.ndarray:
 
 
 def _measure_sound(ref: MediaRef, rule: SoundRule) -> MeasuredMedia:
-    num_samples = len(decode_audio(ref, rule.sampling_rate))
+    num_samples = count_samples(ref, rule.sampling_rate)
     with _refusals_of(ref):
         frames = rule.frames(num_samples)
     return MeasuredMedia(ref=ref, grid=(frames, 1, 1), num_samples=num_samples)

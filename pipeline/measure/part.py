@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
-from ..ingest.convert import convert, parse_row
+from ..ingest.convert import converter, parse_row
 from ..ingest.lines import Part, media_beside, rows
 from ..ingest.meta import Dataset
 from ..labels import TrainOn
@@ -92,6 +92,7 @@ def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
     dataset = job.dataset
     if job.part.origin:  # the rows are of our import, and so are their places in what they were imported from
         dataset = replace(dataset, own_files=(job.part.origin, text_of(media_beside(job.part.file))))
+    converted = converter(dataset, lenient=job.lenient)
     for row, line_number, offset, text in rows(job.part):
         if not job.is_taken[row - job.part.first_row]:
             continue
@@ -104,7 +105,7 @@ def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
             )
             continue
         parsed = parse_row(text, _where(job, line_number), job.max_row_bytes)
-        found = parsed if isinstance(parsed, Skip) else convert(parsed, dataset, lenient=job.lenient)
+        found = parsed if isinstance(parsed, Skip) else converted(parsed)
         if isinstance(found, Example):
             found = _placed(found, job.part.file, offset, len(text))
         yield _Read(row, _id_of(parsed, job), found)

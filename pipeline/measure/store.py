@@ -96,7 +96,7 @@ def _packed(number: int, measured: Measured) -> bytes:
         for medium in measured.media
     ]
     values = {name: getattr(measured, name) for name in _OF_MEASURED} | {"media": media}
-    text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), default=_plain).encode(errors="surrogatepass")
+    text = _as_json(values).encode(errors="surrogatepass")
     ids, targets = (np.ascontiguousarray(array, dtype="<i4") for array in (measured.ids, measured.targets))
     content = b"".join([ids.tobytes(), targets.tobytes(), text])
     rest = _HEAD.pack(0, number, ids.size, targets.size, len(text))[4:] + content
@@ -106,6 +106,9 @@ def _packed(number: int, measured: Measured) -> bytes:
 def _plain(value: Any) -> Any:
     """A number of numpy's, as rules of families give them."""
     return value.item()
+
+
+_as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain).encode
 
 
 def unpacked(number: int, content: bytes | memoryview) -> Measured | None:

@@ -1,9 +1,11 @@
 """Sound: decoded and resampled by FFmpeg. Counting its samples decodes it, too: no header tells them to the last one.
 
-Encoders add a delay, containers trim it, resampling rounds: only counting is exact. A minute takes 0.1 to 0.2 seconds.
+Encoders add a delay, containers trim it: only counting is exact. What resampling makes of a count is told without it.
 """
 
+import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import av
@@ -22,6 +24,43 @@ def decode_audio(ref: MediaRef, sampling_rate: int) -> np.ndarray:
     if not len(samples):
         raise MediaError("bad_media", f"{ref.path}: has no sound in it")
     return samples
+
+
+def count_samples(ref: MediaRef, sampling_rate: int) -> int:
+    """How many `decode_audio` gives."""
+    total, kinds = 0, set()
+    with blamed(ref):
+        for frame in _frames(ref):
+            total += frame.samples
+            kinds.add((frame.sample_rate, frame.layout.name, frame.format.name))
+    if len(kinds) != 1 or not total:  # FFmpeg may refuse a change on the way; and what is wrong is said there
+        return len(decode_audio(ref, sampling_rate))
+    ((rate, *_),) = kinds
+    return resampled_length(total, rate, sampling_rate)
+
+
+LONG = 1 << 14  # samples; more than any filter of the resampler reaches over
+MOST_RATIO = 64  # of two rates up to which that is so: a filter has 32 samples at the lower one
+
+
+def resampled_length(num_samples: int, rate: int, new_rate: int) -> int:
+    """Samples that FFmpeg's resampler makes of so many, however they are cut into frames.
+
+    Behind its beginning it does the same again and again: 441 samples at 44,100 Hz are 160 at 16,000. So a long sound is
+    counted by a short one, and a multiple of those.
+    """
+    common = math.gcd(rate, new_rate)
+    period, per_period = rate // common, new_rate // common
+    times = max(0, num_samples - LONG) // period if rate <= MOST_RATIO * new_rate else 0
+    return _counted(num_samples - times * period, rate, new_rate) + times * per_period
+
+
+@lru_cache(maxsize=4096)
+def _counted(num_samples: int, rate: int, new_rate: int) -> int:
+    """By resampling silence."""
+    frame = av.AudioFrame.from_ndarray(np.zeros((1, num_samples), np.float32), format="fltp", layout="mono")
+    frame.sample_rate = rate
+    return sum(map(len, _resampled(iter([frame]), new_rate)))
 
 
 def has_audio(ref: MediaRef) -> bool:

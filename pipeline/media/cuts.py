@@ -1,11 +1,12 @@
 """Where in a video decoding can begin, with the very frames that decoding from its start gives.
 
-A wanted frame needs the packets from the last cut before it on, and not the hours before that. Packets are read one
-after the other all the same: that takes a hundredth of the time, and no container seeks so exactly.
+A wanted frame needs the packets from the last cut before it on, and not the hours before that; and of those not the
+ones that no other frame refers to. Packets are read one after the other all the same: that takes a hundredth of the
+time, and no container seeks so exactly.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 ALL_INTRA = {"mjpeg", "prores", "dnxhd", "rawvideo", "dvvideo", "jpeg2000", "huffyuv", "ffvhuff"}  # a packet, a frame
 KEYED = {"h264", "hevc", "vp9", "mpeg4"}  # frames from a key frame on need nothing from before it, if it `_begins_anew`
 TIMED = ("mov", "matroska")  # containers that say of every packet when it is shown
+_SLICES = range(1, 6)  # types of H.264's NAL units that are picture, of which three bits say whether any refers to it
 _IDR = {"h264": {5}, "hevc": {19, 20}}  # types of NAL units that begin anew; other key frames only nearly do
 
 
@@ -27,6 +29,8 @@ class Cuts:
 
     packets: np.ndarray
     shown: np.ndarray  # when each frame of the video is shown, ascending; empty where packets do not say it
+    # Of each packet the number of its frame, if no other refers to it, else -1; empty: not known.
+    unneeded: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 FROM_START = Cuts(packets=np.zeros(1, np.int64), shown=np.zeros(0, np.int64))
@@ -43,12 +47,14 @@ def cuts_of(container: Any) -> Cuts:
     codec = context.codec.canonical_name
     times: list[int | None] = []
     keys: list[bool] = []
+    alone: list[bool] = []
     for packet in container.demux(video=0):
         if packet.is_discard:
             return FROM_START  # decoded and not shown: numbers are not to be told
         if packet.size:
             times.append(packet.pts)
             keys.append(packet.is_keyframe and _begins_anew(packet, context, codec))
+            alone.append(codec == "h264" and not packet.is_keyframe and _is_alone(packet, context))
     if codec in ALL_INTRA:
         return Cuts(packets=np.arange(len(times)), shown=FROM_START.shown)
     if not times or None in times or len(set(times)) < len(times):
@@ -57,22 +63,33 @@ def cuts_of(container: Any) -> Cuts:
     before = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], shown[:-1]]))
     from_here = np.minimum.accumulate(shown[::-1])[::-1]
     cuts = np.flatnonzero(np.array(keys) & (before < shown) & (from_here == shown))
-    return Cuts(packets=np.union1d(cuts, [0]), shown=np.sort(shown))
+    ascending = np.sort(shown)
+    unneeded = np.where(alone, ascending.searchsorted(shown), -1)
+    return Cuts(packets=np.union1d(cuts, [0]), shown=ascending, unneeded=unneeded)
 
 
 def _begins_anew(packet: Any, context: Any, codec: str) -> bool:
-    return codec not in _IDR or not _IDR[codec].isdisjoint(_unit_types(bytes(packet), context.extradata or b"", codec))
+    if codec not in _IDR:
+        return True
+    heads = _unit_heads(packet, context, codec)
+    return not _IDR[codec].isdisjoint(head & 31 if codec == "h264" else head >> 1 & 63 for head in heads)
 
 
-def _unit_types(packet: bytes, extradata: bytes, codec: str) -> Iterator[int]:
-    """Types of the NAL units of a packet, each of which has its length before it, as mp4 and Matroska store them."""
+def _is_alone(packet: Any, context: Any) -> bool:
+    """Whether no frame refers to that of this packet: then all of its slices say so (nal_ref_idc 0)."""
+    slices = [head >> 5 & 3 for head in _unit_heads(packet, context, "h264") if head & 31 in _SLICES]
+    return bool(slices) and not any(slices)
+
+
+def _unit_heads(content: Any, context: Any, codec: str) -> Iterator[int]:
+    """The first byte of each NAL unit of a packet. Each has its length before it, as mp4 and Matroska store them."""
+    packet, extradata = memoryview(content), context.extradata or b""
     place = {"h264": 4, "hevc": 21}[codec]
     if len(extradata) <= place or extradata[0] != 1:
         return  # start codes instead: no key is known to begin anew
     width, position = (extradata[place] & 3) + 1, 0
     while position + width < len(packet):
-        first = packet[position + width]
-        yield first & 31 if codec == "h264" else first >> 1 & 63
+        yield packet[position + width]
         position += width + int.from_bytes(packet[position : position + width], "big")
 
 
@@ -84,7 +101,13 @@ def frames_between(container: Any, cuts: Cuts, wanted: Sequence[int]) -> Iterato
     """(number, frame) of the stretches between cuts that have a wanted frame in them."""
     context = container.streams.video[0].codec_context
     packets = enumerate(packet for packet in container.demux(video=0) if packet.size)
+    is_needed = np.ones(0, bool)
+    if len(cuts.unneeded):
+        is_needed = (cuts.unneeded < 0) | np.isin(cuts.unneeded, wanted)
     for start, end in _runs(cuts.packets, wanted):
+        if not is_needed[start:end].all():
+            yield from _needed_frames(context, packets, cuts, start, is_needed[:end])
+            continue
         number = start
         for index, packet in packets:
             for frame in context.decode(packet) if index >= start else ():
@@ -98,6 +121,31 @@ def frames_between(container: Any, cuts: Cuts, wanted: Sequence[int]) -> Iterato
         if end is not None and number != end:
             raise Uncountable
         context.flush_buffers()
+
+
+def _needed_frames(
+    context: Any, packets: Iterator[tuple[int, Any]], cuts: Cuts, start: int, is_needed: np.ndarray
+) -> Iterator[tuple[int, Any]]:
+    """Without the packets that nobody needs; times tell which frame is which. Every packet must give its own."""
+    due = int(np.count_nonzero(is_needed[start:]))
+    for index, packet in packets:
+        if index >= start and is_needed[index]:
+            for frame in context.decode(packet):
+                due -= 1
+                yield _by_time(frame, cuts), frame
+        if index + 1 == len(is_needed):
+            break
+    for frame in context.decode(None):
+        due -= 1
+        yield _by_time(frame, cuts), frame
+    if due:
+        raise Uncountable
+    context.flush_buffers()
+
+
+def _by_time(frame: Any, cuts: Cuts) -> int:
+    number = int(cuts.shown.searchsorted(frame.pts)) if frame.pts is not None else len(cuts.shown)
+    return _checked(number, frame, cuts, 1)
 
 
 def _runs(cuts: np.ndarray, wanted: Sequence[int]) -> list[tuple[int, int | None]]:

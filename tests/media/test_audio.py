@@ -2,9 +2,11 @@
 
 import json
 
+import av
 import numpy as np
 import pytest
 from helpers import DEMO_PROCESSOR, SHARED, TinyData, clip, tiny_config, tone
+from hypothesis import given, strategies as st
 from processors import qwen3_omni
 
 from neatpack.pipeline.config import UserError
@@ -13,10 +15,12 @@ from neatpack.pipeline.families.registry import family_for, load_family
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.measure.media import measure_medium
-from neatpack.pipeline.media.audio import decode_audio, has_audio
+from neatpack.pipeline.media.audio import _resampled, count_samples, decode_audio, has_audio, resampled_length
 from neatpack.pipeline.records import Example, MediaError, MediaRef, Skip, Turn
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger, verify_ledger, verify_shard
+
+RATES = [7_350, 8_000, 11_025, 16_000, 22_050, 24_000, 32_000, 44_056, 44_100, 48_000, 96_000, 192_000]
 
 
 @pytest.fixture(scope="module")
@@ -139,3 +143,45 @@ def test_the_real_sounds(tmp_path, heard):
             "decode": {("packed", "")},
             "reject_or_partial": {("packed", ""), ("skipped", "bad_media")},
         }[outcome], line
+
+
+@given(
+    num_samples=st.integers(1, 200_000),
+    rate=st.sampled_from(RATES),
+    new_rate=st.sampled_from([16_000, 24_000, 44_100]),
+    frame=st.sampled_from([17, 576, 1024, 4096]),
+)
+def test_how_many_samples_resampling_gives(num_samples, rate, new_rate, frame):
+    """Whatever the frames are, in which the resampler gets them."""
+
+    def frames():
+        for start in range(0, num_samples, max(frame, num_samples // 500)):
+            size = min(max(frame, num_samples // 500), num_samples - start)
+            silence = av.AudioFrame.from_ndarray(np.zeros((1, size), np.float32), format="fltp", layout="mono")
+            silence.sample_rate = rate
+            yield silence
+
+    assert resampled_length(num_samples, rate, new_rate) == sum(map(len, _resampled(frames(), new_rate)))
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real data and processors) is not here")
+def test_counting_is_as_decoding(shared):
+    """Of every file with sound in it; those that fail do so by the same words."""
+
+    def told(function, path, rate) -> int | str:
+        try:
+            found = function(sound(path), rate)
+        except MediaError as error:
+            return str(error)
+        return found if isinstance(found, int) else len(found)
+
+    endings = (".mp3", ".wav", ".flac", ".ogg", ".m4a", ".opus", ".mp4", ".avi", ".mkv", ".mov", ".webm")
+    paths = [path for path in sorted((shared / "data").rglob("*")) if path.suffix.lower() in endings]
+    counts = [told(count_samples, path, rate) for path in paths for rate in (16_000, 24_000)]
+    assert counts == [told(decode_audio, path, rate) for path in paths for rate in (16_000, 24_000)]
+    assert sum(isinstance(count, int) for count in counts) > 20
+
+
+def test_counting_a_sound_in_memory(tmp_path):
+    held = MediaRef(kind="audio", path="(here)", held=(np.zeros((2, 3000), np.float32), 22_050))
+    assert count_samples(held, 16_000) == len(decode_audio(held, 16_000))

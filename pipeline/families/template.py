@@ -1,0 +1,41 @@
+"""The chat template of a tokenizer, called directly: `apply_chat_template` copies what it is given, twice the work."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import chat_template_utils
+
+Template = Callable[[list[dict[str, Any]], Sequence[Any]], str]  # messages and tools -> text
+_PLAIN = {"role", "content"}  # keys of a message that transformers hands on as they are
+
+
+def template_of(tokenizer: PreTrainedTokenizerBase) -> Template:
+    """Messages must be of plain JSON types, as `Chat.messages` makes them."""
+
+    def whole(messages: list[dict[str, Any]], tools: Sequence[Any]) -> str:
+        text = tokenizer.apply_chat_template(messages, tools=list(tools) or None, tokenize=False)
+        assert isinstance(text, str)
+        return text
+
+    compiled = _compiled(tokenizer)
+    if compiled is None:
+        return whole
+    names = {**tokenizer.special_tokens_map, "tools": None, "documents": None, "add_generation_prompt": False}
+
+    def direct(messages: list[dict[str, Any]], tools: Sequence[Any]) -> str:
+        # Reasoning is known by several names, tools are checked, and no message at all is an error: transformers'.
+        if tools or not messages or any(message.keys() != _PLAIN for message in messages):
+            return whole(messages, tools)
+        text: str = compiled.render(names, messages=messages)
+        return text
+
+    return direct
+
+
+def _compiled(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """As transformers compiles it: in its sandbox, with its filters. None where it does so by another name."""
+    compile_ = getattr(chat_template_utils, "_compile_jinja_template", None)
+    if compile_ is None or not isinstance(tokenizer.chat_template, str):
+        return None
+    return compile_(tokenizer.get_chat_template())

@@ -1,0 +1,258 @@
+"""Text -> token ids, as the processor's own tokenizer gives them, by the fastest way that is proved to give them.
+
+tiktoken takes a fifth of the time of `tokenizers` for byte-level BPE. It merges by the rank of what comes out, not by a
+list of merges, and splits text with another regex engine. So it is used only where
+- every component of the tokenizer is one that is known here,
+- its merges are such that both ways give the same tokens of any bytes (`merges.py`: a proof), and
+- both give the same ids of strings chosen to be hard (`hard_strings.py`): splits, normalization, special tokens.
+Everything else is left to the tokenizer itself, and so is a text that tiktoken cannot take.
+"""
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import tiktoken
+from transformers import PreTrainedTokenizerBase
+
+from .hard_strings import hard_strings
+from .merges import are_ranked
+
+Engine = Literal["tiktoken", "tokenizers", "python"]
+NUM_BYTES = 256
+# What ByteLevel splits by where it is told to split: the pattern of GPT-2.
+GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+WHITE_SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # the Unicode property, as Rust has it
+
+
+class Encoder(Protocol):
+    """Texts as ids."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """int32 ids of each, with what the tokenizer adds to a text: a bos token, mostly."""
+
+    def bare(self, text: str) -> list[int]:
+        """Without what it adds."""
+
+
+def encoder_of(tokenizer: PreTrainedTokenizerBase) -> Encoder:
+    """tiktoken where it is proved to give the same ids, else the tokenizer."""
+    own = Own(tokenizer)
+    fast = _fast(tokenizer, own)
+    return fast if fast is not None and agree(fast, own, fast.special_tokens) else own
+
+
+def agree(one: Encoder, other: Encoder, special_tokens: Iterable[str]) -> bool:
+    texts = hard_strings(special_tokens)
+    return all(map(np.array_equal, one.encode(texts), other.encode(texts)))
+
+
+@dataclass(frozen=True)
+class Own:
+    """The tokenizer of transformers itself."""
+
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def engine(self) -> Engine:
+        return "tokenizers" if hasattr(self.tokenizer, "backend_tokenizer") else "python"
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encoded = self.tokenizer(list(texts), return_attention_mask=False)["input_ids"]
+        return [np.array(ids, dtype=np.int32) for ids in encoded]
+
+    def bare(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fast:
+    """Byte-level BPE by tiktoken."""
+
+    encoding: tiktoken.Encoding
+    own: Own
+    special_tokens: frozenset[str]
+    stripping: frozenset[str]  # special tokens that take the white space after them along
+    normalize: Callable[[str], str] | None  # NFC, or nothing
+    before: tuple[int, ...]  # what the tokenizer adds to a text
+    after: tuple[int, ...]
+    engine: Engine = "tiktoken"
+    _special: re.Pattern[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        alternatives = "|".join(map(re.escape, sorted(self.special_tokens))) or "(?!)"
+        object.__setattr__(self, "_special", re.compile(f"({alternatives})"))
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self._with_added(text) for text in texts]
+
+    def _with_added(self, text: str) -> np.ndarray:
+        ids = self._ids(text)
+        return np.array([*self.before, *ids, *self.after], dtype=np.int32) if self.before or self.after else ids
+
+    def bare(self, text: str) -> list[int]:
+        found: list[int] = self._ids(text).tolist()
+        return found
+
+    def _ids(self, text: str) -> np.ndarray:
+        try:
+            if self.stripping or (self.normalize and not (text.isascii() or unicodedata.is_normalized("NFC", text))):
+                return self._piece_by_piece(text)
+            found = self.encoding.encode_to_numpy(text, allowed_special=self.special_tokens, disallowed_special=())
+        except (ValueError, UnicodeError):  # a run of a million spaces is too much for its regex; half a character
+            return np.array(self.own.bare(text), dtype=np.int32)
+        return found.view(np.int32)
+
+    def _piece_by_piece(self, text: str) -> np.ndarray:
+        """Special tokens are found in the text as it is, and each stretch between them is normalized by itself."""
+        ids: list[int] = []
+        stretches = self._special.split(text)
+        for number, stretch in enumerate(stretches):
+            if number % 2:
+                ids.append(self.encoding.encode_single_token(stretch))
+                continue
+            if number and stretches[number - 1] in self.stripping:
+                stretch = _LEADING_SPACE.sub("", stretch)
+            # Not by encode_ordinary, which panics where its regex gives up, nor by encode, which mends half characters.
+            words = self.normalize(stretch) if self.normalize else stretch
+            ids += self.encoding.encode_to_numpy(words, disallowed_special=()).tolist()
+        return np.array(ids, dtype=np.int32)
+
+
+_LEADING_SPACE = re.compile(f"^[{WHITE_SPACE}]+")
+
+
+# From a tokenizer's own description of itself
+
+
+class _Unknown(Exception):
+    """A component that is not known here, or merges that tiktoken would do otherwise."""
+
+
+def _fast(tokenizer: PreTrainedTokenizerBase, own: Own) -> Fast | None:
+    if own.engine != "tokenizers" or tokenizer.split_special_tokens:
+        return None
+    backend = tokenizer.backend_tokenizer
+    described = json.loads(backend.to_str())
+    try:
+        special = _special_tokens(described["added_tokens"], described["normalizer"])
+        before, after = _added_around(described["post_processor"])
+        encoding = tiktoken.Encoding(
+            "",
+            pat_str=_split(described["pre_tokenizer"]),
+            mergeable_ranks=_ranks(described["model"], special),
+            special_tokens={token["content"]: token["id"] for token in special.values()},
+        )
+    except (_Unknown, ValueError):  # ValueError: a pattern that tiktoken's regex engine does not take
+        return None
+    return Fast(
+        encoding=encoding,
+        own=own,
+        special_tokens=frozenset(special),
+        stripping=frozenset(name for name, token in special.items() if token["rstrip"]),
+        normalize=backend.normalizer.normalize_str if described["normalizer"] else None,
+        before=before,
+        after=after,
+    )
+
+
+def _special_tokens(added: Sequence[dict[str, Any]], normalizer: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """By their text. Those that may begin like another are not known here: which of them is found first differs."""
+    if normalizer not in (None, {"type": "NFC"}):
+        raise _Unknown
+    for token in added:
+        if token["single_word"] or token["lstrip"] or (token["normalized"] and normalizer) or not token["content"]:
+            raise _Unknown
+    special = {token["content"]: token for token in added}
+    names = sorted(special)
+    if any(longer.startswith(shorter) for shorter, longer in zip(names, names[1:], strict=False)):
+        raise _Unknown
+    return special
+
+
+def _split(pre_tokenizer: dict[str, Any] | None) -> str:
+    """The pattern that text is split by before it is encoded."""
+    match pre_tokenizer:
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False},
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        }:
+            return pattern
+        case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}:
+            return GPT2_SPLIT
+    raise _Unknown
+
+
+def _added_around(post_processor: dict[str, Any] | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids that are added before and after a text."""
+    match post_processor:
+        case None | {"type": "ByteLevel"}:
+            return (), ()
+        case {"type": "Sequence", "processors": [*several]}:
+            around = [_added_around(each) for each in several]
+            return tuple(i for before, _ in reversed(around) for i in before), tuple(i for _, a in around for i in a)
+        case {"type": "TemplateProcessing", "single": [*pieces], "special_tokens": tokens}:
+            before: list[int] = []
+            after: list[int] = []
+            into = before
+            for piece in pieces:
+                if "Sequence" in piece:
+                    into = after
+                else:
+                    into += tokens[piece["SpecialToken"]["id"]]["ids"]
+            return tuple(before), tuple(after)
+    raise _Unknown
+
+
+# The vocabulary
+
+_EXPECTED = {"type": "BPE", "dropout": None, "byte_fallback": False, "fuse_unk": False, "unk_token": None}
+
+
+def _ranks(model: dict[str, Any], special: Iterable[str]) -> dict[bytes, int]:
+    """Tokens of a byte-level BPE as tiktoken has them: their bytes, ranked by their ids."""
+    if any(model.get(name) != value for name, value in _EXPECTED.items()):
+        raise _Unknown
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        raise _Unknown
+    vocabulary: dict[str, int] = model["vocab"]
+    letters = byte_letters()
+    try:
+        byte_ids = [vocabulary[letter] for letter in letters]
+        merges = _ids_of_merges(model["merges"], vocabulary)
+    except KeyError:  # a byte that is no token, or a merge of what is none
+        raise _Unknown from None
+    made = {*byte_ids, *merges[:, 2].tolist()}
+    unmade = {name for name, id_ in vocabulary.items() if id_ not in made}
+    # A token that no merges lead to is never given (Qwen3.5 has 201), unless a whole word is looked up first.
+    if not (unmade <= set(special) or not model["ignore_merges"]) or not are_ranked(merges, byte_ids):
+        raise _Unknown
+    table = str.maketrans(dict(zip(letters, map(chr, range(NUM_BYTES)), strict=True)))
+    tokens = ((name, id_) for name, id_ in vocabulary.items() if id_ in made)
+    return {name.translate(table).encode("latin-1"): id_ for name, id_ in tokens}
+
+
+def byte_letters() -> list[str]:
+    """What each byte is written as in a byte-level vocabulary: itself if it can be seen, else a letter from 256 on."""
+    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    unseen = (byte for byte in range(NUM_BYTES) if byte not in seen)
+    moved = {byte: NUM_BYTES + place for place, byte in enumerate(unseen)}
+    return [chr(moved.get(byte, byte)) for byte in range(NUM_BYTES)]
+
+
+def _ids_of_merges(merges: Sequence[Sequence[str]], vocabulary: dict[str, int]) -> np.ndarray:
+    """[n, 3]: left, right, and what they become."""
+    found = np.empty((len(merges), 3), dtype=np.int64)
+    found[:, :2].flat = [vocabulary[part] for pair in merges for part in pair]
+    found[:, 2] = [vocabulary[merged] for merged in map("".join, merges)]
+    return found
