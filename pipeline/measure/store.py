@@ -108,7 +108,7 @@ def unpacked(number: int, content: bytes | memoryview) -> Measured | None:
     if found != number or zlib.crc32(content[4:]) != crc32:
         return None
     numbers = np.frombuffer(content, "<i4", num_ids + num_targets, _HEAD.size)
-    values = json.loads(bytes(content[_HEAD.size + numbers.nbytes :]))
+    values = json.loads(str(content[_HEAD.size + numbers.nbytes :], "utf-8", "surrogatepass"))
     media = tuple(map(_medium, values.pop("media")))
     return Measured(ids=numbers[:num_ids], targets=numbers[num_ids:].reshape(-1, 2), media=media, **values)
 
