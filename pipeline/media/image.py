@@ -103,7 +103,7 @@ def _jpeg_pixels(image: Image.Image, file: BinaryIO) -> np.ndarray | None:
         return None
     place = file.tell()
     file.seek(0)
-    pixels = decoded_jpeg(file.read())
+    pixels = decoded_jpeg(file.read(), (image.height, image.width))
     file.seek(place)
     return pixels
 

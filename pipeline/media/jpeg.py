@@ -7,6 +7,7 @@ differ on a few that are made for the purpose, as they would with another libjpe
 
 import io
 import random
+import struct
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -18,9 +19,9 @@ PLAIN = (0xC0, 0xC1, 0xC2)  # frames that both have: baseline, extended and prog
 _NO_SEGMENT = (0x01, *range(0xD0, 0xD9))  # markers that stand alone
 
 
-def decoded_jpeg(content: bytes) -> np.ndarray | None:
-    """RGB pixels [height, width, 3], not turned; None: ask Pillow."""
-    return _turbo(content) if _equals_pillow() and _is_plain(content) else None
+def decoded_jpeg(content: bytes, size: tuple[int, int]) -> np.ndarray | None:
+    """RGB pixels [height, width, 3], not turned, of a JPEG that has this size to Pillow; None: ask Pillow."""
+    return _turbo(content) if _equals_pillow() and _is_plain(content, size) else None
 
 
 def _turbo(content: bytes) -> np.ndarray | None:
@@ -31,15 +32,19 @@ def _turbo(content: bytes) -> np.ndarray | None:
     return pixels
 
 
-def _is_plain(content: bytes) -> bool:
-    """Whether the first frame is one of PLAIN, of 8 bits and one or three colours; found by stepping over segments."""
+def _is_plain(content: bytes, size: tuple[int, int]) -> bool:
+    """Whether the first frame is one of PLAIN, of 8 bits, this size and one or three colours.
+
+    It is found by stepping over segments. TurboJPEG reserves what a frame says: a size that nobody checked is no size.
+    """
     at = 2
     while at + 10 <= len(content) and content[at] == 0xFF:
         marker = content[at + 1]
         if marker == 0xFF or marker in _NO_SEGMENT:
             at += 1 if marker == 0xFF else 2
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            return marker in PLAIN and content[at + 4] == 8 and content[at + 9] in (1, 3)
+            bits, height, width, colours = struct.unpack_from(">BHHB", content, at + 4)
+            return marker in PLAIN and bits == 8 and (height, width) == size and colours in (1, 3)
         else:
             at += 2 + int.from_bytes(content[at + 2 : at + 4], "big")
     return False

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..families.base import Arrays, Family
+from ..families.base import Arrays, Family, Joined
 from ..labels import disjoint_spans_mask, labels_of, shifted_together
 from ..records import IGNORE, Document, Pack
 from .sample import Expanded, fake_image_sample
@@ -25,7 +25,7 @@ def build_pack(
         sum(document.num_audios for document in told),
     )
     text = laid_out([document for _, document in documents], family, align=align)
-    media = [document.media for _, document in documents if document.media is not None]
+    media = [piece for _, document in documents for piece in document.media]
     if add_fake:
         fake = _fake_image(family, align)
         text = {name: np.concatenate([values, fake.text[name]], axis=-1) for name, values in text.items()}
@@ -60,11 +60,11 @@ def laid_out(documents: Sequence[Expanded], family: Family, *, align: int = 1) -
     places = np.arange(padded_lengths.sum()) - padded_starts.repeat(padded_lengths)
     positions = np.empty((family.position_axes, len(places)), dtype=family.position_dtype)
     positions[:] = places
-    is_seen = np.array([document.media is not None for document in documents])
+    is_seen = np.array([bool(document.media) for document in documents])
     is_seen[np.searchsorted(ends, types.nonzero()[0], side="right")] = True
     for at in is_seen.nonzero()[0].tolist():
-        media = documents[at].media
-        own = family.positions(types[starts[at] : ends[at]], family.joined([]) if media is None else media, family.facts)
+        media = Joined(family.media, documents[at].media)
+        own = family.positions(types[starts[at] : ends[at]], media, family.facts)
         positions[:, padded_starts[at] : padded_ends[at]] = padded_positions(own[..., :-1], padded_lengths[at])
     if align > 1:
         is_real = places < after_lengths.repeat(padded_lengths)

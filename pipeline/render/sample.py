@@ -23,25 +23,25 @@ class Expanded:
 
     ids: np.ndarray  # int32: every placeholder has given way to its tokens
     targets: np.ndarray  # int32 [n, 2]: which of them are trained on, as spans [start, stop)
-    media: Arrays | None  # None: it has none
+    media: tuple[Arrays, ...]  # in pieces, for `Family.joined`; nothing: it has none
 
 
 def expanded(measured: Measured, family: Family, resize: str) -> Expanded:
     """Raises MediaError where a medium cannot be decoded."""
     if not measured.media:
-        return Expanded(ids=measured.ids, targets=measured.targets, media=None)
+        return Expanded(ids=measured.ids, targets=measured.targets, media=())
     with timed("resizing"):
-        media = family.document_arrays(measured.ids, measured.media, decoded, RESIZE[resize])
+        media = family.document_pieces(measured.ids, measured.media, decoded, RESIZE[resize])
     places = expansions(measured.ids, measured.media, family)
     # What a medium expands to is no target, also where its placeholder stands in trained text.
     targets = expand(target_mask_of(measured), [(place, np.zeros(len(tokens), bool)) for place, tokens in places])
-    return Expanded(ids=expand(measured.ids, places), targets=mask_spans(targets), media=media)
+    return Expanded(ids=expand(measured.ids, places), targets=mask_spans(targets), media=tuple(media))
 
 
 def render_whole(measured: Measured, family: Family, resize: str) -> Sample:
     """A document before the shift. Raises MediaError where a medium cannot be decoded."""
     document = expanded(measured, family, resize)
-    media = family.joined([]) if document.media is None else document.media
+    media = family.joined(document.media)
     types = family.chat.token_types(document.ids)
     return Sample(
         input_ids=document.ids,
