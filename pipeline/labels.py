@@ -85,7 +85,7 @@ def disjoint_spans_mask(spans: np.ndarray, length: int) -> np.ndarray:
 
 def labels_of(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """ids [a, b, c], mask [0, 1, 1] -> [-100, b, c]."""
-    return np.where(mask, ids, np.int32(IGNORE)).astype(np.int32)
+    return np.where(mask, ids, np.int32(IGNORE)).astype(np.int32, copy=False)
 
 
 def shifted(arrays: Mapping[str, Array]) -> dict[str, Array]:

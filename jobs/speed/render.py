@@ -1,8 +1,8 @@
 """Rendering packs and writing them as shards are, against the fastest exact decode and resize of the same media.
 
-Pictures against simplejpeg (Pillow where the file is no JPEG of three colours) and torch, videos against PyAV and torch,
-sounds against PyAV and the features of transformers: nobody can do less. Ours is all of it: decode, resize, patches,
-labels, positions, tar, sha256 and crc32, in packs of 16 documents.
+Pictures against simplejpeg (Pillow where the file is no JPEG of three colours) and torch, videos against PyAV and
+torch, sounds against PyAV and the features of transformers: nobody can do less. Ours is all of it: decode, resize,
+patches, labels, positions, tar, sha256 and crc32, in packs of 16 documents.
 """
 
 from collections.abc import Callable, Iterator, Mapping

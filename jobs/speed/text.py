@@ -1,7 +1,7 @@
 """Text documents from the token store to the tar: us of CPU each, all of a shard's task but what it does once.
 
-Of every data set without media: rows drawn from all over the store, read, labelled, positioned, shifted, laid end to end,
-written and hashed, with the lines that they have in index and ledger.
+Of every data set without media: rows drawn from all over the store, read, labelled, positioned, shifted, laid end to
+end, written and hashed, with the lines of the index.
 """
 
 import contextlib

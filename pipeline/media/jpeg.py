@@ -63,7 +63,7 @@ def _equals_pillow() -> bool:
 
 
 def made_jpegs() -> Iterator[bytes]:
-    """Small ones of every common kind: sampled and odd in size, so that edges are filled up; of colours that overflow."""
+    """Small ones of every common kind: sampled, odd in size, so that edges are filled up, of colours that overflow."""
     noise = random.Random(0)
     width, height = 43, 37
     for mode in ("RGB", "L"):

@@ -39,44 +39,52 @@ def laid_out(documents: Sequence[Expanded], family: Family, *, align: int = 1) -
 
     A document of text has 200 tokens: what is done for each costs as much as for all.
     """
-    lengths = np.array([len(document.ids) for document in documents])
-    ends = lengths.cumsum()
-    starts = ends - lengths
+    ends = np.cumsum([len(document.ids) for document in documents])
+    starts = np.concatenate([[0], ends[:-1]])
     ids = np.concatenate([document.ids for document in documents])
     num_spans = [len(document.targets) for document in documents]
     targets = np.concatenate([document.targets for document in documents]) + starts.repeat(num_spans)[:, None]
     types = family.chat.token_types(ids)
-    whole = {
-        "input_ids": ids,
-        "labels": labels_of(ids, disjoint_spans_mask(targets, len(ids))),
-        "mm_token_type_ids": types,
+    labels = labels_of(ids, disjoint_spans_mask(targets, len(ids)))
+    whole = {"input_ids": ids, "labels": labels, "mm_token_type_ids": types}
+    shifted = shifted_together(whole, starts, ends)
+
+    lengths = ends - starts - 1
+    padded = lengths + -lengths % align
+    places = np.arange(padded.sum(), dtype=np.int32)  # of each token in its document
+    places -= (padded.cumsum() - padded).astype(np.int32).repeat(padded)
+    if align > 1:
+        is_real, fills = places < lengths.repeat(padded), _fills(family.chat.padding_id)
+        shifted = {name: _spread(values, is_real, fills[name]) for name, values in shifted.items()}
+    return {
+        "input_ids": shifted["input_ids"],
+        "labels": shifted["labels"],
+        "position_ids": _positions(documents, types, ends, padded, places, family),
+        "seq_lens": lengths.astype(np.int32),
+        "seq_lens_padded": padded.astype(np.int32),
+        "mm_token_type_ids": shifted["mm_token_type_ids"],
     }
-    after = shifted_together(whole, starts, ends)
-    after_lengths = lengths - 1
-    padded_lengths = after_lengths + -after_lengths % align
-    padded_ends = padded_lengths.cumsum()
-    padded_starts = padded_ends - padded_lengths
-    # Text advances by one on every axis, through its padding.
-    places = np.arange(padded_lengths.sum()) - padded_starts.repeat(padded_lengths)
+
+
+def _positions(
+    documents: Sequence[Expanded],
+    types: np.ndarray,
+    ends: np.ndarray,  # of the documents in `types`, before the shift
+    padded: np.ndarray,  # their lengths after it
+    places: np.ndarray,
+    family: Family,
+) -> np.ndarray:
+    """Text advances by one on every axis, through its padding; a document in which something is seen is asked about."""
     positions = np.empty((family.position_axes, len(places)), dtype=family.position_dtype)
     positions[:] = places
     is_seen = np.array([bool(document.media) for document in documents])
-    is_seen[np.searchsorted(ends, types.nonzero()[0], side="right")] = True
+    is_seen[ends.searchsorted(types.nonzero()[0], side="right")] = True
     for at in is_seen.nonzero()[0].tolist():
-        media = Joined(family.media, documents[at].media)
-        own = family.positions(types[starts[at] : ends[at]], media, family.facts)
-        positions[:, padded_starts[at] : padded_ends[at]] = padded_positions(own[..., :-1], padded_lengths[at])
-    if align > 1:
-        is_real = places < after_lengths.repeat(padded_lengths)
-        after = {name: _spread(values, is_real, _fills(family.chat.padding_id)[name]) for name, values in after.items()}
-    return {
-        "input_ids": after["input_ids"],
-        "labels": after["labels"],
-        "position_ids": positions if family.position_axes > 1 else positions[0],
-        "seq_lens": after_lengths.astype(np.int32),
-        "seq_lens_padded": padded_lengths.astype(np.int32),
-        "mm_token_type_ids": after["mm_token_type_ids"],
-    }
+        own, media = types[ends[at] - len(documents[at].ids) : ends[at]], Joined(family.media, documents[at].media)
+        start = padded[:at].sum()
+        found = padded_positions(family.positions(own, media, family.facts)[..., :-1], padded[at])
+        positions[:, start : start + padded[at]] = found
+    return positions if family.position_axes > 1 else positions[0]
 
 
 def _spread(values: np.ndarray, is_real: np.ndarray, fill: int) -> np.ndarray:
