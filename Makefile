@@ -44,7 +44,7 @@ format: .venv/ready
 bench: .venv/ready
 	$(BIN)/python jobs/bench_plan.py
 	$(BIN)/python jobs/bench_scale.py
-	$(BIN)/python jobs/bench_render.py
+	$(BIN)/python jobs/bench.py
 	$(BIN)/python jobs/bench_load.py
 	$(BIN)/python jobs/bench_view.py
 

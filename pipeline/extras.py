@@ -4,8 +4,8 @@ from importlib.util import find_spec
 
 # As in pyproject.toml, but by the names one imports; tests/test_install.py holds the two to each other.
 EXTRAS = {
-    "pack": ("ray", "transformers", "PIL", "av", "yaml", "jinja2", "tiktoken"),
-    "online": ("transformers", "PIL", "av", "jinja2", "tiktoken"),
+    "pack": ("ray", "transformers", "PIL", "simplejpeg", "av", "yaml", "jinja2", "tiktoken"),
+    "online": ("transformers", "PIL", "simplejpeg", "av", "jinja2", "tiktoken"),
     "s3": ("botocore",),
     "sources": ("datasets",),
 }

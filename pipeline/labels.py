@@ -75,9 +75,17 @@ def mask_spans(mask: np.ndarray) -> np.ndarray:
     return edges.astype(np.int32).reshape(-1, 2)
 
 
+def disjoint_spans_mask(spans: np.ndarray, length: int) -> np.ndarray:
+    """As `spans_mask`, of many at once, [n, 2], of which no two begin or end together."""
+    steps = np.zeros(length + 1, dtype=np.int8)
+    steps[spans[:, 0]] += 1
+    steps[spans[:, 1]] -= 1
+    return steps[:-1].cumsum(dtype=np.int8).view(bool)
+
+
 def labels_of(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """ids [a, b, c], mask [0, 1, 1] -> [-100, b, c]."""
-    return np.where(mask, ids, np.int32(IGNORE)).astype(np.int32)
+    return np.where(mask, ids, np.int32(IGNORE)).astype(np.int32, copy=False)
 
 
 def shifted(arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -86,3 +94,13 @@ def shifted(arrays: Mapping[str, Array]) -> dict[str, Array]:
     input_ids [a, b, c], labels [-100, b, c] -> [a, b] and [b, c].
     """
     return {name: values[..., 1:] if name == "labels" else values[..., :-1] for name, values in arrays.items()}
+
+
+def shifted_together(arrays: Mapping[str, np.ndarray], starts: np.ndarray, ends: np.ndarray) -> dict[str, np.ndarray]:
+    """As `shifted`, of documents [start, end) that lie end to end: each loses a token."""
+    return {name: np.delete(values, starts if name == "labels" else ends - 1) for name, values in arrays.items()}
+
+
+def shifted_spans(spans: np.ndarray) -> tuple[Span, ...]:
+    """Spans of tokens that are trained on, as those of the labels after the shift: (0, 3), (5, 6) -> (0, 2), (4, 5)."""
+    return tuple((max(start - 1, 0), stop - 1) for start, stop in spans.tolist() if stop > 1)

@@ -198,6 +198,8 @@ class Measured:
     @property
     def num_media(self) -> dict[MediaKind, int]:
         """Media of each kind; a video whose sound is used has a sound, too."""
+        if not self.media:  # most rows have none, and are asked
+            return {"image": 0, "video": 0, "audio": 0}
         kinds = [medium.ref.kind for medium in self.media]
         num_sounds = sum(medium.num_samples > 0 for medium in self.media)
         return {"image": kinds.count("image"), "video": kinds.count("video"), "audio": num_sounds}

@@ -6,10 +6,11 @@ out of it by mistake.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Self
@@ -298,10 +299,10 @@ class Family(ABC):
     def stored_bytes(self, media: Iterable[MeasuredMedia]) -> int:
         return sum(rule.stored_bytes(medium) for medium in media for rule in self.rules_of(medium))
 
-    def document_arrays(
+    def document_pieces(
         self, measured_ids: np.ndarray, media: Sequence[MeasuredMedia], decoded: Decoded, resize: Resize
-    ) -> Arrays:
-        """All media arrays of one document."""
+    ) -> list[Arrays]:
+        """All media arrays of one document, in pieces that `joined` lays end to end."""
         pieces = [
             rule.render(decoded(medium, rule), medium, resize)
             for medium in self.in_text_order(measured_ids, media)
@@ -309,14 +310,16 @@ class Family(ABC):
         ]
         for kind, rule in self.rules.items():
             pieces.append(rule.of_document([medium for medium in media if medium.ref.kind == kind]))
-        return self.joined(pieces)
+        return pieces
 
-    def joined(self, pieces: Sequence[Mapping[str, np.ndarray]]) -> Arrays:
+    def document_arrays(
+        self, measured_ids: np.ndarray, media: Sequence[MeasuredMedia], decoded: Decoded, resize: Resize
+    ) -> Arrays:
+        return self.joined(self.document_pieces(measured_ids, media, decoded, resize))
+
+    def joined(self, pieces: Iterable[Mapping[str, np.ndarray]]) -> Arrays:
         """Rows end to end; an array that no piece has is empty."""
-        return {
-            name: join_rows([piece[name] for piece in pieces if name in piece], array)
-            for name, array in self.media.items()
-        }
+        return dict(Joined(self.media, pieces))
 
     # The fake image
 
@@ -388,16 +391,41 @@ def identity_of(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} has no identity; give the numbers that it stands for")
 
 
+class Joined(Mapping[str, np.ndarray]):
+    """Media arrays in pieces, each array joined when it is asked for: positions need grids, and no pixels."""
+
+    def __init__(self, media: Mapping[str, MediaArray], pieces: Iterable[Mapping[str, np.ndarray]]) -> None:
+        self._media, self._pieces = media, list(pieces)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return join_rows([piece[name] for piece in self._pieces if name in piece], self._media[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._media)
+
+    def __len__(self) -> int:
+        return len(self._media)
+
+
 def join_rows(pieces: Sequence[np.ndarray], array: MediaArray) -> np.ndarray:
-    """Rows of several media or documents end to end, as the array is declared."""
+    """Rows of several media or documents end to end, as the array is declared.
+
+    A piece may have more axes than its rows, and lie in another order in memory (`media.pixels.in_patches`).
+    """
     if not pieces:
         return np.zeros((0, *(max(side, 0) for side in array.row)), dtype=array.dtype)
-    if len(pieces) == 1:  # most documents have one medium, and it is large: no copy
-        return pieces[0].astype(array.dtype, copy=False)
-    if -1 in array.row:
-        sides = np.max([piece.shape[1:] for piece in pieces], axis=0).tolist()
+    row = array.row
+    if -1 in row:
+        row = tuple(np.max([piece.shape[1:] for piece in pieces], axis=0).tolist())
         pieces = [
-            np.pad(piece, [(0, 0), *((0, side - has) for side, has in zip(sides, piece.shape[1:], strict=True))])
+            np.pad(piece, [(0, 0), *((0, side - has) for side, has in zip(row, piece.shape[1:], strict=True))])
             for piece in pieces
         ]
-    return np.concatenate(pieces).astype(array.dtype, copy=False)
+    if len(pieces) == 1 and pieces[0].shape[1:] == row:  # it may be large: no copy
+        return pieces[0].astype(array.dtype, copy=False)
+    counts = [len(piece) if piece.shape[1:] == row else piece.size // math.prod(row) for piece in pieces]
+    result = np.empty((sum(counts), *row), dtype=array.dtype)
+    ends = itertools.accumulate(counts)
+    for piece, count, end in zip(pieces, counts, ends, strict=True):
+        result[end - count : end].reshape(piece.shape)[...] = piece
+    return result

@@ -241,12 +241,12 @@ class Default(Family):
         token = getattr(processor, "image_token", None)
         return cls(ProcessorChat(images, {"image": str(token)} if token else {}), image=images)
 
-    def document_arrays(
+    def document_pieces(
         self, measured_ids: np.ndarray, media: Sequence[MeasuredMedia], decoded: Decoded, resize: Resize
-    ) -> Arrays:
+    ) -> list[Arrays]:
         """One run of the processor for all pictures of a conversation; its text does not touch them."""
         if not media:
-            return self.joined([])
+            return []
         images = [Image.fromarray(decoded(medium, self.image)) for medium in media]
         ids, arrays = self.image.run(asking(images))
         where = media[0].ref.path
@@ -268,7 +268,7 @@ class Default(Family):
             fits = [side in (has, -1) for has, side in zip(shape, array.row, strict=False)]
             if len(shape) != len(array.row) or not all(fits):
                 raise MediaError("bad_media", f"{where}: {name} has rows {shape}, of other pictures {array.row}")
-        return self.joined([arrays])
+        return [arrays]
 
 
 def _loaded(source: str, trust_remote_code: bool) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..config import UserError
 from ..layout import Delivery, MediaArray
-from ..media.pixels import Resize, patchify, patchify_video, pixel_table, resize_torch
+from ..media.pixels import Resize, in_patches, patchify_video, pixel_table, resize_torch
 from ..media.resize import smart_resize_image
 from ..records import MeasuredMedia
 from .base import Arrays, Grid, ImageRule, MediaRule, ProcessorKey, Size, SoundRule, VideoRule
@@ -145,7 +145,7 @@ class PatchImages(Patches, ImageRule):
         return self.blank((self.factor, self.factor), (1, self.merge_size, self.merge_size))
 
     def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
-        patches = patchify(resize(content, medium.size), self.patch_size, self.merge_size)
+        patches = in_patches(resize(content, medium.size)[None], self.patch_size, self.merge_size, 1)
         return {"pixel_values": patches, "image_grid_thw": np.array([medium.grid], dtype=np.int64)}
 
 

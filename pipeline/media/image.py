@@ -8,10 +8,12 @@ from typing import BinaryIO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from ..records import MediaRef
+from .jpeg import decoded_jpeg
 from .limits import limits
 from .open import blamed, open_picture
 
@@ -34,7 +36,9 @@ def decode_image(ref: MediaRef) -> np.ndarray:
         with _quietly(), blamed(ref):
             return _pixels(ref.held, turn=False)
     with _quietly(), open_picture(ref) as file:
-        return _pixels(_opened(ref, file), turn=True)
+        image = _opened(ref, file)
+        pixels = _jpeg_pixels(image, file)
+        return _pixels(image, turn=True) if pixels is None else pixels
 
 
 def rgb_image(ref: MediaRef) -> Image.Image:
@@ -91,6 +95,17 @@ def _metadata_after_pixels(file: BinaryIO) -> bool:
         if seen_pixels and kind in (b"eXIf", b"iTXt", b"tEXt", b"zTXt"):
             return True
         position += 12 + length
+
+
+def _jpeg_pixels(image: Image.Image, file: BinaryIO) -> np.ndarray | None:
+    """Of a JPEG that is displayed as it is stored: most are. Turning the others is Pillow's."""
+    if type(image) is not JpegImageFile or _orientation(image, file) != 1:
+        return None
+    place = file.tell()
+    file.seek(0)
+    pixels = decoded_jpeg(file.read(), (image.height, image.width))
+    file.seek(place)
+    return pixels
 
 
 def _pixels(image: Image.Image, *, turn: bool) -> np.ndarray:

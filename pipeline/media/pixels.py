@@ -57,14 +57,17 @@ def patchify(pixels: np.ndarray, patch: int, merge: int) -> np.ndarray:
 
 def patchify_video(frames: np.ndarray, patch: int, merge: int, temporal: int) -> np.ndarray:
     """[frames, height, width, channels] -> [patches, channels * temporal * patch * patch]; merged ones neighbours."""
+    row = frames.shape[-1] * temporal * patch**2
+    return np.ascontiguousarray(in_patches(frames, patch, merge, temporal)).reshape(-1, row)
+
+
+def in_patches(frames: np.ndarray, patch: int, merge: int, temporal: int) -> np.ndarray:
+    """The same pixels in the order of patches, as a view: whoever lays them somewhere copies them once, and no more."""
     count, height, width, channels = frames.shape
     rows, columns = height // (merge * patch), width // (merge * patch)
     blocks = frames.reshape(count // temporal, temporal, rows, merge, patch, columns, merge, patch, channels)
     # time, row, column, row in merge, column in merge, channel, frame, y, x
-    ordered = blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
-    return np.ascontiguousarray(ordered).reshape(
-        count // temporal * rows * columns * merge**2, channels * temporal * patch**2
-    )
+    return blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
 
 
 def tiles_of(pixels: np.ndarray, side: int) -> np.ndarray:

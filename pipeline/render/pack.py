@@ -1,55 +1,125 @@
-"""Samples -> Pack: documents laid end to end."""
+"""Documents -> Pack: laid end to end."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
-from ..families.base import Arrays, Family
-from ..records import IGNORE, Document, Pack, Sample
-from .sample import fake_image_sample
+from ..families.base import Arrays, Family, Joined
+from ..labels import disjoint_spans_mask, labels_of, shifted_together
+from ..records import IGNORE, Document, Pack
+from .sample import Expanded, fake_image_sample
 
 
 def build_pack(
-    number: int, samples: Sequence[tuple[Document, Sample]], family: Family, *, fake_image: bool, align: int = 1
+    number: int, documents: Sequence[tuple[Document, Expanded]], family: Family, *, fake_image: bool, align: int = 1
 ) -> Pack:
-    """Concatenate, each document padded to a multiple of `align`.
+    """Labelled, positioned, shifted and laid end to end, each padded to a multiple of `align`.
 
     A pack that the family wants a fake image in (nothing in it is seen) gets it as its last document, if asked for.
     """
-    documents = [document for document, _ in samples]
-    rendered = [sample for _, sample in samples]
+    told = [document for document, _ in documents]
     add_fake = fake_image and family.wants_fake_image(
-        sum(document.num_images + document.num_videos for document in documents),
-        sum(document.num_audios for document in documents),
+        sum(document.num_images + document.num_videos for document in told),
+        sum(document.num_audios for document in told),
     )
+    text = laid_out([document for _, document in documents], family, align=align)
+    media = [piece for _, document in documents for piece in document.media]
     if add_fake:
-        rendered.append(fake_image_sample(family))
-        documents.append(_fake_document(rendered[-1]))
-    text = end_to_end([sample.per_token for sample in rendered], padding_id=family.chat.padding_id, align=align)
-    return Pack(
-        number=number,
-        arrays=text | family.joined([sample.media for sample in rendered]),
-        documents=tuple(documents),
-        fake_image=add_fake,
-    )
+        fake = _fake_image(family, align)
+        text = {name: np.concatenate([values, fake.text[name]], axis=-1) for name, values in text.items()}
+        media.append(fake.media)
+        told.append(fake.document)
+    return Pack(number=number, arrays=text | family.joined(media), documents=tuple(told), fake_image=add_fake)
+
+
+def laid_out(documents: Sequence[Expanded], family: Family, *, align: int = 1) -> Arrays:
+    """What `end_to_end` gives for the documents rendered one by one and shifted, reckoned for all of them at once.
+
+    A document of text has 200 tokens: what is done for each costs as much as for all.
+    """
+    ends = np.cumsum([len(document.ids) for document in documents])
+    starts = np.concatenate([[0], ends[:-1]])
+    ids = np.concatenate([document.ids for document in documents])
+    num_spans = [len(document.targets) for document in documents]
+    targets = np.concatenate([document.targets for document in documents]) + starts.repeat(num_spans)[:, None]
+    types = family.chat.token_types(ids)
+    labels = labels_of(ids, disjoint_spans_mask(targets, len(ids)))
+    whole = {"input_ids": ids, "labels": labels, "mm_token_type_ids": types}
+    shifted = shifted_together(whole, starts, ends)
+
+    lengths = ends - starts - 1
+    padded = lengths + -lengths % align
+    places = np.arange(padded.sum(), dtype=np.int32)  # of each token in its document
+    places -= (padded.cumsum() - padded).astype(np.int32).repeat(padded)
+    if align > 1:
+        is_real, fills = places < lengths.repeat(padded), _fills(family.chat.padding_id)
+        shifted = {name: _spread(values, is_real, fills[name]) for name, values in shifted.items()}
+    return {
+        "input_ids": shifted["input_ids"],
+        "labels": shifted["labels"],
+        "position_ids": _positions(documents, types, ends, padded, places, family),
+        "seq_lens": lengths.astype(np.int32),
+        "seq_lens_padded": padded.astype(np.int32),
+        "mm_token_type_ids": shifted["mm_token_type_ids"],
+    }
+
+
+def _positions(
+    documents: Sequence[Expanded],
+    types: np.ndarray,
+    ends: np.ndarray,  # of the documents in `types`, before the shift
+    padded: np.ndarray,  # their lengths after it
+    places: np.ndarray,
+    family: Family,
+) -> np.ndarray:
+    """Text advances by one on every axis, through its padding; a document in which something is seen is asked about."""
+    positions = np.empty((family.position_axes, len(places)), dtype=family.position_dtype)
+    positions[:] = places
+    is_seen = np.array([bool(document.media) for document in documents])
+    is_seen[ends.searchsorted(types.nonzero()[0], side="right")] = True
+    for at in is_seen.nonzero()[0].tolist():
+        own, media = types[ends[at] - len(documents[at].ids) : ends[at]], Joined(family.media, documents[at].media)
+        start = padded[:at].sum()
+        found = padded_positions(family.positions(own, media, family.facts)[..., :-1], padded[at])
+        positions[:, start : start + padded[at]] = found
+    return positions if family.position_axes > 1 else positions[0]
+
+
+def _spread(values: np.ndarray, is_real: np.ndarray, fill: int) -> np.ndarray:
+    """[a, b], is_real [1, 1, 0] -> [a, b, fill]."""
+    result = np.full(len(is_real), fill, dtype=values.dtype)
+    result[is_real] = values
+    return result
+
+
+def _fills(padding_id: int) -> dict[str, int]:
+    return {"input_ids": padding_id, "labels": IGNORE, "mm_token_type_ids": 0}
+
+
+def padded_positions(values: np.ndarray, length: int) -> np.ndarray:
+    """They go on through padding: to a reader of positions alone, a document ends where its padding does."""
+    count = length - values.shape[-1]
+    if not count:
+        return values
+    after = (np.arange(count) + np.ceil(values.max()) + 1).astype(values.dtype)
+    return np.concatenate([values, np.broadcast_to(after, (*values.shape[:-1], count))], axis=-1)
 
 
 def end_to_end(documents: Sequence[Mapping[str, np.ndarray]], *, padding_id: int, align: int = 1) -> Arrays:
     """The per-token arrays of documents behind each other, each padded to a multiple of `align`, and their lengths.
 
-    Padding comes last, where causal attention cannot see it. Positions go on through it: to a reader of positions
-    alone, a document ends where its padding does.
+    Padding comes last, where causal attention cannot see it.
     """
     lengths = [len(document["input_ids"]) for document in documents]
     padding = [-length % align for length in lengths]
-    fills = {"input_ids": padding_id, "labels": IGNORE, "mm_token_type_ids": 0}
+    fills = _fills(padding_id)
 
     def padded(name: str, values: np.ndarray, count: int) -> np.ndarray:
         if name == "position_ids":
-            after = (np.arange(count) + np.ceil(values.max()) + 1).astype(values.dtype)
-        else:
-            after = np.full(count, fills[name], dtype=values.dtype)
-        return np.concatenate([values, np.broadcast_to(after, (*values.shape[:-1], count))], axis=-1)
+            return padded_positions(values, values.shape[-1] + count)
+        return np.concatenate([values, np.full(count, fills[name], dtype=values.dtype)])
 
     def joined(name: str) -> np.ndarray:
         pairs = zip(documents, padding, strict=True)
@@ -65,8 +135,21 @@ def end_to_end(documents: Sequence[Mapping[str, np.ndarray]], *, padding_id: int
     }
 
 
-def _fake_document(sample: Sample) -> Document:
+class _Fake(NamedTuple):
+    """The fake image as the last document of a pack."""
+
+    document: Document
+    text: Arrays
+    media: Arrays
+
+
+@lru_cache(maxsize=8)
+def _fake_image(family: Family, align: int) -> _Fake:
+    """The same in every pack."""
+    sample = fake_image_sample(family)
     visual_tokens = int(np.count_nonzero(sample.mm_token_type_ids))
-    return Document(dataset="", row=-1, repeat=0, id="", form="chat", loss="", targets=(),
-                    tokens=len(sample.input_ids), visual_tokens=visual_tokens, num_images=1, num_videos=0,
-                    num_audios=0)  # fmt: skip
+    document = Document(dataset="", row=-1, repeat=0, id="", form="chat", loss="", targets=(),
+                        tokens=len(sample.input_ids), visual_tokens=visual_tokens, num_images=1, num_videos=0,
+                        num_audios=0)  # fmt: skip
+    text = end_to_end([sample.per_token], padding_id=family.chat.padding_id, align=align)
+    return _Fake(document, text, sample.media)

@@ -1,12 +1,13 @@
 """Measured -> Sample: decode, expand, label, position, shift. Each is done once, here."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..families.base import Family, ImageRule, MediaRule, SoundRule
-from ..labels import labels_of, shifted
+from ..families.base import Arrays, Family, ImageRule, MediaRule, SoundRule
+from ..labels import labels_of, mask_spans, shifted, spans_mask
 from ..measure.length import expansions, target_mask_of
 from ..media.audio import decode_audio
 from ..media.image import decode_image
@@ -16,18 +17,35 @@ from ..records import IGNORE, Measured, MeasuredMedia, MediaError, Sample
 from ..runtime.work import each_timed, timed
 
 
-def render_whole(measured: Measured, family: Family, resize: str) -> Sample:
-    """A document before the shift. Raises MediaError where a medium cannot be decoded."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expanded:
+    """A document before labels, positions and shift: its media are arrays, and stand in its ids as they will."""
+
+    ids: np.ndarray  # int32: every placeholder has given way to its tokens
+    targets: np.ndarray  # int32 [n, 2]: which of them are trained on, as spans [start, stop)
+    media: tuple[Arrays, ...]  # in pieces, for `Family.joined`; nothing: it has none
+
+
+def expanded(measured: Measured, family: Family, resize: str) -> Expanded:
+    """Raises MediaError where a medium cannot be decoded."""
+    if not measured.media:
+        return Expanded(ids=measured.ids, targets=measured.targets, media=())
     with timed("resizing"):
-        media = family.document_arrays(measured.ids, measured.media, decoded, RESIZE[resize])
+        media = family.document_pieces(measured.ids, measured.media, decoded, RESIZE[resize])
     places = expansions(measured.ids, measured.media, family)
-    ids = expand(measured.ids, places)
     # What a medium expands to is no target, also where its placeholder stands in trained text.
     targets = expand(target_mask_of(measured), [(place, np.zeros(len(tokens), bool)) for place, tokens in places])
-    types = family.chat.token_types(ids)
+    return Expanded(ids=expand(measured.ids, places), targets=mask_spans(targets), media=tuple(media))
+
+
+def render_whole(measured: Measured, family: Family, resize: str) -> Sample:
+    """A document before the shift. Raises MediaError where a medium cannot be decoded."""
+    document = expanded(measured, family, resize)
+    media = family.joined(document.media)
+    types = family.chat.token_types(document.ids)
     return Sample(
-        input_ids=ids,
-        labels=labels_of(ids, targets),
+        input_ids=document.ids,
+        labels=labels_of(document.ids, spans_mask(document.targets, len(document.ids))),
         position_ids=family.positions(types, media, family.facts),
         mm_token_type_ids=types,
         media=media,
@@ -37,10 +55,7 @@ def render_whole(measured: Measured, family: Family, resize: str) -> Sample:
 def render_sample(measured: Measured, family: Family, resize: str) -> Sample:
     """A document of a pack: shifted. Raises MediaError where a medium cannot be decoded."""
     whole = render_whole(measured, family, resize)
-    sample = Sample(**shifted(whole.per_token), media=whole.media)
-    rendered = len(sample.input_ids)
-    assert rendered == measured.tokens, f"planned {measured.tokens} tokens, rendered {rendered}"
-    return sample
+    return Sample(**shifted(whole.per_token), media=whole.media)
 
 
 def fake_image_sample(family: Family) -> Sample:

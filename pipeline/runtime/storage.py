@@ -314,20 +314,34 @@ class Stretch(NamedTuple):
 def read_stretches(wanted: Sequence[Stretch]) -> list[memoryview]:
     """The bytes of each, in this order; fewer where its file ends before. What lies close together is read together,
     and from a store several reads run at once: few requests, and none waits for another."""
-    runs: list[tuple[Stretch, list[int]]] = []
-    for number in sorted(range(len(wanted)), key=lambda at: (str(wanted[at].file), wanted[at].at)):
-        file, at, size = wanted[number]
-        last = runs[-1][0] if runs else None
-        if last is not None and last.file == file and at - (last.at + last.size) <= NEAR:
-            runs[-1] = Stretch(file, last.at, max(last.size, at + size - last.at)), [*runs[-1][1], number]
-        else:
-            runs.append((wanted[number], [number]))
+    by_file: dict[Place, list[tuple[int, int, int]]] = {}
+    for number, (file, at, size) in enumerate(wanted):
+        by_file.setdefault(file, []).append((at, size, number))
+    runs: list[Stretch] = []
+    inside: list[list[tuple[int, int, int]]] = []  # what of each run is wanted
+    for file, own in by_file.items():
+        for start, end, together in _together(sorted(own)):
+            runs.append(Stretch(file, start, end - start))
+            inside.append(together)
     found: list[memoryview] = [memoryview(b"")] * len(wanted)
-    for (run, numbers), content in zip(runs, _read_runs([run for run, _ in runs]), strict=True):
-        for number in numbers:
-            start = wanted[number].at - run.at
-            found[number] = content[start : start + wanted[number].size]
+    for run, together, content in zip(runs, inside, _read_runs(runs), strict=True):
+        for at, size, number in together:
+            found[number] = content[at - run.at : at - run.at + size]
     return found
+
+
+def _together(places: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
+    """Places (at, size, …) in order, those that are NEAR each other as one: where it begins and ends, and which."""
+    start, end, together = 0, 0, []  # type: int, int, list[tuple[int, int, int]]
+    for place in places:
+        if together and place[0] - end > NEAR:
+            yield start, end, together
+            together = []
+        start = start if together else place[0]
+        end = max(end, place[0] + place[1]) if together else place[0] + place[1]
+        together.append(place)
+    if together:
+        yield start, end, together
 
 
 def _read_runs(runs: Sequence[Stretch]) -> Iterator[memoryview]:

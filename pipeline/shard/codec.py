@@ -5,13 +5,13 @@ array. Members start on 512-byte boundaries and .npy headers are padded to 64: a
 """
 
 import dataclasses
-import io
 import json
 import math
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,11 @@ from ..typed import check_types
 TEXT_ARRAYS = {"input_ids": "int32", "labels": "int32", "position_ids": "", "seq_lens": "int32",
                "seq_lens_padded": "int32", "mm_token_type_ids": "uint8"}  # fmt: skip  # "": as the family says
 DOCUMENT = tuple(field.name for field in dataclasses.fields(Document))
+_values = attrgetter(*DOCUMENT)
 BLOCK = tarfile.BLOCKSIZE
 END = 2 * BLOCK  # zeros that end a tar
+LARGE = 1 << 18  # bytes of a member that are not worth copying, to be written together with others
+MAX_SIZE, MAX_PACK = 8**11 - 1, 10**9 - 1  # that have eleven octal digits, and nine decimal ones
 
 
 def member_names(media: Iterable[str]) -> tuple[str, ...]:
@@ -41,21 +44,47 @@ def pack_key(number: int) -> str:
 def write_pack(file: Sink, offset: int, pack: Pack) -> tuple[int, list[tuple[int, int]]]:
     """Append a pack to a tar that ends at `offset`; the new end, and (offset, size) of every member in order."""
     places = []
+    small: list[bytes | memoryview] = []  # written together: a pack of text has 36 pieces of a few KB
     for member, head, body in _members(pack):
         size = len(head) + len(body)
-        file.write(tar_header(pack.number, member, size))
-        file.write(head)
-        file.write(body)
-        file.write(bytes(-size % BLOCK))
+        small += [tar_header(pack.number, member, size), head]
+        if len(body) < LARGE:
+            small.append(body)
+        else:
+            file.write(b"".join(small))
+            file.write(body)
+            small.clear()
+        small.append(bytes(-size % BLOCK))
         places.append((offset + BLOCK, size))
         offset += BLOCK + size + -size % BLOCK
+    file.write(b"".join(small))
     return offset, places
 
 
 def tar_header(pack: int, member: str, size: int) -> bytes:
-    info = tarfile.TarInfo(f"{pack_key(pack)}.{member}")
+    """As tarfile writes it, which takes 15 times as long: only number, size and the sum of all bytes differ."""
+    if size > MAX_SIZE or pack > MAX_PACK:
+        return _tar_header(f"{pack_key(pack)}.{member}", size)
+    head, middle, tail, total = _header_of(member)
+    key, octal = pack_key(pack).encode(), b"%011o" % size
+    return b"".join([key, head, octal, middle, b"%06o\0 " % (total + sum(key) + sum(octal)), tail])
+
+
+def _tar_header(name: str, size: int) -> bytes:
+    info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o444
     return info.tobuf(format=tarfile.USTAR_FORMAT)
+
+
+@lru_cache(maxsize=256)
+def _header_of(member: str) -> tuple[bytes, bytes, bytes, int]:
+    """What is the same in all headers of a member: behind the number, the size and the sum; and the sum of these.
+
+    The sum is reckoned with spaces in its own place.
+    """
+    whole = _tar_header(f"{pack_key(0)}.{member}", 0)
+    head, middle, tail = whole[9:124], whole[135:148], whole[156:]
+    return head, middle, tail, sum(head) + sum(middle) + sum(tail) + 8 * ord(" ")
 
 
 def write_end(file: Sink) -> None:
@@ -140,13 +169,19 @@ def _array_type(head: bytes) -> tuple[np.dtype, tuple[int, ...], int]:
     return dtype, shape, dtype.itemsize * math.prod(shape)
 
 
+def npy_header(array: np.ndarray) -> bytes:
+    """Of version 1.0 and C order, as numpy writes it (with room for the first side to grow), in a tenth of the time."""
+    said = f"{{'descr': '{array.dtype.str}', 'fortran_order': False, 'shape': {array.shape}, }}"
+    said += " " * (21 - len(str(array.shape[0])))
+    said += " " * (-(10 + len(said) + 1) % 64) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(said).to_bytes(2, "little") + said.encode("latin1")
+
+
 def _members(pack: Pack) -> Iterator[tuple[str, bytes, bytes | memoryview]]:
     for name, values in pack.arrays.items():
         array = np.ascontiguousarray(values)
-        head = io.BytesIO()
-        np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
         # A memoryview of an empty array cannot be cast.
-        yield f"{name}.npy", head.getvalue(), array.data.cast("B") if array.size else b""
+        yield f"{name}.npy", npy_header(array), array.data.cast("B") if array.size else b""
     yield "json", b"", json.dumps(_header(pack), ensure_ascii=False).encode()
 
 
@@ -160,5 +195,5 @@ def _header(pack: Pack) -> dict[str, Any]:
         "num_audios": sum(document.num_audios for document in pack.documents),
         "fake_image": pack.fake_image,
         # not dataclasses.asdict, which copies deeply and takes as long as the rest of the document
-        "documents": [{name: getattr(document, name) for name in DOCUMENT} for document in pack.documents],
+        "documents": [dict(zip(DOCUMENT, _values(document), strict=True)) for document in pack.documents],
     }

@@ -24,8 +24,9 @@ def rows_of_packs(plan: Plan, parts: Mapping[int, Place], numbers: Sequence[int]
     """Packs and their rows. All rows are read at once, in few requests: they lie all over the token store."""
     ahead.forget()
     packs = [(number, plan.lines_in_pack(number)) for number in numbers]
-    lines = [line for _, lines in packs for line in lines]
-    contents = iter(read_stretches([Stretch(rows_beside(parts[x["part"]]), x["at"], x["size"]) for x in lines]))
+    files = {part: rows_beside(path) for part, path in parts.items()}
+    wanted = [Stretch(files[line["part"]], line["at"], line["size"]) for _, lines in packs for line in lines]
+    contents = iter(read_stretches(wanted))
     coming: deque[tuple[int, list[Row]]] = deque()
     for number, lines in packs:
         rows = [Row(line, _measured(line, next(contents), parts)) for line in lines]

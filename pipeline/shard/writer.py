@@ -11,16 +11,16 @@ import pyarrow as pa
 
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
-from ..labels import mask_spans
+from ..labels import shifted_spans
 from ..manifest import shard_name
 from ..measure.length import shrunk, truncated
 from ..media.remote import Fetched, fetched_for
 from ..media.stamp import is_changed
 from ..plan.assign import Plan, PlanLine
 from ..plan.files import read_paths, read_shard
-from ..records import IGNORE, Document, Measured, MediaError, Pack, Sample
+from ..records import Document, Measured, MediaError, Pack
 from ..render.pack import build_pack
-from ..render.sample import render_sample
+from ..render.sample import Expanded, expanded
 from ..runtime.journal import Journal, journal
 from ..runtime.storage import Hashed, Place, sizes_in, write_whole
 from ..runtime.tables import write_arrow
@@ -177,32 +177,57 @@ class Renderer:
 
     def pack(self, number: int, rows: Sequence[Row]) -> tuple[Pack | None, list[LostRow]]:
         """Pack `number` without the rows whose media fail, and those rows; None where no row is left."""
-        samples: list[tuple[Document, Sample]] = []
+        documents: list[tuple[Document, Expanded]] = []
         lost: list[LostRow] = []
         for row in rows:
             rendered = self._document(row)
             if isinstance(rendered, LostRow):
                 lost.append(rendered)
             else:
-                samples.append(rendered)
-        if not samples:
+                documents.append(rendered)
+        if not documents:
             return None, lost
         job = self.job
-        return build_pack(number, samples, self.family, fake_image=job.fake_image, align=job.align), lost
+        return build_pack(number, documents, self.family, fake_image=job.fake_image, align=job.align), lost
 
-    def _document(self, row: Row) -> tuple[Document, Sample] | LostRow:
+    def _document(self, row: Row) -> tuple[Document, Expanded] | LostRow:
         """One document."""
         line, measured = row.line, self._fitted(row)
-        if measured is None or any(is_changed(medium.ref, medium.stamp) for medium in measured.media):
+        if measured is None:
+            return _lost(line, CHANGED, "")
+        document = self._seen(line, measured) if measured.media else expanded(measured, self.family, self.job.resize)
+        if isinstance(document, LostRow):
+            return document
+        rendered = len(document.ids) - 1  # the shift takes one
+        assert rendered == measured.tokens, f"planned {measured.tokens} tokens, rendered {rendered}"
+        num_media = measured.num_media
+        told = Document(
+            dataset=self.job.corpora[line["dataset"]],
+            row=line["row"],
+            repeat=line["repeat"],
+            id=line["id"],
+            form=measured.form,
+            loss=measured.loss,
+            targets=shifted_spans(document.targets),
+            tokens=line["tokens"],
+            visual_tokens=line["visual_tokens"],
+            num_images=num_media["image"],
+            num_videos=num_media["video"],
+            num_audios=num_media["audio"],
+        )
+        return told, document
+
+    def _seen(self, line: PlanLine, measured: Measured) -> Expanded | LostRow:
+        """A document with media, and what is kept of them."""
+        if any(is_changed(medium.ref, medium.stamp) for medium in measured.media):
             return _lost(line, CHANGED, "")
         name = f"{line['dataset']}/{line['row']}/{line['repeat']}"
         try:
-            if measured.media:
-                self.watch.at(name)
+            self.watch.at(name)
             if why := self.watch.poison(name):
                 logger.warning("row %s: %s; skipped as bad_media", name, why)
                 raise MediaError("bad_media", why)
-            sample = render_sample(measured, self.family, self.job.resize)
+            document = expanded(measured, self.family, self.job.resize)
         except MediaError as error:
             return _lost(line, error.skip.reason, error.skip.detail)
         for medium in measured.media:
@@ -210,19 +235,7 @@ class Renderer:
             if medium.height:  # a sound has none
                 size = (medium.ref.kind, medium.height, medium.width, *medium.size)
                 self.sizes[self.job.corpora[line["dataset"]], *size] += 1
-        document = Document(
-            dataset=self.job.corpora[line["dataset"]],
-            row=line["row"],
-            repeat=line["repeat"],
-            id=line["id"],
-            form=measured.form,
-            loss=measured.loss,
-            targets=tuple((start, stop) for start, stop in mask_spans(sample.labels != IGNORE).tolist()),
-            tokens=line["tokens"],
-            visual_tokens=line["visual_tokens"],
-            **{f"num_{kind}s": count for kind, count in measured.num_media.items()},
-        )
-        return document, sample
+        return document
 
     def _fitted(self, row: Row) -> Measured | None:
         """A measured row, truncated or with smaller media where the plan says so.
@@ -248,8 +261,10 @@ def _sums(documents: Sequence[Document]) -> tuple[DatasetSums, ...]:
     sums: dict[str, list[int]] = {}
     for document in documents:
         if document.row >= 0:
-            targets = sum(stop - start for start, stop in document.targets)
-            found = (targets, document.num_images, document.num_videos, document.num_audios)
-            before = sums.get(document.dataset, [0] * len(found))
-            sums[document.dataset] = [old + new for old, new in zip(before, found, strict=True)]
+            found = sums.setdefault(document.dataset, [0, 0, 0, 0])
+            for start, stop in document.targets:
+                found[0] += stop - start
+            found[1] += document.num_images
+            found[2] += document.num_videos
+            found[3] += document.num_audios
     return tuple(DatasetSums(name, *values) for name, values in sorted(sums.items()))

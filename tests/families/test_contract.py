@@ -233,3 +233,11 @@ def test_every_issue_family_is_there():
         "llava_onevision", "default", "internvl", "qwen2_5_omni",
     }  # fmt: skip
     assert np.all([family.name == name for name, family in FAMILIES.items()])
+
+
+def test_text_advances_by_one_on_every_axis(packed):
+    """What lays documents out together relies on it: of those without media it asks for no positions."""
+    family, _ = packed
+    positions = family.positions(np.zeros(5, dtype=np.uint8), family.joined([]), family.facts)
+    assert positions.dtype == family.position_dtype
+    assert np.array_equal(np.atleast_2d(positions), [np.arange(5)] * family.position_axes)

@@ -9,7 +9,16 @@ from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as npst
 
 from neatpack.pipeline.records import Document, Pack
-from neatpack.pipeline.shard.codec import member_names, read_array, read_pack, write_end, write_pack
+from neatpack.pipeline.shard.codec import (
+    member_names,
+    npy_header,
+    pack_key,
+    read_array,
+    read_pack,
+    tar_header,
+    write_end,
+    write_pack,
+)
 
 ARRAYS = {
     "input_ids": np.int32, "labels": np.int32, "position_ids": np.int32, "seq_lens": np.int32,
@@ -85,3 +94,40 @@ def test_what_is_not_an_array_is_refused():
         read_array(b"PK" + content[2:])
     with pytest.raises(ValueError, match="header of another kind"):
         read_array(content.replace(b"False", b"True "))
+
+
+@given(st.integers(0, 10**10), st.sampled_from(["json", "pixel_values.npy"]), st.integers(0, 8**12))
+def test_tar_headers_are_those_of_tarfile(pack, member, size):
+    info = tarfile.TarInfo(f"{pack_key(pack)}.{member}")
+    info.size, info.mode = size, 0o444
+    try:
+        expected = info.tobuf(format=tarfile.USTAR_FORMAT)
+    except ValueError:  # a size that needs another format
+        with pytest.raises(ValueError, match="overflow"):
+            tar_header(pack, member, size)
+    else:
+        assert tar_header(pack, member, size) == expected
+
+
+@given(st.sampled_from(sorted(set(ARRAYS.values()), key=str)), npst.array_shapes(max_dims=4, min_side=0, max_side=99))
+def test_npy_headers_are_those_of_numpy(dtype, shape):
+    array, file = np.zeros(shape, dtype), io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    assert npy_header(array) == file.getvalue()
+
+
+def test_large_members_are_written_as_small_ones():
+    """Small ones are written together, large ones apart: the tar is the same."""
+    arrays = {name: np.zeros(3, dtype) for name, dtype in ARRAYS.items()}
+    arrays["pixel_values"] = np.arange(1 << 20, dtype=np.uint8).reshape(1024, 1024)
+    arrays["pixel_values_videos"] = arrays["pixel_values"][:1]
+    pack = Pack(number=3, arrays=arrays, documents=(), fake_image=False)
+    file = io.BytesIO()
+    end, places = write_pack(file, 0, pack)
+    assert end == len(file.getvalue())
+    write_end(file)
+    with tarfile.open(fileobj=io.BytesIO(file.getvalue())) as tar:
+        assert [(member.offset_data, member.size) for member in tar] == places
+        members = {name.name.split(".", 1)[1]: tar.extractfile(name).read() for name in tar}
+    found = read_pack(members).arrays
+    assert all(np.array_equal(found[name], values) for name, values in arrays.items())
