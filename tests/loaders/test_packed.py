@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from neatpack import PackedShards, neat_packed_vlm_collater, pad_collate_fn, restore_pixels
 from neatpack.loaders.flex import DocumentMask, document_block_mask
 from neatpack.loaders.packed import NO_DOCUMENT, block_causal_mask, positions_inside, sliding_mask
-from neatpack.loaders.pixels import _looked_up_singly, looked_up
+from neatpack.loaders.pixels import _look_up_singly, looked_up
 from neatpack.pipeline.run import run_pack
 
 
@@ -291,8 +291,9 @@ def test_pixels_left_as_bytes_are_restored_later(out):
 def test_both_ways_of_looking_up_agree(dtype, num_patches):
     stored = torch.randint(0, 256, (num_patches, 3 * 4), dtype=torch.uint8)
     table = torch.randn(3, 256)
-    pairs, single = looked_up(stored, table, 2, dtype), _looked_up_singly(stored, table, 2, dtype)
-    assert torch.equal(pairs, single)
+    pairs, single = looked_up(stored, table, 2, dtype), torch.empty(num_patches, 3, 2, 4, dtype=dtype)
+    _look_up_singly(stored, table, single)
+    assert torch.equal(pairs, single.flatten(1))
     if num_patches:
         by_hand = [table[c, int(stored[-1, 4 * c + i])].to(dtype) for c in range(3) for _ in range(2) for i in range(4)]
         assert pairs[-1].tolist() == [value.item() for value in by_hand]
