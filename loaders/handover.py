@@ -18,7 +18,7 @@ import torch
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import get_worker_info
 
-from .shared import SMALL, empty, received, slots
+from .shared import empty, is_small, received, slots
 
 _TYPES = {kind: kind for kind in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
                                   torch.float16, torch.float32, torch.float64)}  # fmt: skip
@@ -50,8 +50,13 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def joined(arrays: list[torch.Tensor]) -> torch.Tensor:
-    """Rows end to end, where the batch is to have them. By numpy: torch's threads would wait for each other."""
+def joined(arrays: list[torch.Tensor], *, own: bool = False) -> torch.Tensor:
+    """Rows end to end, where the batch is to have them. By numpy: torch's threads would wait for each other.
+
+    own: nobody else has the arrays, and one alone is the batch's as it is.
+    """
+    if own and len(arrays) == 1 and get_worker_info() is None:
+        return arrays[0]
     if {array.dtype for array in arrays} - {arrays[0].dtype} or not all(map(_is_carried, arrays)):
         return torch.cat(arrays)  # of a foreign dataset
     result = empty((sum(len(array) for array in arrays), *arrays[0].shape[1:]), arrays[0].dtype)
@@ -73,7 +78,7 @@ def _carried(tensor: torch.Tensor) -> np.ndarray:
 def _reduced(tensor: torch.Tensor) -> Any:
     """How a tensor is pickled on its way through the worker's queue."""
     if tensor.layout == torch.strided and _is_carried(tensor):
-        if tensor.nbytes <= SMALL:
+        if is_small(tensor.nbytes):
             return _by_value, (_carried(tensor), tensor.dtype)
         if tensor.is_contiguous() and (sent := slots(os.getpid()).sent(tensor)) is not None:
             return received, (sent,)

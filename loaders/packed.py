@@ -43,6 +43,7 @@ from .flex import document_block_mask
 from .handover import handed_over
 from .media import BATCH_KEY, RECURRENT_KEY, concatenated_media, media_counts
 from .pixels import cast_pixels
+from .shared import empty
 
 NO_DOCUMENT = -1000  # fills up ragged rows of seq_lens, as THD batches of the online API have it
 
@@ -104,12 +105,12 @@ def neat_packed_vlm_collater(
         # Positions are fractions in some families; everything else is whole.
         dtype = rows[0].dtype if rows[0].dtype.kind == "f" else np.dtype(np.int64)
         # [B, S], and [3, B, S] for three-axis positions
-        result = np.empty((*rows[0].shape[:-1], len(rows), length), dtype=dtype)
+        made = empty((*rows[0].shape[:-1], len(rows), length), getattr(torch, dtype.name))
+        result = made.numpy()
         for number, row in enumerate(rows):
             result[..., number, : row.shape[-1]] = row
             result[..., number, row.shape[-1] :] = fill
-        rows_or_row = result.reshape(*result.shape[:-2], 1, -1) if recurrent else result
-        return torch.from_numpy(rows_or_row)
+        return made.flatten(-2)[..., None, :] if recurrent else made
 
     documents = stacked("attention_mask", 0)
     if recurrent:

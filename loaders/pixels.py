@@ -12,9 +12,10 @@ import torch
 from ..pipeline.layout import MediaArray
 from ..pipeline.manifest import REMEDY, Manifest, OutputError
 from ..pipeline.shard.codec import read_array
-from .shared import own
+from .shared import empty, own
 
 STORED_KEY = "stored_pixels"  # in a batch whose pixels are still uint8: {name: how its bytes are restored}
+RESTORE_KEY = "restore_pixels_as"  # in an item for a collater alone: the dtype it restores them as; None: not at all
 _CHUNK = 512  # rows at a time: what is in work stays in the cache
 
 
@@ -144,6 +145,15 @@ def restored(
 
 def restored_shape(shape: Sequence[int], stored: Stored) -> tuple[int, ...]:
     return (shape[0], stored.repeat * math.prod(shape[1:])) if stored.repeat > 1 else tuple(shape)
+
+
+def restored_end_to_end(arrays: Sequence[torch.Tensor], stored: Stored, dtype: torch.dtype) -> torch.Tensor:
+    """Rows of one shape, restored straight into what the batch has of them."""
+    rows = [len(array) for array in arrays]
+    result = empty(restored_shape((sum(rows), *arrays[0].shape[1:]), stored), dtype)
+    for array, out in zip(arrays, result.split(rows), strict=True):
+        restored(array, stored, dtype, out)
+    return result
 
 
 def with_first(first: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:

@@ -29,23 +29,28 @@ from torch.utils.data import get_worker_info
 SMALL = 256 * 1024  # bytes, that travel by value; positions of 8,192 tokens on three axes are 192 KB
 HEADER = mmap.PAGESIZE  # before the bytes of a slot: its state, and the token of its worker
 FREE, TAKEN, RETIRED = range(3)
-KEPT = 4  # slots that nobody uses: a worker is two batches ahead, and a third one is trained on
+IDLE = 64  # a slot that was not taken for so many others is given up
 _GRAIN = 1 << 20  # a slot has some room to spare: the next batch may be a little larger
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Memory for a part of a batch, whatever is in it: in a loader's worker a slot, if it is large."""
     num_bytes = math.prod(shape) * dtype.itemsize
-    if num_bytes <= SMALL or get_worker_info() is None or not hasattr(os, "memfd_create"):
+    if is_small(num_bytes) or get_worker_info() is None or not hasattr(os, "memfd_create"):
         return own(shape, dtype)
     return torch.from_numpy(slots(os.getpid()).taken(num_bytes)).view(dtype).view(*shape)
+
+
+def is_small(num_bytes: int) -> bool:
+    """Cheaper to be sent than to be shared."""
+    return num_bytes <= SMALL
 
 
 def own(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Memory of this process. If it is large, numpy's, which asks for huge pages: torch's is written at a sixth of the
     speed."""
     num_bytes = math.prod(shape) * dtype.itemsize
-    if num_bytes <= SMALL:
+    if is_small(num_bytes):
         return torch.empty(*shape, dtype=dtype)
     return torch.from_numpy(np.empty(num_bytes, np.uint8)).view(dtype).view(*shape)
 
@@ -60,6 +65,7 @@ class Slot:
         self.memory = mmap.mmap(self.file, HEADER + num_bytes)
         self.memory[1 : 1 + len(token)] = token
         self.start = np.frombuffer(self.memory, np.uint8).ctypes.data + HEADER
+        self.taken_at = 0  # by the count of all
         self._is_sent = False
         self._flat: weakref.ref[np.ndarray] | None = None
 
@@ -94,19 +100,23 @@ class Slots:
     def __init__(self) -> None:
         self._token = secrets.token_bytes(16)
         self._slots: list[Slot] = []
-        self._num_made = 0
+        self._num_made = self._num_taken = 0
         self._lock = Lock()
 
     def taken(self, num_bytes: int) -> np.ndarray:
         """So many bytes that nobody else uses."""
         with self._lock:
-            free = sorted((slot for slot in self._slots if slot.is_free), key=lambda slot: slot.num_bytes)
+            free = [slot for slot in self._slots if slot.is_free]
             fitting = [slot for slot in free if slot.num_bytes >= num_bytes]
-            chosen = fitting[0] if fitting else self._made(num_bytes)
-            rest = [slot for slot in free if slot is not chosen]
-            for slot in rest[: max(0, len(rest) - KEPT + (not fitting))]:  # the small ones go first
-                slot.retire()
-                self._slots.remove(slot)
+            # Of equal ones that which was taken last: the others are then seen to be idle.
+            chosen = min(fitting, key=lambda slot: (slot.num_bytes, -slot.taken_at), default=None)
+            for slot in free:
+                if slot is not chosen and self._num_taken - slot.taken_at >= IDLE:
+                    slot.retire()
+                    self._slots.remove(slot)
+            chosen = chosen or self._made(num_bytes)
+            self._num_taken += 1
+            chosen.taken_at = self._num_taken
             return chosen.take(num_bytes)
 
     def _made(self, num_bytes: int) -> Slot:
@@ -159,13 +169,15 @@ class _Mapped:
         if known is not None:
             return known
         flat = np.frombuffer(self.memory, np.uint8, offset=HEADER)
-        weakref.finalize(flat, _release, self.memory, os.getpid()).atexit = False
+        weakref.finalize(flat, _release, self, os.getpid()).atexit = False
         self.bytes = weakref.ref(flat)
         return flat
 
 
-# By the token of a worker, as long as that lives: mapping memory anew for each batch takes as long as reading it.
-_mapped: dict[bytes, dict[int, _Mapped]] = {}
+# Those that a tensor lies in, by token and number; and by token all of a worker, as long as that lives: mapping memory
+# anew for each batch takes as long as reading it.
+_used: "weakref.WeakValueDictionary[tuple[bytes, int], _Mapped]" = weakref.WeakValueDictionary()
+_kept: dict[bytes, dict[int, _Mapped]] = {}
 
 
 def received(sent: Sent) -> torch.Tensor:
@@ -175,19 +187,20 @@ def received(sent: Sent) -> torch.Tensor:
 
 
 def _map(sent: Sent) -> _Mapped:
-    known = _mapped.get(sent.token, {})
-    for number in [number for number, slot in known.items() if slot.memory[0] == RETIRED]:
-        del known[number]
-    if sent.number not in known:
-        slot = _Mapped(_opened(sent))
-        workers = (process for process in multiprocessing.active_children() if process.pid == sent.process)
-        if (worker := next(workers, None)) is None:
-            return slot
-        if sent.token not in _mapped:
-            weakref.finalize(worker, _mapped.pop, sent.token, None).atexit = False
-            known = _mapped.setdefault(sent.token, {})
-        known[sent.number] = slot
-    return known[sent.number]
+    kept = _kept.get(sent.token, {})
+    for number in [number for number, slot in kept.items() if slot.memory[0] == RETIRED]:
+        del kept[number]
+    slot = _used.get((sent.token, sent.number))
+    if slot is None:
+        slot = _used[sent.token, sent.number] = _Mapped(_opened(sent))
+        if sent.token not in _kept:
+            workers = (process for process in multiprocessing.active_children() if process.pid == sent.process)
+            if (worker := next(workers, None)) is None:
+                return slot
+            weakref.finalize(worker, _kept.pop, sent.token, None).atexit = False
+            _kept[sent.token] = {}
+        _kept[sent.token][sent.number] = slot
+    return slot
 
 
 def _opened(sent: Sent) -> mmap.mmap:
@@ -204,6 +217,6 @@ def _opened(sent: Sent) -> mmap.mmap:
     return memory
 
 
-def _release(memory: mmap.mmap, process: int) -> None:
+def _release(slot: _Mapped, process: int) -> None:
     if process == os.getpid():  # and not in one that was forked from it, where the same tensor died
-        memory[0] = FREE
+        slot.memory[0] = FREE
