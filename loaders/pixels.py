@@ -129,9 +129,7 @@ def cast_pixels(batch: dict[str, Any], dtype: torch.dtype | None) -> dict[str, A
     return batch | {name: rows.to(dtype) for name, rows in floats.items() if dtype is not None}
 
 
-def restored(
-    pixels: torch.Tensor, stored: Stored, dtype: torch.dtype, out: torch.Tensor | None = None
-) -> torch.Tensor:
+def restored(pixels: torch.Tensor, stored: Stored, dtype: torch.dtype, out: torch.Tensor | None = None) -> torch.Tensor:
     """uint8 rows of any shape, [patches, 588] or [tiles, 3, 384, 384], as floats; repeated ones are flat.
 
     out: where they are to be written, of the shape that `restored_shape` tells.

@@ -39,8 +39,9 @@ class PackedShards(IterableDataset[dict[str, Any]]):
                  False: that step is filled up with packs from the epoch's start, which so come twice
     shuffle      False: the plan's own order in every epoch
     pixels       "bf16" or "fp32": restored; "uint8": as stored, for `restore_pixels(batch, device)` on the GPU
-    check        "packs": sizes of all shards at once, and the crc32 of each pack when it is first read; "sizes" without
-                 the latter, "none" without both; "full" with the sha256 of every shard before the first read
+    check        "packs": sizes of all shards at once (of more than 4,096 local ones: of each where it is read), and the
+                 crc32 of each pack when it is first read; "sizes": all sizes at once, and no crc32; "none": neither;
+                 "full": all sizes, and the sha256 of every shard, before the first read
     prefetch     packs read ahead, from remote shards only
     cache, cache_gb  a folder on this node's disk, and its size in GB: remote shards are downloaded whole, once per node
 
@@ -125,7 +126,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
 
     @contextmanager
     def iterated_for(self, collate_fn: object) -> Iterator[None]:
-        """Iterations that begin in here are for this collater alone: one of ours restores pixels itself, into the batch."""
+        """Iterations that begin in here are for this collater alone: one of ours restores pixels into the batch."""
         self._for_collater = restores_pixels(collate_fn)
         try:
             yield
@@ -306,9 +307,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
             number, content = next(contents[place.output])
             yield place, self._item(outputs[place.output], number, content, for_collater=for_collater)
 
-    def _item(
-        self, output: Output, number: int, content: memoryview, *, for_collater: bool = False
-    ) -> dict[str, Any]:
+    def _item(self, output: Output, number: int, content: memoryview, *, for_collater: bool = False) -> dict[str, Any]:
         counts = {"pack": number, **output.reader.counts(number)}
         arrays, recurrent = output.reader.arrays(number, content), self.reader.manifest.family.get("recurrent_layers")
         item = pack_item(

@@ -1,4 +1,4 @@
-"""Batches in memory that workers write again and again: nobody's batch changes under them, and the memory comes back."""
+"""Batches in memory that workers write again and again: nobody's changes under them, and the memory comes back."""
 
 import gc
 import multiprocessing
