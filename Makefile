@@ -45,7 +45,7 @@ bench: .venv/ready
 	$(BIN)/python jobs/bench_plan.py
 	$(BIN)/python jobs/bench_scale.py
 	$(BIN)/python jobs/bench_render.py
-	$(BIN)/python jobs/bench_load.py
+	$(BIN)/python jobs/bench.py load online
 	$(BIN)/python jobs/bench_view.py
 
 clean:

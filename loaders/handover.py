@@ -50,20 +50,22 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def joined(arrays: list[torch.Tensor], *, own: bool = False) -> torch.Tensor:
+def joined(arrays: list[torch.Tensor], dtype: torch.dtype | None = None, *, own: bool = False) -> torch.Tensor:
     """Rows end to end, where the batch is to have them. By numpy: torch's threads would wait for each other.
 
-    own: nobody else has the arrays, and one alone is the batch's as it is.
+    dtype: that they get on the way. own: nobody else has the arrays, and one alone is the batch's as it is.
     """
-    if own and len(arrays) == 1 and get_worker_info() is None:
+    dtype = dtype or arrays[0].dtype
+    if own and len(arrays) == 1 and arrays[0].dtype == dtype and get_worker_info() is None:
         return arrays[0]
     if {array.dtype for array in arrays} - {arrays[0].dtype} or not all(map(_is_carried, arrays)):
-        return torch.cat(arrays)  # of a foreign dataset
-    result = empty((sum(len(array) for array in arrays), *arrays[0].shape[1:]), arrays[0].dtype)
-    start = 0
-    for array in arrays:
-        np.copyto(_carried(result[start : start + len(array)]), _carried(array))
-        start += len(array)
+        return torch.cat(arrays).to(dtype)  # of a foreign dataset
+    result = empty((sum(len(array) for array in arrays), *arrays[0].shape[1:]), dtype)
+    for array, rows in zip(arrays, result.split([len(array) for array in arrays]), strict=True):
+        if array.dtype == dtype:
+            np.copyto(_carried(rows), _carried(array))
+        else:
+            rows.copy_(array)
     return result
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from ..pipeline.layout import Delivery, MediaArray
 from ..pipeline.records import TOKEN_TYPES
 from .handover import joined
-from .pixels import RESTORE_KEY, STORED_KEY, Stored, restored, restored_end_to_end, with_first
+from .pixels import PIXEL_KEYS, RESTORE_KEY, STORED_KEY, Stored, restored, restored_end_to_end, with_first
 
 BATCH_KEY = "packs_in_batch"  # in a pack from a loader worker: how many packs its batch must have
 RECURRENT_KEY = "recurrent_layers"  # in a pack for such a model: its kinds of layers that no attention mask reaches
@@ -23,8 +23,11 @@ MEDIA_KEYS = (
 _COUNTED_BY = {"image": "image_grid_thw", "video": "video_grid_thw", "audio": "input_features"}
 
 
-def concatenated_media(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Media arrays over the batch, in sample order; a kind that no sample has is absent, as models want it."""
+def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Media arrays over the batch, in sample order; a kind that no sample has is absent, as models want it.
+
+    pixel_dtype: of pixels that are floats; None: as they are. Bytes stay bytes.
+    """
     layout: Mapping[str, MediaArray] = samples[0].get(LAYOUT_KEY) or {}
     stored: Mapping[str, Stored] = samples[0].get(STORED_KEY, {})
     dtype = samples[0].get(RESTORE_KEY)
@@ -43,7 +46,8 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 counts = [sample[layout[name].counts] for sample in samples]
                 result |= _padded(name, layout[name].deliver, arrays, counts)
                 continue
-            rows = joined(_of_one_shape(arrays), own=RESTORE_KEY in samples[0])
+            is_cast = name in PIXEL_KEYS and arrays[0].is_floating_point()
+            rows = joined(_of_one_shape(arrays), pixel_dtype if is_cast else None, own=RESTORE_KEY in samples[0])
         result[name] = rows[None] if name in layout and layout[name].deliver.batch_axis else rows
     stored = {key: value for key, value in stored.items() if key in result} if dtype is None else {}
     for name, array in layout.items():

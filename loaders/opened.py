@@ -60,7 +60,8 @@ def opened_local(out: str, name: str, _version: FileVersion) -> BinaryIO:
 def opened_remote(file: Remote) -> Opened:
     """A remote file, kept open: opening costs a request, by which pyarrow asks the store for the size.
 
-    It does so even where the size is known: of Arrow's ways to open a file, Python lacks the one that takes it. Threads
+    It does so even where the size is known: of Arrow's ways to open a file, Python lacks the one that takes it (pyarrow
+    26: no FileInfo for a path; streams, and fragments of data sets with a file_size, ask all the same). Threads
     that read ahead come here at once for packs of one shard; one of them asks.
     """
     with _opening.of(file):

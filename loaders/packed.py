@@ -157,7 +157,8 @@ def neat_packed_vlm_collater(
     result["_packed_seq_ids"] = documents
     if pixel_dtype is None and "pack" not in batch[0]:
         pixel_dtype = torch.bfloat16
-    return handed_over(cast_pixels(result | concatenated_media(batch) | media_counts(batch), pixel_dtype))
+    media = cast_pixels(concatenated_media(batch, pixel_dtype), pixel_dtype)
+    return handed_over(result | media | media_counts(batch))
 
 
 @lru_cache(maxsize=1)

@@ -16,6 +16,7 @@ from .shared import empty, own
 
 STORED_KEY = "stored_pixels"  # in a batch whose pixels are still uint8: {name: how its bytes are restored}
 RESTORE_KEY = "restore_pixels_as"  # in an item for a collater alone: the dtype it restores them as; None: not at all
+PIXEL_KEYS = ("pixel_values", "pixel_values_videos")  # what a pixel_dtype is the dtype of
 _CHUNK = 512  # rows at a time: what is in work stays in the cache
 
 
@@ -122,7 +123,7 @@ def restore_pixels(
 
 def cast_pixels(batch: dict[str, Any], dtype: torch.dtype | None) -> dict[str, Any]:
     """The batch with its pixels as another kind of float; None: as they are. Bytes stay bytes."""
-    pixels = {name: batch.get(name) for name in ("pixel_values", "pixel_values_videos")}
+    pixels = {name: batch.get(name) for name in PIXEL_KEYS}
     floats = {
         name: rows for name, rows in pixels.items() if isinstance(rows, torch.Tensor) and rows.is_floating_point()
     }

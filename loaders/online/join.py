@@ -11,6 +11,7 @@ from ...pipeline.labels import shifted
 from ...pipeline.plan.assign import aligned
 from ...pipeline.records import TOKEN_TYPES
 from ...pipeline.render.pack import end_to_end
+from ..handover import joined as joined_arrays
 from ..media import LAYOUT_KEY, MEDIA_KEYS, document_numbers, num_media
 from .tokenized import PER_TOKEN
 
@@ -121,7 +122,7 @@ def _build_packed_vlm_sample(
     for name in layout or MEDIA_KEYS:
         arrays = [sample[name] for sample in samples if has(sample, name)]
         if arrays:
-            pack[name] = torch.cat(arrays)
+            pack[name] = joined_arrays(arrays)
     counts = {f"n_{kind}s": sum(num_media(sample, kind) for sample in samples) for kind in TOKEN_TYPES}
     return pack | counts | ({LAYOUT_KEY: layout} if layout else {})
 
