@@ -3,7 +3,8 @@
 python jobs/bench_cache.py OUT [--repeats 5]
 
 OUT is a URI that pyarrow knows (s3://bucket/packed). All ways read every pack in a shuffled order and copy it into a
-batch, in turns; the figures are medians, on the clock: most of it is waiting. The cache is a temporary folder, emptied before each cold reading.
+batch, in turns; the figures are medians, on the clock, for most of it is waiting. The cache is a temporary folder,
+emptied before each cold reading.
 """
 
 import argparse
