@@ -45,7 +45,6 @@ bench: .venv/ready
 	$(BIN)/python jobs/bench_plan.py
 	$(BIN)/python jobs/bench_scale.py
 	$(BIN)/python jobs/bench.py
-	$(BIN)/python jobs/bench_load.py
 	$(BIN)/python jobs/bench_view.py
 
 clean:

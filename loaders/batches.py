@@ -1,6 +1,7 @@
 """PackLoader: the batches of a rank, epoch after epoch, from any position."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
@@ -19,6 +20,7 @@ class Packs(Protocol):
     def advance(self) -> None: ...
     def restart(self) -> None: ...
     def prepare(self) -> None: ...
+    def iterated_for(self, collate_fn: object) -> AbstractContextManager[None]: ...
     def state_at(self, num_batches: int) -> dict[str, Any]: ...
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
@@ -70,7 +72,9 @@ class PackLoader(DataLoader[Any]):
         self.packs.restart()
         self.packs.prepare()
         self._given = 0
-        for batch in super().__iter__():
+        with self.packs.iterated_for(self.collate_fn):  # workers are started in here
+            batches = super().__iter__()
+        for batch in batches:
             self._given += 1
             yield batch
         self.packs.advance()

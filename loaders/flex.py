@@ -17,7 +17,7 @@ BLOCK = 128  # torch's default
 
 @dataclass(frozen=True)
 class _Sees:
-    """Whether token q of row b sees token k: as `packed.block_causal_mask` and `packed.sliding_mask` have it.
+    """Whether token q of row b sees token k: as `masks.block_causal_mask` and `masks.sliding_mask` have it.
 
     A class and not a closure, so that loader workers can send it.
     """

@@ -2,32 +2,42 @@
 
 torch puts each tensor into shared memory of its own and sends a file descriptor through a socket, which costs the same
 for 8 bytes as for a megabyte: 6 to 8 ms of CPU time for the nine tensors of a pack of 1,024 tokens, on a machine where
-the 100 KB that they hold take 0.7 ms through the pipe that carries the batch anyway.
+the 100 KB that they hold take 0.7 ms through the pipe that carries the batch anyway. Large ones lie in memory that the
+worker has again and again (shared.py), where their collater has written them.
 """
 
 import multiprocessing
 import os
 import threading
 from functools import lru_cache
-from typing import Any, NamedTuple
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import get_worker_info
 
-SMALL = 256 * 1024  # bytes; positions of 8,192 tokens on three axes are 192 KB
-_TYPES = {torch.bfloat16: torch.int16}  # what numpy does not know, and how it carries it
+from .shared import empty, is_small, received, slots
+
+_TYPES = {kind: kind for kind in (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+                                  torch.float16, torch.float32, torch.float64)}  # fmt: skip
+_TYPES |= {torch.bfloat16: torch.int16}  # what numpy does not know, and how it carries it
 
 
 def handed_over(batch: dict[str, Any]) -> dict[str, Any]:
-    """A batch as a worker should return it; elsewhere the batch itself."""
-    if get_worker_info() is None:
-        return batch
-    _end_with_parent()
-    return _Batch(batch)
+    """The batch itself. In a worker, whatever is sent from now on travels as said above."""
+    if get_worker_info() is not None:
+        _set_up()
+    return batch
 
 
 @lru_cache(maxsize=1)
+def _set_up() -> None:
+    ForkingPickler.register(torch.Tensor, _reduced)
+    _end_with_parent()
+
+
 def _end_with_parent() -> None:
     """A worker whose consumer was killed would wait for ever, for someone to read what it has put into the pipe."""
     parent = multiprocessing.parent_process()
@@ -40,38 +50,42 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def joined(arrays: list[torch.Tensor]) -> torch.Tensor:
-    """Rows end to end, in a worker straight in shared memory if they are large: torch would copy them there."""
-    num_bytes = sum(array.nbytes for array in arrays)
-    if get_worker_info() is None or num_bytes <= SMALL:
-        return torch.cat(arrays)
-    storage = torch.UntypedStorage._new_shared(num_bytes)  # type: ignore[no-untyped-call]
-    shared = arrays[0].new_empty(0).set_(storage)
-    shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
-    return torch.cat(arrays, out=shared.view(shape))
+def joined(arrays: list[torch.Tensor], dtype: torch.dtype | None = None, *, own: bool = False) -> torch.Tensor:
+    """Rows end to end, where the batch is to have them. By numpy: torch's threads would wait for each other.
+
+    dtype: that they get on the way. own: nobody else has the arrays, and one alone is the batch's as it is.
+    """
+    dtype = dtype or arrays[0].dtype
+    if own and len(arrays) == 1 and arrays[0].dtype == dtype and get_worker_info() is None:
+        return arrays[0]
+    if {array.dtype for array in arrays} - {arrays[0].dtype} or not all(map(_is_carried, arrays)):
+        return torch.cat(arrays).to(dtype)  # of a foreign dataset
+    result = empty((sum(len(array) for array in arrays), *arrays[0].shape[1:]), dtype)
+    for array, rows in zip(arrays, result.split([len(array) for array in arrays]), strict=True):
+        if array.dtype == dtype:
+            np.copyto(_carried(rows), _carried(array))
+        else:
+            rows.copy_(array)
+    return result
 
 
-class _Batch(dict[str, Any]):
-    """Pickled on its way through the worker's queue; what comes out is a plain dict of tensors."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        made = {id(value): _by_value(value) for value in self.values()}  # labels are there twice, and sent once
-        return _received, ({name: made[id(value)] for name, value in self.items()},)
+def _is_carried(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in _TYPES and tensor.device.type == "cpu" and not tensor.requires_grad
 
 
-class _Small(NamedTuple):
-    array: np.ndarray
-    dtype: torch.dtype
+def _carried(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.view(_TYPES[tensor.dtype]).numpy()
 
 
-def _by_value(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or value.nbytes > SMALL:
-        return value
-    return _Small(value.view(_TYPES.get(value.dtype, value.dtype)).numpy(), value.dtype)
+def _reduced(tensor: torch.Tensor) -> Any:
+    """How a tensor is pickled on its way through the worker's queue."""
+    if tensor.layout == torch.strided and _is_carried(tensor):
+        if is_small(tensor.nbytes):
+            return _by_value, (_carried(tensor), tensor.dtype)
+        if tensor.is_contiguous() and (sent := slots(os.getpid()).sent(tensor)) is not None:
+            return received, (sent,)
+    return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
 
 
-def _received(batch: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: torch.from_numpy(value.array).view(value.dtype) if isinstance(value, _Small) else value
-        for name, value in batch.items()
-    }
+def _by_value(array: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    return torch.from_numpy(array).view(dtype)

@@ -9,7 +9,7 @@ import torch
 from ..pipeline.layout import MediaArray
 from ..pipeline.records import TOKEN_TYPES
 from .media import LAYOUT_KEY, RECURRENT_KEY, document_numbers
-from .pixels import STORED_KEY, Stored, restored
+from .pixels import RESTORE_KEY, STORED_KEY, Stored, restored
 
 PIXELS = {"bf16": torch.bfloat16, "fp32": torch.float32, "uint8": None}  # as what pixels come; None: as stored
 
@@ -21,10 +21,13 @@ def pack_item(
     stored: Mapping[str, Stored],
     dtype: torch.dtype | None,
     recurrent_layers: Sequence[str] | None = None,
+    *,
+    for_collater: bool = False,
 ) -> dict[str, Any]:
     """Arrays and JSON of a pack -> its item; pixels restored as `dtype`, or left as they are stored (None).
 
     recurrent_layers: as the manifest has it of the family.
+    for_collater: nobody but a collater of ours gets the item. It restores pixels itself, into the batch.
 
     Of the JSON, `pack`, `num_images`, `num_videos` and `num_audios` will do.
     Pixels as stored are a view of what was read for this item alone, until the collater copies them into the batch. The
@@ -43,7 +46,9 @@ def pack_item(
     }
     if recurrent_layers:
         item[RECURRENT_KEY] = list(recurrent_layers)
-    if dtype is None:
+    if for_collater:
+        item[RESTORE_KEY] = dtype
+    if dtype is None or for_collater:
         return item | pixels | {STORED_KEY: stored}
     return item | {name: restored(rows, stored[name], dtype) for name, rows in pixels.items()}
 

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from ..pipeline.layout import Delivery, MediaArray
 from ..pipeline.records import TOKEN_TYPES
 from .handover import joined
-from .pixels import STORED_KEY, with_first
+from .pixels import PIXEL_KEYS, RESTORE_KEY, STORED_KEY, Stored, restored, restored_end_to_end, with_first
 
 BATCH_KEY = "packs_in_batch"  # in a pack from a loader worker: how many packs its batch must have
 RECURRENT_KEY = "recurrent_layers"  # in a pack for such a model: its kinds of layers that no attention mask reaches
@@ -23,21 +23,33 @@ MEDIA_KEYS = (
 _COUNTED_BY = {"image": "image_grid_thw", "video": "video_grid_thw", "audio": "input_features"}
 
 
-def concatenated_media(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Media arrays over the batch, in sample order; a kind that no sample has is absent, as models want it."""
+def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Media arrays over the batch, in sample order; a kind that no sample has is absent, as models want it.
+
+    pixel_dtype: of pixels that are floats; None: as they are. Bytes stay bytes.
+    """
     layout: Mapping[str, MediaArray] = samples[0].get(LAYOUT_KEY) or {}
+    stored: Mapping[str, Stored] = samples[0].get(STORED_KEY, {})
+    dtype = samples[0].get(RESTORE_KEY)
     result: dict[str, Any] = {}
     for name in layout or MEDIA_KEYS:
         arrays = [sample[name] for sample in samples if sample.get(name) is not None and len(sample[name])]
         if not arrays:
             continue
-        if name in layout and layout[name].deliver.per_medium:
-            counts = [sample[layout[name].counts] for sample in samples]
-            result |= _padded(name, layout[name].deliver, arrays, counts)
-        else:
-            rows = joined(_of_one_shape(arrays))
-            result[name] = rows[None] if name in layout and layout[name].deliver.batch_axis else rows
-    stored = {key: value for key, value in samples[0].get(STORED_KEY, {}).items() if key in result}
+        is_padded = name in layout and layout[name].deliver.per_medium
+        how = stored.get(name) if dtype is not None else None
+        if how is not None and not is_padded and _are_of_one_shape(arrays):
+            rows = restored_end_to_end(arrays, how, dtype)
+        else:  # what pads rows is zero, and not what a byte of zero stands for: they are restored before
+            arrays = [array if how is None else restored(array, how, dtype) for array in arrays]
+            if is_padded:
+                counts = [sample[layout[name].counts] for sample in samples]
+                result |= _padded(name, layout[name].deliver, arrays, counts)
+                continue
+            is_cast = name in PIXEL_KEYS and arrays[0].is_floating_point()
+            rows = joined(_of_one_shape(arrays), pixel_dtype if is_cast else None, own=RESTORE_KEY in samples[0])
+        result[name] = rows[None] if name in layout and layout[name].deliver.batch_axis else rows
+    stored = {key: value for key, value in stored.items() if key in result} if dtype is None else {}
     for name, array in layout.items():
         first = array.deliver.first
         if first and name in result and name not in stored:  # stored ones are joined when they are restored
@@ -59,13 +71,17 @@ def _padded(name: str, deliver: Delivery, arrays: list[Any], counts: list[Any]) 
 
 def _of_one_shape(arrays: list[torch.Tensor]) -> list[torch.Tensor]:
     """Rows that were padded to the largest of their pack are padded to the largest of the batch."""
-    if len({array.shape[1:] for array in arrays}) == 1:
+    if _are_of_one_shape(arrays):
         return arrays
     sides = torch.tensor([array.shape[1:] for array in arrays]).amax(0).tolist()
     return [
         pad(array, [n for side, has in zip(sides[::-1], array.shape[:0:-1], strict=True) for n in (0, side - has)])
         for array in arrays
     ]
+
+
+def _are_of_one_shape(arrays: list[torch.Tensor]) -> bool:
+    return len({array.shape[1:] for array in arrays}) == 1
 
 
 def document_numbers(lengths: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ..pipeline.records import IGNORE
 from .handover import handed_over
 from .packed import neat_packed_vlm_collater, positions_inside
 from .pixels import with_stored_pixels
+from .pp_media import CollateForPP
 from .probes import isolates_by_positions, isolates_recurrent_layers, passes_shift_labels, unwrapped
 from .recurrent import REMEDY, recurrent_layers
 
@@ -107,6 +109,15 @@ class PackCollater:
                 if name not in NOT_FOR_MODELS and (self.takes is None or name in self.takes)
             }
         )
+
+
+def restores_pixels(collate_fn: object) -> bool:
+    """Whether a collater takes packs whose pixels it is to restore: ours, also with arguments, or for pipelines."""
+    if isinstance(collate_fn, partial):
+        return restores_pixels(collate_fn.func)
+    if isinstance(collate_fn, CollateForPP):
+        return restores_pixels(collate_fn.collate_fn)
+    return isinstance(collate_fn, PackCollater) or collate_fn is neat_packed_vlm_collater
 
 
 def _possible_ways(attn_implementation: str) -> tuple[str, ...]:

@@ -30,20 +30,27 @@ Nothing is shifted here: that was done when the documents were rendered. `shift_
 transformers take it as it is, and would shift `labels`.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
+from torch.utils.data import get_worker_info
 
-from ..pipeline.records import IGNORE, IMAGE, VIDEO
+from ..pipeline.records import IGNORE
 from .flex import document_block_mask
 from .handover import handed_over
+from .masks import block_causal_mask, sliding_mask
 from .media import BATCH_KEY, RECURRENT_KEY, concatenated_media, media_counts
 from .pixels import cast_pixels
+from .shared import empty
 
+logger = logging.getLogger(__name__)
+
+LONG = 16384  # tokens; a mask of more is warned of
 NO_DOCUMENT = -1000  # fills up ragged rows of seq_lens, as THD batches of the online API have it
 
 
@@ -104,12 +111,12 @@ def neat_packed_vlm_collater(
         # Positions are fractions in some families; everything else is whole.
         dtype = rows[0].dtype if rows[0].dtype.kind == "f" else np.dtype(np.int64)
         # [B, S], and [3, B, S] for three-axis positions
-        result = np.empty((*rows[0].shape[:-1], len(rows), length), dtype=dtype)
+        made = empty((*rows[0].shape[:-1], len(rows), length), getattr(torch, dtype.name))
+        result = made.numpy()
         for number, row in enumerate(rows):
             result[..., number, : row.shape[-1]] = row
             result[..., number, row.shape[-1] :] = fill
-        rows_or_row = result.reshape(*result.shape[:-2], 1, -1) if recurrent else result
-        return torch.from_numpy(rows_or_row)
+        return made.flatten(-2)[..., None, :] if recurrent else made
 
     documents = stacked("attention_mask", 0)
     if recurrent:
@@ -135,11 +142,13 @@ def neat_packed_vlm_collater(
             within = document_block_mask(documents, sliding_window)
             result["attention_mask"] = {"full_attention": result["attention_mask"], "sliding_attention": within}
     else:
-        made = additive if attn_implementation == "eager" and not bool_mask else torch.Tensor.bool
-        result["attention_mask"] = made(block_causal_mask(documents))
+        if documents.shape[-1] > LONG:
+            _warn_of_large_masks()
+        additive = attn_implementation == "eager" and not bool_mask
+        result["attention_mask"] = block_causal_mask(documents, additive=additive)
         if sliding_window is not None:
             types = result["mm_token_type_ids"] if bidirectional_vision else None
-            sliding = made(sliding_mask(documents, sliding_window, types))
+            sliding = sliding_mask(documents, sliding_window, types, additive=additive)
             result["attention_mask"] = {"full_attention": result["attention_mask"], "sliding_attention": sliding}
     if recurrent or (is_flash and varlen_kwargs):
         result |= _transformers_varlen(batch, length)
@@ -148,7 +157,20 @@ def neat_packed_vlm_collater(
     result["_packed_seq_ids"] = documents
     if pixel_dtype is None and "pack" not in batch[0]:
         pixel_dtype = torch.bfloat16
-    return handed_over(cast_pixels(result | concatenated_media(batch) | media_counts(batch), pixel_dtype))
+    media = cast_pixels(concatenated_media(batch, pixel_dtype), pixel_dtype)
+    return handed_over(result | media | media_counts(batch))
+
+
+@lru_cache(maxsize=1)
+def _warn_of_large_masks() -> None:
+    """Once in a process, and by one of several workers."""
+    if (worker := get_worker_info()) is None or worker.id == 0:
+        logger.warning(
+            "attention masks of more than %d tokens by %d: %.1f GB a pack and more, four times that for eager "
+            "attention, and most of it says that documents do not see each other. Kernels that take the lengths of "
+            "documents need none: attn_implementation flash_attention_2 (varlen), flex_attention or thd",
+            LONG, LONG, LONG * LONG / 1e9,
+        )  # fmt: skip
 
 
 def _check_packs(batch: Sequence[Mapping[str, Any]], recurrent: bool) -> None:
@@ -171,77 +193,12 @@ def _check_packs(batch: Sequence[Mapping[str, Any]], recurrent: bool) -> None:
         )
 
 
-def block_causal_mask(documents: torch.Tensor) -> torch.Tensor:
-    """Document numbers [B, S] -> bool [B, 1, S, S]: a token sees its own document up to itself.
-
-    [1, 1, 2, 0] -> rows 1000, 1100, 0010, 0001. Padding sees itself: a row that sees nothing would become NaN in
-    sdpa, and NaN times a weight of zero is NaN again.
-
-    In place, document by document, by numpy: for 12 documents in 32,768 tokens 0.6 s and 1 GB, where comparing all
-    tokens with all took 21 s and 5 GB; for 8 in 1,024 tokens 0.13 ms and 1.7.
-    """
-    numbers = documents.cpu().numpy()
-    batch, length = numbers.shape
-    mask = np.zeros((batch, 1, length, length), dtype=bool)
-    here = np.arange(length, dtype=np.int32)
-    for row, (seen,) in zip(numbers, mask, strict=True):
-        for first, last in _runs(row):
-            block = seen[first:last, first:last]
-            if row[first]:
-                np.less_equal(here[: last - first], here[: last - first, None], out=block)
-            else:
-                np.fill_diagonal(block, True)
-    return torch.from_numpy(mask).to(documents.device)
-
-
-def _runs(row: np.ndarray) -> list[tuple[int, int]]:
-    """Where documents, and the padding between them, begin and end: [1, 1, 2, 0] -> (0, 2), (2, 3), (3, 4)."""
-    cuts = [0, *(np.flatnonzero(row[1:] != row[:-1]) + 1).tolist(), len(row)]
-    runs = [(first, last) for first, last in pairwise(cuts) if first < last]
-    found = [int(row[first]) for first, _ in runs if row[first]]
-    if len(set(found)) < len(found):
-        raise ValueError(f"document numbers come in runs {found}; each document must lie in one piece")
-    return runs
-
-
 def positions_inside(documents: torch.Tensor) -> torch.Tensor:
     """Where in its document each token is: [1, 1, 2, 0, 0] -> [0, 1, 0, 0, 1]; padding counts as a document."""
     here = torch.arange(documents.shape[-1], device=documents.device).expand(documents.shape)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return here - torch.where(begins, here, 0).cummax(-1).values
-
-
-def additive(mask: torch.Tensor) -> torch.Tensor:
-    """0 where a token is seen, and where it is not the lowest number that bf16 has, too."""
-    lowest = torch.finfo(torch.bfloat16).min
-    return torch.zeros(mask.shape, dtype=torch.float32, device=mask.device).masked_fill(~mask, lowest)
-
-
-def sliding_mask(documents: torch.Tensor, window: int, types: torch.Tensor | None = None) -> torch.Tensor:
-    """As `block_causal_mask`, but a token sees `window` tokens at most, itself included.
-
-    [1, 1, 1, 2], window 2 -> rows 1000, 1100, 0110, 0001. With token types, those of a run of image or video tokens
-    (a picture, a frame) see each other both ways, yet no further back than the window: types [1, 1, 1, 0] -> rows 1110,
-    1110, 0110, 0001.
-    """
-    length = documents.shape[-1]
-    here = torch.arange(length, device=documents.device)
-    ahead = here[None, :] - here[:, None]  # of the key, as the query sees it
-    seen = (ahead <= 0)[None]
-    if types is not None:
-        runs = _vision_runs(documents, types)
-        seen = seen | ((runs[:, :, None] == runs[:, None, :]) & (runs != 0)[:, :, None])
-    same = (documents[:, :, None] == documents[:, None, :]) & (documents != 0)[:, :, None]
-    return ((same & seen & (ahead > -window)) | (ahead == 0))[:, None]
-
-
-def _vision_runs(documents: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
-    """Numbers of neighbouring image and video tokens of a document: types [0, 1, 1, 0, 2] -> [0, 1, 1, 0, 2]."""
-    visual = (types == IMAGE) | (types == VIDEO)
-    begins = visual.clone()
-    begins[:, 1:] &= ~visual[:, :-1] | (documents[:, 1:] != documents[:, :-1])
-    return torch.where(visual, begins.cumsum(-1), 0)
 
 
 def _thd(batch: Sequence[Mapping[str, Any]], length: int) -> dict[str, Any]:

@@ -270,11 +270,11 @@ def wrap_vlm_collate_for_pp(
     layout: Layout | None = None,
 ) -> Callable[[Any], MutableMapping[str, Any]]:
     """`collate_fn`, and then prepare_vlm_media_for_pp; what is not a mapping passes through."""
-    return _CollateForPP(collate_fn, n_microbatches, layout)
+    return CollateForPP(collate_fn, n_microbatches, layout)
 
 
 @dataclass(frozen=True)
-class _CollateForPP:
+class CollateForPP:
     """A class and not a closure, so that it can be sent to spawned workers."""
 
     collate_fn: Callable[[Any], Any]

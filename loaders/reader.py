@@ -9,14 +9,12 @@ import hashlib
 import logging
 import os
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -37,43 +35,29 @@ from ..pipeline.runtime.objects import Opened, Remote
 from ..pipeline.runtime.storage import inside, open_regular, parse_json, place, read_into, sizes_in
 from ..pipeline.shard.codec import read_arrays, text_problem
 from .cache import ShardCache
+from .opened import FileVersion, in_advance, opened_local, opened_remote
 from .pixels import read_tables
-from .places import Locks, PackPlaces
+from .places import PackPlaces
 
 logger = logging.getLogger(__name__)
-Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 CHECKS = ("none", "sizes", "packs", "full")
-FILES_OPEN = 64  # shards that a process keeps open; the usual limit is 1,024 of all files
-REMOTE_OPEN = 8192  # remote ones, which are a name, a size and a client: 1 KB each, and no file of this machine
+SIZED_AT_ONCE = 4096  # local shards: 20 ms, and 0.8 s for 156,250; what is read is compared in any case
 LISTED = 16  # of more remote shards than this, the sizes are taken from a listing
 SHARDS_AHEAD = 2  # whole shards that a reader with a cache downloads ahead of need
 CHUNK = 16 << 20  # a shard is downloaded by ranges of this size,
 CHUNKS_AT_ONCE = 4  # several at once: a single connection to an object store does not fill the network
-_opening = Locks()
 SAME_BYTES, WELL_FORMED = 1, 2  # what is known of a pack in this process
-
-
-class FileVersion(NamedTuple):
-    """Tells a file from another one under its name, and from itself after somebody wrote to it."""
-
-    device: int
-    inode: int
-    bytes: int
-    modified: int
-
-    @classmethod
-    def of(cls, found: os.stat_result) -> "FileVersion":
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 class ShardReader:
     """Reads OUT, a local directory or a URI (s3://bucket/out). Cheap to pickle: files are opened where they are used.
 
-    check: "none"; "sizes" compares the size of every shard with the manifest, at once; "packs" does so, too, and
-        compares the crc32 of every pack when it is read: of a local one when it is first read by a process, and again
-        if its file was touched since; "full" also compares the sha256 of every shard, at once.
+    check: "none"; "sizes" compares the size of every shard with the manifest, at once; "packs" does so, too (of more
+        than 4,096 local shards it only looks whether they are there, and compares the size of each where it is read),
+        and compares the crc32 of every pack when it is read: of a local one when it is first read by a process, and
+        again if its file was touched since; "full" compares all sizes and the sha256 of every shard, at once, too.
     cache, cache_gb: a folder on this node's disk for whole shards of a remote output, and its size in GB (10^9 bytes).
 
     Manifest, index and pixel tables are checked always. What is not as it was written is an OutputError; of a shard or
@@ -107,7 +91,7 @@ class ShardReader:
         # A FileVersion for every local shard, as it was when last looked at; zeros: not yet.
         self._versions = np.zeros((len(self.manifest.shards) if self.is_local else 0, 4), np.uint64)
         if check != "none":
-            self._check_shards(full=check == "full")
+            self._check_shards(check)
 
     @property
     def num_packs(self) -> int:
@@ -212,7 +196,7 @@ class ShardReader:
         if self.is_local:
             name = shard_name(shard)
             try:
-                return _opened_local(self.out, f"shards/{name}", self._version(shard))
+                return opened_local(self.out, f"shards/{name}", self._version(shard))
             except FileNotFoundError:
                 raise self._wrong_size(self.manifest.shards[shard], None) from None
             except (OSError, ValueError) as error:
@@ -318,7 +302,7 @@ class ShardReader:
         content = np.empty(size, np.uint8).data
         try:
             version = FileVersion.of(Path(self.out, name).stat())
-            return content[: read_into(_opened_local(self.out, name, version), content, offset)]
+            return content[: read_into(opened_local(self.out, name, version), content, offset)]
         except FileNotFoundError:
             raise OutputError(f"{self.out}/{name} is missing; {REMEDY}") from None
         except (OSError, ValueError) as error:
@@ -337,10 +321,13 @@ class ShardReader:
 
     def _remote(self, name: str) -> Opened:
         assert isinstance(self._place, Remote), "a local output is read otherwise"
-        return _opened_remote(self._place / name)
+        return opened_remote(self._place / name)
 
-    def _check_shards(self, *, full: bool) -> None:
-        shards = self.manifest.shards
+    def _check_shards(self, check: str) -> None:
+        shards, full = self.manifest.shards, check == "full"
+        if self.is_local and check == "packs" and len(shards) > SIZED_AT_ONCE:
+            self._check_names()
+            return
         sizes = self._local_sizes() if self.is_local else self._remote_sizes()
         for number, (expected, size) in enumerate(zip(shards.bytes, sizes, strict=True)):
             if size != expected:
@@ -362,11 +349,22 @@ class ShardReader:
         found = "is missing" if size is None else f"has {size} bytes, the manifest {shard.bytes}"
         return ShardError(f"{self.out}/shards/{shard.name} {found}; {REMEDY}", shard.name)
 
+    def _check_names(self) -> None:
+        """That every shard is there, by the listing of the folder alone."""
+        found = self._listed(lambda entry: None)
+        for number in range(len(self.manifest.shards)):
+            if shard_name(number) not in found:
+                raise self._wrong_size(self.manifest.shards[number], None)
+
+    def _listed(self, what: Callable[[os.DirEntry[str]], Result]) -> dict[str, Result]:
+        """Of every file among the shards, by its name."""
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(Path(self.out, "shards")) as entries:
+            return {entry.name: what(entry) for entry in entries if entry.is_file()}
+        return {}
+
     def _local_sizes(self) -> Iterator[int | None]:
         """Of every shard; None: it is missing. They are remembered as they are now."""
-        found: dict[str, FileVersion] = {}
-        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(Path(self.out, "shards")) as entries:
-            found = {entry.name: FileVersion.of(entry.stat()) for entry in entries if entry.is_file()}
+        found = self._listed(lambda entry: FileVersion.of(entry.stat()))
         for number in range(len(self.manifest.shards)):
             version = found.get(shard_name(number))
             if version is not None:
@@ -384,43 +382,3 @@ class ShardReader:
                 yield self._remote(f"shards/{shard_name(number)}").size
             except FileNotFoundError:
                 yield None
-
-
-def in_advance(function: Callable[[Argument], Result], arguments: Iterable[Argument], depth: int) -> Iterator[Result]:
-    """The results in order, computed by threads, up to `depth` of them before they are asked for."""
-    results: deque[Future[Result]] = deque()
-    pool = ThreadPoolExecutor(depth)
-    try:
-        for argument in arguments:
-            results.append(pool.submit(function, argument))
-            if len(results) > depth:
-                yield results.popleft().result()
-        while results:
-            yield results.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-@lru_cache(maxsize=FILES_OPEN)
-def _opened_local(out: str, name: str, _version: FileVersion) -> BinaryIO:
-    """A file of a local output, kept open until others have taken its place here, and nobody reads it any more.
-
-    An output may be packed again while this process lives: who has seen another version opens another file.
-    """
-    return open_regular(inside(Path(out), name))[0]
-
-
-def _opened_remote(file: Remote) -> Opened:
-    """A remote file, kept open: opening costs a request, by which pyarrow asks the store for the size.
-
-    It does so even where the size is known: of Arrow's ways to open a file, Python lacks the one that takes it. Threads
-    that read ahead come here at once for packs of one shard; one of them asks.
-    """
-    with _opening.of(file):
-        return _opened_once(file, os.getpid())
-
-
-@lru_cache(maxsize=REMOTE_OPEN)
-def _opened_once(file: Remote, _process: int) -> Opened:
-    """Once per process: clients of object stores have threads, which a forked worker does not inherit."""
-    return file.opened()

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import tee
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from .batches import PackLoader
 from .item import PIXELS, pack_item
 from .media import BATCH_KEY
 from .mix import Mix, Output, Outputs
-from .model_inputs import PackCollater, collater_for
+from .model_inputs import PackCollater, collater_for, restores_pixels
 from .order import CHUNK, Order, rank_share, share_length, worker_items
 from .pixels import stored_arrays
 from .position import Draws, Start
@@ -38,8 +39,9 @@ class PackedShards(IterableDataset[dict[str, Any]]):
                  False: that step is filled up with packs from the epoch's start, which so come twice
     shuffle      False: the plan's own order in every epoch
     pixels       "bf16" or "fp32": restored; "uint8": as stored, for `restore_pixels(batch, device)` on the GPU
-    check        "packs": sizes of all shards at once, and the crc32 of each pack when it is first read; "sizes" without
-                 the latter, "none" without both; "full" with the sha256 of every shard before the first read
+    check        "packs": sizes of all shards at once (of more than 4,096 local ones: of each where it is read), and the
+                 crc32 of each pack when it is first read; "sizes": all sizes at once, and no crc32; "none": neither;
+                 "full": all sizes, and the sha256 of every shard, before the first read
     prefetch     packs read ahead, from remote shards only
     cache, cache_gb  a folder on this node's disk, and its size in GB: remote shards are downloaded whole, once per node
 
@@ -76,6 +78,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self._loaded = False  # a state, and nothing was iterated since
         self._skip = 0  # items that this loader worker gave out before the state that it loaded
         self._yielded = 0  # items given out in this process since `_start`
+        self._for_collater = False  # what iterates from here on is a loader with a collater that restores pixels
 
     @property
     def reader(self) -> ShardReader:
@@ -120,6 +123,15 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         if collate_fn is not None and model is not None:
             raise ValueError("collate_fn and model are both given; a collate_fn of your own makes the batch by itself")
         return PackLoader(self, batch_size, num_workers, collate_fn or self.collater(model), **options)
+
+    @contextmanager
+    def iterated_for(self, collate_fn: object) -> Iterator[None]:
+        """Iterations that begin in here are for this collater alone: one of ours restores pixels into the batch."""
+        self._for_collater = restores_pixels(collate_fn)
+        try:
+            yield
+        finally:
+            self._for_collater = False
 
     def collater(self, model: torch.nn.Module | None = None, **options: Any) -> PackCollater:
         """What makes the arguments of `model(**batch)` of packs; options as of `PackCollater`."""
@@ -166,13 +178,16 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         return share_length(self.mix.num_packs, self.position, self.world_size, drop_last=self.drop_last)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._iterated(self._for_collater)
+
+    def _iterated(self, for_collater: bool) -> Iterator[dict[str, Any]]:
         worker, num_workers = _worker()
         iteration = self._start.enter()
         self._loaded, self._skip, self._yielded = False, 0, self._skip
         self._check_world()
         if worker == 0:
             self._tell_what_is_left_out()
-        for place, item in self._items(self._places(worker, num_workers)):
+        for place, item in self._items(self._places(worker, num_workers), for_collater):
             self._yielded += 1
             yield item if get_worker_info() is None else item | {BATCH_KEY: place.batch}
         self._start.note(iteration, worker, num_workers)
@@ -280,7 +295,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         output = self.mix.outputs[place]
         return self._item(output, number, output.reader.content(number))
 
-    def _items(self, places: Iterator["Place"]) -> Iterator[tuple["Place", dict[str, Any]]]:
+    def _items(self, places: Iterator["Place"], for_collater: bool) -> Iterator[tuple["Place", dict[str, Any]]]:
         """Each output reads ahead of the others, as far as it likes."""
         outputs = self.mix.outputs
         asked, *copies = tee(places, 1 + len(outputs))
@@ -289,12 +304,15 @@ class PackedShards(IterableDataset[dict[str, Any]]):
             for number, (output, copy) in enumerate(zip(outputs, copies, strict=True))
         ]
         for place in asked:
-            yield place, self._item(outputs[place.output], *next(contents[place.output]))
+            number, content = next(contents[place.output])
+            yield place, self._item(outputs[place.output], number, content, for_collater=for_collater)
 
-    def _item(self, output: Output, number: int, content: memoryview) -> dict[str, Any]:
+    def _item(self, output: Output, number: int, content: memoryview, *, for_collater: bool = False) -> dict[str, Any]:
         counts = {"pack": number, **output.reader.counts(number)}
         arrays, recurrent = output.reader.arrays(number, content), self.reader.manifest.family.get("recurrent_layers")
-        item = pack_item(arrays, counts, self.layout, self.stored, PIXELS[self.pixels], recurrent)
+        item = pack_item(
+            arrays, counts, self.layout, self.stored, PIXELS[self.pixels], recurrent, for_collater=for_collater
+        )
         return item | {"output": output.name} if len(self.mix.outputs) > 1 else item
 
 

@@ -214,7 +214,7 @@ def _collated(
         fitting = _fitting({index: len(sample["input_ids"]) for index, sample in samples.items()}, max_length)
         samples = {index: samples[index] for index in fitting}
     conversations = [examples[index]["conversation"] for index in samples]
-    batch = padded_batch([*samples.values()], family, max_length)
+    batch = padded_batch([*samples.values()], family, max_length, pixel_dtype if hook is None else None)
     if hook is not None:
         del batch["labels"]
         batch = hook(batch, processor)

@@ -11,7 +11,9 @@ from ...pipeline.labels import shifted
 from ...pipeline.plan.assign import aligned
 from ...pipeline.records import TOKEN_TYPES
 from ...pipeline.render.pack import end_to_end
+from ..handover import joined as joined_arrays
 from ..media import LAYOUT_KEY, MEDIA_KEYS, document_numbers, num_media
+from ..pixels import RESTORE_KEY, STORED_KEY, restored_end_to_end
 from .tokenized import PER_TOKEN
 
 
@@ -117,11 +119,14 @@ def _build_packed_vlm_sample(
     )
     pack: dict[str, Any] = {name: torch.from_numpy(array) for name, array in joined.items()}
     pack["attention_mask"] = document_numbers(pack["seq_lens_padded"])
-    layout = samples[0].get(LAYOUT_KEY)
+    layout, dtype = samples[0].get(LAYOUT_KEY), samples[0].get(RESTORE_KEY)
+    stored = samples[0].get(STORED_KEY, {}) if dtype is not None else {}
     for name in layout or MEDIA_KEYS:
         arrays = [sample[name] for sample in samples if has(sample, name)]
-        if arrays:
-            pack[name] = torch.cat(arrays)
+        if arrays and name in stored:
+            pack[name] = restored_end_to_end(arrays, stored[name], dtype)
+        elif arrays:
+            pack[name] = joined_arrays(arrays)
     counts = {f"n_{kind}s": sum(num_media(sample, kind) for sample in samples) for kind in TOKEN_TYPES}
     return pack | counts | ({LAYOUT_KEY: layout} if layout else {})
 

@@ -54,7 +54,7 @@ class PreTokenizedDatasetWrapper(Replacing):
         seen = with_fake_image(sample, family_of(self.processor))
         return seen if self.max_length is None or len(seen["input_ids"]) <= self.max_length else sample
 
-    def tokenized(self, index: int, *, needs_target: bool = False) -> dict[str, Any]:
+    def tokenized(self, index: int, *, needs_target: bool = False, restore: bool = True) -> dict[str, Any]:
         """Sample `index` itself, without a fake image; a SampleError where it cannot be had."""
         return tokenized_example(
             self.dataset[index],
@@ -62,6 +62,7 @@ class PreTokenizedDatasetWrapper(Replacing):
             max_length=self.max_length,
             truncate=self.truncate,
             needs_target=needs_target,
+            restore=restore,
         )
 
 
@@ -144,7 +145,7 @@ class PackedDatasetWrapper(Dataset[dict[str, Any]]):
         for attempt in range(self.max_retries + 1):
             try:
                 if isinstance(inner, PreTokenizedDatasetWrapper):
-                    return inner.tokenized(index, needs_target=True)
+                    return inner.tokenized(index, needs_target=True, restore=False)
                 return dict(inner[index])
             except MemoryError:
                 raise
@@ -169,7 +170,7 @@ class PackedDatasetWrapper(Dataset[dict[str, Any]]):
         family = family_of(inner.processor)
         seen = sum(sample["n_images"] + sample["n_videos"] for sample in samples)
         heard = sum(sample["n_audios"] for sample in samples)
-        return fake_image_document(family) if family.wants_fake_image(seen, heard) else None
+        return fake_image_document(family, restore=False) if family.wants_fake_image(seen, heard) else None
 
     def _drop(self, index: int, reason: str, detail: str) -> None:
         self.dropped[reason] += 1

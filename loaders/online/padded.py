@@ -26,10 +26,15 @@ def pad_collate_fn(
     Rows are padded to `max_length`, or to the longest sample; the shift then takes one token from each. pixel_dtype
     None: pixels as the samples have them.
     """
-    return cast_pixels(shifted_batch(padded_batch(examples, processor, max_length)), pixel_dtype)
+    return cast_pixels(shifted_batch(padded_batch(examples, processor, max_length, pixel_dtype)), pixel_dtype)
 
 
-def padded_batch(examples: Sequence[dict[str, Any]], processor: Any, max_length: int | None = None) -> dict[str, Any]:
+def padded_batch(
+    examples: Sequence[dict[str, Any]],
+    processor: Any,
+    max_length: int | None = None,
+    pixel_dtype: torch.dtype | None = None,
+) -> dict[str, Any]:
     """Everything but the shift."""
     longest = max(len(example["input_ids"]) for example in examples)
     length = longest if max_length is None else max_length
@@ -42,7 +47,7 @@ def padded_batch(examples: Sequence[dict[str, Any]], processor: Any, max_length:
         for name, fill in fills.items()
         if all(example.get(name) is not None for example in examples)
     }  # fmt: skip
-    return rows | concatenated_media(examples) | media_counts(examples)
+    return rows | concatenated_media(examples, pixel_dtype) | media_counts(examples)
 
 
 def shifted_batch(batch: dict[str, Any]) -> dict[str, Any]:

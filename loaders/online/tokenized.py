@@ -13,7 +13,7 @@ from ...pipeline.measure.length import measure, truncated
 from ...pipeline.records import Measured, MediaError, MediaKind, Sample, Skip
 from ...pipeline.render.sample import fake_image_sample, render_whole
 from ..media import LAYOUT_KEY
-from ..pixels import Stored, restored, stored_arrays
+from ..pixels import RESTORE_KEY, STORED_KEY, Stored, restored, stored_arrays
 
 PER_TOKEN = ("input_ids", "attention_mask", "labels", "mm_token_type_ids", "position_ids")
 RESIZE = "torch"  # as the HF processors' default backend does
@@ -43,11 +43,13 @@ def tokenized_example(
     max_length: int | None = None,
     truncate: bool = False,
     needs_target: bool = False,
+    restore: bool = True,
 ) -> dict[str, Any]:
     """{"conversation": …} -> input_ids, attention_mask, labels, position_ids and media of one sample; nothing shifted.
 
     One of more than `max_length` tokens is cut at its end, outside of its media (`truncate`), or a SampleError. One
-    without an answer has labels that are all masked, or is a SampleError (`needs_target`).
+    without an answer has labels that are all masked, or is a SampleError (`needs_target`). restore: False leaves pixels
+    as bytes, for who lays samples end to end.
     """
     measured = measured_example(example, family, needs_target=needs_target)
     length = measured.tokens + 1  # before the shift
@@ -57,17 +59,19 @@ def tokenized_example(
             raise SampleError(Skip(reason="overlong", detail=f"{length} tokens, max_length is {max_length}"))
         measured = cut
     try:
-        return as_tensors(render_whole(measured, family, RESIZE), measured.num_media, family)
+        return as_tensors(render_whole(measured, family, RESIZE), measured.num_media, family, restore=restore)
     except MediaError as error:
         raise SampleError(error.skip) from error
 
 
-def as_tensors(sample: Sample, num_media: Mapping[MediaKind, int], family: Family) -> dict[str, Any]:
+def as_tensors(
+    sample: Sample, num_media: Mapping[MediaKind, int], family: Family, *, restore: bool = True
+) -> dict[str, Any]:
     text = {name: _integers(torch.from_numpy(np.ascontiguousarray(array))) for name, array in sample.per_token.items()}
     return {
         **text,
         "attention_mask": torch.ones_like(text["input_ids"]),
-        **media_tensors(sample.media, family),
+        **media_tensors(sample.media, family, restore=restore),
         LAYOUT_KEY: family.media,
         **{f"n_{kind}s": count for kind, count in num_media.items()},
     }
@@ -78,14 +82,15 @@ def _integers(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_floating_point() else tensor.long()
 
 
-def media_tensors(media: Mapping[str, np.ndarray], family: Family) -> dict[str, torch.Tensor]:
-    """Floats as the HF processor gives them."""
+def media_tensors(media: Mapping[str, np.ndarray], family: Family, *, restore: bool = True) -> dict[str, Any]:
+    """Floats as the HF processor gives them; or bytes, and how they become those."""
     stored = _stored(family)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in media.items()}
-    return {
-        name: restored(tensor, stored[name], torch.float32) if name in stored else _integers(tensor)
-        for name, tensor in tensors.items()
-    }
+    small = {name: _integers(tensor) for name, tensor in tensors.items() if name not in stored}
+    pixels = {name: tensors[name] for name in stored if name in tensors}
+    if not restore:
+        return small | pixels | {STORED_KEY: stored, RESTORE_KEY: torch.float32}
+    return small | {name: restored(rows, stored[name], torch.float32) for name, rows in pixels.items()}
 
 
 def with_fake_image(sample: dict[str, Any], family: Family) -> dict[str, Any]:
@@ -100,9 +105,9 @@ def with_fake_image(sample: dict[str, Any], family: Family) -> dict[str, Any]:
     return sample | joined | images | {"n_images": 1}
 
 
-def fake_image_document(family: Family) -> dict[str, Any]:
+def fake_image_document(family: Family, *, restore: bool = True) -> dict[str, Any]:
     """The fake image as a document of a pack, which needs no shift: it has no targets."""
-    return as_tensors(fake_image_sample(family), {"image": 1, "video": 0, "audio": 0}, family)
+    return as_tensors(fake_image_sample(family), {"image": 1, "video": 0, "audio": 0}, family, restore=restore)
 
 
 @lru_cache(maxsize=8)

@@ -16,7 +16,7 @@ from object_store import serving
 
 from jobs.fuzzing.output import loaded
 from neatpack import PackedShards
-from neatpack.loaders.reader import FILES_OPEN
+from neatpack.loaders.opened import FILES_OPEN
 from neatpack.pipeline.manifest import ShardError
 
 CHECKS = ("none", "sizes", "packs", "full")
@@ -60,6 +60,30 @@ def test_a_shard_replaced_in_mid_epoch_is_noticed(out: Path, check: str) -> None
         ShardError, match="replaced or written to since" if check in CHECKS[:2] else "pack 1: its crc32 is"
     ):
         packs.pack(1)
+
+
+def test_of_many_shards_each_size_is_compared_where_it_is_read(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That they are there is seen at once; what a check promises to look at first, it looks at first."""
+    monkeypatch.setattr("neatpack.loaders.reader.SIZED_AT_ONCE", 1)
+    shard = out / "shards/pack-000001.tar"
+    os.truncate(shard, shard.stat().st_size - 512)
+    packs = PackedShards(out, shuffle=False)
+    first = packs.reader.manifest.shards[0].num_packs
+    assert packs.pack(first - 1)["pack"] == first - 1
+    with pytest.raises(ShardError, match="pack-000001.tar has .* bytes, the manifest .*; run `neatpack verify`"):
+        packs.pack(first)
+    for check in ("sizes", "full"):
+        with pytest.raises(ShardError, match="pack-000001.tar has"):
+            PackedShards(out, check=check)
+    shard.unlink()
+    with pytest.raises(ShardError, match="pack-000001.tar is missing"):
+        PackedShards(out)
+    os.mkfifo(shard)
+    with pytest.raises(ShardError, match="pack-000001.tar is missing"):
+        PackedShards(out)
+    shutil.rmtree(out / "shards")
+    with pytest.raises(ShardError, match="pack-000000.tar is missing"):
+        PackedShards(out)
 
 
 def test_what_was_compared_is_compared_again_after_its_file_was_touched(out: Path) -> None:

@@ -9,9 +9,11 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards, neat_packed_vlm_collater, pad_collate_fn, restore_pixels
+from neatpack.loaders import packed
 from neatpack.loaders.flex import DocumentMask, document_block_mask
-from neatpack.loaders.packed import NO_DOCUMENT, block_causal_mask, positions_inside, sliding_mask
-from neatpack.loaders.pixels import _looked_up_singly, looked_up
+from neatpack.loaders.masks import LOWEST, block_causal_mask, sliding_mask
+from neatpack.loaders.packed import NO_DOCUMENT, positions_inside
+from neatpack.loaders.pixels import _look_up_singly, looked_up
 from neatpack.pipeline.run import run_pack
 
 
@@ -208,6 +210,53 @@ def test_the_mask_is_what_comparing_all_with_all_gives(batch):
     expected = (same & (place[:, None] >= place)) | (place[:, None] == place)
     mask = block_causal_mask(documents)
     assert mask.dtype == torch.bool and torch.equal(mask, expected[:, None])
+    assert torch.equal(block_causal_mask(documents, additive=True), added(mask))
+
+
+def added(mask):
+    return torch.zeros(mask.shape).masked_fill(~mask, LOWEST)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 200)), min_size=1, max_size=6),
+    st.integers(1, 300),
+    st.booleans(),
+    st.randoms(use_true_random=False),
+)
+def test_long_masks_are_what_comparing_all_with_all_gives(runs, window, both_ways, random):
+    """Over the edges of what is written at a time, with a window, and with pictures, which look ahead."""
+    documents = torch.tensor([[number * is_real for number, (is_real, n) in enumerate(runs, 1) for _ in range(n)]])
+    length = documents.shape[1]
+    kinds = [kind for _ in range(length) for kind in [random.choice((0, 1, 1, 2, 3))] * random.randint(1, 40)]
+    types = torch.tensor([kinds[:length]]) if both_ways else None
+    ahead = torch.arange(length) - torch.arange(length)[:, None]
+    same = (documents[:, :, None] == documents[:, None, :]) & (documents != 0)[:, :, None]
+    seen = (ahead <= 0)[None].clone()
+    picture = 0
+    for at in range(length if both_ways else 0):  # one run after the other
+        if types[0, at] in (1, 2):
+            begins = at == 0 or types[0, at - 1] not in (1, 2) or documents[0, at] != documents[0, at - 1]
+            picture = at if begins else picture
+            seen[0, picture : at + 1, picture : at + 1] = True
+    expected = ((same & seen & (ahead > -window)) | (ahead == 0))[:, None]
+    mask = sliding_mask(documents, window, types)
+    assert torch.equal(mask, expected)
+    assert torch.equal(sliding_mask(documents, window, types, additive=True), added(mask))
+    assert torch.equal(block_causal_mask(documents), ((same & (ahead <= 0)) | (ahead == 0))[:, None])
+
+
+def test_large_masks_are_warned_of_once(monkeypatch, caplog):
+    monkeypatch.setattr("neatpack.loaders.packed.LONG", 3)
+    packed._warn_of_large_masks.cache_clear()
+    long = pack([1, 2, 3, 4], [4])
+    for kind in ("flash_attention_2", "thd", "flex_attention"):
+        neat_packed_vlm_collater([long], attn_implementation=kind)
+    neat_packed_vlm_collater(TWO)
+    assert not caplog.records
+    for kind in ("sdpa", "eager", "sdpa"):
+        neat_packed_vlm_collater([long], attn_implementation=kind)
+    (told,) = caplog.messages
+    assert "flash_attention_2 (varlen), flex_attention or thd" in told
 
 
 def test_a_document_in_two_pieces_is_refused():
@@ -291,8 +340,9 @@ def test_pixels_left_as_bytes_are_restored_later(out):
 def test_both_ways_of_looking_up_agree(dtype, num_patches):
     stored = torch.randint(0, 256, (num_patches, 3 * 4), dtype=torch.uint8)
     table = torch.randn(3, 256)
-    pairs, single = looked_up(stored, table, 2, dtype), _looked_up_singly(stored, table, 2, dtype)
-    assert torch.equal(pairs, single)
+    pairs, single = looked_up(stored, table, 2, dtype), torch.empty(num_patches, 3, 2, 4, dtype=dtype)
+    _look_up_singly(stored, table, single)
+    assert torch.equal(pairs, single.flatten(1))
     if num_patches:
         by_hand = [table[c, int(stored[-1, 4 * c + i])].to(dtype) for c in range(3) for _ in range(2) for i in range(4)]
         assert pairs[-1].tolist() == [value.item() for value in by_hand]

@@ -1,0 +1,264 @@
+"""Reading packs: PackedShards against memcpy, webdataset's own iterator and decoders, and LitData, on the same packs.
+
+Packs of pictures have 8,192 tokens and about 15 MB; packs of text 1,024 tokens. All sides read all packs from the page
+cache, in turns, by CPU time of all threads and processes; torch keeps its threads, as in training. Packs are compared
+with their checksums in the first pass over them, which is not timed. LitData is optional (`pip install --no-deps
+litdata`, and what it imports): without it, its rows are told against memcpy, and say so.
+"""
+
+import gc
+import hashlib
+import json
+import multiprocessing
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import webdataset as wds
+from PIL import Image
+
+from jobs.speed.side_by_side import Options, Row, side_by_side
+from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.loaders.masks import block_causal_mask
+from neatpack.loaders.media import LAYOUT_KEY, document_numbers
+from neatpack.loaders.pixels import STORED_KEY, restored
+from neatpack.loaders.reader import ShardReader
+from neatpack.pipeline.config import PackConfig
+from neatpack.pipeline.records import TOKEN_TYPES
+from neatpack.pipeline.run import run_pack
+
+try:
+    import litdata
+except ImportError:
+    litdata = None
+
+WORDS = ("apple", "anchor", "basket", "bridge", "candle", "castle", "desert", "dragon", "engine", "feather", "forest")
+NUM_WORKERS, MASK_TOKENS, MASK_DOCUMENTS = 2, 32768, 12
+BATCHES = 192  # at least, of a pass with workers: starting them is part of it, and must not be most of it
+WITHOUT = "" if litdata else " (not installed: / memcpy)"
+Item = dict[str, Any]
+
+
+def rows(options: Options) -> Iterator[Row]:
+    out = packed(options, options.meta, 8192) if options.meta else pictures(options)
+    yield from of_packs("pictures", out, options, read=0.2, batch=None)
+    yield from of_workers(out, options)
+    yield from restoring(out, options)
+    yield from of_packs("text", text(options, 1024, 500), options, read=0.2, batch=0.25)
+    yield from masks(options)
+
+
+def of_packs(name: str, out: Path, options: Options, *, read: float, batch: float | None) -> Iterator[Row]:
+    """In one process. Every side ends with all arrays of the pack at hand; the last byte is read."""
+    packs = PackedShards(out, pixels="uint8", shuffle=False)
+    urls = sorted(str(path) for path in (out / "shards").iterdir())
+    source = next(iter(packs.loader(collate_fn=collated)))
+    target = {name: torch.empty_like(source[name]) for name in tensors_of(source)}
+
+    def theirs() -> None:
+        for sample in wds.WebDataset(urls, shardshuffle=False).decode():
+            sample["pixel_values.npy"][-1:].sum()
+
+    def views() -> None:
+        for item in packs:
+            item["pixel_values"][-1:].numpy().sum()
+
+    def batches() -> None:
+        for _ in packs.loader(collate_fn=collated):
+            pass
+
+    def memcpy() -> None:
+        for _ in range(len(packs)):
+            for name, tensor in target.items():
+                np.copyto(tensor.numpy(), source[name].numpy())
+
+    sides = {"webdataset": theirs, "views": views, "batches": batches, "memcpy": memcpy}
+    if litdata:
+        folder = written_for_litdata(packs, options.folder / f"lit-{name}")
+
+        def lit(use: Callable[[Item], object]) -> None:
+            for sample in litdata.StreamingDataset(str(folder), shuffle=False):
+                use(sample)
+
+        settings = settings_of(packs)
+        sides |= {"litdata views": partial(lit, lambda sample: sample["pixel_values"][-1:].numpy().sum()),
+                  "litdata batches": partial(lit, lambda sample: collated_arrays(settings, [sample]))}  # fmt: skip
+    took = side_by_side(sides, options.repeats)
+    yield Row(what=f"{name}: read / webdataset's decoders", figure=took["views"] / took["webdataset"], wanted=read,
+              of=took)  # fmt: skip
+    yield Row(what=f"{name}: batch / webdataset's decoders", figure=took["batches"] / took["webdataset"], wanted=batch,
+              of=took)  # fmt: skip
+    for side, ours in (("views", "read"), ("batches", "batch")):
+        theirs_took = took[f"litdata {side}" if litdata else "memcpy"]
+        yield Row(what=f"{name}: {ours} / LitData's{WITHOUT}", figure=took[side] / theirs_took,
+                  wanted=1.0 if litdata else None, of=took)  # fmt: skip
+
+
+def of_workers(out: Path, options: Options) -> Iterator[Row]:
+    """Batches of one pack, collated in the workers; the same collater on all sides."""
+    packs = PackedShards(out, pixels="uint8", shuffle=False)
+    as_bf16 = PackedShards(out, shuffle=False)
+    workers: dict[str, Any] = {"num_workers": NUM_WORKERS, "persistent_workers": True,
+                               "multiprocessing_context": "fork"}  # fmt: skip
+    sources = {name: next(iter(kind.loader(collate_fn=collated)))["pixel_values"] for name, kind in
+               (("bytes", packs), ("bf16", as_bf16))}  # fmt: skip
+    epochs = max(1, BATCHES // len(packs))
+    makers: dict[str, Callable[[], Iterable[Item]]] = {
+        "bytes": lambda: packs.loader(collate_fn=collated, **workers),
+        "bf16": lambda: as_bf16.loader(collate_fn=collated, **workers),
+    }
+    if litdata:
+        folder = written_for_litdata(packs, options.folder / "lit-workers")
+        collate = partial(collated_arrays, settings_of(packs))
+        makers["litdata"] = lambda: litdata.StreamingDataLoader(
+            litdata.StreamingDataset(str(folder), shuffle=False), collate_fn=collate, batch_size=1, **workers
+        )
+        if digests(makers["bytes"]()) != digests(makers["litdata"]()):
+            raise SystemExit("the batches of both sides differ: the comparison would mean nothing")
+    sides: dict[str, Callable[[], object]] = {name: partial(passes, make, epochs) for name, make in makers.items()}
+    for name, source in sources.items():
+        sides[f"memcpy of {name}"] = partial(memcpys, source, epochs * len(packs))
+    took = side_by_side(sides, options.repeats)
+    yield Row(what=f"pictures: {NUM_WORKERS} workers / LitData's{WITHOUT}", of=took, wanted=1.0 if litdata else None,
+              figure=took["bytes"] / took["litdata" if litdata else "memcpy of bytes"])  # fmt: skip
+    yield Row(what=f"pictures: {NUM_WORKERS} workers, restored to bf16 / memcpy", of=took, wanted=4.0,
+              figure=took["bf16"] / took["memcpy of bf16"])  # fmt: skip
+
+
+def restoring(out: Path, options: Options) -> Iterator[Row]:
+    packs = PackedShards(out, pixels="uint8", shuffle=False)
+    stored, how = packs.pack(0)["pixel_values"], packs.stored["pixel_values"]
+    result = restored(stored, how, torch.bfloat16)
+    target = torch.empty_like(result)
+    cells, source = target.view(torch.int16).numpy(), result.view(torch.int16).numpy()
+    sides: dict[str, Callable[[], object]] = {
+        "restored": lambda: restored(stored, how, torch.bfloat16, target),
+        "memcpy": lambda: np.copyto(cells, source),
+    }
+    took = side_by_side(sides, 3 * options.repeats)
+    yield Row(what="pixels: restored to bf16 / memcpy", figure=took["restored"] / took["memcpy"], wanted=3.0, of=took)
+
+
+def masks(options: Options) -> Iterator[Row]:
+    """The sdpa mask of one long pack; nobody can do with less than its zeros."""
+    documents = document_numbers(torch.tensor([-(-MASK_TOKENS // MASK_DOCUMENTS)] * MASK_DOCUMENTS))[None, :MASK_TOKENS]
+    sides = {"mask": lambda: block_causal_mask(documents), "memset": lambda: np.full((MASK_TOKENS,) * 2, False)}
+    took = side_by_side(sides, options.repeats)
+    yield Row(what=f"the mask of {MASK_TOKENS:,} tokens / memset", figure=took["mask"] / took["memset"], wanted=1.5,
+              of=took)  # fmt: skip
+    yield Row(what=f"the mask of {MASK_TOKENS:,} tokens", figure=took["mask"], unit="s", wanted=0.6, of=took)
+
+
+# Both sides of the comparison
+
+
+collated = partial(neat_packed_vlm_collater, attn_implementation="flash_attention_2")
+
+
+def collated_arrays(settings: Item, samples: Sequence[Item]) -> Item:
+    """What PackedShards adds to the arrays of a pack; the collater makes the integers long."""
+    return collated(
+        [{**sample, "attention_mask": document_numbers(sample["seq_lens_padded"]), **settings} for sample in samples]
+    )
+
+
+def settings_of(packs: PackedShards) -> Item:
+    return {LAYOUT_KEY: packs.layout, STORED_KEY: packs.stored}
+
+
+def written_for_litdata(packs: PackedShards, folder: Path) -> Path:
+    """As tensors, which LitData reads faster than numpy's arrays: it copies those twice.
+
+    `optimize` makes "spawn" the way to start processes, for good: workers would import all of this file, for seconds.
+    """
+    numbers = packs.reader.packs.tolist()
+    litdata.optimize(partial(stored_pack, packs.reader), numbers, str(folder), chunk_bytes="64MB", num_workers=1,
+                     verbose=False)  # fmt: skip
+    return folder
+
+
+def stored_pack(reader: ShardReader, number: int) -> Item:
+    arrays, counts = reader.arrays(number, reader.content(number)), reader.counts(number)
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return tensors | {f"n_{kind}s": counts[f"num_{kind}s"] for kind in TOKEN_TYPES}
+
+
+def passes(make: Callable[[], Iterable[Item]], epochs: int) -> None:
+    """The time of workers counts when they have ended."""
+    loader = make()
+    for _ in range(epochs):
+        for batch in loader:
+            batch["input_ids"][0, -1].item()
+    del loader, batch
+    gc.collect()
+    assert not (left := multiprocessing.active_children()), f"workers live on, whose time would be another's: {left}"
+
+
+def memcpys(source: torch.Tensor, times: int) -> None:
+    """Into memory that was written before."""
+    kind = torch.uint8 if source.dtype == torch.uint8 else torch.int16
+    array = source.view(kind).numpy()
+    target = np.empty_like(array)
+    for _ in range(times):
+        np.copyto(target, array)
+
+
+def tensors_of(batch: Mapping[str, Any]) -> list[str]:
+    return [name for name, value in batch.items() if isinstance(value, torch.Tensor)]
+
+
+def digests(loader: Iterable[Item]) -> list[str]:
+    """Of every batch; sorted, since workers take turns in other ways."""
+    return sorted(
+        hashlib.sha256(
+            b"".join(f"{name}{batch[name].dtype}{batch[name].shape}".encode() + batch[name].numpy().tobytes()
+                     for name in sorted(tensors_of(batch)))
+        ).hexdigest()
+        for batch in loader
+    )  # fmt: skip
+
+
+# Packs
+
+
+def pictures(options: Options) -> Path:
+    """96 noisy pictures of 0.8 megapixels, about six to a pack."""
+    folder = options.folder / "pictures"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    lines: list[Item] = []
+    for number in range(96):
+        pixels = rng.integers(0, 256, (56, 56, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize((896, 896), Image.Resampling.BICUBIC).save(folder / f"{number}.jpg")
+        lines.append(line("<image>What is it?", "Noise. " * 20) | {"images": [f"{number}.jpg"]})
+    return packed(options, written(folder, lines), 8192)
+
+
+def text(options: Options, tokens: int, num_packs: int) -> Path:
+    """Documents of about 120 words, which are 120 tokens and a few for the roles."""
+    folder = options.folder / "text"
+    folder.mkdir()
+    rng = random.Random(0)
+    answers = (" ".join(rng.choices(WORDS, k=rng.randint(20, 200))) for _ in range(num_packs * tokens // 125))
+    return packed(options, written(folder, [line("Go on.", answer) for answer in answers]), tokens)
+
+
+def line(question: str, answer: str) -> Item:
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+
+
+def written(folder: Path, lines: list[Item]) -> Path:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "meta.json").write_text(json.dumps({"drawn": {"file_name": "rows.jsonl", "media_dir": "."}}))
+    return folder / "meta.json"
+
+
+def packed(options: Options, meta: Path, pack_size: int) -> Path:
+    out = options.folder / f"packed-{meta.parent.name}"
+    run_pack(PackConfig(meta=str(meta), processor=options.processor, out=str(out), pack_size=pack_size,
+                        max_pixels=1_000_000, engine="inline"))  # fmt: skip
+    return out
