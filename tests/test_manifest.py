@@ -13,6 +13,7 @@ import pytest
 from helpers import ROOT
 
 from neatpack import __version__
+from neatpack.pipeline.codecs import PLAIN
 from neatpack.pipeline.identity import Identity
 from neatpack.pipeline.manifest import (
     FORMAT,
@@ -37,7 +38,7 @@ MANIFEST = Manifest(
     fingerprint=IDENTITY.fingerprint,
     identity=IDENTITY,
     family={"name": "qwen2_vl", "padding_id": 0, "position_axes": 3, "position_dtype": "int32"},
-    pixels=Pixels(codec="u8", resize="torch", tables={"image": "image_table.npy"}),
+    pixels=Pixels(codec=PLAIN, resize="torch", tables={"image": "image_table.npy"}),
     counts=Counts(
         rows=2, samples=2, packed=1, skipped={"bad_row": 1}, fitted={}, packs=1, tokens=60, visual_tokens=4,
         target_tokens=9,
