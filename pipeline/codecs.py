@@ -13,25 +13,24 @@ from typing import Any
 from .errors import UserError
 
 U8, ZSTD, SOURCE = "u8", "zstd", "source"
+Codecs = Mapping[str, str]  # by kind of medium
 CODECS = (U8, ZSTD, SOURCE)
 KINDS: dict[str, tuple[str, ...]] = {"image": CODECS, "video": (U8, ZSTD)}  # by kind of medium, what it may be
-PLAIN = dict.fromkeys(KINDS, U8)
-DEFAULT = PLAIN
+PLAIN: Codecs = dict.fromkeys(KINDS, U8)
+DEFAULT: Codecs = PLAIN
 # Bytes that a pack's pixels take, against u8: where shards are cut, and nothing else, depends on it. Measured by
 # jobs/speed/codecs.py.
 SHARES = {U8: 1.0, ZSTD: 0.65, SOURCE: 0.12}
 
-Codecs = Mapping[str, str]  # by kind of medium
 
-
-def parse_codecs(text: str, what: str = "--pixels") -> dict[str, str]:
+def parse_codecs(text: str, default: Codecs = DEFAULT) -> dict[str, str]:
     """ "zstd", "source" (of pictures; videos by zstd) or by kind, "image=source,video=zstd"; "": as by default.
 
     A kind that is not named is as by default.
     """
-    told = f"{what} {text!r}"
+    told = f"--pixels {text!r}"
     if not text:
-        return dict(DEFAULT)
+        return dict(default)
     if text in CODECS:
         return {kind: text if text in can_be else ZSTD for kind, can_be in KINDS.items()}
     found: dict[str, str] = {}
@@ -45,7 +44,7 @@ def parse_codecs(text: str, what: str = "--pixels") -> dict[str, str]:
         if kind in found:
             raise UserError(f"{told}: {kind} is there twice")
         found[kind] = codec
-    return DEFAULT | found
+    return {kind: found.get(kind, default[kind]) for kind in KINDS}
 
 
 def spelled(codecs: Codecs) -> str:

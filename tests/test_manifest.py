@@ -62,7 +62,7 @@ def test_the_keys_on_disk_are_those_that_other_readers_know(tmp_path: Path) -> N
         "format", "neatpack", "fingerprint", "identity", "family", "pixels", "counts", "shards", "files", "index",
         "digest",
     ]  # fmt: skip
-    assert (found["format"], found["neatpack"]) == (FORMAT, __version__) == (6, __version__)
+    assert (found["format"], found["neatpack"]) == (FORMAT, __version__) == (7, __version__)
     assert found["shards"] == [
         {"name": "pack-000000.tar", "bytes": 1024, "sha256": "a1" * 32, "first_pack": 0, "num_packs": 3}
     ]

@@ -171,14 +171,21 @@ class PixelEncoder:
     def keeps_sources(self) -> bool:
         return any(array_codec(array, self.codecs) == SOURCE for array in self.layout.values())
 
-    def stored(self, arrays: Mapping[str, np.ndarray], sources: Sequence[MeasuredMedia] = ()) -> dict[str, np.ndarray]:
+    def stored(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        sources: Sequence[MeasuredMedia] = (),
+        kept: Mapping[str, np.ndarray] | None = None,
+    ) -> dict[str, np.ndarray]:
         """The arrays of a pack as they are stored. `sources`: its pictures in order, their bytes held; those that come
-        after them are in no file."""
+        after them are in no file. `kept`: what is stored of some of them already, by this codec."""
         stored: dict[str, np.ndarray] = {}
         for name, array in arrays.items():
             codec = array_codec(self.layout[name], self.codecs) if name in self.layout else U8
             if codec == U8:
                 stored[name] = array
+            elif kept and name + CODED in kept:
+                stored |= {name + end: kept[name + end] for end in (CODED, MEDIA)}
             else:
                 media = sources if codec == SOURCE else ()
                 stored[name + CODED], stored[name + MEDIA] = self._coded(name, arrays, media)
