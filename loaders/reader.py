@@ -37,7 +37,7 @@ from ..pipeline.records import TOKEN_TYPES
 from ..pipeline.runtime.objects import Opened, Remote
 from ..pipeline.runtime.storage import inside, open_regular, parse_json, place, read_into, sizes_in
 from ..pipeline.shard.codec import read_arrays, text_problem
-from ..pipeline.shard.pixels import OtherPixelsError, PixelDecoder, other_versions
+from ..pipeline.shard.pixels import PixelDecoder
 from .cache import ShardCache
 from .pixels import read_tables
 from .places import Locks, PackPlaces
@@ -274,10 +274,8 @@ class ShardReader:
             arrays = self._pixels.restored(
                 read_arrays(self.members_of(pack, content)), compare=compare, threads=self._threads_here()
             )
-        except OtherPixelsError as error:
-            raise self._other_pixels(pack, error) from None
         except ValueError as error:
-            raise self._broken(pack, str(error)) from None
+            raise self._broken(pack, str(error), self._pixels.remedy(error, self.out)) from None
         if compare:
             self._known[pack] |= SAME_PIXELS
         if not self._known[pack] & WELL_FORMED:
@@ -311,20 +309,15 @@ class ShardReader:
         counts = zip(TOKEN_TYPES, self._places.of(pack).counts, strict=True)
         return {f"num_{kind}s": count for kind, count in counts}
 
-    def _other_pixels(self, pack: int, error: OtherPixelsError) -> ShardError:
-        """What decodes pictures here is not what decoded them when they were packed."""
-        name = shard_name(self._places.of(pack).shard)
-        remedy = other_versions(self.manifest, self.out)
-        return ShardError(f"{self.out}/shards/{name}, pack {pack}: {error}; {remedy}", name, pack)
-
     def _threads_here(self) -> int:
         if self._decode_threads is not None:
             return self._decode_threads
         return 0 if get_worker_info() is not None else min(DECODE_THREADS, os.cpu_count() or 1)
 
-    def _broken(self, pack: int, words: str) -> ShardError:
+    def _broken(self, pack: int, words: str, remedy: str = REMEDY) -> ShardError:
         name = shard_name(self._places.of(pack).shard)
-        remedy = REMEDY if self.cache is None else f"empty the cache {self.cache.folder}, or {REMEDY}"
+        if self.cache is not None and remedy == REMEDY:
+            remedy = f"empty the cache {self.cache.folder}, or {REMEDY}"
         return ShardError(f"{self.out}/shards/{name}, pack {pack}: {words}; {remedy}", name, pack)
 
     def _read_manifest(self) -> Manifest:

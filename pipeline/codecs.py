@@ -16,7 +16,7 @@ U8, ZSTD, SOURCE = "u8", "zstd", "source"
 Codecs = Mapping[str, str]  # by kind of medium
 CODECS = (U8, ZSTD, SOURCE)
 KINDS: dict[str, tuple[str, ...]] = {"image": CODECS, "video": (U8, ZSTD)}  # by kind of medium, what it may be
-PLAIN: Codecs = dict.fromkeys(KINDS, U8)
+PLAIN: dict[str, str] = dict.fromkeys(KINDS, U8)
 DEFAULT: Codecs = PLAIN
 # Bytes that a pack's pixels take, against u8: where shards are cut, and nothing else, depends on it. Measured by
 # jobs/speed/codecs.py.
@@ -45,6 +45,11 @@ def parse_codecs(text: str, default: Codecs = DEFAULT) -> dict[str, str]:
             raise UserError(f"{told}: {kind} is there twice")
         found[kind] = codec
     return {kind: found.get(kind, default[kind]) for kind in KINDS}
+
+
+def stored_share(text: str) -> float:
+    """About what share of the bytes of pixels is stored: as if all were pictures, which most are."""
+    return SHARES[parse_codecs(text)["image"]]
 
 
 def spelled(codecs: Codecs) -> str:

@@ -43,7 +43,6 @@ def run_pack(config: PackConfig, progress: Progress | None = None) -> Packed:
         from .inputs import inputs_of
         from .shard.commit import claim, refuse_old_holdout, refuse_strangers
         from .shard.exchange import place_for, put_in_place
-        from .shard.pixels import pixels_for
         from .shard.troubles import troubles_of_output
         from .stages import plan_all, processor_key, render, task_environment, warming, with_media
         from .view.report.page import add_report
@@ -56,7 +55,6 @@ def run_pack(config: PackConfig, progress: Progress | None = None) -> Packed:
             refuse_old_holdout(out, beside)
         outs = [out, beside] if config.holdout else [out]
         family, warm = family_for(processor_key(config)), warming(config)
-        config = dataclasses.replace(config, pixels=pixels_for(config.pixels, family))
         in_use = [config.work_dir, *(each / "work" for each in outs)]
         env = task_environment(config)
         with locked(in_use), engine(config.engine, config.num_workers, env, progress, warm) as running:
@@ -89,12 +87,10 @@ def run_plan(config: PackConfig, progress: Progress | None = None) -> "Planned":
     with _begun(config, progress) as (progress, datasets):
         from .families.registry import family_for
         from .inputs import inputs_of
-        from .shard.pixels import pixels_for
         from .shard.troubles import troubles_of_plan
         from .stages import plan_all, processor_key, task_environment, warming
 
         family, warm = family_for(processor_key(config)), warming(config)
-        config = dataclasses.replace(config, pixels=pixels_for(config.pixels, family))
         env = task_environment(config)
         with locked([config.work_dir]), engine(config.engine, config.num_workers, env, progress, warm) as running:
             plans = plan_all(inputs_of(config, datasets, family, running), running)

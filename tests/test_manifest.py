@@ -105,7 +105,7 @@ def without(*keys: str) -> Callable[[dict[str, Any]], Any]:
     return change
 
 
-KNOWN = f"this neatpack ({__version__}) reads formats 5 and 6; use the neatpack that made it, or pack again"
+KNOWN = f"this neatpack ({__version__}) reads formats 5 to 7; use the neatpack that made it, or pack again"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,10 @@ KNOWN = f"this neatpack ({__version__}) reads formats 5 and 6; use the neatpack 
         (without("pixels", "codec"), "pixels: lacks codec; pack again"),
         (without("identity", "code"), "identity: lacks code; pack again"),
         (lambda found: found["shards"][0].pop("sha256"), "shards[0]: lacks sha256; pack again"),
-        (lambda found: found.update(pixels=None), "pixels: expected an object of codec, resize, tables, got None"),
+        (
+            lambda found: found.update(pixels=None),
+            "pixels: expected an object of codec, resize, tables, rule, got",
+        ),
     ],
 )
 def test_a_manifest_of_another_kind_is_refused(change: Callable[[dict[str, Any]], Any], words: str) -> None:

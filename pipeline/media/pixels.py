@@ -77,8 +77,8 @@ def pixel_table(rescale_factor: float, mean: Sequence[float], std: Sequence[floa
         # Here and not above: a loader that renders pictures needs neither tables nor transformers.
         from transformers.image_transforms import normalize, rescale
 
-        scaled = rescale(ramp[:, None, :], rescale_factor, FIRST, input_data_format=FIRST)
-        floats: np.ndarray = normalize(scaled, mean, std, FIRST, input_data_format=FIRST)[:, 0, :]
+        scaled = rescale(ramp[:, None, :], rescale_factor, input_data_format=FIRST)
+        floats: np.ndarray = normalize(scaled, mean, std, input_data_format=FIRST)[:, 0, :]
         return floats.astype(np.float32)
     # The torchvision backend folds the rescaling into mean and std.
     means, stds = (torch.tensor(values) * (1.0 / rescale_factor) for values in (mean, std))

@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from ..codecs import SOURCE, U8, ZSTD, Codecs, parse_codecs, spelled
 from ..errors import UserError
+from ..extras import first_missing, remedy
 from ..layout import Layout, MediaArray, layout_of
-from ..manifest import Manifest
+from ..manifest import REMEDY, Manifest
 from ..records import MeasuredMedia, MediaError, MediaRef
 
 if TYPE_CHECKING:
@@ -48,15 +49,6 @@ logger = logging.getLogger(__name__)
 
 class OtherPixelsError(ValueError):
     """A picture that is not decoded here to the pixels that it was decoded to when it was packed."""
-
-
-def other_versions(manifest: Manifest, out: str) -> str:
-    """What to do about an OtherPixelsError."""
-    told = ", ".join(f"{name} {version}" for name, version in manifest.identity.versions.items() if name in DECODING)
-    return (
-        f"it was packed by {told}: install these here, or store the pixels themselves, by `neatpack recode {out} "
-        "--pixels zstd --out OUT` where it was packed"
-    )
 
 
 def array_codec(array: MediaArray, codecs: Codecs) -> str:
@@ -246,9 +238,19 @@ class PixelDecoder:
         if wrong := [name for name in self.coded if min((1, *self.layout[name].row)) < 1]:
             raise ValueError(f"family.media.{wrong[0]}: rows of {self.layout[wrong[0]].row} bytes cannot be restored")
         self._resize = manifest.pixels.resize
-        self._described = manifest.pixels.rule
+        self._described, self._versions = manifest.pixels.rule, manifest.identity.versions
         self._rule: ImageRule | None = None
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
+
+    def remedy(self, error: ValueError, out: str) -> str:
+        """What helps where `restored` raises it."""
+        if not isinstance(error, OtherPixelsError):
+            return REMEDY
+        told = ", ".join(f"{name} {version}" for name, version in self._versions.items() if name in DECODING)
+        return (
+            f"it was packed by {told}: install these here, or store the pixels themselves, by `neatpack recode {out} "
+            "--pixels zstd --out NEW` where it was packed"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_rule": None, "_pool": None}
@@ -313,7 +315,7 @@ class PixelDecoder:
                 number: int = number, line: Line = line, content: np.ndarray = content, rows: np.ndarray = rows
             ) -> None:
                 self._restore(name, number, line, content, rows)
-                if compare and zlib.crc32(np.ascontiguousarray(rows)) != line.crc32:
+                if compare and zlib.crc32(rows.data) != line.crc32:
                     what = f"{name}, medium {number}: restored to other pixels than were packed"
                     raise (OtherPixelsError if line.codec == NUMBERS[SOURCE] else ValueError)(what)
 
@@ -333,12 +335,12 @@ class PixelDecoder:
 
     def _rendered(self, name: str, number: int, line: Line, content: bytes, into: np.ndarray) -> np.ndarray:
         """As render/sample.py does it, by the same functions."""
+        medium, where, rule = line.medium(content, number), f"{name}, medium {number}", self.rule
         from ..media.image import decode_image, image_size
         from ..media.pixels import RESIZE
 
-        medium, where = line.medium(content, number), f"{name}, medium {number}"
         try:
-            can_be = is_restorable(self.rule, name, medium, into.nbytes, line.rows)
+            can_be = is_restorable(rule, name, medium, into.nbytes, line.rows)
         except _SENSELESS:
             can_be = False
         if not can_be:
@@ -346,7 +348,7 @@ class PixelDecoder:
         try:
             if (size := image_size(medium.ref)) != (line.height, line.width):
                 raise OtherPixelsError(f"{where}: {line.width}x{line.height} when packed, now {size[1]}x{size[0]}")
-            rows: np.ndarray = self.rule.render(decode_image(medium.ref), medium, RESIZE[self._resize])[name]
+            rows: np.ndarray = rule.render(decode_image(medium.ref), medium, RESIZE[self._resize])[name]
         except MediaError as error:
             raise OtherPixelsError(f"{where}: cannot be decoded here: {error}") from None
         except OtherPixelsError:
@@ -361,6 +363,8 @@ class PixelDecoder:
     def rule(self) -> "ImageRule":
         """Of pictures. Raises ValueError where the manifest has none that fits its arrays."""
         if self._rule is None:
+            if missing := first_missing("source"):
+                raise ModuleNotFoundError(remedy(missing, "reading pictures that are stored as they came", "source"))
             from ..families.restore import restored_rule
 
             if self._described is None or self._resize not in ("torch", "pil"):

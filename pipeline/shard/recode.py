@@ -16,7 +16,7 @@ from ..codecs import SOURCE, Codecs, parse_codecs, spelled
 from ..errors import UserError
 from ..identity import Identity
 from ..layout import layout_of
-from ..manifest import INDEX, LOADS, PLACES, Manifest, ShardError, Shards
+from ..manifest import INDEX, LOADS, PLACES, REMEDY, Manifest, ShardError, Shards
 from ..runtime.engine import Engine
 from ..runtime.progress import COMMITTING, RECODING
 from ..runtime.storage import Hashed, Place, append, inside, open_regular, read_into, write_whole
@@ -26,7 +26,7 @@ from .codec import member_names, read_arrays, read_pack, write_end, write_pack
 from .commit import claim, refuse_strangers, remove_left_overs
 from .index import SCHEMA, parse_index
 from .note import ShardDone, ShardNote, lines_path, note_path
-from .pixels import CODED, MEDIA, OtherPixelsError, PixelDecoder, PixelEncoder, array_codec, other_versions
+from .pixels import CODED, MEDIA, PixelDecoder, PixelEncoder, array_codec
 from .sources import BASE, FILE as SOURCES
 from .stats import PACKS, SHARDS, write_index
 from .writer import finished_shards
@@ -106,7 +106,7 @@ def recode_shard(job: Recoding, number: int) -> ShardDone:
             content = np.empty(line["bytes"], np.uint8).data
             got = read_into(file, content, line["offset"])
             if got < len(content) or zlib.crc32(content) != line["crc32"]:
-                raise _broken(job, number, line["pack"], "its bytes are not those that were written")
+                raise _broken(job, number, line["pack"], f"its bytes are not those that were written; {REMEDY}")
             starts = [place["offset"] - line["offset"] for place in line["members"]]
             members = {
                 place["name"]: content[start : start + place["size"]]
@@ -115,11 +115,8 @@ def recode_shard(job: Recoding, number: int) -> ShardDone:
             try:
                 with timed("restoring"):
                     pack = read_pack(members, decoder)
-            except OtherPixelsError as error:
-                remedy = other_versions(job.manifest, str(job.out))
-                raise _broken(job, number, line["pack"], f"{error}; {remedy}") from None
             except ValueError as error:
-                raise _broken(job, number, line["pack"], str(error)) from None
+                raise _broken(job, number, line["pack"], f"{error}; {decoder.remedy(error, str(job.out))}") from None
             stored = read_arrays(members)
             kept = {name + end: stored[name + end] for name in same for end in (CODED, MEDIA)}
             with timed("encoding"):

@@ -28,7 +28,7 @@ from .commit import count_all
 from .index import LOADS_SCHEMA, index_problems, parse_batch, places_of, runs
 from .ledger import SCHEMA as LEDGER
 from .note import PackLine
-from .pixels import PixelDecoder
+from .pixels import OtherPixelsError, PixelDecoder
 from .stats import pack_stats, shard_stats
 from .tables import ledger_names
 
@@ -274,6 +274,8 @@ def _shard_problems(out: Place, file: BinaryIO, shard: ShardEntry, manifest: Man
         try:
             found = _line_problems(content, line, ledger.get(line["pack"], []), manifest, pixels)
             yield from (f"pack {line['pack']}: {problem}" for problem in found)
+        except OtherPixelsError as error:
+            yield f"pack {line['pack']}: {error}; {pixels.remedy(error, str(out))}"
         except UNREADABLE as error:
             yield f"pack {line['pack']}: cannot be read: {type(error).__name__}: {error}"
     end = memoryview(bytearray(END))
