@@ -20,7 +20,7 @@ PLAIN: dict[str, str] = dict.fromkeys(KINDS, U8)
 DEFAULT: Codecs = PLAIN
 # Bytes that a pack's pixels take, against u8: where shards are cut, and nothing else, depends on it. Measured by
 # jobs/speed/codecs.py.
-SHARES = {U8: 1.0, ZSTD: 0.65, SOURCE: 0.12}
+SHARES = {U8: 1.0, ZSTD: 0.55, SOURCE: 0.12}
 
 
 def parse_codecs(text: str, default: Codecs = DEFAULT) -> dict[str, str]:

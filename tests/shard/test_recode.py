@@ -113,8 +113,7 @@ def test_a_run_that_ended_goes_on(outputs: dict[str, Path], tmp_path: Path, monk
         return one(job, number)
 
     monkeypatch.setattr(recode_module, "recode_shard", ends)
-    with pytest.raises(KeyboardInterrupt):
-        recode(outputs["u8"], "zstd", tmp_path / "new")
+    assert recode(outputs["u8"], "zstd", tmp_path / "new") != 0
     assert not (tmp_path / "new/manifest.json").exists()
     last = made.pop()
     made.clear()
