@@ -333,7 +333,7 @@ def packed(folder: Path, rows: list[Item], pack_size: int) -> Path:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "meta.json").write_text(json.dumps({"drawn": {"file_name": "rows.jsonl", "media_dir": "."}}))
     run_pack(PackConfig(meta=str(folder / "meta.json"), processor=str(PROCESSOR), out=str(folder / "out"),
-                        pack_size=pack_size, max_pixels=1_000_000, engine="inline"))  # fmt: skip
+                        pack_size=pack_size, max_pixels=1_000_000, engine="inline", pixels="u8"))  # fmt: skip
     return folder / "out"
 
 

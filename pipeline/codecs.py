@@ -17,7 +17,8 @@ Codecs = Mapping[str, str]  # by kind of medium
 CODECS = (U8, ZSTD, SOURCE)
 KINDS: dict[str, tuple[str, ...]] = {"image": CODECS, "video": (U8, ZSTD)}  # by kind of medium, what it may be
 PLAIN: dict[str, str] = dict.fromkeys(KINDS, U8)
-DEFAULT: Codecs = PLAIN
+# Disk hurts most users more than a core does: shards of u8 are 5 to 20 times the pictures that they are made of.
+DEFAULT: Codecs = {"image": SOURCE, "video": ZSTD}
 # Bytes that a pack's pixels take, against u8: where shards are cut, and nothing else, depends on it. Measured by
 # jobs/speed/codecs.py.
 SHARES = {U8: 1.0, ZSTD: 0.55, SOURCE: 0.12}

@@ -150,7 +150,7 @@ class PackConfig:
     pixels: str = _key(
         "",
         "how pixels are stored: u8 (as they are), zstd (compressed), source (the picture's own bytes, decoded and "
-        "resized by the loader to the same pixels), or by kind, image=source,video=zstd; default: u8",
+        "resized by the loader to the same pixels), or by kind; default: image=source,video=zstd",
         shapes="render",
     )
     shard_mb: int = _key(256, "cut a shard after about this many MiB", shapes="render")

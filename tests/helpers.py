@@ -142,7 +142,7 @@ def plan_of(*lines: dict[str, Any]) -> Plan:
 
 def tiny_config(meta: Path, out: Path, **overrides: Any) -> PackConfig:
     values = {"meta": str(meta), "processor": str(DEMO_PROCESSOR), "out": str(out), "pack_size": 512,
-              "engine": "inline", "shard_mb": 1, "group_size": 4} | overrides  # fmt: skip
+              "engine": "inline", "shard_mb": 1, "group_size": 4, "pixels": "u8"} | overrides  # fmt: skip
     return PackConfig(**values)
 
 
