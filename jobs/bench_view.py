@@ -18,6 +18,7 @@ import pyarrow as pa
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jobs.plan_data import mixed_samples
+from neatpack.pipeline.codecs import PLAIN
 from neatpack.pipeline.identity import Identity
 from neatpack.pipeline.manifest import INDEX, MEDIA, Counts, Manifest, Pixels, ShardEntry, Shards, shard_name
 from neatpack.pipeline.plan import plan_bins
@@ -123,7 +124,7 @@ def write_manifest(
         fingerprint=identity.fingerprint,
         identity=identity,
         family={"name": "made up", "position_axes": 3, "position_dtype": "int32"},
-        pixels=Pixels(codec="u8", resize="torch", tables={}),
+        pixels=Pixels(codec=PLAIN, resize="torch", tables={}),
         counts=Counts(rows=num_rows, samples=num_rows, packed=packed, skipped={"bad_media": num_rows - packed},
                       fitted={}, packs=len(index), **sums),
         shards=Shards(ShardEntry(name=line["shard"], bytes=line["bytes"], sha256="0" * 64, num_packs=line["num_packs"],

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..pipeline.layout import MediaArray, layout_of
 from ..pipeline.manifest import FILE as MANIFEST, REMEDY, Manifest, OutputError
+from ..pipeline.shard.pixels import PixelDecoder
 from .item import PIXELS, pack_item
 from .pixels import Stored, read_tables, stored_arrays
 
@@ -28,8 +29,13 @@ def cook_pack(sample: dict[str, Any], *, pixels: str = "bf16") -> dict[str, Any]
     Energon's own keys (`__key__`, `__restore_key__`, …) stay. pixels: as in `PackedShards`; for others than bf16
     `Cooker(stateless(partial(cook_pack, pixels="uint8")))`.
     """
-    layout, stored, recurrent = _described(sample["__sources__"][0].dataset_path)
-    arrays = {name.removesuffix(".npy"): array for name, array in sample.items() if name.endswith(".npy")}
+    out = sample["__sources__"][0].dataset_path
+    layout, stored, recurrent, decoder = _described(out)
+    read = {name.removesuffix(".npy"): array for name, array in sample.items() if name.endswith(".npy")}
+    try:
+        arrays = decoder.restored(read)
+    except ValueError as error:
+        raise OutputError(f"{out}, pack {sample['json']['pack']}: {error}; {decoder.remedy(error, str(out))}") from None
     own = {key: value for key, value in sample.items() if key.startswith("__")}
     return own | pack_item(arrays, sample["json"], layout, stored, PIXELS[pixels], recurrent)
 
@@ -38,8 +44,8 @@ cook_pack.__stateless__ = True  # type: ignore[attr-defined]  # as Energon's @st
 
 
 @lru_cache(maxsize=64)
-def _described(out: Any) -> tuple[dict[str, MediaArray], dict[str, Stored], list[str] | None]:
-    """Layout and pixel tables of an output, and its model's recurrent layers.
+def _described(out: Any) -> tuple[dict[str, MediaArray], dict[str, Stored], list[str] | None, PixelDecoder]:
+    """Layout and pixel tables of an output, its model's recurrent layers, and what restores its pixels.
 
     `out` is Energon's path, which may be of an object store.
     """
@@ -53,4 +59,4 @@ def _described(out: Any) -> tuple[dict[str, MediaArray], dict[str, Stored], list
         return content
 
     stored = stored_arrays(layout, read_tables(manifest, read, str(out)))
-    return layout, stored, manifest.family.get("recurrent_layers")
+    return layout, stored, manifest.family.get("recurrent_layers"), PixelDecoder(manifest)

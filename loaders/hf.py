@@ -45,10 +45,11 @@ class IndexedPacks(Dataset[Item]):
         check: str = "packs",
         cache: str | Path | None = None,
         cache_gb: float | None = None,
+        decode_threads: int | None = None,
     ) -> None:
         self.packs = PackedShards(
             out, rank=0, world_size=1, seed=seed, shuffle=shuffle, pixels=pixels, check=check, cache=cache,
-            cache_gb=cache_gb,
+            cache_gb=cache_gb, decode_threads=decode_threads,
         )  # fmt: skip
         self._ordered = -1  # the epoch whose order this process has made
         self._order: Order | np.ndarray = np.empty(0, np.int64)

@@ -32,11 +32,18 @@ class Mix:
     """
 
     def __init__(
-        self, out: Outputs, *, check: str = "packs", cache: str | Path | None = None, cache_gb: float | None = None
+        self,
+        out: Outputs,
+        *,
+        check: str = "packs",
+        cache: str | Path | None = None,
+        cache_gb: float | None = None,
+        decode_threads: int | None = None,
     ) -> None:
         listed = _listed(out)
         names, weights = [name for name, _, _ in listed], [weight for *_, weight in listed if weight is not None]
-        readers = [ShardReader(where, check=check, cache=cache, cache_gb=cache_gb) for _, where, _ in listed]
+        how: Any = {"check": check, "cache": cache, "cache_gb": cache_gb, "decode_threads": decode_threads}
+        readers = [ShardReader(where, **how) for _, where, _ in listed]
         for name, reader in zip(names[1:], readers[1:], strict=True):
             _check_agreement(names[0], readers[0].manifest, name, reader.manifest)
         self.outputs = [Output(name, reader) for name, reader in zip(names, readers, strict=True)]
@@ -134,9 +141,14 @@ def _listed(out: Outputs) -> list[tuple[str, str | Path, float | None]]:
     return listed
 
 
+def _restored_as(manifest: Manifest) -> dict[str, Any]:
+    """What pixels are; how they are stored may differ."""
+    return {name: value for name, value in asdict(manifest.pixels).items() if name not in ("codec", "rule")}
+
+
 def _check_agreement(name: str, manifest: Manifest, other_name: str, other: Manifest) -> None:
     """Packs of another model family, or of another processor, are not for the same model."""
-    ours, theirs = ({"family": m.family, "processor": m.identity.processor, "pixels": asdict(m.pixels)}
+    ours, theirs = ({"family": m.family, "processor": m.identity.processor, "pixels": _restored_as(m)}
                     for m in (manifest, other))  # fmt: skip
     if ours != theirs:
         # The processor's fingerprint says that it differs; how it was set says why.

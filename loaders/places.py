@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from ..pipeline.layout import layout_of
 from ..pipeline.manifest import INDEX, LOADS, PLACES, REMEDY, Manifest, OutputError
-from ..pipeline.shard.codec import member_names
+from ..pipeline.shard.codec import members_of
 from ..pipeline.shard.index import (
     LOADS_SCHEMA,
     Places,
@@ -86,7 +85,7 @@ class PackPlaces:
         whole: Callable[[str], bytes],
     ) -> None:
         self._manifest, self._out, self._read, self._whole = manifest, out, read, whole
-        self.members = member_names(layout_of(manifest.family))
+        self.members = members_of(manifest)
         self._table: pa.Table | None = None
         if manifest.index is None:
             self._table = parse_index(whole(INDEX), manifest, out)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
+from torch.utils.data import get_worker_info
 
 from ..pipeline.layout import MediaArray, layout_of, misfit
 from ..pipeline.manifest import (
@@ -34,6 +35,7 @@ from ..pipeline.records import TOKEN_TYPES
 from ..pipeline.runtime.objects import Opened, Remote
 from ..pipeline.runtime.storage import inside, open_regular, parse_json, place, read_into, sizes_in
 from ..pipeline.shard.codec import read_arrays, text_problem
+from ..pipeline.shard.pixels import PixelDecoder
 from .cache import ShardCache
 from .opened import FileVersion, in_advance, opened_local, opened_remote
 from .pixels import read_tables
@@ -46,9 +48,10 @@ CHECKS = ("none", "sizes", "packs", "full")
 SIZED_AT_ONCE = 4096  # local shards: 20 ms, and 0.8 s for 156,250; what is read is compared in any case
 LISTED = 16  # of more remote shards than this, the sizes are taken from a listing
 SHARDS_AHEAD = 2  # whole shards that a reader with a cache downloads ahead of need
+DECODE_THREADS = 4  # of a process, unless it is told
 CHUNK = 16 << 20  # a shard is downloaded by ranges of this size,
 CHUNKS_AT_ONCE = 4  # several at once: a single connection to an object store does not fill the network
-SAME_BYTES, WELL_FORMED = 1, 2  # what is known of a pack in this process
+SAME_BYTES, WELL_FORMED, SAME_PIXELS = 1, 2, 4  # what is known of a pack in this process
 
 
 class ShardReader:
@@ -59,14 +62,25 @@ class ShardReader:
         and compares the crc32 of every pack when it is read: of a local one when it is first read by a process, and
         again if its file was touched since; "full" compares all sizes and the sha256 of every shard, at once, too.
     cache, cache_gb: a folder on this node's disk for whole shards of a remote output, and its size in GB (10^9 bytes).
+    decode_threads: of a process, restore the media of a pack beside each other, where these are not stored as they are;
+        0: whoever asks for the pack does it. Default: 4, but none in a loader's worker, for there are several of those.
 
     Manifest, index and pixel tables are checked always. What is not as it was written is an OutputError; of a shard or
     a pack, a ShardError that names it.
     """
 
     def __init__(
-        self, out: str | Path, *, check: str = "packs", cache: str | Path | None = None, cache_gb: float | None = None
+        self,
+        out: str | Path,
+        *,
+        check: str = "packs",
+        cache: str | Path | None = None,
+        cache_gb: float | None = None,
+        decode_threads: int | None = None,
     ) -> None:
+        if decode_threads is not None and decode_threads < 0:
+            raise ValueError(f"decode_threads is {decode_threads}; it must be at least 0")
+        self._decode_threads = decode_threads
         if check not in CHECKS:
             raise ValueError(f"check is {check!r}; it must be one of {', '.join(CHECKS)}")
         if (cache is None) != (cache_gb is None):
@@ -77,6 +91,7 @@ class ShardReader:
         self.manifest = self._read_manifest()
         try:
             self.layout: dict[str, MediaArray] = layout_of(self.manifest.family)  # what the media arrays are
+            self._pixels = PixelDecoder(self.manifest)
         except ValueError as error:
             raise OutputError(f"{self.out}/{MANIFEST}: {error}; pack again") from None
         self._places = PackPlaces(self.manifest, self.out, self._read_part, self._read_checked)
@@ -237,11 +252,16 @@ class ShardReader:
         return {name: content[start : start + size] for name, start, size in places}
 
     def arrays(self, pack: int, content: memoryview) -> dict[str, np.ndarray]:
-        """The arrays of a pack, as views of its bytes."""
+        """The arrays of a pack, as views of its bytes where these are stored as they are."""
+        compare = self._compares and not self._known[pack] & SAME_PIXELS
         try:
-            arrays = read_arrays(self.members_of(pack, content))
+            arrays = self._pixels.restored(
+                read_arrays(self.members_of(pack, content)), compare=compare, threads=self._threads_here()
+            )
         except ValueError as error:
-            raise self._broken(pack, str(error)) from None
+            raise self._broken(pack, str(error), self._pixels.remedy(error, self.out)) from None
+        if compare:
+            self._known[pack] |= SAME_PIXELS
         if not self._known[pack] & WELL_FORMED:
             if problem := self._misfit(pack, arrays):
                 raise self._broken(pack, problem)
@@ -273,9 +293,15 @@ class ShardReader:
         counts = zip(TOKEN_TYPES, self._places.of(pack).counts, strict=True)
         return {f"num_{kind}s": count for kind, count in counts}
 
-    def _broken(self, pack: int, words: str) -> ShardError:
+    def _threads_here(self) -> int:
+        if self._decode_threads is not None:
+            return self._decode_threads
+        return 0 if get_worker_info() is not None else min(DECODE_THREADS, os.cpu_count() or 1)
+
+    def _broken(self, pack: int, words: str, remedy: str = REMEDY) -> ShardError:
         name = shard_name(self._places.of(pack).shard)
-        remedy = REMEDY if self.cache is None else f"empty the cache {self.cache.folder}, or {REMEDY}"
+        if self.cache is not None and remedy == REMEDY:
+            remedy = f"empty the cache {self.cache.folder}, or {REMEDY}"
         return ShardError(f"{self.out}/shards/{name}, pack {pack}: {words}; {remedy}", name, pack)
 
     def _read_manifest(self) -> Manifest:

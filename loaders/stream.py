@@ -44,6 +44,8 @@ class PackedShards(IterableDataset[dict[str, Any]]):
                  "full": all sizes, and the sha256 of every shard, before the first read
     prefetch     packs read ahead, from remote shards only
     cache, cache_gb  a folder on this node's disk, and its size in GB: remote shards are downloaded whole, once per node
+    decode_threads  restore the media of a pack, where they are not stored as u8: default 4 in a process, and none in a
+                 loader's worker; 0: none. What comes out does not depend on them
 
     Iterated again it gives the next epoch. Steps are balanced at every world size that divides the plan's group_size.
     Positions are counted in packs over all ranks, so that a run may resume with another world size.
@@ -64,11 +66,12 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         prefetch: int = 4,
         cache: str | Path | None = None,
         cache_gb: float | None = None,
+        decode_threads: int | None = None,
     ) -> None:
         if pixels not in PIXELS:
             raise ValueError(f"pixels is {pixels!r}; it must be one of {', '.join(PIXELS)}")
         self._ranks = Ranks(rank, world_size)
-        self.mix = Mix(out, check=check, cache=cache, cache_gb=cache_gb)
+        self.mix = Mix(out, check=check, cache=cache, cache_gb=cache_gb, decode_threads=decode_threads)
         self.seed, self.drop_last, self.shuffle = seed, drop_last, shuffle
         self.batch_size = batch_size
         self.pixels, self.prefetch = pixels, prefetch

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from .codecs import parse_codecs, spelled
 from .errors import UserError as UserError
 from .runtime.objects import Remote
 from .runtime.storage import Place, place, text_of
@@ -153,6 +154,12 @@ class PackConfig:
     resize: Literal["torch", "pil"] = _key(
         "torch", "torch: bit-equal to the HF torchvision backend. pil: bit-equal to the HF PIL backend", shapes="render"
     )
+    pixels: str = _key(
+        "",
+        "how pixels are stored: u8 (as they are), zstd (compressed), source (the picture's own bytes, decoded and "
+        "resized by the loader to the same pixels), or by kind; default: image=source,video=zstd",
+        shapes="render",
+    )
     shard_mb: int = _key(256, "cut a shard after about this many MiB", shapes="render")
     max_skipped: float = _key(
         0.05,
@@ -174,6 +181,8 @@ class PackConfig:
         for key in ("meta", "out", "work"):
             if SCHEME.match(getattr(self, key)):
                 place_of(key, getattr(self, key))
+        if self.pixels:  # in one way only: it is part of what an output is made from
+            object.__setattr__(self, "pixels", spelled(parse_codecs(self.pixels)))
         if self.pack_size < 16:
             raise UserError(f"pack_size is {self.pack_size}; it must be at least 16")
         if not 0 < self.packing_ratio <= 1:

@@ -1,11 +1,13 @@
 """Which extra brings a module that is missing. `pip install neatpack` is what training needs; packing needs more."""
 
+import sys
 from importlib.util import find_spec
 
 # As in pyproject.toml, but by the names one imports; tests/test_install.py holds the two to each other.
 EXTRAS = {
     "pack": ("ray", "transformers", "PIL", "simplejpeg", "av", "yaml", "jinja2", "tiktoken"),
     "online": ("transformers", "PIL", "simplejpeg", "av", "jinja2", "tiktoken"),
+    "source": ("PIL", "simplejpeg", "av"),
     "s3": ("botocore",),
     "sources": ("datasets",),
 }
@@ -27,4 +29,10 @@ def remedy(missing: str | None, what: str, extra: str) -> str:
 
 def first_missing(extra: str) -> str | None:
     """A module of the extra that is not installed; nothing is imported to find out."""
-    return next((module for module in EXTRAS[extra] if find_spec(module) is None), None)
+    return next((module for module in EXTRAS[extra] if not _is_there(module)), None)
+
+
+def _is_there(module: str) -> bool:
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return find_spec(module) is not None

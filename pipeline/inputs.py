@@ -1,5 +1,6 @@
 """What a run starts from: the rows of its data sets, numbered, and all that shapes an output, in one record each."""
 
+import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from .planned import Inputs
 from .runtime.engine import Call, Engine
 from .runtime.progress import READING
 from .runtime.storage import Place, place
+from .shard.pixels import pixels_for
 
 SCAN_RANGES = 32  # byte ranges that are scanned by one call: 128 MiB
 # On one core, about: of a byte that is scanned; of a file that lies as it is, while one that is rewritten may take
@@ -33,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 def inputs_of(config: PackConfig, datasets: Sequence[Dataset], family: Family, running: Engine) -> list[Inputs]:
     """Read what there is, and say in one record per output what it depends on: OUT, and OUT-holdout if there is one."""
+    config = dataclasses.replace(config, pixels=pixels_for(config.pixels, family))
     reserved(config, len(family.fake_image_ids))  # a pack that cannot hold it is refused before anything is measured
     data = read_rows(datasets, config, config.work_dir / "imported", running)
     outputs: dict[Split, PackConfig] = {"train": config}

@@ -19,12 +19,13 @@ from operator import attrgetter, itemgetter
 from typing import Any, overload
 
 from . import __version__
+from .codecs import PLAIN, SOURCE, U8, checked_codecs
 from .identity import Identity, fields_from_json
 from .runtime.storage import Place, inside, parse_json, write_whole
 from .typed import check_types
 
-FORMAT = 6  # of everything in OUT but work/; raise it when a reader of the older format would fail or misread
-READ = (5, FORMAT)  # formats that are read; 5 has no files for the loader beside index.parquet
+FORMAT = 7  # of everything in OUT but work/; raise it when a reader of the older format would fail or misread
+READ = (5, 6, FORMAT)  # formats that are read; 5 has no files for the loader beside index.parquet, 5 and 6 have u8
 FILE = "manifest.json"
 INDEX = "index.parquet"
 PLACES = "index.arrow"  # of the same packs, what the loader reads
@@ -161,9 +162,10 @@ class IndexFile:
 class Pixels:
     """How stored bytes become pixels again."""
 
-    codec: str
+    codec: dict[str, str]  # of images and of videos: see pipeline/codecs.py
     resize: str  # what resized the pictures: "torch", "pil" or "processor"
     tables: dict[str, str]  # image or video -> the .npy file that says what each stored byte stands for
+    rule: dict[str, Any] | None = None  # how pictures of the codec `source` are rendered: see families/restore.py
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,7 +198,9 @@ class Manifest:
     def to_json(self) -> dict[str, Any]:
         values, read = dataclasses.asdict(dataclasses.replace(self, shards=Shards())), attrgetter(*_SHARD_KEYS)
         shards = [dict(zip(_SHARD_KEYS, read(shard), strict=True)) for shard in self.shards]
-        return {"format": FORMAT if self.index else READ[0], **values, "shards": shards}
+        if self.index is None:  # of format 5, which has no codec but one
+            return {"format": READ[0], **values, "pixels": values["pixels"] | {"codec": U8}, "shards": shards}
+        return {"format": FORMAT, **values, "shards": shards}
 
     def write(self, out: Place) -> None:
         with write_whole(out / FILE) as file:
@@ -227,7 +231,7 @@ class Manifest:
         if not isinstance(found, dict) or found.get("format") not in READ:
             got = found.get("format") if isinstance(found, dict) else f"of a JSON {type(found).__name__}"
             raise OutputError(
-                f"{where}: format {got}, this neatpack ({__version__}) reads formats {' and '.join(map(str, READ))}; "
+                f"{where}: format {got}, this neatpack ({__version__}) reads formats {READ[0]} to {FORMAT}; "
                 "use the neatpack that made it, or pack again"
             )
         if not _is_signed(content, found.get("digest")):
@@ -235,7 +239,7 @@ class Manifest:
         try:
             values = fields_from_json(cls, {"index": None} | found if found["format"] == READ[0] else found)
             values["identity"] = Identity.from_json(values["identity"])
-            values["pixels"] = Pixels(**fields_from_json(Pixels, values["pixels"], "pixels"))
+            values["pixels"] = _pixels_from_json(values["pixels"], found["format"])
             values["counts"] = Counts(**fields_from_json(Counts, values["counts"], "counts"))
             shards.check(values["shards"])
             values["shards"] = shards
@@ -281,6 +285,8 @@ def _check(manifest: Manifest) -> None:
     for kind, name in manifest.pixels.tables.items():
         if name != f"{kind}_table.npy":
             raise ValueError(f"pixels.tables.{kind}: expected {kind}_table.npy, got {name!r}")
+    if (manifest.pixels.codec["image"] == SOURCE) != (manifest.pixels.rule is not None):
+        raise ValueError(f"pixels.rule: {str(manifest.pixels.rule)[:60]}, with pixels.codec {manifest.pixels.codec}")
     needed = {INDEX, *manifest.pixels.tables.values()} | ({PLACES, LOADS} if manifest.index else set())
     if absent := needed - manifest.files.keys():
         raise ValueError(f"files: lacks {', '.join(sorted(absent))}")
@@ -318,6 +324,14 @@ def _shard_problem(shard: ShardEntry, number: int, first_pack: int) -> str:
     if not (0 <= shard.bytes < _INT64 and shard.first_pack == first_pack and 0 < shard.num_packs < _INT64 - first_pack):
         return f"{where}: {shard.bytes} bytes, {shard.num_packs} packs from {shard.first_pack} on"
     return ""
+
+
+def _pixels_from_json(found: Any, written: int) -> Pixels:
+    """`written`: the format; before 7 there was one codec."""
+    if written < FORMAT and isinstance(found, dict) and found.get("codec") == U8:
+        found = found | {"codec": PLAIN, "rule": None}
+    values = fields_from_json(Pixels, found, "pixels")
+    return Pixels(**values | {"codec": checked_codecs(values["codec"], "pixels.codec")})
 
 
 def _index_from_json(found: Any) -> IndexFile:

@@ -232,6 +232,7 @@ def shard_jobs(planned: Planned) -> list[ShardJob]:
                     corpora=names,
                     processor=key,
                     resize=config.resize,
+                    pixels=config.pixels,
                     fake_image=config.fake_image,
                     align=config.align,
                     out=inputs.place,

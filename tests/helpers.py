@@ -33,6 +33,7 @@ from neatpack.pipeline.plan.assign import SCHEMA as PLAN_SCHEMA, Plan
 from neatpack.pipeline.records import TOKEN_TYPES, MediaRef, Pack
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.codec import END, read_pack
+from neatpack.pipeline.shard.pixels import PixelDecoder
 from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -141,7 +142,7 @@ def plan_of(*lines: dict[str, Any]) -> Plan:
 
 def tiny_config(meta: Path, out: Path, **overrides: Any) -> PackConfig:
     values = {"meta": str(meta), "processor": str(DEMO_PROCESSOR), "out": str(out), "pack_size": 512,
-              "engine": "inline", "shard_mb": 1, "group_size": 4} | overrides  # fmt: skip
+              "engine": "inline", "shard_mb": 1, "group_size": 4, "pixels": "u8"} | overrides  # fmt: skip
     return PackConfig(**values)
 
 
@@ -153,10 +154,12 @@ def files_of(out: Path) -> dict[str, bytes]:
 
 
 def packs_of(out: Path) -> Iterator[Pack]:
-    """The packs of an output, by its index."""
+    """The packs of an output, by its index, their pixels restored."""
+    pixels = PixelDecoder(Manifest.read(out))
     for line in pq.read_table(out / "index.parquet").to_pylist():
         content = (out / "shards" / line["shard"]).read_bytes()
-        yield read_pack({m["name"]: content[m["offset"] : m["offset"] + m["size"]] for m in line["members"]})
+        members = {m["name"]: content[m["offset"] : m["offset"] + m["size"]] for m in line["members"]}
+        yield read_pack(members, pixels)
 
 
 def bare_model(processor: str) -> Any:

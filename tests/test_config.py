@@ -72,6 +72,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--family": ("qwen3_vl", "qwen3_vl"),
         "--parquet-media": ("in-place", "in-place"),
         "--placeholders": ("lenient", "lenient"),
+        "--pixels": ("video=zstd,image=zstd", "zstd"),
         "--min-pixels": ("1", 1),
         "--max-pixels": ("2", 2),
         "--video-fps": ("1.5", 1.5),
@@ -361,7 +362,7 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
         "max_row_bytes": 64 << 20,
         "empty_thought": False,
     }
-    assert config.shaping("render") == {"resize": "torch", "shard_mb": 256}
+    assert config.shaping("render") == {"resize": "torch", "pixels": "", "shard_mb": 256}
     assert config.shaping("plan") == {
         "holdout": 0.0,
         "pack_size": 100,

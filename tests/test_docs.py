@@ -242,15 +242,19 @@ TEXT_KEYS = {
 
 
 # Patches that are repeated; a mask and the other axis order; a first row and another fill; groups.
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_omni", "phi4_mm", "llava_onevision"])
-def test_the_reader_reads_what_the_loader_does(family, mixed, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "codec"),
+    [("qwen2_vl", "u8"), ("qwen2_vl", "zstd"), ("qwen3_omni", "zstd"), ("phi4_mm", "u8"), ("llava_onevision", "zstd")],
+)
+def test_the_reader_reads_what_the_loader_does(family, codec, mixed, tmp_path, monkeypatch):
     ((_, source),) = blocks("docs/FORMAT.md", "python reader")
     imported = {n.names[0].name for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import)}
-    assert imported <= {"hashlib", "io", "json", "tarfile", "zlib", "numpy", "pyarrow.parquet"}
+    assert imported <= {"hashlib", "io", "json", "tarfile", "zlib", "numpy", "pyarrow", "pyarrow.parquet"}
     reader = module_of("doc_reader", source, monkeypatch)
     out = tmp_path / "out"
     processor = import_module(f"processors.{family}").make(tmp_path / "processor")
-    run_pack(tiny_config(mixed, out, processor=str(processor), pack_size=4096 if family == "phi4_mm" else 1024))
+    size = 4096 if family == "phi4_mm" else 1024
+    run_pack(tiny_config(mixed, out, processor=str(processor), pack_size=size, pixels=codec))
     packs = list(PackedShards(out, pixels="fp32"))
     assert any(pack["n_images"] > 1 for pack in packs)
     for pack in packs:

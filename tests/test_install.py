@@ -19,7 +19,9 @@ import neatpack
 from neatpack.pipeline.extras import EXTRAS, PACKAGES, remedy
 from neatpack.pipeline.run import run_pack
 
-FLAGS = ("--processor", DEMO_PROCESSOR, "--pack-size", "512", "--shard-mb", "1", "--group-size", "4")
+FLAGS = (
+    "--processor", DEMO_PROCESSOR, "--pack-size", "512", "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import pytest
 from helpers import ROOT
 
 from neatpack import __version__
+from neatpack.pipeline.codecs import PLAIN
 from neatpack.pipeline.identity import Identity
 from neatpack.pipeline.manifest import (
     FORMAT,
@@ -37,7 +38,7 @@ MANIFEST = Manifest(
     fingerprint=IDENTITY.fingerprint,
     identity=IDENTITY,
     family={"name": "qwen2_vl", "padding_id": 0, "position_axes": 3, "position_dtype": "int32"},
-    pixels=Pixels(codec="u8", resize="torch", tables={"image": "image_table.npy"}),
+    pixels=Pixels(codec=PLAIN, resize="torch", tables={"image": "image_table.npy"}),
     counts=Counts(
         rows=2, samples=2, packed=1, skipped={"bad_row": 1}, fitted={}, packs=1, tokens=60, visual_tokens=4,
         target_tokens=9,
@@ -61,7 +62,7 @@ def test_the_keys_on_disk_are_those_that_other_readers_know(tmp_path: Path) -> N
         "format", "neatpack", "fingerprint", "identity", "family", "pixels", "counts", "shards", "files", "index",
         "digest",
     ]  # fmt: skip
-    assert (found["format"], found["neatpack"]) == (FORMAT, __version__) == (6, __version__)
+    assert (found["format"], found["neatpack"]) == (FORMAT, __version__) == (7, __version__)
     assert found["shards"] == [
         {"name": "pack-000000.tar", "bytes": 1024, "sha256": "a1" * 32, "first_pack": 0, "num_packs": 3}
     ]
@@ -104,7 +105,7 @@ def without(*keys: str) -> Callable[[dict[str, Any]], Any]:
     return change
 
 
-KNOWN = f"this neatpack ({__version__}) reads formats 5 and 6; use the neatpack that made it, or pack again"
+KNOWN = f"this neatpack ({__version__}) reads formats 5 to 7; use the neatpack that made it, or pack again"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,10 @@ KNOWN = f"this neatpack ({__version__}) reads formats 5 and 6; use the neatpack 
         (without("pixels", "codec"), "pixels: lacks codec; pack again"),
         (without("identity", "code"), "identity: lacks code; pack again"),
         (lambda found: found["shards"][0].pop("sha256"), "shards[0]: lacks sha256; pack again"),
-        (lambda found: found.update(pixels=None), "pixels: expected an object of codec, resize, tables, got None"),
+        (
+            lambda found: found.update(pixels=None),
+            "pixels: expected an object of codec, resize, tables, rule, got",
+        ),
     ],
 )
 def test_a_manifest_of_another_kind_is_refused(change: Callable[[dict[str, Any]], Any], words: str) -> None:

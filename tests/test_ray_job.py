@@ -106,7 +106,7 @@ def test_the_job_gives_the_same_bytes_and_refuses_relative_paths(submitting, tin
 
     here = {"/data/meta.json": str(meta), "/models/qwen": str(DEMO_PROCESSOR), "/data/processor": str(DEMO_PROCESSOR),
             "python": sys.executable}  # fmt: skip
-    small = ["--pack-size", "512", "--shard-mb", "1", "--group-size", "4"]
+    small = ["--pack-size", "512", "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"]
     texts = {"readme": (ROOT / "README.md").read_text(), "spec": (ROOT / "jobs" / "runtime_env.yaml").read_text()}
     for name, text in texts.items():
         words = line_with(text, "ray job submit ")

@@ -213,7 +213,8 @@ def test_no_credential_is_written_down(bucket: Remote, proxy: Proxy, capsys: pyt
 def command_for(bucket: Remote, *flags: str) -> list[str]:
     """A run in a process of its own, that may be killed."""
     where = ["--meta", (bucket / "data/meta.json").uri, "--out", (bucket / "out").uri]
-    shape = ["--processor", str(DEMO_PROCESSOR), "--pack-size", "512", "--shard-mb", "1", "--group-size", "4"]
+    shape = ["--processor", str(DEMO_PROCESSOR), "--pack-size", "512", "--shard-mb", "1", "--group-size", "4",
+             "--pixels", "u8"]  # fmt: skip
     return [sys.executable, "-m", "neatpack.pipeline.cli", "pack", *where, *shape, "--max-skipped", "1", *flags]
 
 

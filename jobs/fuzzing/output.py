@@ -61,12 +61,12 @@ VALUES: tuple[Any, ...] = (
 HEADERS = (b"|O8", b"<U9", b"|V8", b"<c8", b"<f8", b"<i8", b"|b1", b"<m8", b">i4", b"|S1")
 
 
-def make(folder: Path) -> Path:
-    """Fourteen packs in two shards, of text and pictures."""
+def make(folder: Path, codec: str = "u8", num_rows: int = 36, kind: str = "png") -> Path:
+    """Fourteen packs in two shards, of text and pictures; or as many as other numbers give."""
     rng = np.random.default_rng(0)
     rows = []
-    for number in range(36):
-        name, answer = f"{number}.png", " ".join(map(str, range(number * 3 + 1)))
+    for number in range(num_rows):
+        name, answer = f"{number}.{kind}", " ".join(map(str, range(number % 36 * 3 + 1)))
         text = f"{'<image>' * (number % 3 == 0)}What is {number}?"
         turns = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
         rows.append({"messages": turns} | ({"images": [name]} if number % 3 == 0 else {}))
@@ -75,7 +75,7 @@ def make(folder: Path) -> Path:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "meta.json").write_text(json.dumps({"drawn": {"file_name": "rows.jsonl", "media_dir": "."}}))
     run_pack(PackConfig(meta=str(folder / "meta.json"), processor=str(PROCESSOR), out=str(folder / "out"),
-                        pack_size=384, group_size=2, shard_mb=1, engine="inline"))  # fmt: skip
+                        pack_size=384, group_size=2, shard_mb=1, engine="inline", pixels=codec))  # fmt: skip
     shutil.rmtree(folder / "out/work")
     return folder / "out"
 
@@ -433,3 +433,5 @@ def contents(sound: Path) -> dict[str, bytes | None]:
 
 
 OUTPUT = Target(make=make, mutators=MUTATORS, examine=examine)
+# The same with pictures that are stored as they came, and are decoded at load.
+CODED = Target(make=partial(make, codec="source", num_rows=120, kind="jpg"), mutators=MUTATORS, examine=examine)

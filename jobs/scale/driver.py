@@ -82,7 +82,7 @@ def measure(num_rows: int, *, partition_samples: int = 4_000_000) -> dict[str, A
 
 def _measure(folder: Path, num_rows: int, partition_samples: int) -> dict[str, Any]:
     config = PackConfig(meta="absent", processor=str(PROCESSOR), out=str(folder / "out"), pack_size=CAPACITY,
-                        partition_samples=partition_samples, engine="inline", max_skipped=1.0)  # fmt: skip
+                        partition_samples=partition_samples, engine="inline", max_skipped=1.0, pixels="u8")  # fmt: skip
     key = processor_key(config)
     family = family_for(key)
     parts = write_store(folder / "measured", num_rows, PART_ROWS)

@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from jobs.fuzzing.output import make
 from neatpack import PackedShards
+from neatpack.pipeline.codecs import PLAIN
 from neatpack.pipeline.identity import Identity
 from neatpack.pipeline.layout import MediaArray
 from neatpack.pipeline.manifest import INDEX, LOADS, PLACES, Counts, Manifest, Pixels, ShardEntry, Shards, shard_name
@@ -129,7 +130,7 @@ def make_output(out: Path, num_packs: int, packs_per_shard: int, seed: int = 0) 
         fingerprint=identity.fingerprint,
         identity=identity,
         family=family,
-        pixels=Pixels(codec="u8", resize="torch", tables={}),
+        pixels=Pixels(codec=PLAIN, resize="torch", tables={}),
         counts=Counts(rows=0, samples=0, packed=0, skipped={}, fitted={}, packs=num_packs, tokens=0, visual_tokens=0,
                       target_tokens=0),
         shards=Shards(shards),

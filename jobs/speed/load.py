@@ -260,5 +260,5 @@ def written(folder: Path, lines: list[Item]) -> Path:
 def packed(options: Options, meta: Path, pack_size: int) -> Path:
     out = options.folder / f"packed-{meta.parent.name}"
     run_pack(PackConfig(meta=str(meta), processor=options.processor, out=str(out), pack_size=pack_size,
-                        max_pixels=1_000_000, engine="inline"))  # fmt: skip
+                        max_pixels=1_000_000, engine="inline", pixels="u8"))  # fmt: skip
     return out

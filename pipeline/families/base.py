@@ -13,16 +13,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from ..config import fingerprint
 from ..layout import Delivery, MediaArray
 from ..media.pixels import Resize, resize_torch
 from ..records import MeasuredMedia, MediaKind, MediaRef
-from .chat import Chat
+
+if TYPE_CHECKING:  # a loader that renders pictures imports rules, and no tokenizer
+    from transformers import PreTrainedTokenizerBase
+
+    from .chat import Chat
 
 Grid = tuple[int, int, int]  # temporal, vertical and horizontal patches
 Size = tuple[int, int]  # height and width
@@ -35,7 +38,7 @@ class ProcessorFiles:
 
     source: str
     class_name: str
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
     image: dict[str, Any]
     video: dict[str, Any]
     audio: dict[str, Any]
@@ -115,7 +118,7 @@ class MediaRule(ABC):
         """Rows of a medium in each of the arrays."""
         return {name: self.num_rows(medium) if array.counts else 1 for name, array in self.arrays.items()}
 
-    def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
+    def expansion(self, medium: MeasuredMedia, chat: "Chat") -> np.ndarray:
         """The ids that the placeholder of a medium gives way to."""
         return np.full(self.tokens(medium), chat.placeholder_ids[self.kind], dtype=np.int32)
 
@@ -213,7 +216,7 @@ class Family(ABC):
 
     def __init__(
         self,
-        chat: Chat,
+        chat: "Chat",
         *,
         image: ImageRule | None = None,
         video: VideoRule | None = None,

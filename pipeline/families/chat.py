@@ -8,17 +8,18 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from ..config import UserError, fingerprint
 from ..labels import TurnMarkers, assistant_spans
 from ..records import TEXT, TOKEN_TYPES, Example, MeasuredMedia, MediaKind, Skip, Turn
 from .template import template_of
 from .tokens import Encoder, encoder_of
+
+if TYPE_CHECKING:  # a loader that renders pictures imports families, and no tokenizer
+    from transformers import PreTrainedTokenizerBase
 
 _SENTINEL = "Sentinelword"  # that no template writes by itself
 
@@ -47,7 +48,7 @@ class Chat:
     def __init__(
         self,
         format_: ChatFormat,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         *,
         source: str,
         takes: Sequence[MediaKind],
@@ -111,6 +112,8 @@ class Chat:
 
         int32 arrays. A Skip in the place of one says that the family cannot take the conversation.
         """
+        from jinja2 import TemplateError
+
         ids: dict[int, np.ndarray | Skip] = {}
         texts: dict[int, str] = {}
         for index, example in enumerate(examples):
@@ -196,6 +199,8 @@ class Chat:
         return frozenset(name for name, probe in probes.items() if self._writes(probe))
 
     def _writes(self, probe: Example) -> bool:
+        from jinja2 import TemplateError
+
         try:
             text = self.text(self.prepared(probe, ()))
         except (TemplateError, TypeError, ValueError):  # Jinja's own, and what filters raise of unexpected values
@@ -266,7 +271,7 @@ class Chat:
         return [type(self).__name__, self.format, _tokenizer_identity(self.tokenizer), self.tokenizer.chat_template]
 
 
-def _tokenizer_identity(tokenizer: PreTrainedTokenizerBase) -> Any:
+def _tokenizer_identity(tokenizer: "PreTrainedTokenizerBase") -> Any:
     """The whole of a fast tokenizer; of one in Python its vocabulary and its code. As a digest: it has 150,000 entries.
 
     Truncation and padding are left there by whoever called the tokenizer last, and stand before all else:

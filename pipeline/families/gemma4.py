@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
-from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 
 from ..config import UserError
 from ..layout import Delivery, MediaArray
@@ -322,6 +321,8 @@ class Gemma4(Family):
                 )
         sound = None
         if not files.model or files.model.get("audio_config"):  # the larger models have no audio tower
+            from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
+
             sound = GemmaSound(extractor=Gemma4AudioFeatureExtractor.from_dict(files.audio))
             if sound.extractor.dither:
                 raise UserError(f"--processor {files.source}: dither adds noise to sounds at random; set it to 0.0")

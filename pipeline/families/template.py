@@ -1,16 +1,16 @@
 """The chat template of a tokenizer, called directly: `apply_chat_template` copies what it is given, twice the work."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
-from transformers.utils import chat_template_utils
+if TYPE_CHECKING:  # a loader that renders pictures imports families, and no tokenizer
+    from transformers import PreTrainedTokenizerBase
 
 Template = Callable[[list[dict[str, Any]], Sequence[Any]], str]  # messages and tools -> text
 _PLAIN = {"role", "content"}  # keys of a message that transformers hands on as they are
 
 
-def template_of(tokenizer: PreTrainedTokenizerBase) -> Template:
+def template_of(tokenizer: "PreTrainedTokenizerBase") -> Template:
     """Messages must be of plain JSON types, as `Chat.messages` makes them."""
 
     def whole(messages: list[dict[str, Any]], tools: Sequence[Any]) -> str:
@@ -33,8 +33,10 @@ def template_of(tokenizer: PreTrainedTokenizerBase) -> Template:
     return direct
 
 
-def _compiled(tokenizer: PreTrainedTokenizerBase) -> Any:
+def _compiled(tokenizer: "PreTrainedTokenizerBase") -> Any:
     """As transformers compiles it: in its sandbox, with its filters. None where it does so by another name."""
+    from transformers.utils import chat_template_utils
+
     compile_ = getattr(chat_template_utils, "_compile_jinja_template", None)
     if compile_ is None or not isinstance(tokenizer.chat_template, str):
         return None

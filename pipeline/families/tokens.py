@@ -13,14 +13,16 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
-import tiktoken
-from transformers import PreTrainedTokenizerBase
 
 from .hard_strings import hard_strings
 from .merges import are_ranked
+
+if TYPE_CHECKING:  # a loader that renders pictures imports families, and no tokenizer
+    import tiktoken
+    from transformers import PreTrainedTokenizerBase
 
 Engine = Literal["tiktoken", "tokenizers", "python"]
 NUM_BYTES = 256
@@ -42,7 +44,7 @@ class Encoder(Protocol):
         """Without what it adds."""
 
 
-def encoder_of(tokenizer: PreTrainedTokenizerBase) -> Encoder:
+def encoder_of(tokenizer: "PreTrainedTokenizerBase") -> Encoder:
     """tiktoken where it is proved to give the same ids, else the tokenizer."""
     own = Own(tokenizer)
     fast = _fast(tokenizer, own)
@@ -58,7 +60,7 @@ def agree(one: Encoder, other: Encoder, special_tokens: Iterable[str]) -> bool:
 class Own:
     """The tokenizer of transformers itself."""
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: "PreTrainedTokenizerBase"
 
     @property
     def engine(self) -> Engine:
@@ -76,7 +78,7 @@ class Own:
 class Fast:
     """Byte-level BPE by tiktoken."""
 
-    encoding: tiktoken.Encoding
+    encoding: "tiktoken.Encoding"
     own: Own
     special_tokens: frozenset[str]
     stripping: frozenset[str]  # special tokens that take the white space after them along
@@ -136,7 +138,9 @@ class _Unknown(Exception):
     """A component that is not known here, or merges that tiktoken would do otherwise."""
 
 
-def _fast(tokenizer: PreTrainedTokenizerBase, own: Own) -> Fast | None:
+def _fast(tokenizer: "PreTrainedTokenizerBase", own: Own) -> Fast | None:
+    import tiktoken
+
     if own.engine != "tokenizers" or tokenizer.split_special_tokens:
         return None
     backend = tokenizer.backend_tokenizer

@@ -5,10 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from PIL import Image
-from transformers.image_transforms import normalize, rescale
-from transformers.image_utils import ChannelDimension
 
-FIRST = ChannelDimension.FIRST
+FIRST = "channels_first"  # as transformers calls the axis of an array
 
 # (pixels [height, width, channels] uint8, (height, width)) -> pixels of that size
 Resize = Callable[[np.ndarray, tuple[int, int]], np.ndarray]
@@ -79,8 +77,11 @@ def pixel_table(rescale_factor: float, mean: Sequence[float], std: Sequence[floa
     """What each byte stands for: float32 [channels, 256], by the arithmetic of the HF backend that `resize` equals."""
     ramp = np.tile(np.arange(256, dtype=np.uint8), (len(mean), 1))
     if resize == "pil":
-        scaled = rescale(ramp[:, None, :], rescale_factor, FIRST, input_data_format=FIRST)
-        floats: np.ndarray = normalize(scaled, mean, std, FIRST, input_data_format=FIRST)[:, 0, :]
+        # Here and not above: a loader that renders pictures needs neither tables nor transformers.
+        from transformers.image_transforms import normalize, rescale
+
+        scaled = rescale(ramp[:, None, :], rescale_factor, input_data_format=FIRST)
+        floats: np.ndarray = normalize(scaled, mean, std, input_data_format=FIRST)[:, 0, :]
         return floats.astype(np.float32)
     # The torchvision backend folds the rescaling into mean and std.
     means, stds = (torch.tensor(values) * (1.0 / rescale_factor) for values in (mean, std))
@@ -91,6 +92,8 @@ def rescale_table(rescale_factor: float, resize: str) -> np.ndarray:
     """As `pixel_table`, for processors that only rescale: float32 [1, 256], the same for every channel."""
     ramp = np.arange(256, dtype=np.uint8)
     if resize == "pil":
+        from transformers.image_transforms import rescale
+
         floats: np.ndarray = rescale(ramp[None, None], rescale_factor, input_data_format=FIRST)[0]
         return floats.astype(np.float32)
     return (torch.from_numpy(ramp)[None] * rescale_factor).numpy()

@@ -69,8 +69,8 @@ class PlanFile:
     name: str  # beside the others
     number: int  # of the partition; what fills no group of a partition comes after all of them
     num_packs: int
-    num_bytes: int  # about what its packs take
-    largest: int  # of which one, at most
+    num_bytes: int  # about what its packs take on disk
+    largest: int  # what one of them takes in memory, at most
     starts: tuple[int, ...]  # first pack of each shard as they were cut at first: see `write_plan`
     cuts: tuple[Cut, ...]
     corpora: tuple[Sums, ...]
@@ -102,12 +102,18 @@ class PlanFile:
 
 
 def write_plan(
-    path: Place, number: int, plan: Plan, num_corpora: int, shard_bytes: int, starts: Sequence[int] = ()
+    path: Place,
+    number: int,
+    plan: Plan,
+    num_corpora: int,
+    shard_bytes: int,
+    starts: Sequence[int] = (),
+    media_share: float = 1.0,
 ) -> PlanFile:
     """Cut by bytes, or where shards were cut before: they stay there when a plan is mended, or all behind the first
-    hole would change. A further pack goes into the last shard."""
+    hole would change. A further pack goes into the last shard. `media_share`: of the bytes of pixels, on disk."""
     count = plan.num_packs
-    first = list(starts) if starts else shard_starts(plan, shard_bytes)[:-1]
+    first = list(starts) if starts else shard_starts(plan, shard_bytes, media_share)[:-1]
     kept = [start for start in first if start < count]
     pieces = [plan.packs(start, end) for start, end in zip(kept, [*kept[1:], count], strict=False)]
     skipped = plan.table.slice(len(plan.packed))
@@ -117,7 +123,7 @@ def write_plan(
         name=path.name,
         number=number,
         num_packs=count,
-        num_bytes=int(sizes.sum()),
+        num_bytes=int(pack_bytes(plan, media_share).sum()),
         largest=int(sizes.max(initial=0)),
         starts=tuple(first),
         cuts=tuple(

@@ -174,15 +174,19 @@ def cut_off(plan: Plan, num_packs: int) -> Plan:
     return in_order(lines, pack)
 
 
-def pack_bytes(plan: Plan) -> np.ndarray:
-    """About what each pack takes on disk: 21 bytes a token (ids, labels, 3 positions, type), pixels, headers."""
-    size: np.ndarray = 21 * plan.per_pack("tokens") + plan.per_pack("media_bytes") + 16_384
+def pack_bytes(plan: Plan, media_share: float = 1.0) -> np.ndarray:
+    """About what each pack takes: 21 bytes a token (ids, labels, 3 positions, type), pixels, headers.
+
+    `media_share`: of the bytes of its pixels, on disk; 1: in memory, and on disk where they are stored as they are.
+    """
+    media = (media_share * plan.per_pack("media_bytes")).astype(np.int64)
+    size: np.ndarray = 21 * plan.per_pack("tokens") + media + 16_384
     return size
 
 
-def shard_starts(plan: Plan, shard_bytes: int) -> list[int]:
+def shard_starts(plan: Plan, shard_bytes: int, media_share: float = 1.0) -> list[int]:
     """First pack of each shard, and the number of packs at the end: cut where a shard would exceed `shard_bytes`."""
-    ends = np.cumsum(pack_bytes(plan))
+    ends = np.cumsum(pack_bytes(plan, media_share))
     starts, before = [0], 0
     while starts[-1] < len(ends):
         fitting = int(np.searchsorted(ends, before + shard_bytes, side="right"))

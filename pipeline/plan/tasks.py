@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..codecs import stored_share
 from ..config import PackConfig, UserError
 from ..families.base import ProcessorKey
 from ..families.registry import family_for
@@ -85,7 +86,14 @@ def plan_partition(job: PartitionJob) -> PlanFile:
     if job.rest is not None:
         plan, rest = _without_rest(plan, job.config.group_size)
         write_arrow(job.rest, rest.table)
-    file = write_plan(job.path, job.number, plan, len(job.corpora), job.config.shard_mb << 20)
+    file = write_plan(
+        job.path,
+        job.number,
+        plan,
+        len(job.corpora),
+        job.config.shard_mb << 20,
+        media_share=stored_share(job.config.pixels),
+    )
     write_json(job.note, file.to_json())
     return file
 
@@ -127,12 +135,26 @@ def join_rests(
     place = np.empty(count, dtype=np.int64)
     place[np.concatenate(order)] = np.arange(count)
     plan = in_pack_order(lines, place[lines["pack"].to_numpy()])
-    return write_plan(path, number, plan if most is None else cut_off(plan, most), num_corpora, config.shard_mb << 20)
+    return write_plan(
+        path,
+        number,
+        plan if most is None else cut_off(plan, most),
+        num_corpora,
+        config.shard_mb << 20,
+        media_share=stored_share(config.pixels),
+    )
 
 
 def cut_partition(path: Place, new: Place, number: int, num_corpora: int, config: PackConfig, most: int) -> PlanFile:
     """The task of a partition of which --max-packs, over all of them, leaves so many packs only."""
-    return write_plan(new, number, cut_off(read_plan(path), most), num_corpora, config.shard_mb << 20)
+    return write_plan(
+        new,
+        number,
+        cut_off(read_plan(path), most),
+        num_corpora,
+        config.shard_mb << 20,
+        media_share=stored_share(config.pixels),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -177,7 +199,13 @@ def mend(
         plan = each.with_lines(mine)
         file = job.files[each.index]
         written[each.index] = write_plan(
-            job.paths[each.index], file.number, plan, len(job.names), job.config.shard_mb << 20, file.starts
+            job.paths[each.index],
+            file.number,
+            plan,
+            len(job.names),
+            job.config.shard_mb << 20,
+            file.starts,
+            stored_share(job.config.pixels),
         )
     return written
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..codecs import PLAIN, SOURCE, Codecs, spelled
 from ..config import UserError
 from ..manifest import FORMAT, INDEX, Manifest, OutputError
 from ..runtime.storage import Place, read_json, sha256_of, write_whole
@@ -98,8 +99,13 @@ for pack in webdataset.WebDataset(sorted(glob.glob("packed/shards/*.tar")), shar
 
 A pack has several documents end to end (`seq_lens.npy`), which must not see each other. `labels.npy` are shifted
 already: label i is the token after input i, and -100 where nothing is trained. Pixels are bytes: `*_table.npy` says
-what each stands for.
+what each stands for.{coded}
 """
+CODED = """
+
+The bytes are stored coded ({codec}): neatpack restores them, and for other readers `neatpack recode packed --pixels u8
+--out plain` stores them as they are."""
+OWN_BYTES = " Pictures are kept as they came; `pip install 'neatpack[source]'` brings what decodes them."
 
 
 def write_card(out: Place, manifest: Manifest, *, overwrite: bool) -> Place:
@@ -130,7 +136,14 @@ def _card(out: Place, manifest: Manifest) -> str:
         neatpack=manifest.neatpack,
         facts=_table(_facts(out, manifest, processor)),
         mixture=_table(_mixture(read_parquet(out / DATASETS).to_pylist())),
+        coded=_coded(manifest.pixels.codec),
     )
+
+
+def _coded(codecs: Codecs) -> str:
+    if codecs == PLAIN:
+        return ""
+    return CODED.format(codec=spelled(codecs)) + (OWN_BYTES if codecs["image"] == SOURCE else "")
 
 
 def _processor(out: Place) -> str:
@@ -164,7 +177,7 @@ def _facts(out: Place, manifest: Manifest, processor: str) -> list[tuple[str, ..
         ("trained on", f"{config['train_on']}, reasoning: {config['reasoning']}"),
         ("model family", str(manifest.family["name"])),
         ("processor", f"{processor} (fingerprint {manifest.identity.processor})"),
-        ("pixels", f"resized by {manifest.pixels.resize}, stored as {manifest.pixels.codec}"),
+        ("pixels", f"resized by {manifest.pixels.resize}, stored as {spelled(manifest.pixels.codec)}"),
         ("made by", ", ".join([f"neatpack {manifest.neatpack}"] + [f"{name} {version}" for name, version
                                                                   in manifest.identity.versions.items()])),
         ("format, fingerprint", f"{FORMAT}, {manifest.fingerprint}"),

@@ -9,17 +9,20 @@ import json
 import math
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from ..layout import DTYPES
+from ..codecs import PLAIN, Codecs, spelled
+from ..layout import DTYPES, Layout, layout_of
+from ..manifest import Manifest
 from ..records import Document, Pack
 from ..runtime.storage import Sink, parse_json
 from ..typed import check_types
+from .pixels import PixelDecoder, stored_names
 
 # Arrays of every pack; those of its media, which its family declares, come after them.
 TEXT_ARRAYS = {"input_ids": "int32", "labels": "int32", "position_ids": "", "seq_lens": "int32",
@@ -32,20 +35,34 @@ LARGE = 1 << 18  # bytes of a member that are not worth copying, to be written t
 MAX_SIZE, MAX_PACK = 8**11 - 1, 10**9 - 1  # that have eleven octal digits, and nine decimal ones
 
 
-def member_names(media: Iterable[str]) -> tuple[str, ...]:
+def member_names(media: Layout, codecs: Codecs = PLAIN) -> tuple[str, ...]:
     """The members of every pack of an output whose family has these media arrays."""
-    return (*(f"{name}.npy" for name in (*TEXT_ARRAYS, *media)), "json")
+    return (*(f"{name}.npy" for name in (*TEXT_ARRAYS, *stored_names(media, codecs))), "json")
+
+
+def members_of(manifest: Manifest) -> tuple[str, ...]:
+    """The same of a finished output. Raises ValueError where its family is none."""
+    return member_names(layout_of(manifest.family), manifest.pixels.codec)
 
 
 def pack_key(number: int) -> str:
     return f"{number:09d}"
 
 
-def write_pack(file: Sink, offset: int, pack: Pack) -> tuple[int, list[tuple[int, int]]]:
-    """Append a pack to a tar that ends at `offset`; the new end, and (offset, size) of every member in order."""
+def write_pack(
+    file: Sink,
+    offset: int,
+    pack: Pack,
+    stored: Mapping[str, np.ndarray] | None = None,
+    codecs: Codecs = PLAIN,
+) -> tuple[int, list[tuple[int, int]]]:
+    """Append a pack to a tar that ends at `offset`; the new end, and (offset, size) of every member in order.
+
+    `stored`: its arrays as an `PixelEncoder` of these codecs gives them; None: as they are.
+    """
     places = []
     small: list[bytes | memoryview] = []  # written together: a pack of text has 36 pieces of a few KB
-    for member, head, body in _members(pack):
+    for member, head, body in _members(pack, pack.arrays if stored is None else stored, codecs):
         size = len(head) + len(body)
         small += [tar_header(pack.number, member, size), head]
         if len(body) < LARGE:
@@ -91,14 +108,21 @@ def write_end(file: Sink) -> None:
     file.write(bytes(END))
 
 
-def read_pack(members: Mapping[str, bytes | memoryview]) -> Pack:
-    """A pack from the contents of its members. Raises ValueError where they are not those of a pack."""
+def read_pack(members: Mapping[str, bytes | memoryview], pixels: PixelDecoder | None = None) -> Pack:
+    """A pack from the contents of its members. Raises ValueError where they are not those of a pack.
+
+    `pixels`: of its output; None: it is known to have them as they are.
+    """
     arrays = read_arrays(members)
+    codecs = PLAIN
+    if pixels is not None:
+        arrays, codecs = pixels.restored(arrays), pixels.codecs
     header = parse_json(bytes(members["json"]))
     try:
         documents = tuple(_document(document) for document in header["documents"])
         pack = Pack(number=header["pack"], arrays=arrays, documents=documents, fake_image=header["fake_image"])
-        is_ours = list(header) == list(_header(pack)) and header == parse_json(json.dumps(_header(pack)).encode())
+        expected = _header(pack, codecs)
+        is_ours = list(header) == list(expected) and header == parse_json(json.dumps(expected).encode())
     except (TypeError, KeyError) as error:
         raise ValueError(f"json: {type(error).__name__}: {error}") from None
     if not is_ours:
@@ -177,18 +201,20 @@ def npy_header(array: np.ndarray) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(said).to_bytes(2, "little") + said.encode("latin1")
 
 
-def _members(pack: Pack) -> Iterator[tuple[str, bytes, bytes | memoryview]]:
-    for name, values in pack.arrays.items():
+def _members(
+    pack: Pack, stored: Mapping[str, np.ndarray], codecs: Codecs
+) -> Iterator[tuple[str, bytes, bytes | memoryview]]:
+    for name, values in stored.items():
         array = np.ascontiguousarray(values)
         # A memoryview of an empty array cannot be cast.
         yield f"{name}.npy", npy_header(array), array.data.cast("B") if array.size else b""
-    yield "json", b"", json.dumps(_header(pack), ensure_ascii=False).encode()
+    yield "json", b"", json.dumps(_header(pack, codecs), ensure_ascii=False).encode()
 
 
-def _header(pack: Pack) -> dict[str, Any]:
+def _header(pack: Pack, codecs: Codecs) -> dict[str, Any]:
     return {
         "pack": pack.number,
-        "codec": "u8",
+        "codec": spelled(codecs),
         "num_tokens": len(pack.arrays["input_ids"]),
         "num_images": sum(document.num_images for document in pack.documents),
         "num_videos": sum(document.num_videos for document in pack.documents),

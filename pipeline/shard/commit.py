@@ -12,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..codecs import SOURCE, parse_codecs
 from ..config import UserError
+from ..families.restore import described_rule
 from ..identity import Identity
 from ..manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels, ShardEntry, Shards
 from ..planned import Planned
@@ -133,8 +135,9 @@ def commit(planned: Planned, shards: Sequence[ShardEntry], running: Engine) -> M
     """Write everything but the shards, the manifest last. What has a line per row or pack is made by tasks."""
     inputs = planned.inputs
     out, family, config = inputs.place, inputs.family, inputs.config
+    codecs = parse_codecs(config.pixels)
     num_shards = [len(file.cuts) for file in planned.files]
-    index_job = (out, num_shards, config.pack_size, len(member_names(family.media)))
+    index_job = (out, num_shards, config.pack_size, len(member_names(family.media, codecs)))
     (index,) = running.run(write_index, [index_job], title="index", unit="table")
     (media,) = running.run(write_media, [(out, len(shards))], title="media", unit="table")
     ledgers = running.run(write_ledger, [(job,) for job in _ledger_jobs(planned)], title="ledger", unit="partition")
@@ -151,7 +154,12 @@ def commit(planned: Planned, shards: Sequence[ShardEntry], running: Engine) -> M
         fingerprint=inputs.identity.fingerprint,
         identity=inputs.identity,
         family=family.described(),
-        pixels=Pixels(codec="u8", resize=family.resized_by(config.resize), tables=pixel_tables),
+        pixels=Pixels(
+            codec=codecs,
+            resize=family.resized_by(config.resize),
+            tables=pixel_tables,
+            rule=described_rule(family.image) if codecs["image"] == SOURCE else None,
+        ),
         counts=_counts(planned, index),
         shards=Shards(shards),
         files={

@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..layout import layout_of
 from ..manifest import (
     FORMAT,
     INDEX,
@@ -38,7 +37,7 @@ from ..manifest import (
 )
 from ..records import TOKEN_TYPES
 from ..runtime.storage import Hashed, Place, write_whole
-from .codec import BLOCK, END, member_names
+from .codec import BLOCK, END, members_of
 
 SCHEMA = pa.schema(
     [
@@ -130,7 +129,7 @@ def _impossible(index: pa.Table, manifest: Manifest) -> Iterator[tuple[np.ndarra
         most = tokens if name in _OF_TOKENS else np.iinfo(np.int64).max
         yield (counts < 0) | (counts > most), f"{name} cannot be"
     yield ~((times > 0) & (times < MAX_EPOCH / max(1, len(times)))), "times cannot be"  # so written, also for NaN
-    names = member_names(layout_of(manifest.family))
+    names = members_of(manifest)
     members = index["members"].combine_chunks()
     is_other = members.value_lengths().to_numpy(zero_copy_only=False) != len(names)
     yield is_other, f"its members are not the {len(names)} of every pack"
@@ -252,7 +251,7 @@ def parse_batch(content: bytes | memoryview, number: int, manifest: Manifest, ou
     assert manifest.index is not None
     where, first = f"{out}/{PLACES}", number * manifest.index.packs_per_batch
     num_packs = min(manifest.shards.num_packs - first, manifest.index.packs_per_batch)
-    schema = places_schema(len(member_names(layout_of(manifest.family))))
+    schema = places_schema(len(members_of(manifest)))
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(content), schema)
         batch.validate(full=True)

@@ -23,11 +23,12 @@ from ..runtime.tables import column_sum, read_parquet
 from ..runtime.work import did
 from ..typed import check_types
 from .check import check_pack
-from .codec import BLOCK, END, member_names, read_pack, tar_header
+from .codec import BLOCK, END, members_of, read_pack, tar_header
 from .commit import count_all
 from .index import LOADS_SCHEMA, index_problems, parse_batch, places_of, runs
 from .ledger import SCHEMA as LEDGER
 from .note import PackLine
+from .pixels import OtherPixelsError, PixelDecoder
 from .stats import pack_stats, shard_stats
 from .tables import ledger_names
 
@@ -96,6 +97,7 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         needed = {array.deliver.table for array in layout_of(described).values()} - {""}
         if absent := needed - manifest.pixels.tables.keys():
             yield f"pixels.tables: {', '.join(manifest.pixels.tables)}, but media want {', '.join(sorted(absent))}, too"
+        PixelDecoder(manifest)
     except ValueError as error:
         yield str(error)
     if wrong := {name for name, kind in FAMILY_KEYS.items() if not isinstance(described.get(name), kind)}:
@@ -119,8 +121,6 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         return
     if odd := (manifest.files.keys() - {FETCHED}) ^ expected:
         yield f"files: {', '.join(sorted(odd))} are too many, or missing"
-    if (pixels := manifest.pixels.codec) != "u8":
-        yield f"pixels: the codec {pixels!r} is unknown"
 
 
 def _arrow_problems(out: Place, index: pa.Table, manifest: Manifest) -> Iterator[str]:
@@ -148,7 +148,7 @@ def _places_problems(file: BinaryIO, index: pa.Table, manifest: Manifest) -> Ite
         return
     for number, (crc32, (first, last)) in enumerate(zip(described.crc32, pairwise(described.offsets), strict=True)):
         lines = index.slice(number * described.packs_per_batch, described.packs_per_batch)
-        expected = places_of(lines, len(member_names(layout_of(manifest.family)))).batch()
+        expected = places_of(lines, len(members_of(manifest))).batch()
         if not found.get_batch(number).equals(expected):
             yield f"batch {number} says something else than {INDEX}"
             return
@@ -260,6 +260,7 @@ def _shard_problems(out: Place, file: BinaryIO, shard: ShardEntry, manifest: Man
     index = read_parquet(out / INDEX, filters=[("shard", "=", shard.name)]).to_pylist()
     ledger = _ledger_of_packs(out, [line["pack"] for line in index], manifest)
     digest, is_whole = hashlib.sha256(), True
+    pixels = PixelDecoder(manifest)
     for line in index:
         content = np.empty(line["bytes"], np.uint8).data
         if read_into(file, content, line["offset"]) < len(content):
@@ -271,8 +272,10 @@ def _shard_problems(out: Place, file: BinaryIO, shard: ShardEntry, manifest: Man
             yield f"pack {line['pack']}: its crc32 is {crc32:08x}, by the index {line['crc32']:08x}"
             continue
         try:
-            found = _line_problems(content, line, ledger.get(line["pack"], []), manifest)
+            found = _line_problems(content, line, ledger.get(line["pack"], []), manifest, pixels)
             yield from (f"pack {line['pack']}: {problem}" for problem in found)
+        except OtherPixelsError as error:
+            yield f"pack {line['pack']}: {error}; {pixels.remedy(error, str(out))}"
         except UNREADABLE as error:
             yield f"pack {line['pack']}: cannot be read: {type(error).__name__}: {error}"
     end = memoryview(bytearray(END))
@@ -285,7 +288,7 @@ def _shard_problems(out: Place, file: BinaryIO, shard: ShardEntry, manifest: Man
 
 
 def _line_problems(
-    content: memoryview, line: dict[str, Any], ledger: list[tuple[Any, ...]], manifest: Manifest
+    content: memoryview, line: dict[str, Any], ledger: list[tuple[Any, ...]], manifest: Manifest, pixels: PixelDecoder
 ) -> Iterator[str]:
     """A pack by its bytes, against its line of the index, and its documents in the ledger."""
     members, start = {}, 0
@@ -297,7 +300,7 @@ def _line_problems(
             yield f"{name}: its header in the tar, or what pads it, is another"
             return
         members[name] = content[begin:end]
-    pack = read_pack(members)
+    pack = read_pack(members, pixels)
     problems = check_pack(pack, manifest)
     yield from problems
     if problems:

@@ -9,16 +9,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from ..codecs import parse_codecs
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
 from ..labels import shifted_spans
 from ..manifest import shard_name
 from ..measure.length import shrunk, truncated
+from ..media.open import open_picture
 from ..media.remote import Fetched, fetched_for
 from ..media.stamp import is_changed
 from ..plan.assign import Plan, PlanLine
 from ..plan.files import read_paths, read_shard
-from ..records import Document, Measured, MediaError, Pack
+from ..records import Document, Measured, MeasuredMedia, MediaError, Pack
 from ..render.pack import build_pack
 from ..render.sample import Expanded, expanded
 from ..runtime.journal import Journal, journal
@@ -27,6 +29,7 @@ from ..runtime.tables import write_arrow
 from ..runtime.work import did, each_timed, timed
 from .codec import member_names, write_end, write_pack
 from .note import CHANGED, DatasetSums, LostRow, MediaSize, PackLine, ShardDone, ShardNote, lines_path, note_path
+from .pixels import PixelEncoder
 from .rows import Row, rows_of_packs
 from .stats import make_index
 
@@ -47,6 +50,7 @@ class ShardJob:
     corpora: tuple[str, ...]  # names, likewise
     processor: ProcessorKey
     resize: str
+    pixels: str
     fake_image: bool
     align: int
     out: Place
@@ -116,15 +120,18 @@ def write_packs(
     lines: list[PackLine] = []
     lost: list[LostRow] = []
     documents: list[Document] = []
-    renderer = Renderer(job=job, family=family, watch=watch)
+    encoder = encoder_of(job, family)
+    renderer = Renderer(job=job, family=family, watch=watch, keeps_sources=encoder.keeps_sources)
     for number, rows in each_timed("reading rows", rows_of_packs(plan, parts_of(job, plan), numbers)):
         with timed("composing"):
             pack, failed = renderer.pack(number, rows)
         lost += failed
         if pack is not None:
             start, file.crc32 = file.size, 0
+            with timed("encoding"):
+                stored = encoder.stored(pack.arrays, renderer.sources)
             with timed("writing"):
-                end, members = write_pack(file, start, pack)
+                end, members = write_pack(file, start, pack, stored, encoder.codecs)
             lines.append(PackLine.of(pack, start, end, file.crc32, members))
             documents += pack.documents
         _tell(lines[-1:] if pack is not None else [], failed)
@@ -142,7 +149,11 @@ def write_packs(
     )
     fake_tokens = len(family.fake_image_ids) if job.fake_image else 0
     times = plan.times_per_pack[[line.pack - plan.first for line in lines]]
-    return note, make_index(job.name, lines, member_names(family.media), fake_tokens, times)
+    return note, make_index(job.name, lines, member_names(family.media, encoder.codecs), fake_tokens, times)
+
+
+def encoder_of(job: ShardJob, family: Family) -> PixelEncoder:
+    return PixelEncoder(layout=family.media, codecs=parse_codecs(job.pixels), rule=family.image)
 
 
 def parts_of(job: ShardJob, plan: Plan) -> dict[int, Place]:
@@ -174,9 +185,13 @@ class Renderer:
     watch: Journal
     fetched: set[Fetched] = field(default_factory=set)  # downloads that are in a pack, filled on the way
     sizes: Counter[tuple[str, str, int, int, int, int]] = field(default_factory=Counter)  # likewise: see MediaSize
+    keeps_sources: bool = False
+    # Where they are kept, the pictures of the last pack in the order of their rows, with their own bytes.
+    sources: list[MeasuredMedia] = field(default_factory=list)
 
     def pack(self, number: int, rows: Sequence[Row]) -> tuple[Pack | None, list[LostRow]]:
         """Pack `number` without the rows whose media fail, and those rows; None where no row is left."""
+        self.sources.clear()
         documents: list[tuple[Document, Expanded]] = []
         lost: list[LostRow] = []
         for row in rows:
@@ -227,9 +242,14 @@ class Renderer:
             if why := self.watch.poison(name):
                 logger.warning("row %s: %s; skipped as bad_media", name, why)
                 raise MediaError("bad_media", why)
+            if self.keeps_sources:
+                measured = dataclasses.replace(measured, media=tuple(map(with_own_bytes, measured.media)))
             document = expanded(measured, self.family, self.job.resize)
         except MediaError as error:
             return _lost(line, error.skip.reason, error.skip.detail)
+        if self.keeps_sources:
+            seen = self.family.in_text_order(measured.ids, measured.media)
+            self.sources.extend(medium for medium in seen if medium.ref.kind == "image")
         for medium in measured.media:
             self.fetched.update(fetched_for(medium.ref))
             if medium.height:  # a sound has none
@@ -249,6 +269,14 @@ class Renderer:
         cut = truncated(whole, line["limit"], self.family) if line["limit"] else whole
         fitted = shrunk(cut, line["shrink"], self.family) if cut is not None and line["shrink"] else cut
         return fitted if fitted is not None and fitted.tokens == line["tokens"] else None
+
+
+def with_own_bytes(medium: MeasuredMedia) -> MeasuredMedia:
+    """A picture with its file's bytes, which are read once: to be decoded, and to be kept."""
+    if medium.ref.kind != "image" or medium.ref.held is not None:
+        return medium
+    with open_picture(medium.ref) as file:
+        return dataclasses.replace(medium, ref=dataclasses.replace(medium.ref, held=file.read()))
 
 
 def _lost(line: PlanLine, reason: str, detail: str) -> LostRow:

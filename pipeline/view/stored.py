@@ -13,6 +13,7 @@ from ..records import TOKEN_TYPES, MeasuredMedia, Pack
 from ..runtime.storage import Place, inside, open_regular, read_into, shown
 from ..shard.codec import read_pack, text_problem
 from ..shard.index import parse_index
+from ..shard.pixels import PixelDecoder
 from ..shard.sources import SourceError, files_of, processor_of
 from ..shard.words import counted, size
 from .document import PackView
@@ -83,7 +84,8 @@ def stored_pack(out: Place, manifest: Manifest, number: int) -> Pack:
     starts = {member["name"]: member["offset"] - line["offset"] for member in line["members"]}
     try:
         pack = read_pack(
-            {m["name"]: buffer[starts[m["name"]] : starts[m["name"]] + m["size"]] for m in line["members"]}
+            {m["name"]: buffer[starts[m["name"]] : starts[m["name"]] + m["size"]] for m in line["members"]},
+            PixelDecoder(manifest),
         )
     except ValueError as error:
         raise broken(str(error)) from None

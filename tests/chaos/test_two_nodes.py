@@ -17,7 +17,7 @@ from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime import objects
 from neatpack.pipeline.runtime.objects import Remote, parse
 
-SHAPE = ["--pack-size", "300", "--shard-mb", "1", "--group-size", "4"]
+SHAPE = ["--pack-size", "300", "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"]
 
 
 def uploaded(folder: Path, target: Remote) -> None:

@@ -218,7 +218,7 @@ def test_an_index_without_a_column(out: Path) -> None:
     as_format_5(out)
     pq.write_table(pq.read_table(out / "index.parquet").drop_columns(["crc32"]), out / "index.parquet")
     sign(out)
-    with pytest.raises(ShardError, match="index.parquet: columns are .*, expected those of format 6"):
+    with pytest.raises(ShardError, match="index.parquet: columns are .*, expected those of format 7"):
         ShardReader(out)
     assert verified(out)[0].startswith("index.parquet: columns are")
     (out / "index.parquet").write_bytes(b"PAR1, but not more")

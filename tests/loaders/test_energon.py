@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 import torch
-from helpers import RECIPE_PACKAGES, TinyData, files_of, mixed_rows, tiny_config
+from helpers import RECIPE_PACKAGES, TinyData, files_of, mixed_rows, picture, tiny_config
 
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.loaders.energon import cook_pack
@@ -99,6 +99,21 @@ def test_a_cooked_sample_is_the_item_of_packed_shards(out, pixels):
         cooked = {key: value for key, value in sample.items() if not key.startswith("__")}
         assert same(packs.pack(sample["pack"]), cooked)
         assert sample["__key__"] == f"{sample['pack']:09d}"
+
+
+def test_pixels_that_are_stored_coded_are_restored(tmp_path):
+    data = TinyData(tmp_path / "data")
+    for number in range(6):
+        picture(data.folder / f"{number}.jpg", 300, 400 + 40 * number, seed=number, quality=80)
+        data.row([("user", "<image>What?"), ("assistant", f"It is {number}.")], images=[f"{number}.jpg"])
+    run_pack(tiny_config(data.write(), tmp_path / "out", pixels="source"))
+    assert main(["export", "energon", str(tmp_path / "out")]) == 0
+    packs, seen = PackedShards(tmp_path / "out", pixels="uint8"), 0
+    for (sample,) in loader(tmp_path / "out", encoder=Packs("uint8")):
+        cooked = {key: value for key, value in sample.items() if not key.startswith("__")}
+        assert same(packs.pack(sample["pack"]), cooked)
+        seen += 1
+    assert seen == packs.reader.num_packs
 
 
 def test_batches_are_those_of_the_collater(out):

@@ -56,7 +56,7 @@ def shard(tmp_path: Path, demo_family: Family) -> Shard:
     job = ShardJob(
         number=3, first=0, last=2, plan=tmp_path / "plan.arrow", batch=0, shift=0,
         parts=tmp_path / "parts.arrow", corpora=("tiny",),
-        processor=ProcessorKey(processor=str(DEMO_PROCESSOR)), resize="torch", fake_image=True, align=1,
+        processor=ProcessorKey(processor=str(DEMO_PROCESSOR)), resize="torch", pixels="u8", fake_image=True, align=1,
         out=tmp_path / "out", fingerprint="f1",
     )  # fmt: skip
     return Shard(job=job, family=demo_family, plan=plan_of(*lines), picture=image)

@@ -1,0 +1,71 @@
+"""What `--pixels` says: how the pixels of each kind of medium are stored. Light: config and manifest ask it.
+
+    u8      bytes after resizing, as they are
+    zstd    the same, compressed, medium by medium
+    source  the medium's own bytes: the loader decodes and resizes, to the very bytes that u8 has
+
+All of them restore to the same arrays: see pipeline/shard/pixels.py.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import UserError
+
+U8, ZSTD, SOURCE = "u8", "zstd", "source"
+Codecs = Mapping[str, str]  # by kind of medium
+CODECS = (U8, ZSTD, SOURCE)
+KINDS: dict[str, tuple[str, ...]] = {"image": CODECS, "video": (U8, ZSTD)}  # by kind of medium, what it may be
+PLAIN: dict[str, str] = dict.fromkeys(KINDS, U8)
+# Disk hurts most users more than a core does: shards of u8 are 5 to 20 times the pictures that they are made of.
+DEFAULT: Codecs = {"image": SOURCE, "video": ZSTD}
+# Bytes that a pack's pixels take, against u8: where shards are cut, and nothing else, depends on it. Measured by
+# jobs/speed/codecs.py.
+SHARES = {U8: 1.0, ZSTD: 0.55, SOURCE: 0.12}
+
+
+def parse_codecs(text: str, default: Codecs = DEFAULT) -> dict[str, str]:
+    """ "zstd", "source" (of pictures; videos by zstd) or by kind, "image=source,video=zstd"; "": as by default.
+
+    A kind that is not named is as by default.
+    """
+    told = f"--pixels {text!r}"
+    if not text:
+        return dict(default)
+    if text in CODECS:
+        return {kind: text if text in can_be else ZSTD for kind, can_be in KINDS.items()}
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        kind, equals, codec = (word.strip() for word in part.partition("="))
+        if not equals or kind not in KINDS:
+            raise UserError(f"{told}: expected one of {', '.join(CODECS)}, or by kind, image=source,video=zstd")
+        if codec not in KINDS[kind]:
+            more = "; a video's own bytes are not kept" if codec == SOURCE else ""
+            raise UserError(f"{told}: {kind} is {codec!r}, expected one of {', '.join(KINDS[kind])}{more}")
+        if kind in found:
+            raise UserError(f"{told}: {kind} is there twice")
+        found[kind] = codec
+    return {kind: found.get(kind, default[kind]) for kind in KINDS}
+
+
+def stored_share(text: str) -> float:
+    """About what share of the bytes of pixels is stored: as if all were pictures, which most are."""
+    return SHARES[parse_codecs(text)["image"]]
+
+
+def spelled(codecs: Codecs) -> str:
+    """As `parse_codecs` takes it, in one way only; as short as can be for one codec: u8."""
+    codecs = {kind: codecs[kind] for kind in KINDS}
+    if len(set(codecs.values())) == 1:
+        return codecs["image"]
+    return ",".join(f"{kind}={codec}" for kind, codec in codecs.items())
+
+
+def checked_codecs(found: Any, name: str) -> dict[str, str]:
+    """Of a file of unknown origin. Raises ValueError."""
+    if not isinstance(found, dict) or found.keys() != KINDS.keys():
+        raise ValueError(f"{name}: expected a codec of {' and '.join(KINDS)}, got {str(found)[:60]}")
+    for kind, codec in found.items():
+        if codec not in KINDS[kind]:
+            raise ValueError(f"{name}.{kind}: {codec!r} is unknown; known: {', '.join(KINDS[kind])}")
+    return {kind: found[kind] for kind in KINDS}
