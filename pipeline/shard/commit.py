@@ -36,7 +36,7 @@ LEFT_OVERS = {
     "shards": r"pack-\d{6,}\.tar",
     "stats": r"[a-z]+\.parquet",
     "ledger": r"\d{5,}(-\d{5,})?\.parquet",
-    "work": r"(run|base|timing)\.json",
+    "work": r"(run|base|timing|finished)\.json",
     "work/done": r"\d{6,}\.(json|arrow)",
 }
 
