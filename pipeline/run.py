@@ -6,14 +6,16 @@ What it imports itself is light: a wrong meta JSON or processor is told before t
 
 import contextlib
 import dataclasses
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .config import PackConfig, UserError
 from .families.hub import check_processor
+from .finished import FILE as FINISHED, Seen, finished, leave_record, seen_by
 from .ingest.meta import Dataset, read_meta
 from .manifest import Manifest
 from .runtime.engine import engine
@@ -24,6 +26,10 @@ from .runtime.storage import Place, place
 if TYPE_CHECKING:
     from .planned import Planned
 
+REPORT = "report.html"
+
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packed:
@@ -32,6 +38,7 @@ class Packed:
     manifest: Manifest
     reused_shards: int = 0
     already_done: bool = False
+    summary: str = ""  # what the command prints of it
     troubles: tuple[str, ...] = ()  # what was lost, in words; none: no more than --max-skipped allows
     holdout: "Packed | None" = None  # the same of OUT-holdout, where rows are held out
 
@@ -39,47 +46,89 @@ class Packed:
 def run_pack(config: PackConfig, progress: Progress | None = None) -> Packed:
     """The job. `progress` is told how far it is."""
     with _begun(config, progress) as (progress, datasets):
-        from .families.registry import family_for
-        from .inputs import inputs_of
-        from .shard.commit import claim, refuse_old_holdout, refuse_strangers
-        from .shard.exchange import place_for, put_in_place
-        from .shard.troubles import troubles_of_output
-        from .stages import plan_all, processor_key, render, task_environment, warming, with_media
-        from .view.report.page import add_report
-
         out, beside = place(config.out), place(config.for_holdout().out)
-        refuse_strangers(out)
-        if config.holdout:
-            refuse_strangers(beside)
-        else:
-            refuse_old_holdout(out, beside)
-        outs = [out, beside] if config.holdout else [out]
-        family, warm = family_for(processor_key(config)), warming(config)
-        in_use = [config.work_dir, *(each / "work" for each in outs)]
-        env = task_environment(config)
-        with locked(in_use), engine(config.engine, config.num_workers, env, progress, warm) as running:
-            for each in outs:
-                put_in_place(each)  # what a run that was killed at it left to do
-            outputs = [
-                dataclasses.replace(inputs, place=place_for(inputs.out, overwrite=config.overwrite))
-                for inputs in with_media(inputs_of(config, datasets, family, running), running)
-            ]
-            done = claim({inputs.place: inputs.identity for inputs in outputs}, overwrite=config.overwrite)
-            todo = plan_all([inputs for inputs in outputs if inputs.place not in done], running)
-            packed = {place: Packed(manifest=manifest, already_done=True) for place, manifest in done.items()}
-            for planned in todo:
-                rendered = render(planned, running)
-                packed[planned.inputs.out] = Packed(manifest=rendered.manifest, reused_shards=rendered.reused_shards)
-                put_in_place(planned.inputs.out)
-            for planned in todo:
-                reused = packed[planned.inputs.out].reused_shards
-                progress.write(planned.inputs.out / TIMING, engine=config.engine, reused_shards=reused)
-            pages = [(inputs.out, packed[inputs.out].manifest) for inputs in outputs]
-            running.run(add_report, pages, title="report", unit="page")
-        for inputs in outputs:
-            lost = troubles_of_output(inputs.out, packed[inputs.out].manifest, inputs.corpora, config.max_skipped)
-            packed[inputs.out] = dataclasses.replace(packed[inputs.out], troubles=lost)
+        outs = {out: config, beside: config.for_holdout()} if config.holdout else {out: config}
+        seen = {each: seen_by(own, datasets) for each, own in outs.items()}
+        packed = _finished(config, seen) or _packed(config, datasets, seen, progress)
     return dataclasses.replace(packed[out], holdout=packed.get(beside))
+
+
+Views = Mapping[Place, Seen | None]  # by output: what a run saw before it began, if that is all that counts
+
+
+def _finished(config: PackConfig, seen: Views) -> dict[Place, Packed] | None:
+    """The outputs of a run, if all of them are finished, and were made from what was seen now.
+
+    Nothing heavy is imported for it, and no data are read.
+    """
+    from .shard.exchange import is_alone
+
+    another = not config.holdout and place(config.for_holdout().out).exists()  # it may have rows of this output
+    if config.overwrite or another or not all((out / FINISHED).exists() and (out / REPORT).is_file() for out in seen):
+        return None
+    found: dict[Place, Packed] = {}
+    with locked(_in_use(config, seen)):
+        for out, own in seen.items():
+            if own is None or not is_alone(out) or (done := finished(out, own)) is None:
+                return None
+            manifest, record = done
+            troubles = tuple(record.troubles)
+            found[out] = Packed(manifest=manifest, already_done=True, summary=record.summary, troubles=troubles)
+    for out in found:
+        logger.info("%s is finished, and what it was made from has not changed", out)
+    return found
+
+
+def _packed(config: PackConfig, datasets: list[Dataset], seen: Views, progress: Progress) -> dict[Place, Packed]:
+    """The outputs of a run, made as far as they are not there."""
+    from .families.registry import family_for
+    from .inputs import inputs_of
+    from .shard.commit import claim, refuse_old_holdout, refuse_strangers
+    from .shard.exchange import place_for, put_in_place
+    from .shard.report import describe_output
+    from .shard.troubles import troubles_of_output
+    from .stages import plan_all, processor_key, render, task_environment, warming, with_media
+    from .view.report.page import add_report
+
+    for out in seen:
+        refuse_strangers(out)
+    if not config.holdout:
+        refuse_old_holdout(place(config.out), place(config.for_holdout().out))
+    family, warm = family_for(processor_key(config)), warming(config)
+    env = task_environment(config)
+    with (
+        locked(_in_use(config, seen)),
+        engine(config.engine, config.num_workers, env, progress, warm) as running,
+    ):
+        for out in seen:
+            put_in_place(out)  # what a run that was killed at it left to do
+        outputs = [
+            dataclasses.replace(inputs, place=place_for(inputs.out, overwrite=config.overwrite))
+            for inputs in with_media(inputs_of(config, datasets, family, running), running)
+        ]
+        done = claim({inputs.place: inputs.identity for inputs in outputs}, overwrite=config.overwrite)
+        todo = plan_all([inputs for inputs in outputs if inputs.place not in done], running)
+        packed = {place: Packed(manifest=manifest, already_done=True) for place, manifest in done.items()}
+        for planned in todo:
+            rendered = render(planned, running)
+            packed[planned.inputs.out] = Packed(manifest=rendered.manifest, reused_shards=rendered.reused_shards)
+            put_in_place(planned.inputs.out)
+        for planned in todo:
+            reused = packed[planned.inputs.out].reused_shards
+            progress.write(planned.inputs.out / TIMING, engine=config.engine, reused_shards=reused)
+        running.run(add_report, [(out, packed[out].manifest) for out in seen], title="report", unit="page")
+        for inputs in outputs:
+            out, manifest = inputs.out, packed[inputs.out].manifest
+            lost = troubles_of_output(out, manifest, inputs.corpora, config.max_skipped)
+            summary = describe_output(out, manifest, reused_shards=packed[out].reused_shards)
+            packed[out] = dataclasses.replace(packed[out], summary=summary, troubles=lost)
+            leave_record(out, seen[out], manifest, describe_output(out, manifest), lost)
+    return packed
+
+
+def _in_use(config: PackConfig, outs: Iterable[Place]) -> list[Place]:
+    """Folders that one run at a time may have."""
+    return [config.work_dir, *(out / "work" for out in outs)]
 
 
 def run_plan(config: PackConfig, progress: Progress | None = None) -> "Planned":

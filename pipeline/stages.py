@@ -1,16 +1,20 @@
 """The stages of a run after its inputs are read: measure, plan, render."""
 
 import dataclasses
+import hashlib
 import itertools
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from .config import PackConfig, UserError, fingerprint
 from .families.base import ProcessorKey
 from .families.registry import family_for
 from .ingest.corpus import Corpus
+from .ingest.lines import Part
 from .labels import TrainOn
 from .manifest import Manifest
 from .measure.part import PartJob, measure_part
@@ -82,9 +86,7 @@ def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
         folder = config.work_dir / "measured" / _store_name(inputs, corpus)
         there = sizes_in(folder)
         for part in corpus.source.parts:
-            # By what it holds, so that no version that cuts otherwise takes it for another part.
-            name = f"{part.first_row:09d}-{part.start:012d}-{part.end:012d}.arrow"
-            measured = MeasuredPart(corpus=index, part=part, path=folder / name)
+            measured = MeasuredPart(corpus=index, part=part, path=folder / f"{_part_name(corpus, part)}.arrow")
             parts.append(measured)
             # A part with unreadable media is measured again on --overwrite: they may have been repaired since.
             if measured.path.name not in there or (config.overwrite and has_media_trouble(measured.path)):
@@ -117,22 +119,29 @@ def _measure_parts(inputs: Inputs, parts: Sequence[MeasuredPart], running: Engin
 
 
 def _store_name(inputs: Inputs, corpus: Corpus) -> str:
-    """The folder of a corpus in the token store: the fingerprint of all that its measured rows are made of.
+    """The folder of a corpus in the token store: the fingerprint of how its rows are measured.
 
-    --holdout says which rows are measured, unless all are. With a weight they are, whichever it is.
+    Not of what they are, which the names of its parts tell: rows that are added, or taken otherwise, are measured, and
+    the others are there.
     """
-    described = corpus.dataset.described()
+    how = {key: value for key, value in corpus.dataset.described().items() if key not in ("weight", "sample_ratio")}
     return fingerprint(
-        {key: value for key, value in described.items() if key != "weight"},
+        how,
         corpus.dataset.media_dirs,
-        corpus.source.digest,
-        *corpus.source.files,
+        len(corpus.dataset.files) > 1,  # then what is wrong with a line names the file
         inputs.identity.processor,
         inputs.config.shaping("measure"),
-        0 if corpus.is_measured.all() else inputs.config.holdout,
         inputs.identity.versions,
         inputs.identity.code,
     )
+
+
+def _part_name(corpus: Corpus, part: Part) -> str:
+    """Of its file in the token store: where its rows are, what they are, and which of them are measured."""
+    is_taken = corpus.is_taken(part)
+    taken = "" if is_taken.all() else hashlib.sha256(np.packbits(is_taken).tobytes()).hexdigest()
+    what = fingerprint(part.file, part.origin, part.digest, part.num_rows, part.first_line, taken)
+    return f"{part.first_row:09d}-{part.start:012d}-{part.end:012d}-{what}"
 
 
 def plan_all(outputs: Sequence[Inputs], running: Engine) -> list[Planned]:

@@ -28,6 +28,8 @@ def _is_of(value: Any, kind: Any) -> bool:
         return isinstance(value, dict) and all(
             _is_of(key, of[0]) and _is_of(each, of[1]) for key, each in value.items()
         )
+    if origin is list:
+        return isinstance(value, list) and all(_is_of(each, of[0]) for each in value)
     if origin is Literal:
         return isinstance(value, str) and value in of
     if origin is tuple:

@@ -91,13 +91,11 @@ def _print_packed(args: argparse.Namespace, config: PackConfig) -> int:
         from ..run import run_pack
 
         packed = run_pack(config, progress)
-    from ..shard.report import describe_output
-
     if packed.already_done and (packed.holdout is None or packed.holdout.already_done):
         print(f"{config.out} is finished and made from the same inputs: nothing to do")
-    for output, of in ((place(config.out), packed), (place(config.for_holdout().out), packed.holdout)):
+    for of in (packed, packed.holdout):
         if of is not None:
-            print(describe_output(output, of.manifest, reused_shards=of.reused_shards), flush=True)
+            print(of.summary, flush=True)
     lost = [_say_troubles(config.out, packed.troubles)]
     lost += [_say_troubles(config.for_holdout().out, packed.holdout.troubles)] if packed.holdout else []
     return FAILED if any(lost) else DONE

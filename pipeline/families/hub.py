@@ -88,6 +88,20 @@ def processor_here(processor: str) -> str:
     return str(copy)
 
 
+def stamped_files(processor: str) -> list[Path | Remote] | None:
+    """All files that a processor may be made of, which are another if it is. None: the hub may have others by now."""
+    if is_stored(processor):
+        return [file for file, *_ in _files_of(processor)]
+    folder = Path(processor)
+    if not folder.is_dir():
+        if not check_processor(processor):
+            return None
+        from huggingface_hub import constants
+
+        folder = Path(constants.HF_HUB_CACHE, f"models--{processor.replace('/', '--')}")
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
 def _files_of(processor: str) -> list[tuple[Remote, int, int]]:
     """Files of a processor in a store, with their sizes and when they were changed; the model's weights stay there."""
     try:

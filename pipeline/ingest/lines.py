@@ -41,6 +41,7 @@ class Part:
     first_line: int  # 1-based, as editors count
     seconds: float = 0.0  # about what measuring it takes on one core
     origin: str = ""  # what `file` was rewritten from: a file or a named source; "": it lies as the user has it
+    digest: str = ""  # of the bytes that its lines are in: its range and the rest of the last line
 
     @property
     def byte_range(self) -> tuple[str, int]:
@@ -88,6 +89,7 @@ class RangeCount(NamedTuple):
 
     digest: str
     cuts: tuple[Cut, ...]  # one at least
+    beyond: str  # digest of what its last line has behind its end
 
 
 def part_ranges(lines: Lines) -> list[ByteRange]:
@@ -100,10 +102,10 @@ def scan(lines: Lines, ranges: Sequence[ByteRange]) -> list[RangeCount]:
     counts = []
     with open_file(lines.file, BEYOND) as source:
         for start, end in ranges:
-            digest = hashlib.sha256()
-            found = [(offset, row_seconds(text)) for offset, text in _lines(source, start, end, digest)]
+            inside, beyond = hashlib.sha256(), hashlib.sha256()
+            found = [(offset, row_seconds(text)) for offset, text in _lines(source, start, end, (inside, beyond))]
             cuts = _cut(start, found)
-            counts.append(RangeCount(digest.hexdigest(), cuts))
+            counts.append(RangeCount(inside.hexdigest(), cuts, beyond.hexdigest()))
             did(rows=sum(cut.num_rows for cut in cuts), bytes=end - start)
     return counts
 
@@ -156,6 +158,7 @@ def source_of(lines: Lines, ranges: Sequence[ByteRange], counts: Sequence[RangeC
     parts, first_row, first_line = [], 0, 1
     for (_, end), count in zip(ranges, counts, strict=True):
         ends = [cut.start for cut in count.cuts[1:]] + [end]
+        content = fingerprint(lines.rewritten_from, count.digest, count.beyond)
         for cut, own_end in zip(count.cuts, ends, strict=True):
             part = Part(
                 file=lines.file,
@@ -166,6 +169,7 @@ def source_of(lines: Lines, ranges: Sequence[ByteRange], counts: Sequence[RangeC
                 first_line=first_line,
                 seconds=cut.seconds,
                 origin=lines.origin,
+                digest=content,
             )
             parts.append(part)
             first_row += cut.num_rows
@@ -211,24 +215,26 @@ def rows(part: Part) -> Iterator[Row]:
 
 
 def _lines(
-    source: BinaryIO, start: int, end: int, digest: "hashlib._Hash | None" = None
+    source: BinaryIO, start: int, end: int, digests: "tuple[hashlib._Hash, hashlib._Hash] | None" = None
 ) -> Iterator[tuple[int, bytes]]:
     r"""Lines that start in [start, end), with their offsets; split on \n only: a U+2028 is no line break.
 
-    The range is read at once: in a store, by one request, and one more for the rest of its last line. `digest`: to be
-    told the bytes of the range.
+    The range is read at once: in a store, by one request, and one more for the rest of its last line. `digests`: to be
+    told the bytes of the range, and those of that rest.
     """
     before = 1 if start else 0  # a line begins at `start` if the one before ends there
     source.seek(start - before)
     block = source.read(end - start + before)
-    if digest is not None:
-        digest.update(memoryview(block)[before:])
+    if digests is not None:
+        digests[0].update(memoryview(block)[before:])
     at = block.find(b"\n") + 1 if before else 0
     if before and not at:
         return  # it is all in the middle of a line, which belongs to the part where it begins
     while at < len(block):
         stop = block.find(b"\n", at) + 1
         line = block[at:stop] if stop else block[at:] + source.readline()
+        if digests is not None and not stop:
+            digests[1].update(memoryview(line)[len(block) - at :])
         position = start - before + at
         text = line.removeprefix(BOM) if position == 0 else line
         yield position + len(line) - len(text), text

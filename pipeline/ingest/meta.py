@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..config import UserError, place_of
 from ..runtime.objects import Remote
@@ -21,6 +22,7 @@ from ..runtime.storage import Place, text_of
 from ..uris import SCHEME, is_http
 from .conversation import COLUMNS
 from .dialect import Columns as Columns, Tags as Tags
+from .draw import SEED, is_drawn
 from .files import data_files
 from .formats import ALIASES, AUTO, FORMATS
 from .media import MediaFolders, is_unicode
@@ -327,20 +329,17 @@ def rows_in_order(num_rows: int, ratio: float) -> list[int]:
 
     0.5 of 4 rows -> [0, 3]; 2.5 -> [0, 1, 2, 3, 0, 1, 2, 3, 0, 3]. Any ratio above 0 takes at least one row.
     """
-    return list(range(num_rows)) * int(ratio) + drawn_rows(num_rows, ratio)
+    drawn = random.Random(SEED).sample(range(num_rows), _num_drawn(num_rows, ratio))
+    return list(range(num_rows)) * int(ratio) + drawn
 
 
-def drawn_rows(num_rows: int, ratio: float) -> list[int]:
-    """The last of these: rows that come once more than the others. 2.5 of 4 rows -> [0, 3]; 2.0 -> []."""
+def copies_of_rows(num_rows: int, ratio: float) -> NDArray[np.int32]:
+    """How often each row is taken, without their order: 2.5 of 4 rows -> [3, 2, 2, 3]."""
+    return is_drawn(num_rows, _num_drawn(num_rows, ratio)).astype(np.int32) + np.int32(ratio)
+
+
+def _num_drawn(num_rows: int, ratio: float) -> int:
+    """How many rows come once more than the others. 2.5 of 4 rows -> 2; 2.0 -> 0."""
     whole = int(ratio)
-    drawn = math.floor(num_rows * ratio) - num_rows * whole  # not of the difference: 10 * (2.3 - 2) is 2.999…
-    if whole == 0 and ratio > 0 and num_rows:
-        drawn = max(1, drawn)
-    return random.Random(42).sample(range(num_rows), drawn)
-
-
-def copies_of_rows(num_rows: int, ratio: float) -> np.ndarray:
-    """How often each row is taken: 2.5 of 4 rows -> [3, 2, 2, 3]."""
-    copies = np.full(num_rows, int(ratio), dtype=np.int32)
-    copies[drawn_rows(num_rows, ratio)] += 1
-    return copies
+    number = math.floor(num_rows * ratio) - num_rows * whole  # not of the difference: 10 * (2.3 - 2) is 2.999…
+    return max(1, number) if whole == 0 and ratio > 0 and num_rows else number

@@ -41,6 +41,31 @@ def read_parquet(path: Place, **options: Any) -> pa.Table:
     return pq.read_table(path, **options)
 
 
+def read_groups(
+    path: Place, columns: Sequence[str] | None = None, between: tuple[str, int, int] | None = None
+) -> Iterator[pa.Table]:
+    """A parquet file, or these columns of it, row group by row group: as much as is in memory at a time.
+
+    `between`: a column of whole numbers, the least and the last one; groups in which it has none of them are not read.
+    """
+    with open_file(path) as opened:
+        file = pq.ParquetFile(opened)
+        for number in range(file.num_row_groups):
+            if between is not None:
+                name, least, last = between
+                group = file.metadata.row_group(number)
+                told = group.column(file.schema_arrow.get_field_index(name)).statistics
+                if told is not None and told.has_min_max and (told.max < least or told.min > last):
+                    continue
+            yield file.read_row_group(number, columns=None if columns is None else list(columns))
+
+
+def num_lines(path: Place) -> int:
+    """Of a parquet file, by what it says at its end."""
+    with open_file(path) as opened:
+        return int(pq.ParquetFile(opened).metadata.num_rows)
+
+
 class ParquetGroups:
     """A parquet file that is written piece by piece, by row groups.
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..codecs import SOURCE, parse_codecs
 from ..config import UserError
@@ -23,11 +21,11 @@ from ..runtime.engine import Engine
 from ..runtime.faults import sentence
 from ..runtime.objects import Remote
 from ..runtime.storage import Hashed, Place, read_json, remove, remove_parts, write_json, write_whole
-from ..runtime.tables import column_sum, write_parquet
+from ..runtime.tables import write_parquet
 from ..runtime.uploads import abort_uploads
 from .codec import member_names
 from .exchange import BEGUN, OURS, is_halfway
-from .ledger import LedgerJob, fitted_counts, folders_of, reason_counts, write_ledger
+from .ledger import LedgerJob, folders_of, write_ledger
 from .sources import write_sources
 from .stats import DATASETS, IndexSums, dataset_stats, write_index, write_media
 
@@ -38,7 +36,7 @@ LEFT_OVERS = {
     "shards": r"pack-\d{6,}\.tar",
     "stats": r"[a-z]+\.parquet",
     "ledger": r"\d{5,}(-\d{5,})?\.parquet",
-    "work": r"(run|base|timing)\.json",
+    "work": r"(run|base|timing|finished)\.json",
     "work/done": r"\d{6,}\.(json|arrow)",
 }
 
@@ -226,18 +224,3 @@ def _remove_others(out: Place, manifest: Manifest) -> None:
     strangers += [path for path in (out / "ledger").glob("*.parquet") if f"ledger/{path.name}" not in manifest.files]
     for path in strangers:
         path.unlink()
-
-
-def count_all(identity: Identity, ledger: pa.Table, index: pa.Table) -> Counts:
-    """What an output has, in figures."""
-    return Counts(
-        rows=identity.num_rows,
-        samples=len(ledger),
-        packed=column_sum(pc.equal(ledger["status"], "packed")),
-        skipped=reason_counts(ledger),
-        fitted=fitted_counts(ledger),
-        packs=len(index),
-        tokens=column_sum(index["tokens"]),
-        visual_tokens=column_sum(index["visual_tokens"]),
-        target_tokens=column_sum(index["target_tokens"]),
-    )

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..finished import FILE as FINISHED
 from ..manifest import FETCHED, FILE as MANIFEST, INDEX, LOADS, PLACES
 from ..runtime.objects import Remote
 from ..runtime.progress import FILE as TIMING
@@ -34,6 +35,7 @@ OURS = (
     "stats",
     "ledger",
     "shards",
+    FINISHED,
     ".nv-meta",  # of `neatpack export energon`
     "work/done",
     "work/pieces",
@@ -59,6 +61,11 @@ def is_halfway(out: Place) -> bool:
     if isinstance(out, Remote):
         return False
     return (out / INSTALLING).exists() or (out / ANEW / MANIFEST).exists()
+
+
+def is_alone(out: Place) -> bool:
+    """Whether no run that was killed has left a new output beside this one, complete or not."""
+    return isinstance(out, Remote) or not any((out / name).exists() for name in (ANEW, INSTALLING))
 
 
 def put_in_place(out: Place) -> None:

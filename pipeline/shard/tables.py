@@ -1,16 +1,21 @@
 """The tables of a finished output, read as what may be damaged: each is compared with the manifest's digest first."""
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..manifest import REMEDY, Manifest, OutputError
 from ..runtime.storage import Place, inside, open_regular, sha256_of
-from ..runtime.tables import read_parquet
+from ..runtime.tables import read_groups, read_parquet
 from .ledger import SCHEMA as LEDGER
 from .words import counted
 
+BLOCK = 1 << 22  # lines of a ledger that are held at once, where rows are compared: 100 MB with all their numbers
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 _LEDGER = re.compile(r"ledger/(\d{5,})(-\d{5,})?\.parquet")
 
 
@@ -37,10 +42,8 @@ def table_file(out: Place, manifest: Manifest, name: str) -> Place:
 def read_table(out: Place, manifest: Manifest, name: str, columns: Sequence[str] | None = None) -> pa.Table:
     """A table, or these columns of it."""
     path = table_file(out, manifest, name)
-    try:
+    with _parquet_of(f"{out}/{name}"):
         return read_parquet(path, columns=None if columns is None else list(columns))
-    except (pa.ArrowException, OSError) as error:
-        raise OutputError(f"{out}/{name}: not parquet: {str(error)[:200]}; {REMEDY}") from None
 
 
 def ledger_names(manifest: Manifest) -> dict[str, list[str]]:
@@ -68,3 +71,47 @@ def read_ledger(out: Place, manifest: Manifest, names: Sequence[str], columns: S
     whole = pa.concat_tables(tables) if tables else LEDGER.empty_table().select(columns)
     order = [name for name in ("row", "repeat") if name in columns]
     return whole.sort_by([(name, "ascending") for name in order]) if len(names) > 1 and order else whole
+
+
+def table_groups(out: Place, manifest: Manifest, name: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """As `read_table`, row group by row group."""
+    path = table_file(out, manifest, name)
+    with _parquet_of(f"{out}/{name}"):
+        yield from read_groups(path, columns)
+
+
+@contextlib.contextmanager
+def _parquet_of(where: str) -> Iterator[None]:
+    """What is wrong with a parquet file is an OutputError."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise OutputError(f"{where}: not parquet: {str(error)[:200]}; {REMEDY}") from None
+
+
+class Block(NamedTuple):
+    """The rows [first, end) of a data set. Whatever the ledger has before the first of all belongs to the first block,
+    and what is behind the last of all to the last."""
+
+    first: int
+    end: int
+    is_last: bool
+
+
+def row_blocks(num_rows: int, num_lines: int) -> list[Block]:
+    """The rows of a data set in blocks of about BLOCK lines of its ledger each."""
+    step = max(1, BLOCK * max(1, num_rows) // max(1, num_lines))
+    firsts = range(0, max(1, num_rows), step)
+    return [Block(first, min(num_rows, first + step), first + step >= num_rows) for first in firsts]
+
+
+def ledger_rows(files: Sequence[Place], block: Block, columns: Sequence[str]) -> pa.Table:
+    """Lines of some rows of a data set, by row and repetition; no more than these and a row group are in memory."""
+    least = block.first if block.first else _LEAST
+    last = _MOST if block.is_last else block.end - 1
+    found = [LEDGER.empty_table().select(columns)]
+    for file in files:
+        for lines in read_groups(file, columns, ("row", least, last)):
+            inside = pc.and_(pc.greater_equal(lines["row"], least), pc.less_equal(lines["row"], last))
+            found.append(lines.filter(inside).cast(found[0].schema))
+    return pa.concat_tables(found).sort_by([("row", "ascending"), ("repeat", "ascending")])

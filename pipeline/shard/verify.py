@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import os
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, BinaryIO
@@ -15,23 +16,25 @@ import pyarrow.compute as pc
 from ..families.registry import FAMILIES
 from ..labels import TrainOn
 from ..layout import layout_of
-from ..manifest import FETCHED, FILE, INDEX, LOADS, PLACES, Manifest, OutputError, ShardEntry
-from ..records import REASONS, TOKEN_TYPES
+from ..manifest import FETCHED, FILE, INDEX, LOADS, PLACES, Counts, Manifest, OutputError, ShardEntry
+from ..records import TOKEN_TYPES
 from ..runtime.engine import Engine
 from ..runtime.storage import Place, inside, open_regular, read_into
-from ..runtime.tables import column_sum, read_parquet
+from ..runtime.tables import column_sum, read_groups, read_parquet
 from ..runtime.work import did
 from ..typed import check_types
+from .audit import Figures, Rows, audit_file, audit_rows, sums_of
 from .check import check_pack
 from .codec import BLOCK, END, members_of, read_pack, tar_header
-from .commit import count_all
 from .index import LOADS_SCHEMA, index_problems, parse_batch, places_of, runs
-from .ledger import SCHEMA as LEDGER
 from .note import PackLine
 from .pixels import OtherPixelsError, PixelDecoder
 from .stats import pack_stats, shard_stats
-from .tables import ledger_names
+from .tables import ledger_names, row_blocks
 
+# A document: its position in the pack, data set, row, repetition, tokens and visual tokens.
+Documented = tuple[int, str, int, int, int, int]
+OF_PLACE = ("pack", "position", "dataset", "row", "repeat", "tokens", "visual_tokens")
 MAX_PROBLEMS = 20  # of a shard; a broken one would fill the screen
 # What numbers that make no sense may lead to, where they come with checksums that fit them.
 UNREADABLE = (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, MemoryError, RecursionError)
@@ -41,53 +44,84 @@ FAMILY_KEYS = {"name": str, "placeholder_ids": dict, "assistant_header_ids": lis
 
 def verify_output(out: Place, manifest: Manifest, running: Engine) -> list[str]:
     """All that is wrong with a finished output; nothing, if it is as promised."""
-    problems = verify_ledger(out, manifest)
+    problems, ledger = _verified_tables(out, manifest, running)
     if any(problem.startswith(("manifest.json", INDEX, "ledger/")) for problem in problems):
         return [*problems, "shards: not checked, for they are held against manifest, index and ledger"]
-    items = [(out, manifest, number) for number in range(len(manifest.shards))]
+    shards = range(len(manifest.shards))
+    sums = [None] * len(shards) if ledger is None else list(map(tuple, ledger.sums.tolist()))
+    items = [(out, manifest, number, sums[number]) for number in shards]
     for found in running.run(verify_shard, items, title="verify", unit="shard"):
         problems += found
     return problems
 
 
-def verify_ledger(out: Place, manifest: Manifest) -> list[str]:
+def verify_ledger(out: Place, manifest: Manifest, running: Engine | None = None) -> list[str]:
     """Digests of the tables, conservation of rows and tokens, index against manifest."""
+    return _verified_tables(out, manifest, running or Engine({}))[0]
+
+
+def _verified_tables(out: Place, manifest: Manifest, running: Engine) -> tuple[list[str], Figures | None]:
+    """What is wrong with them; and what the ledger adds up to, if it can be read. Tasks read it: nobody holds it."""
     problems = [f"{FILE}: {problem}" for problem in _manifest_problems(manifest)]
-    problems += [f"{name}: {problem}" for name in manifest.files if (problem := _file_problem(out, name, manifest))]
+    items = [(out, name, digest) for name, digest in manifest.files.items()]
+    problems += [found for found in running.run(file_problem, items, title="digests", unit="file") if found]
     problems += _strangers(out, manifest)
     if problems:
-        return problems
+        return problems, None
     tables: dict[str, pa.Table] = {}
     for name in manifest.files:
-        if name.endswith(".parquet"):
+        if name.endswith(".parquet") and not name.startswith("ledger/"):
             try:
                 tables[name] = read_parquet(out / name)
             except (pa.ArrowException, OSError) as error:
                 problems.append(f"{name}: not parquet: {str(error)[:200]}")
     if problems:
-        return problems
+        return problems, None
     index = tables[INDEX]
-    ledgers = {name: table for name, table in tables.items() if name.startswith("ledger/")}
-    problems += [
-        f"{name}: other columns" for name, table in ledgers.items() if table.schema.remove_metadata() != LEDGER
-    ]
-    problems += [
-        f"{name}: cells are empty" for name, table in ledgers.items() if any(c.null_count for c in table.columns)
-    ]
+    ledger = _audited(out, manifest, running)
+    problems += [problem for problem in ledger.problems if problem.startswith("ledger/")]
     problems += [f"{INDEX}: {words}" for words, _, _ in index_problems(index, manifest)]
     if problems:
-        return problems
+        return problems, None
     problems += _arrow_problems(out, index, manifest)
     if manifest.fingerprint != manifest.identity.fingerprint:
         problems.append("manifest: its fingerprint is not that of its identity")
-    problems += _conservation(pa.concat_tables(ledgers.values()), manifest)
-    problems += _sum_problems(pa.concat_tables(ledgers.values()), index, manifest)
+    problems += ledger.problems
+    problems += _sum_problems(ledger, index, manifest)
     made = {"shards": shard_stats(index), "packs": pack_stats(index, manifest.identity.config["pack_size"])}
-    return problems + [
+    problems += [
         f"stats/{name}.parquet: not that of the index"
         for name, table in made.items()
         if not table.equals(tables[f"stats/{name}.parquet"])
     ]
+    return problems, ledger
+
+
+def _audited(out: Place, manifest: Manifest, running: Engine) -> Figures:
+    """The ledger's figures, by tasks: of each of its files, then of the rows of each data set."""
+    firsts, ledgers = np.array(manifest.shards.firsts), ledger_names(manifest)
+    files = [(number, dataset, name) for number, (dataset, own) in enumerate(ledgers.items()) for name in own]
+    items = [(out / name, name, dataset, number, firsts) for number, dataset, name in files]
+    ledger = Figures(sums=np.zeros((len(firsts) - 1, 2), np.uint64))
+    num_lines: Counter[str] = Counter()
+    for (_, dataset, _), figures in zip(files, running.run(audit_file, items, title="ledger"), strict=True):
+        num_lines[dataset] += figures.samples
+        ledger.add(figures)
+    if any(problem.startswith("ledger/") for problem in ledger.problems):
+        return ledger
+    rows = {name: int(entry["rows"]) for name, entry in manifest.identity.inputs.items()}
+    blocks = [(name, block) for name, number in rows.items() for block in row_blocks(number, num_lines[name])]
+    asked = [([out / file for file in ledgers[name]], block) for name, block in blocks]
+    found: dict[str, list[Rows]] = {name: [] for name in rows}
+    for (name, _), own in zip(blocks, running.run(audit_rows, asked, title="rows", unit="block"), strict=True):
+        found[name].append(own)
+    if twice := sum(own.lines - own.different for all_rows in found.values() for own in all_rows):
+        ledger.problems[f"ledger: {twice} rows are there twice"] = None
+    for name, all_rows in found.items():
+        if not all(own.are_all for own in all_rows):
+            there = sum(own.rows for own in all_rows)
+            ledger.problems[f"ledger: data set {name} has {rows[name]} rows, the ledger {there}"] = None
+    return ledger
 
 
 def _manifest_problems(manifest: Manifest) -> Iterator[str]:
@@ -168,15 +202,16 @@ def _loads_problems(file: BinaryIO, index: pa.Table, manifest: Manifest) -> Iter
         yield f"says something else than {INDEX}"
 
 
-def _file_problem(out: Place, name: str, manifest: Manifest) -> str:
+def file_problem(out: Place, name: str, sha256: str) -> str:
+    """The task: whether a file is as the manifest has it."""
     try:
         with open_regular(inside(out, name))[0] as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
-        return "missing"
+        return f"{name}: missing"
     except (OSError, ValueError) as error:
-        return f"cannot be read: {error}"
-    return "" if digest == manifest.files[name] else "sha256 differs from the manifest's"
+        return f"{name}: cannot be read: {error}"
+    return "" if digest == sha256 else f"{name}: sha256 differs from the manifest's"
 
 
 def _strangers(out: Place, manifest: Manifest) -> list[str]:
@@ -187,11 +222,10 @@ def _strangers(out: Place, manifest: Manifest) -> list[str]:
     return [f"shards/{name}: not in the manifest; remove it" for name in found if name not in known]
 
 
-def _sum_problems(ledger: pa.Table, index: pa.Table, manifest: Manifest) -> list[str]:
+def _sum_problems(ledger: Figures, index: pa.Table, manifest: Manifest) -> list[str]:
     problems = []
-    packed = ledger.filter(pc.equal(ledger["status"], "packed"))
     sums = {
-        "tokens in the ledger": column_sum(packed["tokens"]),
+        "tokens in the ledger": ledger.tokens,
         "tokens in the index, less fake images and padding": sum(
             sign * column_sum(index[name])
             for name, sign in (("tokens", 1), ("fake_tokens", -1), ("padding_tokens", -1))
@@ -199,13 +233,19 @@ def _sum_problems(ledger: pa.Table, index: pa.Table, manifest: Manifest) -> list
     }
     if len(set(sums.values())) > 1:
         problems.append("; ".join(f"{count} {what}" for what, count in sums.items()))
-    places = packed.select(["pack", "position"]).group_by(["pack", "position"]).aggregate([])
-    if len(places) != len(packed):
-        problems.append("ledger: two rows at one position of a pack")
+    counts = Counts(
+        rows=manifest.identity.num_rows,
+        samples=ledger.samples,
+        packed=ledger.packed,
+        skipped=dict(ledger.skipped),
+        fitted=dict(ledger.fitted),
+        packs=len(index),
+        **{name: column_sum(index[name]) for name in ("tokens", "visual_tokens", "target_tokens")},
+    )
     said = dataclasses.asdict(manifest.counts)
     return problems + [
         f"manifest: counts.{name} is {said[name]}, index and ledger say {count}"
-        for name, count in dataclasses.asdict(count_all(manifest.identity, ledger, index)).items()
+        for name, count in dataclasses.asdict(counts).items()
         if said[name] != count
     ]
 
@@ -214,8 +254,11 @@ def read_ledger(out: Place, manifest: Manifest) -> pa.Table:
     return pa.concat_tables([read_parquet(out / name) for name in manifest.files if name.startswith("ledger/")])
 
 
-def verify_shard(out: Place, manifest: Manifest, number: int) -> list[str]:
-    """One shard: every byte of the tar, digest, index, and every pack in it."""
+def verify_shard(out: Place, manifest: Manifest, number: int, expected: tuple[int, int] | None = None) -> list[str]:
+    """One shard: every byte of the tar, digest, index, and every pack in it.
+
+    `expected`: what its documents add up to by the ledger (audit.py), which is looked into only if that is not so.
+    """
     shard = manifest.shards[number]
     try:
         file, found = open_regular(inside(out, f"shards/{shard.name}"))
@@ -227,7 +270,7 @@ def verify_shard(out: Place, manifest: Manifest, number: int) -> list[str]:
         if found.st_size != shard.bytes:
             return [f"{shard.name}: {found.st_size} bytes where the manifest has {shard.bytes}"]
         try:
-            problems = [f"{shard.name}: {problem}" for problem in _shard_problems(out, file, shard, manifest)]
+            problems = [f"{shard.name}: {problem}" for problem in _shard_problems(out, file, shard, manifest, expected)]
         except OSError as error:
             return [f"{shard.name}: cannot be read: {error}"]
     did(packs=shard.num_packs, bytes=shard.bytes)
@@ -235,30 +278,12 @@ def verify_shard(out: Place, manifest: Manifest, number: int) -> list[str]:
     return problems[:MAX_PROBLEMS] + more
 
 
-def _conservation(ledger: pa.Table, manifest: Manifest) -> list[str]:
-    """Every input row once per repetition, with a known status and reason."""
-    problems = []
-    lines = ledger.select(["dataset", "row", "repeat"]).group_by(["dataset", "row", "repeat"]).aggregate([])
-    if len(lines) != len(ledger):
-        problems.append(f"ledger: {len(ledger) - len(lines)} rows are there twice")
-    for name, entry in manifest.identity.inputs.items():
-        rows = pc.unique(ledger.filter(pc.equal(ledger["dataset"], name))["row"]).to_numpy()
-        if len(rows) != entry["rows"] or (len(rows) and not (np.sort(rows) == np.arange(len(rows))).all()):
-            problems.append(f"ledger: data set {name} has {entry['rows']} rows, the ledger {len(rows)}")
-    packed = pc.equal(ledger["status"], "packed")
-    skipped = pc.and_(pc.equal(ledger["status"], "skipped"), pc.is_in(ledger["reason"], pa.array(list(REASONS))))
-    named = pc.or_(pc.and_(packed, pc.equal(ledger["reason"], "")), skipped)
-    if not pc.all(named).as_py() and len(ledger):
-        problems.append("ledger: a line that is neither packed nor skipped for a known reason")
-    if not pc.all(pc.equal(packed, pc.greater_equal(ledger["pack"], 0))).as_py() and len(ledger):
-        problems.append("ledger: a packed row without a pack, or a skipped one with")
-    return problems
-
-
-def _shard_problems(out: Place, file: BinaryIO, shard: ShardEntry, manifest: Manifest) -> Iterator[str]:
+def _shard_problems(
+    out: Place, file: BinaryIO, shard: ShardEntry, manifest: Manifest, expected: tuple[int, int] | None
+) -> Iterator[str]:
     """The index was held against the manifest before: its places are inside the file, and leave no gap."""
     index = read_parquet(out / INDEX, filters=[("shard", "=", shard.name)]).to_pylist()
-    ledger = _ledger_of_packs(out, [line["pack"] for line in index], manifest)
+    documents: dict[int, list[Documented]] = {}  # of packs that can be read
     digest, is_whole = hashlib.sha256(), True
     pixels = PixelDecoder(manifest)
     for line in index:
@@ -272,7 +297,7 @@ def _shard_problems(out: Place, file: BinaryIO, shard: ShardEntry, manifest: Man
             yield f"pack {line['pack']}: its crc32 is {crc32:08x}, by the index {line['crc32']:08x}"
             continue
         try:
-            found = _line_problems(content, line, ledger.get(line["pack"], []), manifest, pixels)
+            found = _line_problems(content, line, manifest, pixels, documents)
             yield from (f"pack {line['pack']}: {problem}" for problem in found)
         except OtherPixelsError as error:
             yield f"pack {line['pack']}: {error}; {pixels.remedy(error, str(out))}"
@@ -285,12 +310,37 @@ def _shard_problems(out: Place, file: BinaryIO, shard: ShardEntry, manifest: Man
         yield "does not end with two blocks of zeros"
     elif is_whole and digest.hexdigest() != shard.sha256:
         yield "sha256 differs from the manifest's"
+    numbers = {name: number for number, name in enumerate(manifest.identity.inputs)}
+    listed = [
+        (numbers.get(name, -1), row, repeat, pack, position, tokens, visual)
+        for pack, own in documents.items()
+        for position, name, row, repeat, tokens, visual in own
+    ]
+    if expected is None or sums_of(listed) != expected:
+        yield from _ledger_problems(out, documents, manifest)
+
+
+def _ledger_problems(out: Place, documents: dict[int, list[Documented]], manifest: Manifest) -> Iterator[str]:
+    """Packs whose documents are others in the ledger."""
+    ledger = _ledger_of_packs(out, list(documents), manifest)
+    for pack, own in documents.items():
+        theirs = ledger.get(pack, [])
+        if len({place[0] for place in theirs}) < len(theirs):
+            yield f"pack {pack}: two rows at one position by the ledger"
+        elif [place[1:] for place in theirs] != [place[1:] for place in own]:
+            yield f"pack {pack}: its documents differ from the ledger's"
+        elif theirs != own:
+            yield f"pack {pack}: its documents are at other positions by the ledger"
 
 
 def _line_problems(
-    content: memoryview, line: dict[str, Any], ledger: list[tuple[Any, ...]], manifest: Manifest, pixels: PixelDecoder
+    content: memoryview,
+    line: dict[str, Any],
+    manifest: Manifest,
+    pixels: PixelDecoder,
+    documents: dict[int, list[Documented]],
 ) -> Iterator[str]:
-    """A pack by its bytes, against its line of the index, and its documents in the ledger."""
+    """A pack by its bytes, against its line of the index. Its documents, if they can be read, are added."""
     members, start = {}, 0
     for place in line["members"]:
         name, size = place["name"], place["size"]
@@ -310,24 +360,23 @@ def _line_problems(
     found |= {"fake_tokens": len(manifest.family["fake_image_ids"]) if pack.fake_image else 0}
     yield from (f"{name} is {line[name]} by the index, {value}" for name, value in found.items()
                 if name not in ("members", "fake_image") and line[name] != value)  # fmt: skip
-    sources = [
-        (document.dataset, document.row, document.repeat, document.tokens, document.visual_tokens)
-        for document in pack.documents
-        if document.row >= 0
+    own = (document for document in pack.documents if document.row >= 0)
+    documents[line["pack"]] = [
+        (position, document.dataset, document.row, document.repeat, document.tokens, document.visual_tokens)
+        for position, document in enumerate(own)
     ]
-    if sources != ledger:
-        yield "its documents differ from the ledger's"
 
 
-def _ledger_of_packs(out: Place, packs: list[int], manifest: Manifest) -> dict[int, list[tuple[Any, ...]]]:
+def _ledger_of_packs(out: Place, packs: list[int], manifest: Manifest) -> dict[int, list[Documented]]:
     """Documents by pack and position, as the ledger has them."""
     if not packs:
         return {}
-    within = [("pack", ">=", min(packs)), ("pack", "<=", max(packs))]
-    tables = [read_parquet(out / name, filters=within) for name in manifest.files if name.startswith("ledger/")]
-    lines = pa.concat_tables(tables).sort_by([("pack", "ascending"), ("position", "ascending")])
-    documents: dict[int, list[tuple[Any, ...]]] = {}
-    for line in lines.to_pylist():
-        source = (line["dataset"], line["row"], line["repeat"], line["tokens"], line["visual_tokens"])
-        documents.setdefault(line["pack"], []).append(source)
-    return documents
+    least, most = min(packs), max(packs)
+    documents: dict[int, list[Documented]] = {}
+    for name in (name for name in manifest.files if name.startswith("ledger/")):
+        for lines in read_groups(out / name, OF_PLACE):
+            inside = pc.and_(pc.greater_equal(lines["pack"], least), pc.less_equal(lines["pack"], most))
+            columns = [column.to_pylist() for column in lines.filter(inside).select(OF_PLACE).columns]
+            for pack, *place in zip(*columns, strict=True):
+                documents.setdefault(pack, []).append(tuple(place))
+    return {pack: sorted(own) for pack, own in documents.items()}

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..identity import changes
-from ..manifest import FILE, Manifest
+from ..manifest import FILE, REMEDY, Manifest, OutputError
 from ..runtime.storage import Place
-from ..shard.tables import ledger_names, read_ledger
+from ..runtime.tables import num_lines
+from ..shard.tables import ledger_names, ledger_rows, row_blocks, table_file
 from ..shard.words import clipped, counted
 from .columns import table
 from .inspect import with_total
@@ -72,11 +74,11 @@ def difference(first: Place, second: Place, *, num_examples: int = 3) -> Differe
     counts: dict[str, dict[str, int]] = {}
     examples: dict[str, list[str]] = {kind: [] for kind in KINDS if kind != "same"}
     for name in dict.fromkeys([*ledgers[0], *ledgers[1]]):
-        both = (_Ledger.read(first, old, ledgers[0].get(name)), _Ledger.read(second, new, ledgers[1].get(name)))
-        joined = _Joined.of(*both)
-        counts[name] = {kind: joined.count(kind) for kind in KINDS}
-        for kind, found in examples.items():
-            found += (f"{name} {words}" for words in joined.examples(kind, num_examples - len(found)))
+        counts[name] = dict.fromkeys(KINDS, 0)
+        for joined in _joined((first, old, ledgers[0].get(name, [])), (second, new, ledgers[1].get(name, [])), name):
+            counts[name] = {kind: count + joined.count(kind) for kind, count in counts[name].items()}
+            for kind, found in examples.items():
+                found += (f"{name} {words}" for words in joined.examples(kind, num_examples - len(found)))
     settings = changes(old.identity.to_json(), new.identity.to_json())
     digests = [{shard.sha256 for shard in manifest.shards} for manifest in manifests]
     described = [dataclasses.replace(manifest, neatpack="", fingerprint="") for manifest in manifests]
@@ -89,6 +91,22 @@ def difference(first: Place, second: Place, *, num_examples: int = 3) -> Differe
     )
 
 
+Side = tuple[Place, Manifest, list[str]]  # an output, and the files of a data set's ledger in it
+
+
+def _joined(first: Side, second: Side, dataset: str) -> "Iterator[_Joined]":
+    """The ledgers of a data set, side by side, some rows at a time: no more of them are in memory."""
+    files = [[table_file(out, manifest, name) for name in names] for out, manifest, names in (first, second)]
+    num_rows = max(int(side[1].identity.inputs.get(dataset, {}).get("rows", 0)) for side in (first, second))
+    try:
+        most = max(sum(map(num_lines, own)) for own in files)
+        for block in row_blocks(num_rows, most):
+            yield _Joined.of(*(_Ledger.of(ledger_rows(own, block, COLUMNS)) for own in files))
+    except (pa.ArrowException, OSError) as error:
+        where = f"{first[0]} and {second[0]}: the ledgers of {dataset}"
+        raise OutputError(f"{where}: not parquet: {str(error)[:200]}; {REMEDY}") from None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Ledger:
     """The lines of a data set, by key: row and repetition in one number, ascending."""
@@ -97,10 +115,7 @@ class _Ledger:
     columns: dict[str, Any]  # numbers as numpy arrays, texts as Arrow's
 
     @classmethod
-    def read(cls, out: Place, manifest: Manifest, names: Sequence[str] | None) -> "_Ledger":
-        if names is None:
-            return cls(keys=np.empty(0, np.int64), columns={})
-        lines = read_ledger(out, manifest, names, COLUMNS)
+    def of(cls, lines: pa.Table) -> "_Ledger":
         keys = (lines["row"].to_numpy() << 32) | lines["repeat"].to_numpy()
         texts = ("reason", "detail")
         columns: dict[str, Any] = {name: lines[name].to_numpy() for name in COLUMNS[5:]}

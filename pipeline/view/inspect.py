@@ -1,5 +1,6 @@
 """`neatpack inspect`: the tables of an output as text, as JSON, or asked by SQL."""
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..records import REASONS
 from ..runtime.objects import Remote
 from ..runtime.storage import Place
 from ..runtime.tables import column_sum, read_parquet
-from ..shard.tables import ledger_names, read_table, table_file
+from ..shard.tables import ledger_names, read_table, table_file, table_groups
 from ..shard.words import counted
 from .columns import table
 
@@ -30,6 +31,7 @@ OF_BOTH = {
 }
 OF_DATASET = {"rows": "rows", "samples": "samples", "packed": "packed", **OF_BOTH}
 OF_SHARD = {"packs": "num_packs", "bytes": "bytes", "documents": "num_documents", **OF_BOTH}
+OF_DOCUMENT = ("tokens", "visual_tokens")
 OF_PACK = ("tokens", "visual_tokens", "target_tokens", "num_documents")
 PERCENTILES = {"min": 0, "p5": 5, "median": 50, "p95": 95, "max": 100}
 
@@ -77,25 +79,44 @@ def dataset_lines(out: Place, manifest: Manifest) -> Lines:
 
 def _lengths(out: Place, manifest: Manifest) -> Lines:
     """How tokens are spread over documents, and over packs."""
-    lines: Lines = []
-    columns = ["status", "tokens", "visual_tokens"]
     names = [name for files in ledger_names(manifest).values() for name in files]
-    ledgers = [read_table(out, manifest, name, columns) for name in names]
-    if ledgers:
-        ledger = pa.concat_tables(ledgers)
-        packed = ledger.filter(pc.equal(ledger["status"], "packed"))
-        lines += [_spread("document", name, packed[name]) for name in columns[1:]]
-    index = read_table(out, manifest, INDEX, OF_PACK)
-    return lines + [_spread("pack", name, index[name]) for name in OF_PACK]
+    of_documents, of_packs = ({name: _Spread() for name in columns} for columns in (OF_DOCUMENT, OF_PACK))
+    for file in names:
+        for lines in table_groups(out, manifest, file, ("status", *OF_DOCUMENT)):
+            packed = lines.filter(pc.equal(lines["status"], "packed"))
+            for name, spread in of_documents.items():
+                spread.add(packed[name])
+    for lines in table_groups(out, manifest, INDEX, OF_PACK):
+        for name, spread in of_packs.items():
+            spread.add(lines[name])
+    told = [("document", of_documents)] if names else []
+    return [spread.line(of, name) for of, spreads in (*told, ("pack", of_packs)) for name, spread in spreads.items()]
 
 
-def _spread(of: str, name: str, column: pa.ChunkedArray) -> dict[str, Any]:
-    """A line of numbers that there are: percentiles are not interpolated."""
-    values = column.to_numpy()
-    line: dict[str, Any] = {"of": of, "figure": name.removeprefix("num_"), "count": len(values)}
-    for title, percentile in PERCENTILES.items():
-        line[title] = int(np.percentile(values, percentile, method="inverted_cdf")) if len(values) else None
-    return line | {"mean": float(values.mean()) if len(values) else None, "sum": int(values.sum(dtype=np.int64))}
+class _Spread:
+    """How often each number is there: of billions of documents, no more different ones than a pack has tokens."""
+
+    def __init__(self) -> None:
+        self._values = self._counts = np.zeros(0, np.int64)
+
+    def add(self, column: pa.ChunkedArray) -> None:
+        values, counts = np.unique(column.to_numpy().astype(np.int64), return_counts=True)
+        self._values, places = np.unique(np.concatenate([self._values, values]), return_inverse=True)
+        all_counts = np.zeros(len(self._values), np.int64)
+        np.add.at(all_counts, places, np.concatenate([self._counts, counts]))
+        self._counts = all_counts
+
+    def line(self, of: str, name: str) -> dict[str, Any]:
+        """Of numbers that there are: percentiles are not interpolated."""
+        num, total = int(self._counts.sum()), sum(map(operator.mul, self._values.tolist(), self._counts.tolist()))
+        line: dict[str, Any] = {"of": of, "figure": name.removeprefix("num_"), "count": num}
+        for title, percentile in PERCENTILES.items():
+            line[title] = self._at(max(1, -(-num * percentile // 100))) if num else None
+        return line | {"mean": total / num if num else None, "sum": total}
+
+    def _at(self, rank: int) -> int:
+        """The number at a place in their order, from 1 on."""
+        return int(self._values[np.searchsorted(np.cumsum(self._counts), rank)])
 
 
 def with_total(lines: Sequence[Mapping[str, Any]]) -> Lines:

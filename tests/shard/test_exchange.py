@@ -66,7 +66,7 @@ def test_killed_at_any_rename_the_next_run_finishes_the_exchange(meta, tmp_path,
             break
         assert files_of(out) == wanted
         left_over = {path.name for path in (out / "work").iterdir()}
-        assert left_over - {"timing.json"} == {"base.json", "done", "measured", "plans", "run.json"}
+        assert left_over - {"timing.json", "finished.json"} == {"base.json", "done", "measured", "plans", "run.json"}
     assert at > 15 and moves > 100
 
 

@@ -10,6 +10,8 @@ from helpers import TinyData, tiny_config
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard import tables
+from neatpack.pipeline.view import diff
 from neatpack.pipeline.view.diff import KINDS, difference
 
 ANSWERS = ["one", "two two", "three", "four", "five", "six"]
@@ -49,6 +51,21 @@ def test_the_same_rows_elsewhere_are_the_same(first: Path, tmp_path: Path, capsy
     found = difference(first, second)
     assert found.is_same and found.totals == kinds(same=8) and not found.settings and not found.examples
     assert run(capsys, "diff", first, second) == (0, f"{first} and {second} are the same: 8 ledger lines\n", "")
+
+
+@pytest.mark.parametrize("block", [1, 2, 3])
+def test_some_rows_at_a_time(first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """Whatever is held at once, the counts and the examples are the same; and it is no more than that."""
+    second = packed(
+        tmp_path, ["one", "two " * 9, None, "four", "five", "six", "seven", [1], "nine"], partition_samples=3
+    )
+    whole = difference(first, second)
+    held: list[int] = []
+    of = diff._Ledger.of
+    monkeypatch.setattr(tables, "BLOCK", block)
+    monkeypatch.setattr(diff._Ledger, "of", lambda lines: (held.append(len(lines)), of(lines))[1])
+    assert difference(first, second) == whole and sum(whole.totals.values()) == 9
+    assert max(held) <= block and sum(held) == 8 + 9
 
 
 def test_each_row_is_of_one_kind(first: Path, tmp_path: Path, capsys):

@@ -6,15 +6,18 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers import TinyData, tiny_config
+from hypothesis import given, strategies as st
 
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.manifest import MEDIA, Manifest, signed
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.storage import sha256_of
-from neatpack.pipeline.view.inspect import inspected, with_total
+from neatpack.pipeline.view.inspect import PERCENTILES, _Spread, inspected, with_total
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +40,20 @@ def run(capsys, *arguments) -> tuple[int, str, str]:
     code = main([str(argument) for argument in arguments])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
+
+
+@given(st.lists(st.lists(st.integers(0, 1 << 40), max_size=30), max_size=5))
+def test_spreads_are_those_of_all_numbers_at_once(pieces: list[list[int]]) -> None:
+    spread = _Spread()
+    for piece in pieces:
+        spread.add(pa.chunked_array([pa.array(piece, pa.int64())]))
+    values = np.array([value for piece in pieces for value in piece], np.int64)
+    line = spread.line("pack", "num_documents")
+    assert (line["of"], line["figure"], line["count"], line["sum"]) == ("pack", "documents", len(values), values.sum())
+    for name, percentile in PERCENTILES.items():
+        expected = np.percentile(values, percentile, method="inverted_cdf") if len(values) else None
+        assert line[name] == expected
+    assert line["mean"] == (pytest.approx(values.mean()) if len(values) else None)
 
 
 def test_sums_are_the_manifests(out: Path):
