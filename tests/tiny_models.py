@@ -140,6 +140,22 @@ def tiny_gemma4(family: Family, bidirectional: str | None = None) -> Any:
     return model
 
 
+def tiny_glm4v(family: Family, kind: str = "Glm4v") -> Any:
+    """`kind`: Glm4v, Glm4vMoe or Glm46V, the beginning of its classes' names."""
+    torch.manual_seed(0)
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 48,
+              "image_size": 112, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3], "partial_rotary_factor": 1.0}
+    text = {**TEXT, "vocab_size": 2064, "pad_token_id": family.chat.padding_id, ROPE_KEY: rope}
+    if kind == "Glm4vMoe":
+        text |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1,
+                 "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 16}  # fmt: skip
+    ids = {f"{kind}_token_id": number for kind, number in family.chat.placeholder_ids.items()}
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision, **ids)
+    made = getattr(transformers, f"{kind}ForConditionalGeneration")
+    return mend(with_large_weights(made._from_config(config, attn_implementation="sdpa")))
+
+
 def tiny_kimi_k25(family: Family) -> Any:
     torch.manual_seed(0)
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from ..config import UserError
 from ..labels import TurnMarkers, assistant_spans
-from ..records import TEXT, TOKEN_TYPES, Example, MeasuredMedia, MediaKind, Skip, Turn
+from ..records import Example, MeasuredMedia, MediaKind, Skip, Turn
+from ..token_types import token_types
 
 _SENTINEL = "Sentinelword"  # that no template writes by itself
 
@@ -27,9 +28,11 @@ class ChatFormat:
     assistant_header: str
     header_tail: int = 1  # tokens at its end that may merge with the answer's first: a line break
     end_of_turn: str
+    other_ends: tuple[str, ...] = ()  # of a turn: where the next role's token closes it, there are several
     placeholders: Mapping[MediaKind, str]  # the token that stands for a medium
     opening: Mapping[MediaKind, tuple[str, ...]] = field(default_factory=dict)  # right before it, nothing without it
     closing: Mapping[MediaKind, tuple[str, ...]] = field(default_factory=dict)
+    video_span: tuple[str, ...] = ()  # two tokens between which pictures are frames of a video, and written like them
     reasoning: tuple[str, str] = ("<think>", "</think>")  # what stands around reasoning in an assistant turn
     # Tokens that give a sequence its structure. Where a text contains one literally, it is encoded as plain text:
     # a user who writes <|image_pad|> must not shift the pictures, nor <|im_start|> open a turn.
@@ -73,10 +76,11 @@ class Chat:
         return sorted(found)
 
     def token_types(self, ids: np.ndarray) -> np.ndarray:
-        types = np.full(len(ids), TEXT, dtype=np.uint8)
-        for kind, token in self.placeholder_ids.items():
-            types[ids == token] = TOKEN_TYPES[kind]
-        return types
+        return token_types(ids, self.placeholder_ids, self.video_span_ids)
+
+    @cached_property
+    def video_span_ids(self) -> list[int]:
+        return [self.token_id(token) for token in self.format.video_span]
 
     @property
     def padding_id(self) -> int:
@@ -88,7 +92,8 @@ class Chat:
         ids, tail = self.ids(self.format.assistant_header), self.format.header_tail
         header, merging = ids[: len(ids) - tail], ids[len(ids) - tail :]
         assert str(self.tokenizer.decode(merging)).strip() == "", self.format.assistant_header
-        return TurnMarkers(header=tuple(header), end=self.token_id(self.format.end_of_turn), tail=tail)
+        end, *others = map(self.token_id, (self.format.end_of_turn, *self.format.other_ends))
+        return TurnMarkers(header=tuple(header), end=end, tail=tail, other_ends=tuple(others))
 
     def marker_ids(self, kind: MediaKind) -> tuple[list[int], list[int]]:
         """Ids that the template writes before and after the placeholder of a medium."""

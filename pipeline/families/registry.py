@@ -15,6 +15,7 @@ from ..records import MASKED_LAYERS
 from .base import Family, ProcessorFiles, ProcessorKey
 from .default import Default
 from .gemma4 import Gemma4
+from .glm4v import Glm4V
 from .hub import check_processor, processor_here
 from .internvl import InternVL
 from .kimi_k25 import KimiK25
@@ -35,6 +36,7 @@ FAMILIES: dict[str, type[Family]] = {
     Qwen3Omni.name: Qwen3Omni,
     Qwen25Omni.name: Qwen25Omni,
     Gemma4.name: Gemma4,
+    Glm4V.name: Glm4V,
     KimiVL.name: KimiVL,
     KimiK25.name: KimiK25,
     LlavaOnevision.name: LlavaOnevision,

@@ -122,8 +122,12 @@ class PatchImages(Patches, ImageRule):
             size = self.as_asked(self.asked)
         else:
             bounds = asked_bounds(self.asked, "pixels", self.min_pixels, self.max_pixels)
-            size = smart_resize_image(height, width, self.factor, *bounds)
+            size = self.fitted(height, width, *bounds)
         return size, (1, size[0] // self.patch_size, size[1] // self.patch_size)
+
+    def fitted(self, height: int, width: int, least: int, most: int) -> Size:
+        """The size of a picture, within these bounds of its pixels."""
+        return smart_resize_image(height, width, self.factor, least, most)
 
     def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
         """Each level halves the area, not below the processor's min_pixels, and of what is below by its row not at all.

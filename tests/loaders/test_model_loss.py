@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 import torch
 from helpers import TinyData, clip, documents_of, picture, tiny_config, tone
-from processors import default, llava_onevision
+from processors import default, glm4v, llava_onevision
 from tiny_models import (
     attention,
     tiny_gemma4,
+    tiny_glm4v,
     tiny_idefics3,
     tiny_internvl,
     tiny_kimi_k25,
@@ -73,6 +74,11 @@ CASES = {
     "gemma4_both_ways": Case(
         family="gemma4", model=partial(tiny_gemma4, bidirectional="vision"), kinds="image video audio",
         chosen=(("video_max_frames", 2),),
+    ),
+    "glm4v": Case(family="glm4v", model=tiny_glm4v, kinds="image video"),
+    "glm4v_moe": Case(family="glm4v", model=partial(tiny_glm4v, kind="Glm4vMoe"), kinds="image video"),
+    "glm46v": Case(
+        family="glm4v", model=partial(tiny_glm4v, kind="Glm46V"), kinds="image video", processor=glm4v.make_46
     ),
     "kimi_k25": Case(family="kimi_k25", model=tiny_kimi_k25, kinds="image video"),
     "llava_onevision": Case(
