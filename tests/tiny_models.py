@@ -156,6 +156,22 @@ def tiny_glm4v(family: Family, kind: str = "Glm4v") -> Any:
     return mend(with_large_weights(made._from_config(config, attn_implementation="sdpa")))
 
 
+def tiny_mistral3(family: Family, kind: str = "Mistral3", text: str = "mistral") -> Any:
+    """`kind`: Mistral3, or Llava, which Pixtral is. `text`: mistral or ministral3."""
+    torch.manual_seed(0)
+    vision = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+              "num_attention_heads": 2, "image_size": 448, "patch_size": 14}  # fmt: skip
+    words = {"model_type": text, "vocab_size": 2064, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+    more = {"vision_feature_select_strategy": "full"} if kind == "Llava" else {"spatial_merge_size": 2}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=words, vision_config=vision, image_token_index=family.chat.placeholder_ids["image"],
+        vision_feature_layer=-1, **more,
+    )  # fmt: skip
+    made = getattr(transformers, f"{kind}ForConditionalGeneration")
+    return with_large_weights(made._from_config(config, attn_implementation="sdpa")).double()
+
+
 def tiny_kimi_k25(family: Family) -> Any:
     torch.manual_seed(0)
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,

@@ -207,10 +207,18 @@ class Chat:
         return example
 
     def template(self, turns: Sequence[Turn], tools: Sequence[Any] = ()) -> str:
-        """A conversation as text, by the processor's chat template."""
+        """A conversation as text, by the processor's chat template.
+
+        Where both the template and the tokenizer write a bos token, it is left to the tokenizer.
+        """
         text = self.tokenizer.apply_chat_template(self.messages(turns), tools=list(tools) or None, tokenize=False)
         assert isinstance(text, str)
-        return text
+        return text.removeprefix(str(self.tokenizer.bos_token)) if self._adds_bos else text
+
+    @cached_property
+    def _adds_bos(self) -> bool:
+        bos = self.tokenizer.bos_token_id
+        return bos is not None and bool(self.tokenizer("")["input_ids"][:1] == [bos])
 
     def messages(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
         """A conversation in the form that chat templates take."""

@@ -21,6 +21,7 @@ from .internvl import InternVL
 from .kimi_k25 import KimiK25
 from .kimi_vl import KimiVL
 from .llava_onevision import LlavaOnevision
+from .mistral3 import Mistral3
 from .nemotron_parse import NOT_PACKABLE, NemotronParse
 from .phi4_mm import Phi4MM
 from .qwen2_5_omni import Qwen25Omni
@@ -41,6 +42,7 @@ FAMILIES: dict[str, type[Family]] = {
     KimiK25.name: KimiK25,
     LlavaOnevision.name: LlavaOnevision,
     InternVL.name: InternVL,
+    Mistral3.name: Mistral3,
     Phi4MM.name: Phi4MM,
     NemotronParse.name: NemotronParse,
     Default.name: Default,

@@ -160,6 +160,12 @@ def _internvl_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Se
             yield Seen(pictures=(Picture(pixels=from_tiles(tiles[:-1], rows, columns), caption=caption), whole))
 
 
+def _row_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
+    grids = (media["image_sizes"] // facts["side"]).tolist()
+    for tiles, grid in zip(_cut(media["pixel_values"], [math.prod(grid) for grid in grids]), grids, strict=True):
+        yield Seen(pictures=(Picture(pixels=from_tiles(tiles, *grid)),))
+
+
 def _llava_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
     counts, sizes = media["num_tiles"].tolist(), media["image_sizes"].tolist()
     for tiles, (height, width) in zip(_cut(media["pixel_values"], counts), sizes, strict=True):
@@ -251,6 +257,7 @@ IMAGES: dict[str, Callable[[Arrays, Layout, Facts], Iterator[Seen]]] = {
     "kimi_k25": _moonvit_images("image_grid_thw"),
     "llava_onevision": _llava_images,
     "internvl": _internvl_images,
+    "mistral3": _row_images,
     "phi4_mm": _phi_images,
 }
 VIDEOS: dict[str, Callable[[Arrays, Layout, Facts], Iterator[Seen]]] = {

@@ -47,6 +47,7 @@ class Line:
     sound_rate: int = 16_000
     types: bool = True  # whether its mm_token_type_ids are of the placeholders alone
     make: str = "make"  # of the module in tests/processors
+    system: bool = True  # whether its template takes a system prompt in parts
     stop: int = 0  # tokens that we write behind the last answer, and the template does not
     rope: str = ""  # the model of transformers that counts positions on three axes, by its own get_rope_index
 
@@ -59,6 +60,9 @@ LINES = {
     "qwen2.5-omni": Line(family="qwen2_5_omni", real="qwen2.5-omni", frames={"fps": 2}),
     "qwen2_5_omni": Line(family="qwen2_5_omni", frames={"fps": 2}),
     "internvl3": Line(family="internvl", real="internvl3", types=False),
+    "mistral3": Line(family="mistral3", real="mistral3", types=False, system=False),
+    "mistral3-small": Line(family="mistral3", types=False),
+    "pixtral": Line(family="mistral3", make="make_pixtral", types=False),
     "glm4.5v": Line(family="glm4v", real="glm4.5v", stop=1, rope="Glm4vMoeModel"),
     "glm4v": Line(family="glm4v", stop=1, rope="Glm4vModel"),
     "glm4.6v": Line(family="glm4v", make="make_46", stop=1, rope="Glm46VModel"),
@@ -81,7 +85,8 @@ def conversations(folder: Path, line: Line, takes: tuple[str, ...]) -> list[Any]
     text = {"type": "text", "text": " Look: 12"}
     system = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
     talks = [asked(image) for image in images]
-    talks += [asked(), [system, *asked(answer="\n\nJa, 这个.\n")], asked(images[0], text, images[2], images[3])]
+    first = [system] if line.system else []
+    talks += [asked(), [*first, *asked(answer="\n\nJa, 这个.\n")], asked(images[0], text, images[2], images[3])]
     talks += [asked(images[1]) + asked(text, images[2], answer="\nNo.")]
     if "video" in takes:
         talks += [asked(video) for video in videos] + [asked(videos[0], images[2], videos[1])]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import TinyData, clip, documents_of, picture, tiny_config, tone
-from processors import default, glm4v, llava_onevision
+from processors import default, glm4v, llava_onevision, mistral3
 from tiny_models import (
     attention,
     tiny_gemma4,
@@ -26,6 +26,7 @@ from tiny_models import (
     tiny_kimi_k25,
     tiny_llava,
     tiny_llava_onevision,
+    tiny_mistral3,
     tiny_model,
     tiny_phi4_mm,
 )
@@ -86,6 +87,11 @@ CASES = {
         processor=partial(llava_onevision.make, video={"num_frames": 4, "do_sample_frames": True}),
     ),
     "internvl": Case(family="internvl", model=tiny_internvl),
+    "mistral3": Case(family="mistral3", model=tiny_mistral3),
+    "ministral3": Case(family="mistral3", model=partial(tiny_mistral3, text="ministral3")),
+    "pixtral": Case(
+        family="mistral3", model=partial(tiny_mistral3, kind="Llava"), processor=mistral3.make_pixtral
+    ),
     "phi4_mm": Case(family="phi4_mm", model=tiny_phi4_mm),
     "phi4_mm_sounds": Case(family="phi4_mm", model=tiny_phi4_mm, kinds="audio", chosen=(("fake_image", False),)),
     "llava": Case(family="default", model=tiny_llava),

@@ -17,7 +17,7 @@ from neatpack.pipeline.render.sample import render_sample
 from neatpack.pipeline.view.pictures import IMAGES, VIDEOS, seen_media
 
 REAL = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-omni", "gemma4", "kimi-k2.5", "kimi-vl", "llava-onevision",
-        "internvl3", "phi4-mm", "glm4.5v")  # fmt: skip
+        "internvl3", "phi4-mm", "glm4.5v", "mistral3")  # fmt: skip
 MADE = tuple(name for name in FAMILIES if name not in REFUSED)
 WHITE = (255, 255, 255)
 
