@@ -253,19 +253,18 @@ def tiny_llava(family: Family) -> Any:
     )
 
 
-def tiny_idefics3(family: Family) -> Any:
+def tiny_idefics3(family: Family, kind: str = "Idefics3") -> Any:
+    """`kind`: or SmolVLM."""
     torch.manual_seed(0)
-    config = transformers.Idefics3Config(  # type: ignore[call-arg]
+    config = getattr(transformers, f"{kind}Config")(
         text_config={"model_type": "llama", "vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48,
                      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
         vision_config={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
                        "image_size": 32, "patch_size": 8},
         image_token_id=family.chat.placeholder_ids["image"], scale_factor=2, pad_token_id=0,
     )  # fmt: skip
-    model = with_large_weights(
-        transformers.Idefics3ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
-    )
-    return model.double()
+    made = getattr(transformers, f"{kind}ForConditionalGeneration")
+    return with_large_weights(made._from_config(config, attn_implementation="sdpa")).double()
 
 
 def reference_varlen(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):

@@ -158,7 +158,7 @@ class Chat:
     def untold(self, example: Example) -> str:
         """What a conversation says that the chat template would leave out in silence, in words; "": nothing."""
         if not example.tools and not any(
-            turn.tool_calls or turn.reasoning or turn.role == "tool" for turn in example.turns
+            turn.tool_calls or turn.reasoning or turn.role in ("tool", "system") for turn in example.turns
         ):
             return ""  # nearly all
         said = {
@@ -166,6 +166,7 @@ class Chat:
             "tool_calls": any(turn.tool_calls for turn in example.turns),
             "reasoning_content": any(turn.reasoning for turn in example.turns),
             "a turn of role tool": any(turn.role == "tool" for turn in example.turns),
+            "a turn of role system": any(turn.role == "system" for turn in example.turns),
         }
         untold = [name for name, is_said in said.items() if is_said and name not in self._written]
         if not untold:
@@ -191,6 +192,8 @@ class Chat:
             "a turn of role tool": Example(
                 turns=(asked, plain_call, Turn(role="tool", parts=(_SENTINEL,), name="f", call_id="1"), answer)
             ),
+            # Pixtral's writes it before a last question, and so never before a last answer.
+            "a turn of role system": Example(turns=(Turn(role="system", parts=(_SENTINEL,)), asked, answer)),
         }
         return frozenset(name for name, probe in probes.items() if self._writes(probe))
 

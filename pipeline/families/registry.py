@@ -17,6 +17,7 @@ from .default import Default
 from .gemma4 import Gemma4
 from .glm4v import Glm4V
 from .hub import check_processor, processor_here
+from .idefics3 import Idefics3
 from .internvl import InternVL
 from .kimi_k25 import KimiK25
 from .kimi_vl import KimiVL
@@ -43,6 +44,7 @@ FAMILIES: dict[str, type[Family]] = {
     LlavaOnevision.name: LlavaOnevision,
     InternVL.name: InternVL,
     Mistral3.name: Mistral3,
+    Idefics3.name: Idefics3,
     Phi4MM.name: Phi4MM,
     NemotronParse.name: NemotronParse,
     Default.name: Default,

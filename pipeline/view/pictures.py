@@ -143,21 +143,26 @@ def _moonvit_images(name: str) -> Callable[[Arrays, Layout, Facts], Iterator[See
     return images
 
 
-def _internvl_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
-    counts = media["num_patches"].tolist()
-    arrangements = [*facts["tiles"], *[None] * len(counts)]
-    for tiles, grid in zip(_cut(media["pixel_values"], counts), arrangements, strict=False):
-        if len(tiles) == 1:
-            yield Seen(pictures=(Picture(pixels=from_tiles(tiles, 1, 1)),))
-            continue
-        whole = Picture(pixels=from_tiles(tiles[-1:], 1, 1), caption="the whole in one tile")
-        if grid is None or math.prod(grid) != len(tiles) - 1:
-            untold = f"how its other {len(tiles) - 1} tiles are arranged is not stored, so they are not drawn"
-            yield Seen(pictures=(whole,), note=untold)
-        else:
-            rows, columns = grid
-            caption = f"{rows} x {columns} tiles"
-            yield Seen(pictures=(Picture(pixels=from_tiles(tiles[:-1], rows, columns), caption=caption), whole))
+def _tiled_images(name: str) -> Callable[[Arrays, Layout, Facts], Iterator[Seen]]:
+    """`name`: the array with the number of a picture's tiles; the last of several is the whole."""
+
+    def images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
+        counts = media[name].tolist()
+        arrangements = [*facts["tiles"], *[None] * len(counts)]
+        for tiles, grid in zip(_cut(media["pixel_values"], counts), arrangements, strict=False):
+            if len(tiles) == 1:
+                yield Seen(pictures=(Picture(pixels=from_tiles(tiles, 1, 1)),))
+                continue
+            whole = Picture(pixels=from_tiles(tiles[-1:], 1, 1), caption="the whole in one tile")
+            if grid is None or math.prod(grid) != len(tiles) - 1:
+                untold = f"how its other {len(tiles) - 1} tiles are arranged is not stored, so they are not drawn"
+                yield Seen(pictures=(whole,), note=untold)
+            else:
+                rows, columns = grid
+                caption = f"{rows} x {columns} tiles"
+                yield Seen(pictures=(Picture(pixels=from_tiles(tiles[:-1], rows, columns), caption=caption), whole))
+
+    return images
 
 
 def _row_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
@@ -256,7 +261,8 @@ IMAGES: dict[str, Callable[[Arrays, Layout, Facts], Iterator[Seen]]] = {
     "kimi_vl": _moonvit_images("image_grid_hws"),
     "kimi_k25": _moonvit_images("image_grid_thw"),
     "llava_onevision": _llava_images,
-    "internvl": _internvl_images,
+    "internvl": _tiled_images("num_patches"),
+    "idefics3": _tiled_images("num_tiles"),
     "mistral3": _row_images,
     "phi4_mm": _phi_images,
 }

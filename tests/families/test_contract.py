@@ -230,6 +230,6 @@ def test_what_cannot_be_packed_says_so(name, data, tmp_path):
 def test_every_issue_family_is_there():
     assert set(FAMILIES) == {
         "qwen2_vl", "qwen3_vl", "qwen3_omni", "kimi_vl", "kimi_k25", "phi4_mm", "nemotron_parse", "gemma4",
-        "llava_onevision", "default", "internvl", "qwen2_5_omni", "glm4v", "mistral3",
+        "llava_onevision", "default", "internvl", "qwen2_5_omni", "glm4v", "mistral3", "idefics3",
     }  # fmt: skip
     assert np.all([family.name == name for name, family in FAMILIES.items()])

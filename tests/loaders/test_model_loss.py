@@ -95,7 +95,9 @@ CASES = {
     "phi4_mm": Case(family="phi4_mm", model=tiny_phi4_mm),
     "phi4_mm_sounds": Case(family="phi4_mm", model=tiny_phi4_mm, kinds="audio", chosen=(("fake_image", False),)),
     "llava": Case(family="default", model=tiny_llava),
-    "idefics3": Case(family="default", model=tiny_idefics3, processor=default.make_tiles),
+    "idefics3": Case(family="idefics3", model=tiny_idefics3),
+    "smolvlm": Case(family="idefics3", model=partial(tiny_idefics3, kind="SmolVLM")),
+    "idefics3_by_default": Case(family="default", model=tiny_idefics3, processor=default.make_tiles),
 }  # fmt: skip
 
 

@@ -79,6 +79,10 @@ def expected_images(family, pixels, medium):
     if family.name == "llava_onevision":
         whole = resize_torch(pixels, (side, side))
         return [padded(resized, (rows * side, columns * side), centred=True), whole]
+    if family.name == "idefics3":
+        first = resize_torch(pixels, family.image.first_size(*pixels.shape[:2]), "lanczos")
+        resized = resize_torch(first, medium.size, "lanczos")
+        return [resized, resize_torch(resized, (side, side), "lanczos")] if rows * columns > 1 else [resized]
     if family.name == "internvl" and rows * columns > 1:
         return [resized, resize_torch(pixels, (side, side))]
     return [resized]
