@@ -32,7 +32,7 @@ transformers take it as it is, and would shift `labels`.
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -56,7 +56,7 @@ def neat_packed_vlm_collater(
     materialize_4d_mask: bool = True,
     varlen_kwargs: bool = False,
     sliding_window: int | None = None,
-    bidirectional_vision: bool = False,
+    bidirectional_vision: bool | Literal["all"] = False,
     bool_mask: bool = False,
     pixel_dtype: torch.dtype | None = None,
     recurrent: bool = False,
@@ -70,7 +70,8 @@ def neat_packed_vlm_collater(
                          mask (flex.document_block_mask makes a BlockMask of them)
     varlen_kwargs        flash_attention_2 as transformers' own varlen path takes it
     sliding_window       tokens that a token of a sliding layer sees, itself included: text_config.sliding_window
-    bidirectional_vision text_config.use_bidirectional_attention == "vision"
+    bidirectional_vision text_config.use_bidirectional_attention == "vision"; "all": in layers of full attention, too
+                         (Gemma 3)
     bool_mask            eager gets a bool mask, for attention that is not transformers'
     pixel_dtype          of pixel_values and pixel_values_videos. None: as PackedShards was asked for them, and bf16 in
                          packs that are not its own
@@ -136,9 +137,10 @@ def neat_packed_vlm_collater(
             result["attention_mask"] = {"full_attention": result["attention_mask"], "sliding_attention": within}
     else:
         made = additive if attn_implementation == "eager" and not bool_mask else torch.Tensor.bool
-        result["attention_mask"] = made(block_causal_mask(documents))
+        types = result["mm_token_type_ids"] if bidirectional_vision else None
+        full = sliding_mask(documents, length, types) if bidirectional_vision == "all" else block_causal_mask(documents)
+        result["attention_mask"] = made(full)
         if sliding_window is not None:
-            types = result["mm_token_type_ids"] if bidirectional_vision else None
             sliding = made(sliding_mask(documents, sliding_window, types))
             result["attention_mask"] = {"full_attention": result["attention_mask"], "sliding_attention": sliding}
     if recurrent or (is_flash and varlen_kwargs):

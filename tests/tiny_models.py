@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers  # its names one by one: older versions, which tests/loaders/other_transformers.py tries, lack some
 from helpers import DEMO_PROCESSOR
-from processors import gemma4, internvl, llava_onevision
+from processors import gemma3, gemma4, internvl, llava_onevision
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from neatpack.loaders.mended import mend
@@ -104,6 +104,23 @@ def with_large_weights(model: Any, std: float = 0.1) -> Any:
             if parameter.ndim > 1:
                 parameter.normal_(std=std)
     return model
+
+
+def tiny_gemma3(family: Family) -> Any:
+    """Sliding and full layers; in float64, as Gemma 4."""
+    torch.manual_seed(0)
+    text = {"vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "head_dim": 16,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": gemma3.SLIDING_WINDOW,
+            "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full")],
+            "pad_token_id": family.chat.padding_id}  # fmt: skip
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "image_size": gemma3.SIDE, "patch_size": 8}  # fmt: skip
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=gemma3.TOKENS_OF_A_PICTURE,
+        image_token_id=family.chat.placeholder_ids["image"],
+    )  # fmt: skip
+    made = transformers.Gemma3ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    return with_large_weights(made).double()
 
 
 def tiny_gemma4(family: Family, bidirectional: str | None = None) -> Any:

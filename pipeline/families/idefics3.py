@@ -7,13 +7,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..config import UserError
 from ..layout import MediaArray
 from ..media.pixels import Resize, resize_torch, tiles_of
 from ..records import MeasuredMedia
 from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import SquareTiles, configured, refuse_settings
+from .rules import SquareTiles, configured, refuse_settings, resampling
 
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 PLACES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
@@ -38,7 +37,6 @@ DEFAULTS = {  # of the processor's classes
     "image_std": [0.5, 0.5, 0.5],
 }
 MOST_PIXELS_ON_A_SIDE = 4096  # whatever the config says
-MODES = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # by their numbers in Pillow and in configs
 FIXED = "has tiles of one size; set size.longest_edge, the longer side of a picture, in its preprocessor_config.json"
 
 
@@ -50,7 +48,7 @@ class PlacedTiles(SquareTiles, ImageRule):
     tile_tokens: int
     longest_edge: int
     do_image_splitting: bool
-    resample: int
+    mode: str  # of resizing
 
     @property
     def arrays(self) -> dict[str, MediaArray]:
@@ -124,11 +122,12 @@ class PlacedTiles(SquareTiles, ImageRule):
     def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
         height, width = content.shape[:2]
         rule = next((rule for rule in self.levels() if rule.shape(height, width)[0] == medium.size), self)
-        mode = MODES[self.resample]
-        resized = resize_torch(resize_torch(content, rule.first_size(height, width), mode), medium.size, mode)
+        first = resize_torch(content, rule.first_size(height, width), self.mode)
+        resized = resize_torch(first, medium.size, self.mode)
         tiles = tiles_of(resized, self.side)
         if len(tiles) > 1:
-            tiles = np.concatenate([tiles, tiles_of(resize_torch(resized, (self.side, self.side), mode), self.side)])
+            whole = resize_torch(resized, (self.side, self.side), self.mode)
+            tiles = np.concatenate([tiles, tiles_of(whole, self.side)])
         return {"num_tiles": np.array([len(tiles)]), "pixel_values": tiles}
 
 
@@ -140,10 +139,9 @@ class Idefics3(Family):
     def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
         refuse_settings(key, cls.name, min_pixels=FIXED, max_pixels=FIXED)
         config = configured(files.source, cls.name, DEFAULTS, files.image)
-        if config["resample"] not in MODES:
-            raise UserError(f"--processor {files.source}: resample {config['resample']}, expected one of {MODES}")
         side, tokens = config["max_image_size"]["longest_edge"], files.processor.get("image_seq_len", 169)
-        image = PlacedTiles.of(config, side=side, longest_edge=config["size"]["longest_edge"], tile_tokens=tokens)
+        image = PlacedTiles.of(config, side=side, longest_edge=config["size"]["longest_edge"], tile_tokens=tokens,
+                               mode=resampling(files.source, config))  # fmt: skip
         chat = Chat(CHAT, files.tokenizer, source=files.source, takes=("image",))
         return cls(chat, image=image, facts={"tile_tokens": tokens})
 

@@ -14,6 +14,7 @@ from ..config import UserError
 from ..records import MASKED_LAYERS
 from .base import Family, ProcessorFiles, ProcessorKey
 from .default import Default
+from .gemma3 import Gemma3
 from .gemma4 import Gemma4
 from .glm4v import Glm4V
 from .hub import check_processor, processor_here
@@ -38,6 +39,7 @@ FAMILIES: dict[str, type[Family]] = {
     Qwen3Omni.name: Qwen3Omni,
     Qwen25Omni.name: Qwen25Omni,
     Gemma4.name: Gemma4,
+    Gemma3.name: Gemma3,
     Glm4V.name: Glm4V,
     KimiVL.name: KimiVL,
     KimiK25.name: KimiK25,

@@ -18,6 +18,8 @@ from .base import Arrays, Grid, ImageRule, MediaRule, ProcessorKey, Size, SoundR
 # Of a size that a row gives by itself (resized_height, resized_width), in tokens: as qwen-vl-utils has them.
 RESIZED_TOKENS = (4, 16384)
 
+RESAMPLING = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as torch names them, by their numbers in configs
+
 # A processor's settings
 
 
@@ -40,6 +42,13 @@ def refuse_settings(key: ProcessorKey, family: str, **reasons: str) -> None:
     for setting, reason in reasons.items():
         if getattr(key, setting):
             raise UserError(f"--{setting.replace('_', '-')} {getattr(key, setting)}: {family} {reason}; leave it out")
+
+
+def resampling(source: str, config: Mapping[str, Any]) -> str:
+    """How the config has pictures resized, for families whose processors do not take bicubic."""
+    if config["resample"] not in RESAMPLING:
+        raise UserError(f"--processor {source}: resample {config['resample']}, expected one of {RESAMPLING}")
+    return RESAMPLING[config["resample"]]
 
 
 def asked_bounds(asked: Mapping[str, int], of: str, least: int, most: int) -> tuple[int, int]:

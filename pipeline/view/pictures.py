@@ -134,6 +134,11 @@ def _gemma_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]
         yield Seen(pictures=(Picture(pixels=from_places(patches, places)),))
 
 
+def _square_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
+    for tile in media["pixel_values"]:
+        yield Seen(pictures=(Picture(pixels=from_tiles(tile[None], 1, 1)),))
+
+
 def _moonvit_images(name: str) -> Callable[[Arrays, Layout, Facts], Iterator[Seen]]:
     def images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
         grids = [grid[-2:] for grid in media[name].tolist()]
@@ -258,6 +263,7 @@ IMAGES: dict[str, Callable[[Arrays, Layout, Facts], Iterator[Seen]]] = {
     "qwen3_omni": _patch_images,
     "glm4v": _patch_images,
     "gemma4": _gemma_images,
+    "gemma3": _square_images,
     "kimi_vl": _moonvit_images("image_grid_hws"),
     "kimi_k25": _moonvit_images("image_grid_thw"),
     "llava_onevision": _llava_images,

@@ -60,6 +60,7 @@ LINES = {
     "qwen2.5-omni": Line(family="qwen2_5_omni", real="qwen2.5-omni", frames={"fps": 2}),
     "qwen2_5_omni": Line(family="qwen2_5_omni", frames={"fps": 2}),
     "internvl3": Line(family="internvl", real="internvl3", types=False),
+    "gemma3": Line(family="gemma3"),
     "idefics3": Line(family="idefics3", types=False, without=("pixel_attention_mask",)),
     "idefics3-150": Line(family="idefics3", make="make_uneven", types=False, without=("pixel_attention_mask",)),
     "idefics3-whole": Line(family="idefics3", make="make_whole", types=False, without=("pixel_attention_mask",)),
@@ -156,8 +157,9 @@ def test_every_tensor(name, request):
         assert measured.media_bytes == sum(array.nbytes for array in whole.media.values())
         counted = family.media_tokens(whole.media, family.facts)
         assert counted in (None, np.count_nonzero(whole.mm_token_type_ids))
-        if "mm_token_type_ids" in theirs and line.types:
-            assert whole.mm_token_type_ids[:known].tolist() == theirs["mm_token_type_ids"][0].tolist()
+        types = theirs.get("mm_token_type_ids", theirs.get("token_type_ids"))
+        if types is not None and line.types:
+            assert whole.mm_token_type_ids[:known].tolist() == types[0].tolist()
         if line.rope:
             assert np.array_equal(whole.position_ids, rope_positions(line.rope, whole, family))
         media = {key: torch.from_numpy(array) for key, array in whole.media.items()}

@@ -19,6 +19,7 @@ from helpers import TinyData, clip, documents_of, picture, tiny_config, tone
 from processors import default, glm4v, llava_onevision, mistral3
 from tiny_models import (
     attention,
+    tiny_gemma3,
     tiny_gemma4,
     tiny_glm4v,
     tiny_idefics3,
@@ -71,6 +72,7 @@ CASES = {
     "qwen3_vl_moe": Case(family="qwen3_vl", model=qwen("qwen3_vl_moe"), kinds="image video"),
     "qwen3_omni": Case(family="qwen3_omni", model=qwen("qwen3_omni"), kinds="image video audio", chosen=SMALL),
     "qwen2_5_omni": Case(family="qwen2_5_omni", model=qwen("qwen2_5_omni"), kinds="image video audio", chosen=SMALL),
+    "gemma3": Case(family="gemma3", model=tiny_gemma3),
     "gemma4": Case(family="gemma4", model=tiny_gemma4, kinds="image video audio", chosen=(("video_max_frames", 2),)),
     "gemma4_both_ways": Case(
         family="gemma4", model=partial(tiny_gemma4, bidirectional="vision"), kinds="image video audio",
@@ -129,7 +131,12 @@ class Made:
 
     @property
     def looks_both_ways(self) -> bool:
-        return getattr(self.model.get_decoder().config, "use_bidirectional_attention", None) == "vision"
+        text = self.model.get_decoder().config
+        return self.is_gemma3 or getattr(text, "use_bidirectional_attention", None) == "vision"
+
+    @property
+    def is_gemma3(self) -> bool:
+        return getattr(self.model.config, "model_type", "") == "gemma3"
 
     def loss(self, batch: dict[str, Any]) -> torch.Tensor:
         """Pixels and sounds as the model's numbers: some of the models are in float64."""
@@ -142,11 +149,12 @@ class Made:
         batch = PackCollater()([document])
         labels = batch["labels"]
         last = labels[:, -1:].clamp(min=0)  # of -100, any token
-        ours = ("position_ids", "shift_labels")
+        ours = ("position_ids", "shift_labels", "mm_token_type_ids")
+        types = "token_type_ids" if self.is_gemma3 else "mm_token_type_ids"  # as its processor names them
         return {name: value for name, value in batch.items() if name not in ours} | {
             "input_ids": torch.cat([batch["input_ids"], last], dim=1),
             "labels": torch.cat([torch.full_like(last, -100), labels], dim=1),
-            "mm_token_type_ids": torch.nn.functional.pad(batch["mm_token_type_ids"], (0, 1)),
+            types: torch.nn.functional.pad(batch["mm_token_type_ids"], (0, 1)),
             "attention_mask": torch.ones(1, labels.shape[1] + 1, dtype=torch.long),
         }
 

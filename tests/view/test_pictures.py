@@ -71,7 +71,7 @@ def expected_images(family, pixels, medium):
         return [
             padded(resize_pil(pixels, medium.size), (rows * family.image.patch_size, columns * family.image.patch_size))
         ]
-    resized = resize_torch(pixels, medium.size, "bilinear" if family.name == "phi4_mm" else "bicubic")
+    resized = resize_torch(pixels, medium.size, "bilinear" if family.name in ("phi4_mm", "gemma3") else "bicubic")
     if family.name == "kimi_k25":
         return [padded(resized, (rows * family.image.patch_size, columns * family.image.patch_size))]
     if family.name == "phi4_mm":
