@@ -10,7 +10,16 @@ from torch.nn.functional import pad
 from ..pipeline.layout import Delivery, MediaArray
 from ..pipeline.records import TOKEN_TYPES
 from .handover import joined
-from .pixels import PIXEL_KEYS, RESTORE_KEY, STORED_KEY, Stored, restored, restored_end_to_end, with_first
+from .pixels import (
+    PIXEL_KEYS,
+    RESTORE_KEY,
+    STORED_KEY,
+    Stored,
+    put_together,
+    restored,
+    restored_end_to_end,
+    with_first,
+)
 
 BATCH_KEY = "packs_in_batch"  # in a pack from a loader worker: how many packs its batch must have
 RECURRENT_KEY = "recurrent_layers"  # in a pack for such a model: its kinds of layers that no attention mask reaches
@@ -58,7 +67,11 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.
 
 
 def _padded(name: str, deliver: Delivery, arrays: list[Any], counts: list[Any]) -> dict[str, torch.Tensor]:
-    """Rows of each medium as a line of [media, longest, …], and the mask that tells them from the padding."""
+    """Rows of each medium as a line of [media, longest, …], and the mask that tells them from the padding; or as a
+    picture of [media, channels, height, width].
+    """
+    if deliver.pictures:
+        return {name: put_together(torch.cat(arrays), torch.cat([count for count in counts if len(count)]))}
     sizes = [number for count in counts if len(count) for number in count.reshape(len(count), -1).prod(1).tolist()]
     rows = list(torch.split(torch.cat(arrays), sizes))
     media = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=deliver.fill)

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.nn.functional import pad
@@ -54,7 +54,7 @@ class PackCollater:
     padding_idx: int = 0
     max_length: int | None = None
     sliding_window: int | None = None
-    bidirectional_vision: bool = False
+    bidirectional_vision: bool | Literal["all"] = False
     recurrent: bool = False
     takes: frozenset[str] | None = None
     unshifted_labels: bool = False
@@ -87,9 +87,11 @@ class PackCollater:
             self.attn_implementation if is_mask else "flash_attention_2",
             varlen_kwargs=self.way == "varlen",
             sliding_window=self.sliding_window if is_mask else None,
-            bidirectional_vision=self.bidirectional_vision and is_mask,
+            bidirectional_vision=self.bidirectional_vision if is_mask else False,
             recurrent=self.recurrent,
         )
+        if self.bidirectional_vision == "all":  # Gemma 3's name for them, by which it makes its masks
+            batch["token_type_ids"] = batch.pop("mm_token_type_ids")
         if self.way == "positions":
             documents, positions = batch.pop("attention_mask"), batch["position_ids"]
             if positions.ndim == 3:  # three axes are no count of tokens; transformers takes that as one before them
@@ -143,6 +145,11 @@ def collater_for(family: Mapping[str, Any], model: torch.nn.Module | None = None
     """
     facts = family["facts"]
     chosen: dict[str, Any] = {"padding_idx": family["padding_id"]}
+    if model is None and facts.get("bidirectional_vision") == "all" and facts["sliding_window"] is None:
+        raise ValueError(
+            "the model that these packs are for looks ahead in its pictures, within a window that its processor "
+            "does not tell (no config.json is beside it): give the model, collater(model)"
+        )
     if facts.get("sliding_window") is not None:  # Gemma's
         chosen |= {name: facts[name] for name in ("sliding_window", "bidirectional_vision")}
     if model is None:
@@ -203,7 +210,9 @@ def _attention_of(model: Any) -> dict[str, Any]:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     found = {"attn_implementation": text._attn_implementation}
     if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
-        both_ways = getattr(text, "use_bidirectional_attention", None) == "vision"
+        both_ways: bool | str = getattr(text, "use_bidirectional_attention", None) == "vision"
+        if getattr(config, "model_type", "") == "gemma3":
+            both_ways = "all"
         found |= {"sliding_window": text.sliding_window, "bidirectional_vision": both_ways}
     return found
 

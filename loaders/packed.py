@@ -33,7 +33,7 @@ transformers take it as it is, and would shift `labels`.
 import logging
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -63,7 +63,7 @@ def neat_packed_vlm_collater(
     materialize_4d_mask: bool = True,
     varlen_kwargs: bool = False,
     sliding_window: int | None = None,
-    bidirectional_vision: bool = False,
+    bidirectional_vision: bool | Literal["all"] = False,
     bool_mask: bool = False,
     pixel_dtype: torch.dtype | None = None,
     recurrent: bool = False,
@@ -77,7 +77,8 @@ def neat_packed_vlm_collater(
                          mask (flex.document_block_mask makes a BlockMask of them)
     varlen_kwargs        flash_attention_2 as transformers' own varlen path takes it
     sliding_window       tokens that a token of a sliding layer sees, itself included: text_config.sliding_window
-    bidirectional_vision text_config.use_bidirectional_attention == "vision"
+    bidirectional_vision text_config.use_bidirectional_attention == "vision"; "all": in layers of full attention, too
+                         (Gemma 3)
     bool_mask            eager gets a bool mask, for attention that is not transformers'
     pixel_dtype          of pixel_values and pixel_values_videos. None: as PackedShards was asked for them, and bf16 in
                          packs that are not its own
@@ -145,9 +146,12 @@ def neat_packed_vlm_collater(
         if documents.shape[-1] > LONG:
             _warn_of_large_masks()
         additive = attn_implementation == "eager" and not bool_mask
-        result["attention_mask"] = block_causal_mask(documents, additive=additive)
+        types = result["mm_token_type_ids"] if bidirectional_vision else None
+        if bidirectional_vision == "all":
+            result["attention_mask"] = sliding_mask(documents, length, types, additive=additive)
+        else:
+            result["attention_mask"] = block_causal_mask(documents, additive=additive)
         if sliding_window is not None:
-            types = result["mm_token_type_ids"] if bidirectional_vision else None
             sliding = sliding_mask(documents, sliding_window, types, additive=additive)
             result["attention_mask"] = {"full_attention": result["attention_mask"], "sliding_attention": sliding}
     if recurrent or (is_flash and varlen_kwargs):

@@ -28,10 +28,11 @@ class Stored:
     repeat: int = 1  # times that each row is repeated, channel by channel
     counts: str = ""  # of an array that is handed over as [media, longest, …]: what tells the rows of each medium
     first: str = ""  # the array whose rows go before these, each before a medium's
+    pictures: bool = False  # what `counts` tells are heights and widths of pictures, padded to the largest
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By value: every batch of a loader's worker carries it, and torch would send the table by file descriptor."""
-        return _stored, (self.table.numpy(), self.repeat, self.counts, self.first)
+        return _stored, (self.table.numpy(), self.repeat, self.counts, self.first, self.pictures)
 
 
 def _stored(table: np.ndarray, *rest: Any) -> Stored:
@@ -69,7 +70,7 @@ def stored_arrays(layout: Mapping[str, MediaArray], tables: Mapping[str, np.ndar
             has = "no table" if table is None else f"a table of {len(table)} channels"
             raise OutputError(f"{name}: rows of {array.row} bytes, and {has} for them; {REMEDY}")
         counts = array.counts if deliver.per_medium else ""
-        stored[name] = Stored(torch.from_numpy(table), deliver.repeat, counts, deliver.first)
+        stored[name] = Stored(torch.from_numpy(table), deliver.repeat, counts, deliver.first, deliver.pictures)
     return stored
 
 
@@ -87,7 +88,11 @@ class StoredPixels:
 
     def restored(self, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
         pixels = restored(self.rows.to(device), self.how, dtype)
-        if self.counts is not None:  # what pads a medium is zero, and not what a byte of zero stands for
+        # What pads a medium is zero, and not what a byte of zero stands for.
+        if self.counts is not None and self.how.pictures:
+            for picture, (height, width) in zip(pixels, self.counts.tolist(), strict=True):
+                picture[:, height:] = picture[:, :, width:] = 0
+        elif self.counts is not None:
             counts = self.counts.to(device).reshape(len(pixels), -1).prod(1)
             pixels[torch.arange(pixels.shape[1], device=device)[None] >= counts[:, None]] = 0
         if self.first is None:
@@ -158,6 +163,21 @@ def restored_end_to_end(arrays: Sequence[torch.Tensor], stored: Stored, dtype: t
 def with_first(first: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
     """One row of each medium before its others: [media, …] and [media, longest, …] -> [media, 1 + longest, …]."""
     return torch.cat([first[:, None].to(rest.dtype), rest], dim=1)
+
+
+def put_together(patches: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Square patches of pictures, row by row, back in place: [patches, channels, side, side] and heights and widths ->
+    [pictures, channels, height, width], with zeros below and to the right of the smaller ones.
+    """
+    channels, side = patches.shape[1:3]
+    height, width = sizes.amax(0).tolist()
+    pictures = patches.new_zeros(len(sizes), channels, height, width)
+    grids = (sizes // side).tolist()
+    cuts = patches.split([rows * columns for rows, columns in grids])
+    for picture, cut, (rows, columns) in zip(pictures, cuts, grids, strict=True):
+        in_place = cut.view(rows, columns, channels, side, side).permute(2, 0, 3, 1, 4)
+        picture[:, : rows * side, : columns * side] = in_place.reshape(channels, rows * side, columns * side)
+    return pictures
 
 
 def looked_up(

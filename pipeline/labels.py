@@ -16,12 +16,14 @@ class TurnMarkers:
     """Token ids around an assistant turn, as the chat template writes them.
 
     `header` introduces the turn (`<|im_start|>assistant`); `tail` tokens after it belong to the header too (the line
-    break, which byte-pair encoding may have merged with line breaks of the answer: "\\n" or "\\n\\n"); `end` closes it.
+    break, which byte-pair encoding may have merged with line breaks of the answer: "\\n" or "\\n\\n"); `end` closes it,
+    or one of `other_ends`.
     """
 
     header: tuple[int, ...]
     end: int
     tail: int = 1
+    other_ends: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +53,10 @@ def assistant_spans(ids: np.ndarray, markers: TurnMarkers) -> list[Span]:
     starts = starts[starts + len(markers.header) <= len(ids)]
     for offset, token in enumerate(others, 1):
         starts = starts[ids[starts + offset] == token]
-    ends = (ids == markers.end).nonzero()[0]
+    closes = ids == markers.end
+    for token in markers.other_ends:
+        closes |= ids == token
+    ends = closes.nonzero()[0]
     starts += len(markers.header) + markers.tail
     after = ends.searchsorted(starts).tolist()
     # A truncated sample may end inside the answer, or inside the header.

@@ -26,6 +26,7 @@ class Delivery:
     transposed: bool = False  # … as [media, …, longest]
     first: str = ""  # handed over as [media, 1 + longest, …]: before its rows comes the medium's one row of this array
     fill: int = 0  # pads it to the longest
+    pictures: bool = False  # patches put together: [media, channels, height, width], zeros up to the largest
     batch_axis: bool = False  # handed over as [1, rows, …], for models that want images in a batch axis of their own
 
     def __post_init__(self) -> None:
@@ -34,7 +35,7 @@ class Delivery:
     @property
     def per_medium(self) -> bool:
         """Whether a row of the model's input is a whole medium, padded to the longest."""
-        return bool(self.mask or self.first)
+        return bool(self.mask or self.first or self.pictures)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +45,9 @@ class MediaArray:
     Recorded in the manifest, so that loaders and the pipeline-parallel splitter read the layout instead of guessing.
     Rows of all media of its kinds lie end to end; those of several kinds in the order in which the media stand in the
     text (InternVL: tiles of images and frames of videos). How many rows belong to a medium: one, or (`counts`) the
-    product of its row in another array, [1, 4, 6] -> 24. `groups`: a row belongs to as many media as it says (LLaVA's
-    batch_num_images).
+    product of its row in another array, [1, 4, 6] -> 24; where that has heights and widths of pictures in pixels
+    (`deliver.pictures`), by the area of a row, [28, 42] -> 6 patches of 14 x 14. `groups`: a row belongs to as many
+    media as it says (LLaVA's batch_num_images).
     """
 
     kinds: tuple[MediaKind, ...]
@@ -58,6 +60,11 @@ class MediaArray:
     @property
     def row_bytes(self) -> int:
         return int(np.prod(np.abs(self.row))) * np.dtype(self.dtype).itemsize
+
+    @property
+    def counted(self) -> int:
+        """What one row is of the product that `counts` gives."""
+        return self.row[-2] * self.row[-1] if self.deliver.pictures else 1
 
 
 Layout = Mapping[str, MediaArray]
@@ -76,7 +83,7 @@ def rows_per_part(name: str, arrays: Mapping[str, Any], layout: Layout, parts: P
     if not array.counts:
         return per_part
     counting = np.asarray(arrays[array.counts])
-    per_row = counting.prod(axis=tuple(range(1, counting.ndim)))
+    per_row = counting.prod(axis=tuple(range(1, counting.ndim))) // array.counted
     sums = np.concatenate([[0], np.cumsum(per_row)])
     ends = np.cumsum(rows_per_part(array.counts, arrays, layout, parts), dtype=np.int64)
     return [int(count) for count in np.diff(sums[ends], prepend=0)]
@@ -170,6 +177,8 @@ def _misdescribed(name: str, array: MediaArray, layout: Layout) -> str:
         counting = counting and layout[counting].counts if counting in layout else ""
     if counting or (array.counts and (array.groups or layout[array.counts].dtype not in COUNTING)):
         return f"counted by {array.counts!r}, which does not count"
+    if deliver.pictures and not (len(array.row) == 3 and min(array.row) > 0 and array.counts and not deliver.mask):
+        return f"rows of {array.row}, counted by {array.counts!r}, are no patches of pictures"
     if deliver.table and array.dtype != "uint8":
         return f"{array.dtype}, and by a table of bytes"
     return ""

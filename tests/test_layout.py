@@ -53,6 +53,26 @@ def test_what_is_joined_comes_apart_again(made):
             assert np.array_equal(found[name], array), name
 
 
+def test_patches_are_counted_by_the_sizes_of_pictures():
+    layout = {
+        "sizes": MediaArray(kinds=("image",), dtype="int64", row=(2,)),
+        "patches": MediaArray(
+            kinds=("image",), dtype="uint8", row=(3, 14, 14), counts="sizes", deliver=Delivery(pictures=True)
+        ),
+    }
+    assert (
+        layout_of({"media": json.loads(json.dumps({name: asdict(array) for name, array in layout.items()}))}) == layout
+    )
+    arrays = {"sizes": np.array([[28, 42], [14, 14], [14, 56]])}
+    parts = {"image": [1, 0, 2], "video": [0, 0, 0], "audio": [0, 0, 0]}
+    assert rows_per_part("patches", arrays, layout, parts) == [6, 0, 5]
+    assert delivered(layout)["patches"].counts == "", "a picture each"
+    described = {name: asdict(array) for name, array in layout.items()}
+    described["patches"]["row"] = [588]
+    with pytest.raises(ValueError, match="are no patches of pictures"):
+        layout_of({"media": described})
+
+
 def test_by_hand():
     arrays = {"grids": np.array([[1, 2, 2], [1, 4, 2]]), "groups": np.array([1, 1])}
     parts = {"image": [1, 0, 1], "video": [0, 0, 0], "audio": [0, 0, 0]}

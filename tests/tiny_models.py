@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers  # its names one by one: older versions, which tests/loaders/other_transformers.py tries, lack some
 from helpers import DEMO_PROCESSOR
-from processors import gemma4, internvl, llava_onevision
+from processors import gemma3, gemma4, internvl, llava_onevision
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from neatpack.loaders.mended import mend
@@ -106,6 +106,23 @@ def with_large_weights(model: Any, std: float = 0.1) -> Any:
     return model
 
 
+def tiny_gemma3(family: Family) -> Any:
+    """Sliding and full layers; in float64, as Gemma 4."""
+    torch.manual_seed(0)
+    text = {"vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "head_dim": 16,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": gemma3.SLIDING_WINDOW,
+            "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full")],
+            "pad_token_id": family.chat.padding_id}  # fmt: skip
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "image_size": gemma3.SIDE, "patch_size": 8}  # fmt: skip
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=gemma3.TOKENS_OF_A_PICTURE,
+        image_token_id=family.chat.placeholder_ids["image"],
+    )  # fmt: skip
+    made = transformers.Gemma3ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
+    return with_large_weights(made).double()
+
+
 def tiny_gemma4(family: Family, bidirectional: str | None = None) -> Any:
     """Sliding and full layers, per-layer inputs, shared keys.
 
@@ -138,6 +155,38 @@ def tiny_gemma4(family: Family, bidirectional: str | None = None) -> Any:
 
     tower.register_forward_hook(back)
     return model
+
+
+def tiny_glm4v(family: Family, kind: str = "Glm4v") -> Any:
+    """`kind`: Glm4v, Glm4vMoe or Glm46V, the beginning of its classes' names."""
+    torch.manual_seed(0)
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 48,
+              "image_size": 112, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}  # fmt: skip
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3], "partial_rotary_factor": 1.0}
+    text = {**TEXT, "vocab_size": 2064, "pad_token_id": family.chat.padding_id, ROPE_KEY: rope}
+    if kind == "Glm4vMoe":
+        text |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1,
+                 "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 16}  # fmt: skip
+    ids = {f"{kind}_token_id": number for kind, number in family.chat.placeholder_ids.items()}
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision, **ids)
+    made = getattr(transformers, f"{kind}ForConditionalGeneration")
+    return mend(with_large_weights(made._from_config(config, attn_implementation="sdpa")))
+
+
+def tiny_mistral3(family: Family, kind: str = "Mistral3", text: str = "mistral") -> Any:
+    """`kind`: Mistral3, or Llava, which Pixtral is. `text`: mistral or ministral3."""
+    torch.manual_seed(0)
+    vision = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+              "num_attention_heads": 2, "image_size": 448, "patch_size": 14}  # fmt: skip
+    words = {"model_type": text, "vocab_size": 2064, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16,
+             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+    more = {"vision_feature_select_strategy": "full"} if kind == "Llava" else {"spatial_merge_size": 2}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=words, vision_config=vision, image_token_index=family.chat.placeholder_ids["image"],
+        vision_feature_layer=-1, **more,
+    )  # fmt: skip
+    made = getattr(transformers, f"{kind}ForConditionalGeneration")
+    return with_large_weights(made._from_config(config, attn_implementation="sdpa")).double()
 
 
 def tiny_kimi_k25(family: Family) -> Any:
@@ -221,19 +270,18 @@ def tiny_llava(family: Family) -> Any:
     )
 
 
-def tiny_idefics3(family: Family) -> Any:
+def tiny_idefics3(family: Family, kind: str = "Idefics3") -> Any:
+    """`kind`: or SmolVLM."""
     torch.manual_seed(0)
-    config = transformers.Idefics3Config(  # type: ignore[call-arg]
+    config = getattr(transformers, f"{kind}Config")(
         text_config={"model_type": "llama", "vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48,
                      "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
         vision_config={"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
                        "image_size": 32, "patch_size": 8},
         image_token_id=family.chat.placeholder_ids["image"], scale_factor=2, pad_token_id=0,
     )  # fmt: skip
-    model = with_large_weights(
-        transformers.Idefics3ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
-    )
-    return model.double()
+    made = getattr(transformers, f"{kind}ForConditionalGeneration")
+    return with_large_weights(made._from_config(config, attn_implementation="sdpa")).double()
 
 
 def reference_varlen(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):

@@ -365,6 +365,8 @@ class Family(ABC):
             "assistant_header_ids": list(markers.header),
             "assistant_header_tail": markers.tail,
             "end_of_turn_id": markers.end,
+            "other_end_ids": list(markers.other_ends),
+            "video_span_ids": self.chat.video_span_ids,
             "fake_image_ids": self.fake_image_ids.tolist(),
             "padding_id": self.chat.padding_id,
             "position_axes": self.position_axes,

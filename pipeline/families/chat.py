@@ -14,7 +14,8 @@ import numpy as np
 
 from ..config import UserError, fingerprint
 from ..labels import TurnMarkers, assistant_spans
-from ..records import TEXT, TOKEN_TYPES, Example, MeasuredMedia, MediaKind, Skip, Turn
+from ..records import Example, MeasuredMedia, MediaKind, Skip, Turn
+from ..token_types import token_types
 from .template import template_of
 from .tokens import Encoder, encoder_of
 
@@ -31,9 +32,11 @@ class ChatFormat:
     assistant_header: str
     header_tail: int = 1  # tokens at its end that may merge with the answer's first: a line break
     end_of_turn: str
+    other_ends: tuple[str, ...] = ()  # of a turn: where the next role's token closes it, there are several
     placeholders: Mapping[MediaKind, str]  # the token that stands for a medium
     opening: Mapping[MediaKind, tuple[str, ...]] = field(default_factory=dict)  # right before it, nothing without it
     closing: Mapping[MediaKind, tuple[str, ...]] = field(default_factory=dict)
+    video_span: tuple[str, ...] = ()  # two tokens between which pictures are frames of a video, and written like them
     reasoning: tuple[str, str] = ("<think>", "</think>")  # what stands around reasoning in an assistant turn
     # Tokens that give a sequence its structure. Where a text contains one literally, it is encoded as plain text:
     # a user who writes <|image_pad|> must not shift the pictures, nor <|im_start|> open a turn.
@@ -82,10 +85,11 @@ class Chat:
         return sorted((at, kind) for kind, token in kinds for at in (ids == token).nonzero()[0].tolist())
 
     def token_types(self, ids: np.ndarray) -> np.ndarray:
-        types = np.full(len(ids), TEXT, dtype=np.uint8)
-        for kind, token in self.placeholder_ids.items():
-            types[ids == token] = TOKEN_TYPES[kind]
-        return types
+        return token_types(ids, self.placeholder_ids, self.video_span_ids)
+
+    @cached_property
+    def video_span_ids(self) -> list[int]:
+        return [self.token_id(token) for token in self.format.video_span]
 
     @property
     def padding_id(self) -> int:
@@ -97,7 +101,8 @@ class Chat:
         ids, tail = self.ids(self.format.assistant_header), self.format.header_tail
         header, merging = ids[: len(ids) - tail], ids[len(ids) - tail :]
         assert str(self.tokenizer.decode(merging)).strip() == "", self.format.assistant_header
-        return TurnMarkers(header=tuple(header), end=self.token_id(self.format.end_of_turn), tail=tail)
+        end, *others = map(self.token_id, (self.format.end_of_turn, *self.format.other_ends))
+        return TurnMarkers(header=tuple(header), end=end, tail=tail, other_ends=tuple(others))
 
     def marker_ids(self, kind: MediaKind) -> tuple[list[int], list[int]]:
         """Ids that the template writes before and after the placeholder of a medium."""
@@ -162,7 +167,7 @@ class Chat:
     def untold(self, example: Example) -> str:
         """What a conversation says that the chat template would leave out in silence, in words; "": nothing."""
         if not example.tools and not any(
-            turn.tool_calls or turn.reasoning or turn.role == "tool" for turn in example.turns
+            turn.tool_calls or turn.reasoning or turn.role in ("tool", "system") for turn in example.turns
         ):
             return ""  # nearly all
         said = {
@@ -170,6 +175,7 @@ class Chat:
             "tool_calls": any(turn.tool_calls for turn in example.turns),
             "reasoning_content": any(turn.reasoning for turn in example.turns),
             "a turn of role tool": any(turn.role == "tool" for turn in example.turns),
+            "a turn of role system": any(turn.role == "system" for turn in example.turns),
         }
         untold = [name for name, is_said in said.items() if is_said and name not in self._written]
         if not untold:
@@ -195,6 +201,8 @@ class Chat:
             "a turn of role tool": Example(
                 turns=(asked, plain_call, Turn(role="tool", parts=(_SENTINEL,), name="f", call_id="1"), answer)
             ),
+            # Pixtral's writes it before a last question, and so never before a last answer.
+            "a turn of role system": Example(turns=(Turn(role="system", parts=(_SENTINEL,)), asked, answer)),
         }
         return frozenset(name for name, probe in probes.items() if self._writes(probe))
 
@@ -213,12 +221,21 @@ class Chat:
         return example
 
     def template(self, turns: Sequence[Turn], tools: Sequence[Any] = ()) -> str:
-        """A conversation as text, by the processor's chat template."""
-        return self.written(self.messages(turns), tools)
+        """A conversation as text, by the processor's chat template.
+
+        Where both the template and the tokenizer write a bos token, it is left to the tokenizer.
+        """
+        text = self.written(self.messages(turns), tools)
+        return text.removeprefix(str(self.tokenizer.bos_token)) if self._adds_bos else text
 
     @cached_property
     def written(self) -> Callable[[list[dict[str, Any]], Sequence[Any]], str]:
         return template_of(self.tokenizer)
+
+    @cached_property
+    def _adds_bos(self) -> bool:
+        bos = self.tokenizer.bos_token_id
+        return bos is not None and bool(self.tokenizer("")["input_ids"][:1] == [bos])
 
     def messages(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
         """A conversation in the form that chat templates take."""

@@ -1,8 +1,10 @@
 """Any Hugging Face processor with a chat template, as it is: `--family default`, for models that no other family knows.
 
-Lengths are exact here too: the processor is run on blank pictures of the right sizes when measuring, and on the real
-ones when rendering. What that generality costs:
-- time, a whole run of the processor per picture and stage; and bytes, as its floats are stored as they are (float32);
+Lengths are exact here too: the processor is run on a blank picture of every size that comes up when measuring, and on
+the real ones when rendering, once per sample. What that generality costs:
+- time, runs of the whole processor; and bytes, as its floats are stored as they are (float32);
+- where the tokens of a picture depend on the text beside it (Gemma 3: line breaks merge), another run per sample, on
+  blank pictures, when measuring;
 - pictures only. Their arrays must be rows of pictures, or of tiles of pictures, as the first axis, or the second after
   a batch axis of 1, which is dropped;
 - sizes come from the processor's own config, and `--resize` has no effect; `--overlong truncate` and `shrink` drop;
@@ -32,9 +34,16 @@ from .sentinel import derived_markers
 
 PROBES = ((300, 400), (1000, 600), (480, 1300))  # heights and widths that differ in area and shape
 SMALLEST = (28, 112, 224, 336, 448)  # sides of a fake image: the first of those with the fewest tokens
-SHAPES_KEPT = 10_000  # sizes of pictures whose arrays' shapes are remembered
+SIZES_KEPT = 10_000  # of pictures, of which it is remembered what the processor makes of them
 SIZES_ARE_FIXED = "takes sizes from the processor's own config only; change them there"
-Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alone:
+    """What the processor makes of one picture of some size."""
+
+    shapes: dict[str, tuple[int, ...]]  # of its arrays
+    tokens: np.ndarray | None  # that take the place of its placeholder; None: more than its place changes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +58,7 @@ class ProcessorImages(ImageRule):
     @cached_property
     def arrays(self) -> dict[str, MediaArray]:
         """Sides that differ between pictures are free."""
-        alone = [self.shapes_alone(height, width) for height, width in PROBES]
+        alone = [self.alone(height, width).shapes for height, width in PROBES]
         dtypes = {name: array.dtype for name, array in self.run(asking([blank(PROBES[0])]))[1].items()}
         result: dict[str, MediaArray] = {}
         for name, dtype in dtypes.items():
@@ -84,34 +93,82 @@ class ProcessorImages(ImageRule):
         return found
 
     @cached_property
-    def _known_shapes(self) -> dict[Size, Shapes]:
+    def _known(self) -> dict[Size, Alone]:
         return {}
 
-    def shapes_alone(self, height: int, width: int) -> Shapes:
-        """Of the arrays of one picture, by its size."""
-        known = self._known_shapes
+    def alone(self, height: int, width: int) -> Alone:
+        """Learnt from a blank picture, and remembered."""
+        known = self._known
         if (height, width) not in known:
-            if len(known) == SHAPES_KEPT:
+            if len(known) == SIZES_KEPT:
                 known.clear()
-            _, arrays = self.run(asking([blank((height, width))]))
-            known[height, width] = {name: array.shape for name, array in arrays.items()}
+            messages = asking([blank((height, width))])
+            ids, arrays = self.run(messages)
+            shapes = {name: array.shape for name, array in arrays.items()}
+            known[height, width] = Alone(shapes=shapes, tokens=replaced(self.text_ids(messages), self.token, ids))
         return known[height, width]
+
+    @cached_property
+    def token(self) -> int:
+        """What stands for a picture in the text of the template; -1: nothing that is known."""
+        token = getattr(self.processor, "image_token", None)
+        ids = self.processor.tokenizer.encode(str(token), add_special_tokens=False) if token else []
+        return ids[0] if len(ids) == 1 else -1
+
+    def text_ids(self, messages: list[dict[str, Any]], tools: Sequence[Any] = ()) -> np.ndarray:
+        """Of a conversation with a placeholder for each picture: nothing is done with those."""
+        text = self.processor.apply_chat_template(messages, tools=list(tools) or None, tokenize=False)
+        bos = self.processor.tokenizer.bos_token
+        has_bos = bos is not None and text.startswith(bos)
+        return np.array(self.processor.tokenizer(text, add_special_tokens=not has_bos)["input_ids"], dtype=np.int32)
+
+    def placed_ids(
+        self, messages: list[dict[str, Any]], sizes: Sequence[Size], tools: Sequence[Any] = ()
+    ) -> np.ndarray | None:
+        """Ids of a conversation by what is known of each picture alone; None where that is not enough."""
+        ids = self.text_ids(messages, tools)
+        places, tokens = np.flatnonzero(ids == self.token), [self.alone(*size).tokens for size in sizes]
+        if len(places) != len(tokens) or any(found is None for found in tokens):
+            return None
+        between = np.split(ids, places)  # each but the first begins with a placeholder
+        pieces = [between[0]]
+        for found, rest in zip(tokens, between[1:], strict=True):
+            assert found is not None
+            pieces += [found, rest[1:]]
+        return np.concatenate(pieces).astype(np.int32)
+
+    @cached_property
+    def tokens_keep_their_place(self) -> bool:
+        """Whether that gives what the processor gives, for pictures beside text, line breaks and each other."""
+        first, *others = map(blank, PROBES)
+        text = {"type": "text", "text": "Why\n"}
+        parts = [{"type": "image", "image": image} for image in (first, *others)]
+        messages = [
+            {"role": "user", "content": [text, parts[0], {"type": "text", "text": "\n\nor "}, *parts[1:], text]},
+            {"role": "assistant", "content": [text]},
+        ]
+        try:
+            ids, _ = self.run(messages, as_is=True)
+        except (TemplateError, ValueError):
+            return False
+        placed = self.placed_ids(messages, PROBES)
+        return placed is not None and np.array_equal(placed, ids)
 
     def shape(self, height: int, width: int, num_images: int) -> tuple[Size, Grid]:
         """As it is: the processor resizes. What it refuses, it refuses here."""
-        self.shapes_alone(height, width)
+        self.alone(height, width)
         return (height, width), (1, 1, 1)
 
     def tokens(self, medium: MeasuredMedia) -> int:
         raise AssertionError("ids of family default are expanded when they are encoded")
 
     def rows(self, medium: MeasuredMedia) -> dict[str, int]:
-        shapes = self.shapes_alone(medium.height, medium.width)
+        shapes = self.alone(medium.height, medium.width).shapes
         counted = {array.counts: 1 for array in self.arrays.values() if array.counts}
         return counted | {name: shape[0] for name, shape in shapes.items()}
 
     def stored_bytes(self, medium: MeasuredMedia) -> int:
-        shapes = self.shapes_alone(medium.height, medium.width)
+        shapes = self.alone(medium.height, medium.width).shapes
         return sum(int(np.prod(shape)) * np.dtype(self.arrays[name].dtype).itemsize for name, shape in shapes.items())
 
     @cached_property
@@ -196,6 +253,10 @@ class ProcessorChat(Chat):
                 if isinstance(part, dict) and part["type"] == "image":
                     part["image"] = next(blanks)
         try:
+            if self.images.tokens_keep_their_place:
+                sizes = [(medium.height, medium.width) for medium in media]
+                if (placed := self.images.placed_ids(messages, sizes, example.tools)) is not None:
+                    return placed
             ids, _ = self.images.run(messages, as_is=True, tools=example.tools)
         except (TemplateError, ValueError) as error:
             return Skip(reason="bad_row", detail=f"the processor refuses it: {error}")
@@ -291,6 +352,20 @@ def _checked(processor: Any, source: str) -> Any:
                 "needs a processor of text and pictures"
             )
     return processor
+
+
+def replaced(with_placeholder: np.ndarray, token: int, ids: np.ndarray) -> np.ndarray | None:
+    """What takes the place of the one placeholder: 7 in [1, 7, 3], of [1, 8, 8, 9, 3] -> [8, 8, 9]; None if anything
+    else differs.
+    """
+    places = np.flatnonzero(with_placeholder == token)
+    if len(places) != 1:
+        return None
+    before, after = with_placeholder[: places[0]], with_placeholder[places[0] + 1 :]
+    end = len(ids) - len(after)
+    if end <= len(before) or not np.array_equal(ids[: len(before)], before) or not np.array_equal(ids[end:], after):
+        return None
+    return ids[len(before) : end]
 
 
 def blank(size: tuple[int, int]) -> Image.Image:

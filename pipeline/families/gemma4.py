@@ -273,23 +273,15 @@ class GemmaChat(Chat):
     def template(self, turns: Sequence[Turn], tools: Sequence[Any] = ()) -> str:
         """With an empty thought at the beginning of each model turn, if the format says so; one even where the
         template writes it, too.
-
-        The template writes <bos> itself; where the tokenizer adds another, it is left to the tokenizer.
         """
         header = self.format.assistant_header
         text = super().template(turns, tools).replace(_OPENS, "<|channel>").replace(_CLOSES, "<channel|>")
-        text = text.replace(header, MODEL_TURN).replace(MODEL_TURN, header)
-        return text.removeprefix(str(self.tokenizer.bos_token)) if self._adds_bos else text
+        return text.replace(header, MODEL_TURN).replace(MODEL_TURN, header)
 
     @cached_property
     def _takes_thoughts_out(self) -> bool:
         said = Turn(role="assistant", parts=("<|channel>thought\nHmthought<channel|>Yes",))
         return "Hmthought" not in super().template([Turn(role="user", parts=("Why",)), said])
-
-    @cached_property
-    def _adds_bos(self) -> bool:
-        bos = self.tokenizer.bos_token_id
-        return bos is not None and bool(self.tokenizer("")["input_ids"][:1] == [bos])
 
 
 class Gemma4(Family):

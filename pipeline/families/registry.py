@@ -14,12 +14,16 @@ from ..config import UserError
 from ..records import MASKED_LAYERS
 from .base import Family, ProcessorFiles, ProcessorKey
 from .default import Default
+from .gemma3 import Gemma3
 from .gemma4 import Gemma4
+from .glm4v import Glm4V
 from .hub import check_processor, processor_here
+from .idefics3 import Idefics3
 from .internvl import InternVL
 from .kimi_k25 import KimiK25
 from .kimi_vl import KimiVL
 from .llava_onevision import LlavaOnevision
+from .mistral3 import Mistral3
 from .nemotron_parse import NOT_PACKABLE, NemotronParse
 from .phi4_mm import Phi4MM
 from .qwen2_5_omni import Qwen25Omni
@@ -35,10 +39,14 @@ FAMILIES: dict[str, type[Family]] = {
     Qwen3Omni.name: Qwen3Omni,
     Qwen25Omni.name: Qwen25Omni,
     Gemma4.name: Gemma4,
+    Gemma3.name: Gemma3,
+    Glm4V.name: Glm4V,
     KimiVL.name: KimiVL,
     KimiK25.name: KimiK25,
     LlavaOnevision.name: LlavaOnevision,
     InternVL.name: InternVL,
+    Mistral3.name: Mistral3,
+    Idefics3.name: Idefics3,
     Phi4MM.name: Phi4MM,
     NemotronParse.name: NemotronParse,
     Default.name: Default,

@@ -19,6 +19,8 @@ from .base import Arrays, Grid, ImageRule, MediaRule, ProcessorKey, Size, SoundR
 # Of a size that a row gives by itself (resized_height, resized_width), in tokens: as qwen-vl-utils has them.
 RESIZED_TOKENS = (4, 16384)
 
+RESAMPLING = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as torch names them, by their numbers in configs
+
 # A processor's settings
 
 
@@ -41,6 +43,13 @@ def refuse_settings(key: ProcessorKey, family: str, **reasons: str) -> None:
     for setting, reason in reasons.items():
         if getattr(key, setting):
             raise UserError(f"--{setting.replace('_', '-')} {getattr(key, setting)}: {family} {reason}; leave it out")
+
+
+def resampling(source: str, config: Mapping[str, Any]) -> str:
+    """How the config has pictures resized, for families whose processors do not take bicubic."""
+    if config["resample"] not in RESAMPLING:
+        raise UserError(f"--processor {source}: resample {config['resample']}, expected one of {RESAMPLING}")
+    return RESAMPLING[config["resample"]]
 
 
 def asked_bounds(asked: Mapping[str, int], of: str, least: int, most: int) -> tuple[int, int]:
@@ -123,8 +132,12 @@ class PatchImages(Patches, ImageRule):
             size = self.as_asked(self.asked)
         else:
             bounds = asked_bounds(self.asked, "pixels", self.min_pixels, self.max_pixels)
-            size = smart_resize_image(height, width, self.factor, *bounds)
+            size = self.fitted(height, width, *bounds)
         return size, (1, size[0] // self.patch_size, size[1] // self.patch_size)
+
+    def fitted(self, height: int, width: int, least: int, most: int) -> Size:
+        """The size of a picture, within these bounds of its pixels."""
+        return smart_resize_image(height, width, self.factor, least, most)
 
     def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
         """Each level halves the area, not below the processor's min_pixels, and of what is below by its row not at all.

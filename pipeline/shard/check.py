@@ -11,6 +11,7 @@ from ..layout import layout_of, misfit, split_media
 from ..manifest import Manifest
 from ..measure.targets import is_trained
 from ..records import IGNORE, IMAGE, TEXT, TOKEN_TYPES, VIDEO, Document, Pack
+from ..token_types import token_types
 from .codec import text_problem
 
 
@@ -44,6 +45,7 @@ def _document_problems(pack: Pack, described: dict[str, Any], train_on: TrainOn)
         header=tuple(described["assistant_header_ids"]),
         end=described["end_of_turn_id"],
         tail=described["assistant_header_tail"],
+        other_ends=tuple(described.get("other_end_ids", ())),
     )
     parts = {kind: [getattr(document, f"num_{kind}s") for document in pack.documents] for kind in TOKEN_TYPES}
     problem = misfit(arrays, layout, parts)
@@ -65,9 +67,7 @@ def _document_problems(pack: Pack, described: dict[str, Any], train_on: TrainOn)
             yield from (
                 (index, problem) for problem in _label_problems(ids, labels, types, document, markers, train_on)
             )
-        expected_types = np.zeros_like(types)
-        for kind, token in described["placeholder_ids"].items():
-            expected_types[ids == token] = TOKEN_TYPES[kind]
+        expected_types = token_types(ids, described["placeholder_ids"], described.get("video_span_ids", ()))
         visual = int(np.count_nonzero((expected_types == IMAGE) | (expected_types == VIDEO)))
         tokens, expected = int(np.count_nonzero(expected_types)), family.media_tokens(media, facts)
         if visual != document.visual_tokens or expected not in (tokens, None):

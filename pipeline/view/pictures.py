@@ -134,6 +134,11 @@ def _gemma_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]
         yield Seen(pictures=(Picture(pixels=from_places(patches, places)),))
 
 
+def _square_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
+    for tile in media["pixel_values"]:
+        yield Seen(pictures=(Picture(pixels=from_tiles(tile[None], 1, 1)),))
+
+
 def _moonvit_images(name: str) -> Callable[[Arrays, Layout, Facts], Iterator[Seen]]:
     def images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
         grids = [grid[-2:] for grid in media[name].tolist()]
@@ -143,21 +148,32 @@ def _moonvit_images(name: str) -> Callable[[Arrays, Layout, Facts], Iterator[See
     return images
 
 
-def _internvl_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
-    counts = media["num_patches"].tolist()
-    arrangements = [*facts["tiles"], *[None] * len(counts)]
-    for tiles, grid in zip(_cut(media["pixel_values"], counts), arrangements, strict=False):
-        if len(tiles) == 1:
-            yield Seen(pictures=(Picture(pixels=from_tiles(tiles, 1, 1)),))
-            continue
-        whole = Picture(pixels=from_tiles(tiles[-1:], 1, 1), caption="the whole in one tile")
-        if grid is None or math.prod(grid) != len(tiles) - 1:
-            untold = f"how its other {len(tiles) - 1} tiles are arranged is not stored, so they are not drawn"
-            yield Seen(pictures=(whole,), note=untold)
-        else:
-            rows, columns = grid
-            caption = f"{rows} x {columns} tiles"
-            yield Seen(pictures=(Picture(pixels=from_tiles(tiles[:-1], rows, columns), caption=caption), whole))
+def _tiled_images(name: str) -> Callable[[Arrays, Layout, Facts], Iterator[Seen]]:
+    """`name`: the array with the number of a picture's tiles; the last of several is the whole."""
+
+    def images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
+        counts = media[name].tolist()
+        arrangements = [*facts["tiles"], *[None] * len(counts)]
+        for tiles, grid in zip(_cut(media["pixel_values"], counts), arrangements, strict=False):
+            if len(tiles) == 1:
+                yield Seen(pictures=(Picture(pixels=from_tiles(tiles, 1, 1)),))
+                continue
+            whole = Picture(pixels=from_tiles(tiles[-1:], 1, 1), caption="the whole in one tile")
+            if grid is None or math.prod(grid) != len(tiles) - 1:
+                untold = f"how its other {len(tiles) - 1} tiles are arranged is not stored, so they are not drawn"
+                yield Seen(pictures=(whole,), note=untold)
+            else:
+                rows, columns = grid
+                caption = f"{rows} x {columns} tiles"
+                yield Seen(pictures=(Picture(pixels=from_tiles(tiles[:-1], rows, columns), caption=caption), whole))
+
+    return images
+
+
+def _row_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
+    grids = (media["image_sizes"] // facts["side"]).tolist()
+    for tiles, grid in zip(_cut(media["pixel_values"], [math.prod(grid) for grid in grids]), grids, strict=True):
+        yield Seen(pictures=(Picture(pixels=from_tiles(tiles, *grid)),))
 
 
 def _llava_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
@@ -245,11 +261,15 @@ IMAGES: dict[str, Callable[[Arrays, Layout, Facts], Iterator[Seen]]] = {
     "qwen3_vl": _patch_images,
     "qwen2_5_omni": _patch_images,
     "qwen3_omni": _patch_images,
+    "glm4v": _patch_images,
     "gemma4": _gemma_images,
+    "gemma3": _square_images,
     "kimi_vl": _moonvit_images("image_grid_hws"),
     "kimi_k25": _moonvit_images("image_grid_thw"),
     "llava_onevision": _llava_images,
-    "internvl": _internvl_images,
+    "internvl": _tiled_images("num_patches"),
+    "idefics3": _tiled_images("num_tiles"),
+    "mistral3": _row_images,
     "phi4_mm": _phi_images,
 }
 VIDEOS: dict[str, Callable[[Arrays, Layout, Facts], Iterator[Seen]]] = {
@@ -257,6 +277,7 @@ VIDEOS: dict[str, Callable[[Arrays, Layout, Facts], Iterator[Seen]]] = {
     "qwen3_vl": _patch_videos(block_per_patch=True),
     "qwen2_5_omni": _patch_videos(block_per_patch=False),
     "qwen3_omni": _patch_videos(block_per_patch=False),
+    "glm4v": _patch_videos(block_per_patch=True),
     "gemma4": _gemma_videos,
     "kimi_k25": _kimi_videos,
     "llava_onevision": _llava_videos,

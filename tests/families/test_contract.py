@@ -108,7 +108,9 @@ def test_answers_and_nothing_else_are_trained_on(packed):
             trained = family.chat.tokenizer.decode(labels[labels != -100])
             end = family.chat.tokenizer.decode([family.chat.markers.end])
             answers = ANSWERS[row].split("\n\n") if row >= 0 else []
-            assert trained.replace("\n", "") == "".join(answer + end for answer in answers).replace("\n", "")
+            # A space between header and answer is the answer's: with most words it is one token.
+            said = [answer.strip() for answer in trained.replace("\n", "").split(end)]
+            assert said == [*(answer.replace("\n", "") for answer in answers), ""]
             known = labels[:-1] != -100
             assert torch.equal(labels[:-1][known], document["input_ids"][1:][known]), "the shift"
 
@@ -209,7 +211,7 @@ def test_literal_tokens_in_a_text_are_text(packed):
         }
         sample = tokenized_example(talk, family)
         assert not sample["mm_token_type_ids"].any(), token
-        assert family.chat.tokenizer.decode(sample["labels"][sample["labels"] != -100]) == "A." + end, token
+        assert family.chat.tokenizer.decode(sample["labels"][sample["labels"] != -100]).lstrip() == "A." + end, token
 
 
 def test_the_same_input_gives_the_same_fingerprint(packed):
@@ -230,7 +232,7 @@ def test_what_cannot_be_packed_says_so(name, data, tmp_path):
 def test_every_issue_family_is_there():
     assert set(FAMILIES) == {
         "qwen2_vl", "qwen3_vl", "qwen3_omni", "kimi_vl", "kimi_k25", "phi4_mm", "nemotron_parse", "gemma4",
-        "llava_onevision", "default", "internvl", "qwen2_5_omni",
+        "llava_onevision", "default", "internvl", "qwen2_5_omni", "glm4v", "mistral3", "idefics3", "gemma3",
     }  # fmt: skip
     assert np.all([family.name == name for name, family in FAMILIES.items()])
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import TinyData, differences, documents_of, picture, tiny_config
 from PIL import Image
-from processors import default
+from processors import default, gemma3
 from processors.common import write_processor
 from tiny_models import tiny_idefics3, tiny_llava
 from transformers import AutoProcessor
@@ -104,6 +104,33 @@ def test_every_tensor_equals_the_processors(processor, tmp_path):
         if measured.media:
             assert measured.media_bytes >= whole.media["pixel_values"].nbytes * (len(measured.media) == 1)
             assert truncated(measured, measured.tokens - 1, family) is None
+
+
+def test_the_processor_runs_once_per_sample(processor, tmp_path, monkeypatch):
+    """And once for every size of a picture that is new; another run would be as long as all the rest."""
+    family = load(processor)
+    assert family.image.tokens_keep_their_place
+    paths = [str(picture(tmp_path / f"{number}.png", 70, 90, seed=number)) for number in range(3)]
+    images = [{"type": "image", "image": path} for path in paths]
+    measure([from_conversation({"conversation": asked(images[0])})], family)  # the size is known from here on
+    runs, run = [], type(family.image).run
+    monkeypatch.setattr(type(family.image), "run", lambda *args, **more: runs.append(1) or run(*args, **more))
+    (measured,) = measure([from_conversation({"conversation": asked(*images)})], family)
+    assert not runs
+    render_whole(measured, family, "torch")
+    assert len(runs) == 1
+
+
+def test_where_text_beside_a_picture_changes_its_tokens_the_processor_tells_them(tmp_path):
+    """Gemma 3 writes empty lines around pictures, which merge with those of the text."""
+    family = load(gemma3.make(tmp_path / "p"))
+    assert not family.image.tokens_keep_their_place
+    theirs = AutoProcessor.from_pretrained(family.source)
+    path = str(picture(tmp_path / "a.png", 60, 70))
+    messages = asked({"type": "text", "text": "So\n"}, {"type": "image", "image": path}, answer="Yes.")
+    (measured,) = measure([from_conversation({"conversation": messages})], family)
+    out = theirs.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
+    assert measured.ids.tolist() == out["input_ids"][0].tolist()
 
 
 def packed(processor, folder, **chosen):

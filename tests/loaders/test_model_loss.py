@@ -16,15 +16,18 @@ from typing import Any
 import pytest
 import torch
 from helpers import TinyData, clip, documents_of, picture, tiny_config, tone
-from processors import default, llava_onevision
+from processors import default, glm4v, llava_onevision, mistral3
 from tiny_models import (
     attention,
+    tiny_gemma3,
     tiny_gemma4,
+    tiny_glm4v,
     tiny_idefics3,
     tiny_internvl,
     tiny_kimi_k25,
     tiny_llava,
     tiny_llava_onevision,
+    tiny_mistral3,
     tiny_model,
     tiny_phi4_mm,
 )
@@ -69,10 +72,16 @@ CASES = {
     "qwen3_vl_moe": Case(family="qwen3_vl", model=qwen("qwen3_vl_moe"), kinds="image video"),
     "qwen3_omni": Case(family="qwen3_omni", model=qwen("qwen3_omni"), kinds="image video audio", chosen=SMALL),
     "qwen2_5_omni": Case(family="qwen2_5_omni", model=qwen("qwen2_5_omni"), kinds="image video audio", chosen=SMALL),
+    "gemma3": Case(family="gemma3", model=tiny_gemma3),
     "gemma4": Case(family="gemma4", model=tiny_gemma4, kinds="image video audio", chosen=(("video_max_frames", 2),)),
     "gemma4_both_ways": Case(
         family="gemma4", model=partial(tiny_gemma4, bidirectional="vision"), kinds="image video audio",
         chosen=(("video_max_frames", 2),),
+    ),
+    "glm4v": Case(family="glm4v", model=tiny_glm4v, kinds="image video"),
+    "glm4v_moe": Case(family="glm4v", model=partial(tiny_glm4v, kind="Glm4vMoe"), kinds="image video"),
+    "glm46v": Case(
+        family="glm4v", model=partial(tiny_glm4v, kind="Glm46V"), kinds="image video", processor=glm4v.make_46
     ),
     "kimi_k25": Case(family="kimi_k25", model=tiny_kimi_k25, kinds="image video"),
     "llava_onevision": Case(
@@ -80,10 +89,17 @@ CASES = {
         processor=partial(llava_onevision.make, video={"num_frames": 4, "do_sample_frames": True}),
     ),
     "internvl": Case(family="internvl", model=tiny_internvl),
+    "mistral3": Case(family="mistral3", model=tiny_mistral3),
+    "ministral3": Case(family="mistral3", model=partial(tiny_mistral3, text="ministral3")),
+    "pixtral": Case(
+        family="mistral3", model=partial(tiny_mistral3, kind="Llava"), processor=mistral3.make_pixtral
+    ),
     "phi4_mm": Case(family="phi4_mm", model=tiny_phi4_mm),
     "phi4_mm_sounds": Case(family="phi4_mm", model=tiny_phi4_mm, kinds="audio", chosen=(("fake_image", False),)),
     "llava": Case(family="default", model=tiny_llava),
-    "idefics3": Case(family="default", model=tiny_idefics3, processor=default.make_tiles),
+    "idefics3": Case(family="idefics3", model=tiny_idefics3),
+    "smolvlm": Case(family="idefics3", model=partial(tiny_idefics3, kind="SmolVLM")),
+    "idefics3_by_default": Case(family="default", model=tiny_idefics3, processor=default.make_tiles),
 }  # fmt: skip
 
 
@@ -115,7 +131,12 @@ class Made:
 
     @property
     def looks_both_ways(self) -> bool:
-        return getattr(self.model.get_decoder().config, "use_bidirectional_attention", None) == "vision"
+        text = self.model.get_decoder().config
+        return self.is_gemma3 or getattr(text, "use_bidirectional_attention", None) == "vision"
+
+    @property
+    def is_gemma3(self) -> bool:
+        return getattr(self.model.config, "model_type", "") == "gemma3"
 
     def loss(self, batch: dict[str, Any]) -> torch.Tensor:
         """Pixels and sounds as the model's numbers: some of the models are in float64."""
@@ -128,11 +149,12 @@ class Made:
         batch = PackCollater()([document])
         labels = batch["labels"]
         last = labels[:, -1:].clamp(min=0)  # of -100, any token
-        ours = ("position_ids", "shift_labels")
+        ours = ("position_ids", "shift_labels", "mm_token_type_ids")
+        types = "token_type_ids" if self.is_gemma3 else "mm_token_type_ids"  # as its processor names them
         return {name: value for name, value in batch.items() if name not in ours} | {
             "input_ids": torch.cat([batch["input_ids"], last], dim=1),
             "labels": torch.cat([torch.full_like(last, -100), labels], dim=1),
-            "mm_token_type_ids": torch.nn.functional.pad(batch["mm_token_type_ids"], (0, 1)),
+            types: torch.nn.functional.pad(batch["mm_token_type_ids"], (0, 1)),
             "attention_mask": torch.ones(1, labels.shape[1] + 1, dtype=torch.long),
         }
 

@@ -17,7 +17,7 @@ from neatpack.pipeline.render.sample import render_sample
 from neatpack.pipeline.view.pictures import IMAGES, VIDEOS, seen_media
 
 REAL = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-omni", "gemma4", "kimi-k2.5", "kimi-vl", "llava-onevision",
-        "internvl3", "phi4-mm")  # fmt: skip
+        "internvl3", "phi4-mm", "glm4.5v", "mistral3")  # fmt: skip
 MADE = tuple(name for name in FAMILIES if name not in REFUSED)
 WHITE = (255, 255, 255)
 
@@ -71,7 +71,7 @@ def expected_images(family, pixels, medium):
         return [
             padded(resize_pil(pixels, medium.size), (rows * family.image.patch_size, columns * family.image.patch_size))
         ]
-    resized = resize_torch(pixels, medium.size, "bilinear" if family.name == "phi4_mm" else "bicubic")
+    resized = resize_torch(pixels, medium.size, "bilinear" if family.name in ("phi4_mm", "gemma3") else "bicubic")
     if family.name == "kimi_k25":
         return [padded(resized, (rows * family.image.patch_size, columns * family.image.patch_size))]
     if family.name == "phi4_mm":
@@ -79,6 +79,10 @@ def expected_images(family, pixels, medium):
     if family.name == "llava_onevision":
         whole = resize_torch(pixels, (side, side))
         return [padded(resized, (rows * side, columns * side), centred=True), whole]
+    if family.name == "idefics3":
+        first = resize_torch(pixels, family.image.first_size(*pixels.shape[:2]), "lanczos")
+        resized = resize_torch(first, medium.size, "lanczos")
+        return [resized, resize_torch(resized, (side, side), "lanczos")] if rows * columns > 1 else [resized]
     if family.name == "internvl" and rows * columns > 1:
         return [resized, resize_torch(pixels, (side, side))]
     return [resized]

@@ -1,0 +1,150 @@
+"""Idefics3 and SmolVLM: pictures as rows of square tiles, each named by its place, and behind them the whole in one."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from ..layout import MediaArray
+from ..media.pixels import Resize, resize_torch, tiles_of
+from ..records import MeasuredMedia
+from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
+from .chat import Chat, ChatFormat
+from .rules import SquareTiles, configured, refuse_settings, resampling
+
+AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
+PLACES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
+CHAT = ChatFormat(
+    # What closes the question is part of it: "Assistant:" alone is plain text, and a user may write it.
+    assistant_header="<end_of_utterance>\nAssistant:",
+    header_tail=0,
+    end_of_turn="<end_of_utterance>",
+    placeholders={"image": "<image>"},
+    structural_tokens=(
+        "<image>", "<video>", AROUND, WHOLE, "<end_of_utterance>", "<|im_start|>", "<|im_end|>", "<|endoftext|>",
+        "<|begin_of_text|>", *PLACES,
+    ),
+)  # fmt: skip
+DEFAULTS = {  # of the processor's classes
+    "size": {"longest_edge": 4 * 364},
+    "max_image_size": {"longest_edge": 364},
+    "do_image_splitting": True,
+    "resample": 1,
+    "rescale_factor": 1 / 255,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
+MOST_PIXELS_ON_A_SIDE = 4096  # whatever the config says
+FIXED = "has tiles of one size; set size.longest_edge, the longer side of a picture, in its preprocessor_config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedTiles(SquareTiles, ImageRule):
+    """Resized twice: to a longer side of `longest_edge`, and from there to whole tiles; the whole from those."""
+
+    resized_by = "torch"
+    tile_tokens: int
+    longest_edge: int
+    do_image_splitting: bool
+    mode: str  # of resizing
+
+    @property
+    def arrays(self) -> dict[str, MediaArray]:
+        return {
+            "num_tiles": self.integers(),
+            "pixel_values": self.pixels(*self.tile, counts="num_tiles", batch_axis=True),
+        }
+
+    def first_size(self, height: int, width: int) -> Size:
+        """The longer side as configured, the other even: 100x333 (h, w), 96 -> (28, 96)."""
+        ratio, most = width / height, self.longest_edge
+        sides = (int(most / ratio), most) if width >= height else (most, int(most * ratio))
+        height, width = (max(side + (side % 2 if side != most else 0), 1) for side in sides)
+        ratio, bound = width / height, MOST_PIXELS_ON_A_SIDE
+        if max(height, width) > bound:
+            height, width = (int(bound / ratio), bound) if width >= height else (bound, int(bound * ratio))
+        return max(height, 1), max(width, 1)
+
+    def shape(self, height: int, width: int, num_images: int = 1) -> tuple[Size, Grid]:
+        side = self.side
+        if not self.do_image_splitting:
+            return (side, side), (1, 1, 1)
+        high, wide = self.first_size(height, width)
+        ratio = wide / high
+        if wide >= high:
+            columns = -(-wide // side)
+            rows = math.ceil(int(columns * side / ratio) / side)
+        else:
+            rows = -(-high // side)
+            columns = math.ceil(int(rows * side * ratio) / side)
+        if not rows * columns:
+            raise ValueError(
+                f"a side of it vanishes when the other is brought to {self.longest_edge}; crop the picture"
+            )
+        return (rows * side, columns * side), (1, rows, columns)
+
+    def num_rows(self, medium: MeasuredMedia) -> int:
+        """The whole picture is a tile of its own, unless there is only one: 2 x 3 -> 7, 1 x 1 -> 1."""
+        tiles = medium.grid[1] * medium.grid[2]
+        return tiles + (tiles > 1)
+
+    def tokens(self, medium: MeasuredMedia) -> int:
+        return self.num_rows(medium) * self.tile_tokens
+
+    def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
+        """Each tile behind its place, rows on lines of their own, and the whole behind an empty line."""
+        _, rows, columns = medium.grid
+        tile = [chat.placeholder_ids["image"]] * self.tile_tokens
+        ids: list[int] = []
+        for row in range(1, rows + 1) if rows * columns > 1 else ():
+            for column in range(1, columns + 1):
+                ids += [*chat.ids(AROUND, f"<row_{row}_col_{column}>"), *tile]
+            ids += chat.ids("\n" if row < rows else "\n\n")
+        return np.array([*ids, *chat.ids(AROUND, WHOLE), *tile, *chat.ids(AROUND)], dtype=np.int32)
+
+    def levels(self) -> Iterator[Self]:
+        """This rule, and those for smaller and smaller pictures: each has a tile less on the longer side."""
+        yield self
+        for tiles in range(math.ceil(self.longest_edge / self.side) - 1, 0, -1):
+            yield replace(self, longest_edge=tiles * self.side)
+
+    def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
+        *_, last = (rule for _, rule in zip(range(level + 1), self.levels(), strict=False))
+        size, grid = last.shape(medium.height, medium.width)
+        return replace(medium, size=size, grid=grid)
+
+    @property
+    def smallest(self) -> MeasuredMedia:
+        return self.blank((self.side, self.side), (1, 1, 1))
+
+    def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
+        height, width = content.shape[:2]
+        rule = next((rule for rule in self.levels() if rule.shape(height, width)[0] == medium.size), self)
+        first = resize_torch(content, rule.first_size(height, width), self.mode)
+        resized = resize_torch(first, medium.size, self.mode)
+        tiles = tiles_of(resized, self.side)
+        if len(tiles) > 1:
+            whole = resize_torch(resized, (self.side, self.side), self.mode)
+            tiles = np.concatenate([tiles, tiles_of(whole, self.side)])
+        return {"num_tiles": np.array([len(tiles)]), "pixel_values": tiles}
+
+
+class Idefics3(Family):
+    name = "idefics3"
+    processor_classes = ("Idefics3Processor", "SmolVLMProcessor")
+
+    @classmethod
+    def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
+        refuse_settings(key, cls.name, min_pixels=FIXED, max_pixels=FIXED)
+        config = configured(files.source, cls.name, DEFAULTS, files.image)
+        side, tokens = config["max_image_size"]["longest_edge"], files.processor.get("image_seq_len", 169)
+        image = PlacedTiles.of(config, side=side, longest_edge=config["size"]["longest_edge"], tile_tokens=tokens,
+                               mode=resampling(files.source, config))  # fmt: skip
+        chat = Chat(CHAT, files.tokenizer, source=files.source, takes=("image",))
+        return cls(chat, image=image, facts={"tile_tokens": tokens})
+
+    @staticmethod
+    def media_tokens(media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> int | None:
+        return int(media["num_tiles"].sum()) * int(facts["tile_tokens"])
