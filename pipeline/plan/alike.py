@@ -1,9 +1,8 @@
 """Which packs are alike: a line of packs in which every block that a step is made of has one encoder load and one cost.
 
 Encoder load is what the vision and the audio tower have to do (visual tokens, where there is no sound), cost what the
-whole model has. A line sorted by one of them leaves the other to chance, and few numbers of ranks are as small as that
-chance would be good. So packs are halved, and the halves again, down to groups, and in groups down to pairs, each time
-by the load in which they differ more.
+whole model has. A line sorted by one of them leaves the other to chance. So packs are halved, and the halves again,
+down to groups, and in groups down to pairs, each time by the load in which they differ more.
 """
 
 from collections.abc import Iterator, Sequence
