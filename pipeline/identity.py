@@ -19,7 +19,7 @@ VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "av", "numpy")  # 
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of the packages that shape the tensors."""
+    """Installed versions of the packages that shape the tensors. (simplejpeg does not: its bits are Pillow's.)"""
     return {name: importlib.metadata.version(name) for name in VERSIONED}
 
 

@@ -6,11 +6,9 @@ out of it by mistake.
 """
 
 import dataclasses
-import itertools
 import json
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from ..config import fingerprint
-from ..layout import Delivery, MediaArray
+from ..layout import Delivery, Joined, MediaArray
 from ..media.pixels import Resize, resize_torch
 from ..records import MeasuredMedia, MediaKind, MediaRef
 
@@ -394,43 +392,3 @@ def identity_of(value: Any) -> Any:
     if hasattr(value, "to_json_string"):
         return json.loads(value.to_json_string())
     raise TypeError(f"a {type(value).__name__} has no identity; give the numbers that it stands for")
-
-
-class Joined(Mapping[str, np.ndarray]):
-    """Media arrays in pieces, each array joined when it is asked for: positions need grids, and no pixels."""
-
-    def __init__(self, media: Mapping[str, MediaArray], pieces: Iterable[Mapping[str, np.ndarray]]) -> None:
-        self._media, self._pieces = media, list(pieces)
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return join_rows([piece[name] for piece in self._pieces if name in piece], self._media[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._media)
-
-    def __len__(self) -> int:
-        return len(self._media)
-
-
-def join_rows(pieces: Sequence[np.ndarray], array: MediaArray) -> np.ndarray:
-    """Rows of several media or documents end to end, as the array is declared.
-
-    A piece may have more axes than its rows, and lie in another order in memory (`media.pixels.in_patches`).
-    """
-    if not pieces:
-        return np.zeros((0, *(max(side, 0) for side in array.row)), dtype=array.dtype)
-    row = array.row
-    if -1 in row:
-        row = tuple(np.max([piece.shape[1:] for piece in pieces], axis=0).tolist())
-        pieces = [
-            np.pad(piece, [(0, 0), *((0, side - has) for side, has in zip(row, piece.shape[1:], strict=True))])
-            for piece in pieces
-        ]
-    if len(pieces) == 1 and pieces[0].shape[1:] == row:  # it may be large: no copy
-        return pieces[0].astype(array.dtype, copy=False)
-    counts = [len(piece) if piece.shape[1:] == row else piece.size // math.prod(row) for piece in pieces]
-    result = np.empty((sum(counts), *row), dtype=array.dtype)
-    ends = itertools.accumulate(counts)
-    for piece, count, end in zip(pieces, counts, ends, strict=True):
-        result[end - count : end].reshape(piece.shape)[...] = piece
-    return result

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..families.base import Arrays, Family, Joined
+from ..families.base import Arrays, Family
 from ..labels import disjoint_spans_mask, labels_of, shifted_together
+from ..layout import Joined
 from ..records import IGNORE, Document, Pack
 from .sample import Expanded, fake_image_sample
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from tokenizers.normalizers import Lowercase
 
-from neatpack.pipeline.families.base import Family, ProcessorKey, identity_of, join_rows
+from neatpack.pipeline.families.base import Family, ProcessorKey, identity_of
 from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
-from neatpack.pipeline.layout import MediaArray
+from neatpack.pipeline.layout import MediaArray, join_rows
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 from helpers import DEMO_PROCESSOR
 from hypothesis import given, settings, strategies as st
 
-from neatpack.pipeline.families.base import Family, join_rows
+from neatpack.pipeline.families.base import Family
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.labels import (
     disjoint_spans_mask,
@@ -18,6 +18,7 @@ from neatpack.pipeline.labels import (
     shifted_spans,
     spans_mask,
 )
+from neatpack.pipeline.layout import join_rows
 from neatpack.pipeline.media.pixels import in_patches, patchify
 from neatpack.pipeline.records import IGNORE, Document
 from neatpack.pipeline.render.pack import build_pack, end_to_end
