@@ -46,8 +46,8 @@ MOST_RATIO = 64  # of two rates up to which that is so: a filter has 32 samples 
 def resampled_length(num_samples: int, rate: int, new_rate: int) -> int:
     """Samples that FFmpeg's resampler makes of so many, however they are cut into frames.
 
-    Behind its beginning it does the same again and again: 441 samples at 44,100 Hz are 160 at 16,000. So a long sound is
-    counted by a short one, and a multiple of those.
+    Behind its beginning it does the same again and again: 441 samples at 44,100 Hz are 160 at 16,000. So a long sound
+    is counted by a short one, and a multiple of those.
     """
     common = math.gcd(rate, new_rate)
     period, per_period = rate // common, new_rate // common
