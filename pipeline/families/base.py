@@ -367,6 +367,7 @@ class Family(ABC):
             "video_span_ids": self.chat.video_span_ids,
             "fake_image_ids": self.fake_image_ids.tolist(),
             "padding_id": self.chat.padding_id,
+            "tokenizer": self.chat.encoder.engine,
             "position_axes": self.position_axes,
             "position_dtype": self.position_dtype,
             "recurrent_layers": self.recurrent_layers,

@@ -68,11 +68,11 @@ class Chat:
 
     def ids(self, *texts: str) -> list[int]:
         """Of each text by itself, end to end."""
-        return [token for text in texts for token in self.encoder.bare(text)]
+        return [token for text in texts for token in self.tokenizer.encode(text, add_special_tokens=False)]
 
     @cached_property
     def encoder(self) -> Encoder:
-        """Chosen once, when first needed: that takes as long as loading the tokenizer."""
+        """For conversations. Chosen once, where there are any: that takes as long as loading the tokenizer."""
         return encoder_of(self.tokenizer)
 
     @cached_property
@@ -278,7 +278,7 @@ class Chat:
         ids: list[int] = self.encoder.encode([first])[0].tolist()
         for number, piece in zip(rest[::2], rest[1::2], strict=True):
             literal = literals[int(number)]
-            ids += self.ids(literal[:2], literal[2:], piece)
+            ids += [token for text in (literal[:2], literal[2:], piece) for token in self.encoder.bare(text)]
         return np.array(ids, dtype=np.int32)
 
     # Identity

@@ -31,6 +31,7 @@ from .base import Arrays, Decoded, Family, Grid, ImageRule, ProcessorFiles, Proc
 from .chat import Chat, ChatFormat
 from .rules import refuse_settings
 from .sentinel import derived_markers
+from .tokens import Encoder, Own
 
 PROBES = ((300, 400), (1000, 600), (480, 1300))  # heights and widths that differ in area and shape
 SMALLEST = (28, 112, 224, 336, 448)  # sides of a fake image: the first of those with the fewest tokens
@@ -219,6 +220,11 @@ class ProcessorChat(Chat):
         format_ = ChatFormat(assistant_header="", end_of_turn="", placeholders=placeholders)
         super().__init__(format_, images.processor.tokenizer, source=images.source, takes=("image",))
         self.images = images
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """The processor's own tokenizer, for it encodes by itself."""
+        return Own(self.tokenizer)
 
     @cached_property
     def markers(self) -> TurnMarkers:

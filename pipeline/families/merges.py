@@ -32,7 +32,7 @@ def _proper(merges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     is_made[merged] = True
     is_proper, count = np.maximum(left, right) < merged, -1
     is_left_out = np.zeros_like(is_made)
-    while count != (count := np.count_nonzero(is_proper)):
+    while count != (count := int(np.count_nonzero(is_proper))):
         is_left_out[:] = is_made
         is_left_out[merged[is_proper]] = False
         is_proper &= ~(is_left_out[left] | is_left_out[right])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ..records import MediaRef
 from ..runtime.objects import Unreachable
-from ..runtime.storage import sha256_of
+from ..runtime.storage import open_regular, sha256_of
 from ..uris import is_http, is_stored
 from .ahead import ahead
 from .open import TROUBLE, trouble
@@ -89,11 +89,9 @@ def _status(files: Sequence[str]) -> tuple[int, int]:
 def _ends(files: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for name in files:
-        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-        try:  # system calls alone: this is done of every medium, and reading its header takes hardly longer
-            size = os.fstat(file).st_size
-            digest.update(os.pread(file, END, 0))
-            digest.update(os.pread(file, END, max(size - END, 0)))
-        finally:
-            os.close(file)
+        file, status = open_regular(name)  # without a buffer: two reads, of every medium that there is
+        with file:
+            digest.update(file.read(END))
+            file.seek(max(status.st_size - END, 0))
+            digest.update(file.read(END))
     return digest.hexdigest()[:16]

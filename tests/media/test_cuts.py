@@ -18,6 +18,7 @@ from neatpack.pipeline.media.video import video_facts, wanted_frames
 from neatpack.pipeline.records import MeasuredMedia, MediaRef
 
 NUM_FRAMES = 60
+X264 = "keyint=12:min-keyint=12:scenecut=0:b-adapt=0"
 X265 = "keyint=12:min-keyint=12:scenecut=0:log-level=none"
 # Container, encoder, its options, and the packets that are cuts; key frames come every 12 frames.
 MADE = {
@@ -25,6 +26,8 @@ MADE = {
     "mpeg4-b.mkv": ("mpeg4", {"g": "12", "bf": "2"}, None),
     "h264.mp4": ("libx264", {"g": "12", "bf": "2", "sc_threshold": "0"}, [0, 12, 24, 36, 48]),
     "h264.mkv": ("libx264", {"g": "12", "bf": "2", "sc_threshold": "0"}, [0, 12, 24, 36, 48]),
+    "h264-b.mp4": ("libx264", {"x264-params": f"{X264}:bframes=2:b-pyramid=none"}, [0, 12, 24, 36, 48]),
+    "h264-pyramid.mkv": ("libx264", {"x264-params": f"{X264}:bframes=5:b-pyramid=normal"}, [0, 12, 24, 36, 48]),
     "h264-open.mkv": ("libx264", {"g": "12", "bf": "2", "x264-params": "open-gop=1:scenecut=0"}, [0]),
     "h264-refresh.mp4": ("libx264", {"g": "12", "x264-params": "intra-refresh=1:bframes=0"}, [0]),
     "h264.ts": ("libx264", {"g": "12"}, [0]),
@@ -108,13 +111,28 @@ def test_only_what_is_needed_is_decoded(made: dict[str, MediaRef]) -> None:
     for name, wanted, expected in [
         ("h264.mp4", [40], range(36, 48)),
         ("h264.mp4", [13, 40], [*range(12, 24), *range(36, 48)]),
+        ("h264-b.mp4", [40], referred(made["h264-b.mp4"], 36, 48) | {40}),
+        (
+            "h264-b.mp4",
+            [13, 40],
+            {13, 40, *(n for run in ((12, 24), (36, 48)) for n in referred(made["h264-b.mp4"], *run))},
+        ),
         ("mjpeg.avi", [7, 59], [7, 59]),
         ("h264.ts", [40], range(60)),
     ]:
         with open_container(made[name]) as (container, _):
             cuts = cuts_of(container) if can_have_cuts(container) else FROM_START
         with open_container(made[name]) as (container, _):
-            assert [number for number, _ in frames_between(container, cuts, wanted)] == list(expected)
+            assert [number for number, _ in frames_between(container, cuts, wanted)] == sorted(expected)
+
+
+def referred(ref: MediaRef, start: int, end: int) -> set[int]:
+    """Frames that others refer to: with two B-frames between others, all but those."""
+    with av.open(ref.path) as container:
+        kinds = [frame.pict_type for frame in container.decode(video=0)]
+    found = {number for number in range(start, end) if kinds[number] != av.video.frame.PictureType.B}
+    assert len(found) <= 6, "most are B-frames"
+    return found
 
 
 @given(cuts=st.sets(st.integers(1, 50)), wanted=st.lists(st.integers(0, 60), min_size=1))
