@@ -93,6 +93,7 @@ class Slot:
         self.memory[1 : 1 + len(token)] = token
         self.start = np.frombuffer(self.memory, np.uint8).ctypes.data + HEADER
         self.taken_at = 0  # by the count of all
+        self._num_taken = 0
         self._is_sent = False
         self._flat: weakref.ref[np.ndarray] | None = None
 
@@ -103,9 +104,10 @@ class Slot:
 
     def take(self, num_bytes: int) -> np.ndarray:
         self.memory[0], self._is_sent = TAKEN, False
+        self._num_taken += 1
         flat = np.frombuffer(self.memory, np.uint8, num_bytes, HEADER)
         self._flat = weakref.ref(flat)
-        weakref.finalize(flat, self._dropped).atexit = False
+        weakref.finalize(flat, self._dropped, self._num_taken).atexit = False
         return flat
 
     def send(self) -> None:
@@ -116,8 +118,9 @@ class Slot:
         self.memory[0] = RETIRED
         os.close(self.file)
 
-    def _dropped(self) -> None:
-        if not self._is_sent:
+    def _dropped(self, taken: int) -> None:
+        """It may be told late, by another thread: when the slot was sent, has come back and is taken again."""
+        if taken == self._num_taken and not self._is_sent:
             self.memory[0] = FREE
 
 
