@@ -61,7 +61,7 @@ def joined(arrays: list[torch.Tensor], dtype: torch.dtype | None = None, *, own:
     if {array.dtype for array in arrays} - {arrays[0].dtype} or not all(map(_is_carried, arrays)):
         return torch.cat(arrays).to(dtype)  # of a foreign dataset
     result = empty((sum(len(array) for array in arrays), *arrays[0].shape[1:]), dtype)
-    for array, rows in zip(arrays, result.split([len(array) for array in arrays]), strict=True):
+    for array, rows in zip(arrays, torch.split(result, [len(array) for array in arrays]), strict=True):
         if array.dtype == dtype:
             np.copyto(_carried(rows), _carried(array))
         else:

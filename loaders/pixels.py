@@ -155,7 +155,7 @@ def restored_end_to_end(arrays: Sequence[torch.Tensor], stored: Stored, dtype: t
     """Rows of one shape, restored straight into what the batch has of them."""
     rows = [len(array) for array in arrays]
     result = empty(restored_shape((sum(rows), *arrays[0].shape[1:]), stored), dtype)
-    for array, out in zip(arrays, result.split(rows), strict=True):
+    for array, out in zip(arrays, torch.split(result, rows), strict=True):
         restored(array, stored, dtype, out)
     return result
 

@@ -6,8 +6,8 @@ tensor travels as the number of its slot. When the training process drops it, a 
 writes its next batch there.
 
 A slot is a file without a name (memfd), which the other process opens through /proc: nothing is left behind by
-processes that are killed, and the size of /dev/shm, 64 MB in many containers, limits nothing. Where there is no memfd,
-torch copies tensors into shared memory of its own.
+processes that are killed, and the size of /dev/shm, 64 MB in many containers, limits nothing. Where there is no such
+file, and for who keeps very many batches, torch copies tensors into shared memory of its own.
 """
 
 import math
@@ -29,6 +29,7 @@ from torch.utils.data import get_worker_info
 SMALL = 256 * 1024  # bytes, that travel by value; positions of 8,192 tokens on three axes are 192 KB
 HEADER = mmap.PAGESIZE  # before the bytes of a slot: its state, and the token of its worker
 FREE, TAKEN, RETIRED = range(3)
+MOST = 64  # slots of a worker: each has two files open
 IDLE = 64  # a slot that was not taken for so many others is given up
 _GRAIN = 1 << 20  # a slot has some room to spare: the next batch may be a little larger
 
@@ -36,9 +37,25 @@ _GRAIN = 1 << 20  # a slot has some room to spare: the next batch may be a littl
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Memory for a part of a batch, whatever is in it: in a loader's worker a slot, if it is large."""
     num_bytes = math.prod(shape) * dtype.itemsize
-    if is_small(num_bytes) or get_worker_info() is None or not hasattr(os, "memfd_create"):
+    if is_small(num_bytes) or get_worker_info() is None or not _can_be_opened():
         return own(shape, dtype)
-    return torch.from_numpy(slots(os.getpid()).taken(num_bytes)).view(dtype).view(*shape)
+    flat = slots(os.getpid()).taken(num_bytes)
+    return own(shape, dtype) if flat is None else torch.from_numpy(flat).view(dtype).view(*shape)
+
+
+@lru_cache(maxsize=1)
+def _can_be_opened() -> bool:
+    """Whether files without a name are to be had, and by whoever knows their number."""
+    if not hasattr(os, "memfd_create"):
+        return False
+    file = os.memfd_create("neatpack")
+    try:
+        os.close(os.open(f"/proc/{os.getpid()}/fd/{file}", os.O_RDWR))
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
 
 
 def filled(shape: Sequence[int], dtype: torch.dtype, value: float) -> torch.Tensor:
@@ -76,6 +93,7 @@ class Slot:
         self.memory[1 : 1 + len(token)] = token
         self.start = np.frombuffer(self.memory, np.uint8).ctypes.data + HEADER
         self.taken_at = 0  # by the count of all
+        self._num_taken = 0
         self._is_sent = False
         self._flat: weakref.ref[np.ndarray] | None = None
 
@@ -86,9 +104,10 @@ class Slot:
 
     def take(self, num_bytes: int) -> np.ndarray:
         self.memory[0], self._is_sent = TAKEN, False
+        self._num_taken += 1
         flat = np.frombuffer(self.memory, np.uint8, num_bytes, HEADER)
         self._flat = weakref.ref(flat)
-        weakref.finalize(flat, self._dropped).atexit = False
+        weakref.finalize(flat, self._dropped, self._num_taken).atexit = False
         return flat
 
     def send(self) -> None:
@@ -99,8 +118,9 @@ class Slot:
         self.memory[0] = RETIRED
         os.close(self.file)
 
-    def _dropped(self) -> None:
-        if not self._is_sent:
+    def _dropped(self, taken: int) -> None:
+        """It may be told late, by another thread: when the slot was sent, has come back and is taken again."""
+        if taken == self._num_taken and not self._is_sent:
             self.memory[0] = FREE
 
 
@@ -113,17 +133,21 @@ class Slots:
         self._num_made = self._num_taken = 0
         self._lock = Lock()
 
-    def taken(self, num_bytes: int) -> np.ndarray:
-        """So many bytes that nobody else uses."""
+    def taken(self, num_bytes: int) -> np.ndarray | None:
+        """So many bytes that nobody else uses; None: too many slots are in use."""
         with self._lock:
             free = [slot for slot in self._slots if slot.is_free]
             fitting = [slot for slot in free if slot.num_bytes >= num_bytes]
             # Of equal ones that which was taken last: the others are then seen to be idle.
             chosen = min(fitting, key=lambda slot: (slot.num_bytes, -slot.taken_at), default=None)
-            for slot in free:
-                if slot is not chosen and self._num_taken - slot.taken_at >= IDLE:
-                    slot.retire()
-                    self._slots.remove(slot)
+            idle = [slot for slot in free if slot is not chosen and self._num_taken - slot.taken_at >= IDLE]
+            if chosen is None and not idle and len(self._slots) >= MOST:
+                if not free:
+                    return None
+                idle = [min(free, key=lambda slot: slot.taken_at)]
+            for slot in idle:
+                slot.retire()
+                self._slots.remove(slot)
             chosen = chosen or self._made(num_bytes)
             self._num_taken += 1
             chosen.taken_at = self._num_taken

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from neatpack import PackedShards, neat_packed_vlm_collater, wrap_vlm_collate_for_pp
 from neatpack.loaders import shared
 from neatpack.loaders.pixels import RESTORE_KEY, Stored, restored, restored_end_to_end
-from neatpack.loaders.shared import IDLE, Slots, received
+from neatpack.loaders.shared import IDLE, MOST, Slots, received
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +113,15 @@ def test_memory_is_used_again_and_given_back(out):
     assert not shared._kept, "the workers are gone, and so is what they shared"
 
 
+def test_who_keeps_all_batches_has_them_all(out, monkeypatch):
+    """In memory of torch, where there are too many for slots."""
+    monkeypatch.setattr(shared, "MOST", 5)
+    packs = PackedShards(out, shuffle=False)
+    kept, alone = list(packs.loader(num_workers=2)), list(PackedShards(out, shuffle=False).loader())
+    assert all(equal(ours, theirs) for ours, theirs in zip(kept, alone, strict=True))
+    assert any(tensor.is_shared() for batch in kept for tensor in tensors(batch).values())
+
+
 def test_slots():
     slots = Slots()
     first = slots.taken(5000)
@@ -121,14 +130,16 @@ def test_slots():
     assert len(slots._slots) == 2, "the first is in use"
     del first
     assert slots.taken(4000) is not None and len(slots._slots) == 2, "what was not sent is free when it is dropped"
-    many = [slots.taken(1000) for _ in range(3 * IDLE)]
-    assert len(slots._slots) > 3 * IDLE, "all of them are in use"
-    del many, second
+    many = [slots.taken(1000) for _ in range(MOST - 2)]
+    assert len(slots._slots) == MOST - 1, "all but the one of 4,000 bytes are in use"
+    assert slots.taken(1000) is not None and len(slots._slots) == MOST
     large = slots.taken(50 << 20)
-    for _ in range(IDLE):
+    assert len(large) == 50 << 20 and len(slots._slots) == MOST, "in the place of a free one that was too small"
+    assert slots.taken(1000) is None, "so many and no more"
+    del many, second, large
+    for _ in range(IDLE + 1):
         slots.taken(1)
-    assert len(slots._slots) == 2, "one in use, and that which was taken last"
-    assert len(large) == 50 << 20
+    assert len(slots._slots) == 1, "that which was taken last"
 
 
 def test_who_has_received_it_says_when_it_is_free():
