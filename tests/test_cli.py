@@ -529,9 +529,7 @@ def test_verify_a_broken_manifest(run: Run, out: Path) -> None:
     assert code == 1
     assert errors.startswith(f"neatpack: {out}/manifest.json: not JSON: ")
     (out / "manifest.json").write_text('{"format": 99}')
-    known = (
-        f"this neatpack ({neatpack.__version__}) reads formats 5 to 7; use the neatpack that made it, or pack again"
-    )
+    known = f"this neatpack ({neatpack.__version__}) reads formats 5 to 7; use the neatpack that made it, or pack again"
     assert run("verify", out)[::2] == (1, f"neatpack: {out}/manifest.json: format 99, {known}\n")
 
 

@@ -28,7 +28,7 @@ from .commit import count_all
 from .index import LOADS_SCHEMA, index_problems, parse_batch, places_of, runs
 from .ledger import SCHEMA as LEDGER
 from .note import PackLine
-from .pixels import OtherPixelsError, PixelDecoder
+from .restoring import OtherPixelsError, PixelDecoder
 from .stats import pack_stats, shard_stats
 from .tables import ledger_names
 
