@@ -174,7 +174,8 @@ class PixelDecoder:
         """Of pictures. Raises ValueError where the manifest has none that fits its arrays."""
         if self._rule is None:
             if missing := first_missing("source"):
-                raise ModuleNotFoundError(remedy(missing, "reading pictures that are stored as they came", "source"))
+                told = remedy(missing, "reading pictures that are stored as they came", "source")
+                raise ModuleNotFoundError(told, name=missing)
             from ..families.restore import restored_rule
 
             if self._described is None or self._resize not in ("torch", "pil"):
