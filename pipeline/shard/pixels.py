@@ -196,8 +196,10 @@ class PixelEncoder:
         if not may_be_coded:
             return Line(NUMBERS[U8], num_bytes, len(rows), crc32), plain
         own = source.ref.held if source is not None and isinstance(source.ref.held, bytes) else b""
-        if own and not (self.rule and source and is_restorable(self.rule, name, source, num_bytes, len(rows))):
-            own = b""
+        if own:
+            assert self.rule is not None and source is not None
+            assert self.rule.rows(source)[name] == len(rows), f"{name}: {len(rows)} rows are of another picture"
+            own = own if is_restorable(self.rule, name, source, num_bytes, len(rows)) else b""
         if not own or SMALL * len(own) > num_bytes:
             compressed: bytes = pa.Codec("zstd", compression_level=LEVEL).compress(plain, asbytes=True)
             if not own or len(compressed) <= len(own):
