@@ -18,7 +18,7 @@ from typing import Any
 
 from ..pipeline.layout import MediaArray, layout_of
 from ..pipeline.manifest import FILE as MANIFEST, REMEDY, Manifest, OutputError
-from ..pipeline.shard.pixels import PixelDecoder
+from ..pipeline.shard.restoring import PixelDecoder
 from .item import PIXELS, pack_item
 from .pixels import Stored, read_tables, stored_arrays
 

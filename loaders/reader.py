@@ -35,7 +35,7 @@ from ..pipeline.records import TOKEN_TYPES
 from ..pipeline.runtime.objects import Opened, Remote
 from ..pipeline.runtime.storage import inside, open_regular, parse_json, place, read_into, sizes_in
 from ..pipeline.shard.codec import read_arrays, text_problem
-from ..pipeline.shard.pixels import PixelDecoder
+from ..pipeline.shard.restoring import PixelDecoder
 from .cache import ShardCache
 from .opened import FileVersion, in_advance, opened_local, opened_remote
 from .pixels import read_tables

@@ -15,7 +15,8 @@ from .typed import check_types
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "av", "numpy")  # packages that shape the tensors
+# Packages that shape the tensors; pyarrow, whose zstd shapes the bytes that are stored of them.
+VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "av", "numpy", "pyarrow")
 
 
 def versions() -> dict[str, str]:

@@ -33,7 +33,7 @@ from neatpack.pipeline.plan.assign import SCHEMA as PLAN_SCHEMA, Plan
 from neatpack.pipeline.records import TOKEN_TYPES, MediaRef, Pack
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.codec import END, read_pack
-from neatpack.pipeline.shard.pixels import PixelDecoder
+from neatpack.pipeline.shard.restoring import PixelDecoder
 from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -362,7 +362,7 @@ def test_an_output_of_an_older_format_is_refused_and_overwritten_on_demand(tiny,
     config = tiny_config(tiny.text("a", "b").write(), tmp_path / "out")
     run_pack(config)
     manifest = tmp_path / "out/manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 6,', '"format": 2,'))
+    manifest.write_text(manifest.read_text().replace('"format": 7,', '"format": 2,'))
     with pytest.raises(UserError, match="format 2, this neatpack .* or give --overwrite to start anew"):
         run_pack(config)
     manifest.unlink()

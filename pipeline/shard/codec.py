@@ -22,7 +22,8 @@ from ..manifest import Manifest
 from ..records import Document, Pack
 from ..runtime.storage import Sink, parse_json
 from ..typed import check_types
-from .pixels import PixelDecoder, stored_names
+from .pixels import stored_names
+from .restoring import PixelDecoder
 
 # Arrays of every pack; those of its media, which its family declares, come after them.
 TEXT_ARRAYS = {"input_ids": "int32", "labels": "int32", "position_ids": "", "seq_lens": "int32",

@@ -26,7 +26,8 @@ from .codec import member_names, read_arrays, read_pack, write_end, write_pack
 from .commit import claim, refuse_strangers, remove_left_overs
 from .index import SCHEMA, parse_index
 from .note import ShardDone, ShardNote, lines_path, note_path
-from .pixels import CODED, MEDIA, PixelDecoder, PixelEncoder, array_codec
+from .pixels import CODED, MEDIA, PixelEncoder, array_codec
+from .restoring import PixelDecoder
 from .sources import BASE, FILE as SOURCES
 from .stats import PACKS, SHARDS, write_index
 from .writer import finished_shards

@@ -28,7 +28,7 @@ from .check import check_pack
 from .codec import BLOCK, END, members_of, read_pack, tar_header
 from .index import LOADS_SCHEMA, index_problems, parse_batch, places_of, runs
 from .note import PackLine
-from .pixels import OtherPixelsError, PixelDecoder
+from .restoring import OtherPixelsError, PixelDecoder
 from .stats import pack_stats, shard_stats
 from .tables import ledger_names, row_blocks
 

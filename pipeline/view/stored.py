@@ -13,7 +13,7 @@ from ..records import TOKEN_TYPES, MeasuredMedia, Pack
 from ..runtime.storage import Place, inside, open_regular, read_into, shown
 from ..shard.codec import read_pack, text_problem
 from ..shard.index import parse_index
-from ..shard.pixels import PixelDecoder
+from ..shard.restoring import PixelDecoder
 from ..shard.sources import SourceError, files_of, processor_of
 from ..shard.words import counted, size
 from .document import PackView

@@ -51,6 +51,9 @@ def rows_of_all_kinds(data: TinyData) -> TinyData:
     for name in ("0.jpg", "turned.jpg", "alpha.png", "palette.gif", "noise.png", "0.jpg"):
         data.row([("user", "<image>What?"), ("assistant", f"It is {name}.")], images=[name])
     data.row([("user", "<image>And<image>which?"), ("assistant", "Both.")], images=["1.jpg", "2.jpg"])
+    for number in (4, 5):  # of one size, so that only their pixels tell them apart
+        picture(folder / f"{number}.jpg", 240, 320, seed=number, quality=80)
+    data.row([("user", "<image>Not<image>?"), ("assistant", "Both.")], images=["5.jpg", "4.jpg"])
     data.row([("user", "<video>or<image>?"), ("assistant", "A film.")], videos=["film.mp4"], images=["3.jpg"])
     data.row([("user", "<video>Well?"), ("assistant", "A film.")], videos=["film.mp4"])
     return mixed_rows(data, 12, 3)

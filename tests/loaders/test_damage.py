@@ -16,6 +16,7 @@ import pytest
 
 from jobs.fuzz import fuzz
 from jobs.fuzzing.output import (
+    CODED,
     OUTPUT,
     as_format_5,
     loaded,
@@ -345,6 +346,13 @@ def test_fuzz(tmp_path: Path) -> None:
     assert not failures, failures[0]
     assert {name for name, _, _ in counts} >= {"shard: flip", "manifest: flip", "forged index", "forged pack"}
     assert counts["shard: truncate", "loader", "found"] == counts["ledger: flip", "verify", "found"] == 1
+
+
+def test_fuzz_of_pictures_that_are_decoded_at_load(tmp_path: Path) -> None:
+    sound, forged = CODED.make(tmp_path), CODED.only("forged pack")
+    counts, failures = fuzz(forged, sound, tmp_path, 0, iter(range(6)))
+    assert not failures, failures[0]
+    assert sum(counts.values()) == 12, "each by the loader and by verify"
 
 
 def test_the_fuzzer_tells_what_a_reader_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

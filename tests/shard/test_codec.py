@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as npst
 
+from neatpack.pipeline.layout import MediaArray
 from neatpack.pipeline.records import Document, Pack
 from neatpack.pipeline.shard.codec import (
     member_names,
@@ -25,7 +26,7 @@ ARRAYS = {
     "seq_lens_padded": np.int32, "mm_token_type_ids": np.uint8, "image_grid_thw": np.int64, "pixel_values": np.uint8,
     "video_grid_thw": np.int64, "second_per_grid_ts": np.float32, "pixel_values_videos": np.uint8,
 }  # fmt: skip
-MEMBERS = member_names(list(ARRAYS)[6:])
+MEMBERS = member_names({name: MediaArray(kinds=("image",), dtype="uint8", row=()) for name in list(ARRAYS)[6:]})
 
 SHAPES = {"position_ids": 2, "image_grid_thw": 2, "pixel_values": 2, "video_grid_thw": 2, "pixel_values_videos": 2}
 

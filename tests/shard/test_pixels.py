@@ -26,13 +26,13 @@ from neatpack.pipeline.shard import pixels
 from neatpack.pipeline.shard.pixels import (
     COLUMNS,
     NUMBERS,
-    PixelDecoder,
     PixelEncoder,
     pixels_for,
     room,
     rows_per_medium,
     stored_names,
 )
+from neatpack.pipeline.shard.restoring import PixelDecoder
 
 CODECS = ("u8", "zstd", "source")
 U8, ZSTD, SOURCE = (NUMBERS[name] for name in CODECS)
