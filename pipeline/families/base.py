@@ -7,6 +7,7 @@ out of it by mistake.
 
 import dataclasses
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
