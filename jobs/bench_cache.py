@@ -12,6 +12,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -45,7 +46,11 @@ def bench(out: str, folder: Path, repeats: int) -> None:
             shard.unlink()
         read(cached)
 
-    ways = {"by range": lambda: read(ranged), "cache, cold": cold, "cache, warm": lambda: read(cached)}
+    ways: dict[str, Callable[[], None]] = {
+        "by range": lambda: read(ranged),
+        "cache, cold": cold,
+        "cache, warm": lambda: read(cached),
+    }
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():

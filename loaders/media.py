@@ -39,7 +39,7 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.
     """
     layout: Mapping[str, MediaArray] = samples[0].get(LAYOUT_KEY) or {}
     stored: Mapping[str, Stored] = samples[0].get(STORED_KEY, {})
-    dtype = samples[0].get(RESTORE_KEY)
+    dtype: Any = samples[0].get(RESTORE_KEY)
     result: dict[str, Any] = {}
     for name in layout or MEDIA_KEYS:
         arrays = [sample[name] for sample in samples if sample.get(name) is not None and len(sample[name])]

@@ -57,7 +57,7 @@ def compared(examples: list[Example], processor_folder: str, repeats: int) -> di
         neat_pack_dataset_vlm,
     )
 
-    processor = AutoProcessor.from_pretrained(processor_folder)
+    processor: Any = AutoProcessor.from_pretrained(processor_folder)  # type: ignore[no-untyped-call]
     samples = PreTokenizedDatasetWrapper(examples, processor)
     packs = neat_pack_dataset_vlm(samples, PACK_SIZE, ds_raw=examples, processor=processor, exact_lengths=True)
 
@@ -141,7 +141,7 @@ def main() -> int:
 
     meta, processor, folder, repeats, *declare = sys.argv[1:]
     if declare:
-        library = torch.library.Library("torchvision", "FRAGMENT")
+        library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     try:

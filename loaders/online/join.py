@@ -119,7 +119,8 @@ def _build_packed_vlm_sample(
     )
     pack: dict[str, Any] = {name: torch.from_numpy(array) for name, array in joined.items()}
     pack["attention_mask"] = document_numbers(pack["seq_lens_padded"])
-    layout, dtype = samples[0].get(LAYOUT_KEY), samples[0].get(RESTORE_KEY)
+    layout = samples[0].get(LAYOUT_KEY)
+    dtype: Any = samples[0].get(RESTORE_KEY)
     stored = samples[0].get(STORED_KEY, {}) if dtype is not None else {}
     for name in layout or MEDIA_KEYS:
         arrays = [sample[name] for sample in samples if has(sample, name)]
