@@ -257,6 +257,6 @@ def byte_letters() -> list[str]:
 def _ids_of_merges(merges: Sequence[Sequence[str]], vocabulary: dict[str, int]) -> np.ndarray:
     """[n, 3]: left, right, and what they become."""
     found = np.empty((len(merges), 3), dtype=np.int64)
-    found[:, :2].flat = [vocabulary[part] for pair in merges for part in pair]
+    found[:, :2] = np.array([vocabulary[part] for pair in merges for part in pair], dtype=np.int64).reshape(-1, 2)
     found[:, 2] = [vocabulary[merged] for merged in map("".join, merges)]
     return found
