@@ -6,6 +6,7 @@ end, written and hashed, with the lines of the index.
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from neatpack.pipeline.config import PackConfig
@@ -34,7 +35,7 @@ def rows(options: Options) -> Iterator[Row]:
         if len(lines) < LEAST or any(line["media_bytes"] for line in lines):
             continue
         tar = options.folder / "text.tar"
-        seconds = side_by_side({"text": lambda jobs=jobs, tar=tar: write(jobs, tar)}, options.repeats)["text"]
+        seconds = side_by_side({"text": partial(write, jobs, tar)}, options.repeats)["text"]
         tokens = sum(line["tokens"] for line in lines) / len(lines)
         yield Row(what=f"a text document, {len(lines)} of {tokens:.0f} tokens", figure=1e6 * seconds / len(lines),
                   wanted=WANTED, unit="us", of={name: seconds})  # fmt: skip

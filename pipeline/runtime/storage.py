@@ -332,7 +332,8 @@ def read_stretches(wanted: Sequence[Stretch]) -> list[memoryview]:
 
 def _together(places: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
     """Places (at, size, …) in order, those that are NEAR each other as one: where it begins and ends, and which."""
-    start, end, together = 0, 0, []  # type: int, int, list[tuple[int, int, int]]
+    start, end = 0, 0
+    together: list[tuple[int, int, int]] = []
     for place in places:
         if together and place[0] - end > NEAR:
             yield start, end, together
