@@ -226,7 +226,7 @@ def test_a_frame_that_claims_to_be_larger_gets_no_memory() -> None:
     layout, codecs = {"thumbnails": patches("image", (600,))}, parse_codecs("zstd")
     bomb = pa.Codec("zstd").compress(bytes(50 << 20), asbytes=True)
     line = [ZSTD, len(bomb), 1, 0, *[0] * 7]
-    stored = {
+    stored: dict[str, np.ndarray] = {
         "input_ids": np.zeros(3, np.int32),
         "thumbnails_coded": np.frombuffer(bomb, np.uint8),
         "thumbnails_media": np.array([line], np.int64),
