@@ -22,7 +22,7 @@ from PIL import Image
 from transformers import AutoTokenizer
 
 from neatpack.pipeline.families.base import ProcessorFiles, ProcessorKey
-from neatpack.pipeline.families.default import Default
+from neatpack.pipeline.families.default import Default, as_numbers
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.records import Skip
@@ -107,7 +107,7 @@ def survey(model: str, kind: type, folder: Path) -> str:
             return "other ids than the processor's"
         for name, array in family.media.items():
             if name in out and len(parts_of_turn):
-                theirs = np.asarray(out[name])
+                theirs = as_numbers(out[name])
                 theirs = theirs[0] if array.deliver.batch_axis else theirs
                 if not np.array_equal(whole.media[name], theirs):
                     return f"{name} differs from the processor's"
@@ -131,6 +131,7 @@ def main() -> None:
                 found[name] = survey(model, kind, Path(folder))
             except Exception as error:  # whatever a class says of its own defaults is what the table says
                 found[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+            print(name, found[name] or "works", file=sys.stderr, flush=True)
     print(json.dumps(found))
 
 
