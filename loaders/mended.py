@@ -6,9 +6,9 @@
                 features are made before, and put into the order of the text by mm_token_type_ids
     Kimi K2.5   cuts the pooled features of videos by grids that count all frames, and cannot pool chunks of 4 and of 2
                 frames at once: chunks run one by one
+    LLaVA-OneVision  takes the frames that pad a video in a batch for others: videos run one by one, each with its own
 
-What cannot be mended from outside: LLaVA-OneVision wants videos of equally many frames in a batch (num_frames of its
-processor), and Phi-4-multimodal projects sounds otherwise beside pictures (pack them apart).
+What cannot be mended from outside: Phi-4-multimodal projects sounds otherwise beside pictures (pack them apart).
 """
 
 from functools import partial
@@ -31,6 +31,8 @@ def mend(model: Any) -> Any:
         "Glm46VForConditionalGeneration",
     ):
         model.register_forward_pre_hook(_with_features_in_order, with_kwargs=True)
+    elif kind == "LlavaOnevisionForConditionalGeneration":
+        model.register_forward_pre_hook(_video_by_video, with_kwargs=True)
     elif kind == "Kimi_K25ForConditionalGeneration":
         model.model.get_video_features = partial(_chunk_by_chunk, model.model)
     return model
@@ -64,6 +66,23 @@ def _with_features_in_order(model: Any, args: tuple[Any, ...], kwargs: dict[str,
         ordered[visual == kind] = rows
     rest = {name: value for name, value in kwargs.items() if name not in ("pixel_values", "pixel_values_videos")}
     return args, {**rest, "mm_encoder_outputs": {"image": SimpleNamespace(pooler_output=[ordered])}}
+
+
+def _video_by_video(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    videos, counts = kwargs.get("pixel_values_videos"), kwargs.get("num_frames")
+    if videos is None or counts is None or len(set(counts.tolist())) == 1:
+        return args, kwargs
+    pieces = [
+        model.model.get_video_features(video[None, :count]).pooler_output
+        for video, count in zip(videos, counts.tolist(), strict=True)
+    ]
+    features = {"video": SimpleNamespace(pooler_output=torch.cat(pieces, dim=1))}
+    if kwargs.get("pixel_values") is not None:
+        features["image"] = model.model.get_image_features(
+            kwargs["pixel_values"], kwargs["image_sizes"], batch_num_images=kwargs.get("batch_num_images")
+        )
+    rest = {name: value for name, value in kwargs.items() if name not in ("pixel_values", "pixel_values_videos")}
+    return args, {**rest, "mm_encoder_outputs": features}
 
 
 def _chunk_by_chunk(model: Any, pixel_values_videos: Any, video_grid_thw: Any, **_: Any) -> Any:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -205,18 +206,44 @@ def run_hf(conversations: dict[str, list[Any]], folder: Path) -> dict[str, np.nd
     """Tensors of whole HF processors, "directory name/conversation/key", by tests/render/hf_processor.py."""
     spec, out = folder / "spec.json", folder / "out.npz"
     spec.write_text(json.dumps(conversations))
-    run_with_torchvision(ROOT / "tests" / "render" / "hf_processor.py", str(spec), str(out))
+    worker = hf_worker()
+    assert worker.stdin is not None and worker.stdout is not None
+    worker.stdin.write(json.dumps([str(spec), str(out)]) + "\n")
+    worker.stdin.flush()
+    line = worker.stdout.readline()
+    assert line, "tests/render/hf_processor.py ended"
+    assert json.loads(line) is None, json.loads(line)[-2000:]
     with np.load(out) as saved:
         return dict(saved)
 
 
-def run_with_torchvision(script: Path, *arguments: str) -> str:
-    """What a script prints that imports tests/with_torchvision.py."""
+@lru_cache(maxsize=1)
+def hf_worker() -> "subprocess.Popen[str]":
+    """The process of `run_hf`, for all tests of this one; it ends when its input does."""
+    for extra in ([], ["--declare"]):
+        command = [sys.executable, str(ROOT / "tests" / "render" / "hf_processor.py"), *extra]
+        worker = subprocess.Popen(
+            command, env=torchvision_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        assert worker.stdout is not None
+        if worker.stdout.readline() == "ready\n":
+            return worker
+        assert worker.wait() == 3, f"tests/render/hf_processor.py ended with {worker.returncode}"
+    pytest.skip("torchvision cannot be imported here (the Makefile installs it into .venv/torchvision)")
+
+
+def torchvision_environment() -> dict[str, str]:
     folders = [ROOT / ".venv" / "torchvision", ROOT, ROOT / "tests"]
     search = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": search}
+
+
+def run_with_torchvision(script: Path, *arguments: str) -> str:
+    """What a script prints that imports tests/with_torchvision.py."""
     for extra in ([], ["--declare"]):
         command = [sys.executable, str(script), *arguments, *extra]
-        done = subprocess.run(command, env={**os.environ, "PYTHONPATH": search}, capture_output=True, text=True)
+        done = subprocess.run(command, env=torchvision_environment(), capture_output=True, text=True)
         if done.returncode != 3:
             break
     if done.returncode == 3:

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
+import torch
 from jinja2 import TemplateError
 from PIL import Image
 
@@ -203,7 +204,7 @@ class ProcessorImages(ImageRule):
         out = self.processor.apply_chat_template(
             messages, tools=list(tools) or None, tokenize=True, return_dict=True, return_tensors="pt"
         )
-        arrays = {name: np.asarray(value) for name, value in out.items()}
+        arrays = {name: as_numbers(value) for name, value in out.items()}
         ids = arrays.pop("input_ids")
         media = {name: array for name, array in arrays.items() if array.shape[:2] != ids.shape}
         if not as_is:
@@ -300,10 +301,10 @@ class Default(Family):
             assert images.arrays  # learnt now: a processor that does not fit is refused before anything is measured
         except UserError:
             raise
-        except (ValueError, TypeError, TemplateError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, TemplateError) as error:
             raise UserError(
                 f"--processor {files.source}: does not take a question with a picture, and family default tried: "
-                f"{error}"
+                f"{type(error).__name__}: {error}"
             ) from error
         token = getattr(processor, "image_token", None)
         return cls(ProcessorChat(images, {"image": str(token)} if token else {}), image=images)
@@ -358,6 +359,11 @@ def _checked(processor: Any, source: str) -> Any:
                 "needs a processor of text and pictures"
             )
     return processor
+
+
+def as_numbers(value: Any) -> np.ndarray:
+    """Llama 4's processor gives bf16, which numpy does not have."""
+    return np.asarray(value.float() if isinstance(value, torch.Tensor) and value.dtype == torch.bfloat16 else value)
 
 
 def replaced(with_placeholder: np.ndarray, token: int, ids: np.ndarray) -> np.ndarray | None:

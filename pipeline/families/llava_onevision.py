@@ -9,8 +9,8 @@
     num_frames           videos   how many frames are a video's; num_frames_mask tells them from padding
 
 The model's forward passes over num_tiles, num_frames and num_frames_mask. It cannot tell padding frames from others,
-though: all videos of a batch must have as many frames, so set `num_frames` in the processor's video config (32, say),
-which takes that many from any video.
+though: loaders/mended.py lets it, or set `num_frames` in the processor's video config (32, say), which takes that many
+from any video.
 """
 
 import math

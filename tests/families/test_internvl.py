@@ -1,23 +1,19 @@
-"""InternVL against transformers: every tensor of its processor, and packed against alone with its model."""
+"""InternVL: smaller and shorter ones, what is refused, packed against alone. Its tensors: test_parity.py."""
 
-import numpy as np
 import pytest
 import torch
-from helpers import SHARED, TinyData, assert_verified, differences, picture, run_hf, tiny_config
+from helpers import TinyData, assert_verified, differences, picture, tiny_config
 from processors import internvl
 from tiny_models import tiny_internvl
 
 from neatpack import PackedShards
-from neatpack.loaders.pixels import Stored, restored
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.measure.length import measure, shrunk, truncated
-from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
 
-# One tile, several, more than max_patches allows, and the shapes between which the choice is close.
 SIZES = [(56, 56), (40, 30), (112, 112), (57, 170), (400, 120), (300, 300), (1, 90), (168, 112)]
 
 
@@ -33,41 +29,6 @@ def asked(*paths, question="What is it?", answer="It is so."):
 def tiny(tmp_path_factory):
     made = internvl.make(tmp_path_factory.mktemp("internvl") / "processor")
     return load_family(ProcessorKey(processor=str(made)))
-
-
-@pytest.fixture(scope="module", params=["tiny", "real"])
-def hf(request, tiny, tmp_path_factory):
-    """(family, conversations, their HF tensors); the real processor where ../shared is."""
-    folder = tmp_path_factory.mktemp("internvl_media")
-    family, factor = tiny, 1
-    if request.param == "real":
-        if not (SHARED / "processors" / "internvl3").is_dir():
-            pytest.skip("../shared/processors/internvl3 is not here")
-        family, factor = load_family(ProcessorKey(processor=str(SHARED / "processors" / "internvl3"))), 8
-    paths = [picture(folder / f"{i}.png", factor * high, factor * wide, seed=i) for i, (high, wide) in enumerate(SIZES)]
-    conversations = [asked(path) for path in paths]
-    conversations += [asked(), asked(*paths[:3]), [*asked(paths[3]), *asked(paths[4], answer="\n\nYes.")]]
-    return family, conversations, run_hf({family.source: conversations}, folder)
-
-
-def test_every_tensor(hf):
-    family, conversations, tensors = hf
-    table = torch.from_numpy(family.tables("torch")["image"])
-    name = family.source.rsplit("/", 1)[1]
-    for number, messages in enumerate(conversations):
-        (measured,) = measure([from_conversation({"conversation": messages})], family)
-        whole = render_whole(measured, family, "torch")
-        assert whole.input_ids.tolist() == tensors[f"{name}/{number}/input_ids"][0].tolist()
-        assert measured.tokens == len(whole.input_ids) - 1
-        assert family.media_tokens(whole.media, family.facts) == np.count_nonzero(whole.mm_token_type_ids)
-        assert measured.media_bytes == sum(array.nbytes for array in whole.media.values())
-        if not measured.media:
-            assert not len(whole.media["pixel_values"])
-            continue
-        expected = torch.from_numpy(tensors[f"{name}/{number}/pixel_values"])
-        for dtype in (torch.float32, torch.bfloat16):
-            ours = restored(torch.from_numpy(whole.media["pixel_values"]), Stored(table), dtype)
-            assert torch.equal(ours, expected.to(dtype)), number
 
 
 def test_smaller_and_shorter(tiny, tmp_path):

@@ -36,6 +36,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from neatpack import PackedShards, restore_pixels
+from neatpack.loaders.mended import mend
 from neatpack.loaders.model_inputs import PackCollater
 from neatpack.loaders.probes import isolates_by_positions
 from neatpack.pipeline.families.base import ProcessorKey
@@ -87,6 +88,9 @@ CASES = {
     "llava_onevision": Case(
         family="llava_onevision", model=tiny_llava_onevision, kinds="image video",
         processor=partial(llava_onevision.make, video={"num_frames": 4, "do_sample_frames": True}),
+    ),
+    "llava_onevision_frames": Case(  # videos of 4, 5 and 6 frames
+        family="llava_onevision", model=lambda family: mend(tiny_llava_onevision(family)), kinds="image video",
     ),
     "internvl": Case(family="internvl", model=tiny_internvl),
     "mistral3": Case(family="mistral3", model=tiny_mistral3),

@@ -1,6 +1,7 @@
-"""Run a whole HF processor (torchvision backend) over conversations and save its tensors; a process of its own.
+"""Run whole HF processors (torchvision backend) over conversations and save their tensors; a process of its own.
 
-python hf_processor.py SPEC.json OUT.npz [--declare]
+python hf_processor.py [--declare], and on each line of its input ["SPEC.json", "OUT.npz"]; it answers by a line of
+JSON, null or what went wrong. One process serves a whole run of tests: to import all this takes longer than most of it.
 
 Exit 3: no usable torchvision.
 
@@ -11,6 +12,7 @@ Sounds are given as .npy files of samples: {"type": "audio", "samples": …}, or
 
 import json
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -28,46 +30,58 @@ def sampler(processor, fps):
     return lambda metadata, **_: processor.video_processor.sample_frames(metadata, fps=fps)
 
 
-arrays = {}
-for processor_path, conversations in json.loads(Path(sys.argv[1]).read_text()).items():
-    processor = AutoProcessor.from_pretrained(processor_path)
-    for number, messages in enumerate(conversations):
-        paths = [part["path"] for turn in messages for part in turn["content"] if part["type"] == "image"]
-        images = [ImageOps.exif_transpose(Image.open(path)) for path in paths]
-        clips = [part for turn in messages for part in turn["content"] if part["type"] == "video"]
-        videos = {}
-        if clips:
-            read = [read_video_pyav(clip["path"], sampler(processor, clip.get("fps"))) for clip in clips]
-            frames, metadata = zip(*read, strict=True)
-            videos = {"videos": list(frames), "video_metadata": list(metadata), "do_sample_frames": False}
-        parts = [part for turn in messages for part in turn["content"]]
-        sounds = [np.load(part[key]) for part in parts for key in ("samples", "sound") if key in part]
-        more = {"audio": sounds} if sounds else {}
-        if "Omni" in type(processor).__name__:  # takes the rate as told, and knows no token types
-            if clips and clips[0].get("fps"):
-                more["fps"] = clips[0]["fps"]
-            if any("sound" in part for part in parts):
-                more["use_audio_in_video"] = True
-        else:
-            more["return_mm_token_type_ids"] = True
-        for part in parts:
-            if bounds := {name: part[name] for name in ("min_pixels", "max_pixels") if name in part}:
-                own = processor.image_processor.size
-                most = bounds.get("max_pixels", own["longest_edge"])
-                more["size"] = {
-                    "shortest_edge": bounds.get("min_pixels", min(own["shortest_edge"], most)),
-                    "longest_edge": most,
-                }
-        # Phi-4's processor leaves its template to the tokenizer.
-        text = (processor if processor.chat_template else processor.tokenizer).apply_chat_template(
-            messages, tokenize=False
-        )
-        if type(processor).__name__ == "LlavaOnevisionProcessor":  # a list for each text: else each image is alone
-            images = [images] if images else None
-        if processor.tokenizer.bos_token and text.startswith(processor.tokenizer.bos_token):
-            more["add_special_tokens"] = False  # as apply_chat_template(tokenize=True) does
-        out = processor(text=[text], images=images or None, return_tensors="pt", **videos, **more)
-        for key, value in out.items():
-            if isinstance(value, torch.Tensor):
-                arrays[f"{Path(processor_path).name}/{number}/{key}"] = value.numpy()
-np.savez(sys.argv[2], **arrays)
+def process(spec, out_path):
+    arrays = {}
+    for processor_path, conversations in json.loads(Path(spec).read_text()).items():
+        processor = AutoProcessor.from_pretrained(processor_path)
+        for number, messages in enumerate(conversations):
+            paths = [part["path"] for turn in messages for part in turn["content"] if part["type"] == "image"]
+            images = [ImageOps.exif_transpose(Image.open(path)) for path in paths]
+            clips = [part for turn in messages for part in turn["content"] if part["type"] == "video"]
+            videos = {}
+            if clips:
+                read = [read_video_pyav(clip["path"], sampler(processor, clip.get("fps"))) for clip in clips]
+                frames, metadata = zip(*read, strict=True)
+                videos = {"videos": list(frames), "video_metadata": list(metadata), "do_sample_frames": False}
+            parts = [part for turn in messages for part in turn["content"]]
+            sounds = [np.load(part[key]) for part in parts for key in ("samples", "sound") if key in part]
+            more = {"audio": sounds} if sounds else {}
+            if "Omni" in type(processor).__name__:  # takes the rate as told, and knows no token types
+                if clips and clips[0].get("fps"):
+                    more["fps"] = clips[0]["fps"]
+                if any("sound" in part for part in parts):
+                    more["use_audio_in_video"] = True
+            else:
+                more["return_mm_token_type_ids"] = True
+            for part in parts:
+                if bounds := {name: part[name] for name in ("min_pixels", "max_pixels") if name in part}:
+                    own = processor.image_processor.size
+                    most = bounds.get("max_pixels", own["longest_edge"])
+                    more["size"] = {
+                        "shortest_edge": bounds.get("min_pixels", min(own["shortest_edge"], most)),
+                        "longest_edge": most,
+                    }
+            # Phi-4's processor leaves its template to the tokenizer.
+            text = (processor if processor.chat_template else processor.tokenizer).apply_chat_template(
+                messages, tokenize=False
+            )
+            if type(processor).__name__ == "LlavaOnevisionProcessor":  # a list for each text: else each image is alone
+                images = [images] if images else None
+            if processor.tokenizer.bos_token and text.startswith(processor.tokenizer.bos_token):
+                more["add_special_tokens"] = False  # as apply_chat_template(tokenize=True) does
+            out = processor(text=[text], images=images or None, return_tensors="pt", **videos, **more)
+            for key, value in out.items():
+                if isinstance(value, torch.Tensor):
+                    arrays[f"{Path(processor_path).name}/{number}/{key}"] = value.numpy()
+    np.savez(out_path, **arrays)
+
+
+answers, sys.stdout = sys.stdout, sys.stderr  # whatever else is printed is no answer
+print("ready", file=answers, flush=True)
+for line in sys.stdin:
+    try:
+        process(*json.loads(line))
+        answer = None
+    except Exception:  # whatever it is: it fails the test that asked
+        answer = traceback.format_exc()
+    print(json.dumps(answer), file=answers, flush=True)
