@@ -173,7 +173,7 @@ def put_together(patches: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     height, width = sizes.amax(0).tolist()
     pictures = patches.new_zeros(len(sizes), channels, height, width)
     grids = (sizes // side).tolist()
-    cuts = patches.split([rows * columns for rows, columns in grids])
+    cuts = torch.split(patches, [rows * columns for rows, columns in grids])
     for picture, cut, (rows, columns) in zip(pictures, cuts, grids, strict=True):
         in_place = cut.view(rows, columns, channels, side, side).permute(2, 0, 3, 1, 4)
         picture[:, : rows * side, : columns * side] = in_place.reshape(channels, rows * side, columns * side)
