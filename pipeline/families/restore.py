@@ -19,9 +19,13 @@ RULES = {
     "AnyresImages": "llava_onevision",
     "CropImages": "phi4_mm",
     "GemmaImages": "gemma4",
+    "GlmImages": "glm4v",
     "K25Images": "kimi_k25",
     "KimiVLImages": "kimi_vl",
     "PatchImages": "rules",
+    "PlacedTiles": "idefics3",
+    "RowImages": "mistral3",
+    "SquareImages": "gemma3",
     "TiledImages": "internvl",
 }
 _MOST = 1 << 31  # no number of a rule is larger

@@ -133,15 +133,16 @@ class PixelDecoder:
 
     def _restore(self, name: str, number: int, line: Line, content: np.ndarray, into: np.ndarray) -> None:
         if line.codec == NUMBERS[SOURCE]:
-            into[...] = self._rendered(name, number, line, content.tobytes(), into)
+            rows = self._rendered(name, number, line, content.tobytes(), into)
+            into.reshape(rows.shape)[...] = rows  # which may be a view in the order of patches: copied once, here
         elif line.codec == NUMBERS[U8]:
             into[...] = content.reshape(into.shape)
         else:
             try:
-                rows = pa.decompress(pa.py_buffer(content), decompressed_size=into.nbytes, codec="zstd")
+                plain = pa.decompress(pa.py_buffer(content), decompressed_size=into.nbytes, codec="zstd")
             except (pa.ArrowException, OSError) as error:
                 raise ValueError(f"{name}, medium {number}: {error}") from None
-            into[...] = np.frombuffer(rows, np.uint8).reshape(into.shape)
+            into[...] = np.frombuffer(plain, np.uint8).reshape(into.shape)
 
     def _rendered(self, name: str, number: int, line: Line, content: bytes, into: np.ndarray) -> np.ndarray:
         """As render/sample.py does it, by the same functions."""
@@ -165,7 +166,7 @@ class PixelDecoder:
             raise
         except _SENSELESS as error:
             raise ValueError(f"{where}: {line} cannot be rendered: {type(error).__name__}: {error}") from None
-        if rows.shape != into.shape or rows.dtype != np.uint8:
+        if rows.size != into.size or rows.dtype != np.uint8:
             raise ValueError(f"{where}: rendered as {rows.shape} of {rows.dtype}, expected {into.shape} of uint8")
         return rows
 
