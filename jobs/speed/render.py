@@ -2,9 +2,10 @@
 
 Pictures against simplejpeg (Pillow where the file is no JPEG of three colours) and torch, videos against PyAV and
 torch, sounds against PyAV and the features of transformers: nobody can do less. Ours is all of it: decode, resize,
-patches, labels, positions, tar, sha256 and crc32, in packs of 16 documents.
+patches, labels, positions, tar, sha256 and crc32, in packs of 16 documents, with pixels stored as by default and as u8.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import simplejpeg
 import torch
 from PIL import Image
 
+from neatpack.pipeline.codecs import DEFAULT, PLAIN
 from neatpack.pipeline.families.base import Family, ProcessorKey
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.families.rules import SoundFeatures
@@ -24,6 +26,8 @@ from neatpack.pipeline.render.pack import build_pack
 from neatpack.pipeline.render.sample import expanded
 from neatpack.pipeline.runtime.storage import Hashed
 from neatpack.pipeline.shard.codec import write_pack
+from neatpack.pipeline.shard.pixels import PixelEncoder
+from neatpack.pipeline.shard.writer import with_own_bytes
 
 from .data import good_rows, meta_of, renderable
 from .side_by_side import Options, Row, side_by_side
@@ -43,27 +47,36 @@ def rows(options: Options) -> Iterator[Row]:
         if not samples:
             continue
         media = [medium for sample in samples for medium in sample.media]
-        sides = {
-            "render + write": partial(write, options.folder / f"{kind}.tar", samples, family),
-            "decode + resize": partial(each, bare, media, family),
+        ways = {"by default": DEFAULT, "u8": PLAIN} if kind != "audio" else {"by default": DEFAULT}
+        encoders = {
+            name: PixelEncoder(layout=family.media, codecs=way, rule=family.image) for name, way in ways.items()
         }
-        found = side_by_side(sides, options.repeats)
+        sides: dict[str, Callable[[], object]] = {
+            name: partial(write, options.folder / f"{kind}.tar", samples, family, encoder)
+            for name, encoder in encoders.items()
+        }
+        found = side_by_side(sides | {"bare": partial(each, bare, media, family)}, options.repeats)
         per_medium = {name: seconds / len(media) for name, seconds in found.items()}
-        figure = found["render + write"] / found["decode + resize"]
-        yield Row(what=f"render + write / bare decode, {len(media)} {kind}s", figure=figure, wanted=WANTED.get(kind),
-                  of=per_medium)  # fmt: skip
-        yield Row(what=f"render + write, of each {kind}", figure=1000 * per_medium["render + write"], unit="ms",
+        for name in sides:
+            what = f"render + write / bare decode, {len(media)} {kind}s, {name}"
+            yield Row(what=what, figure=found[name] / found["bare"], wanted=WANTED.get(kind), of=per_medium)
+        yield Row(what=f"render + write, of each {kind}", figure=1000 * per_medium["by default"], unit="ms",
                   of=per_medium)  # fmt: skip
 
 
-def write(path: Path, samples: list[Measured], family: Family) -> None:
+def write(path: Path, samples: list[Measured], family: Family, encoder: PixelEncoder) -> None:
     """As a shard is written, but for what is done once for each."""
     with open(path, "wb") as file:
         hashed = Hashed(file)
         for number, start in enumerate(range(0, len(samples), DOCUMENTS)):
             chosen = samples[start : start + DOCUMENTS]
+            if encoder.keeps_sources:
+                chosen = [dataclasses.replace(m, media=tuple(map(with_own_bytes, m.media))) for m in chosen]
             rendered = [(document_of(sample), expanded(sample, family, "torch")) for sample in chosen]
-            write_pack(hashed, hashed.size, build_pack(number, rendered, family, fake_image=True))
+            pack = build_pack(number, rendered, family, fake_image=True)
+            sources = [medium for sample in chosen for medium in sample.media if medium.ref.kind == "image"]
+            stored = encoder.stored(pack.arrays, sources if encoder.keeps_sources else ())
+            write_pack(hashed, hashed.size, pack, stored, encoder.codecs)
 
 
 def document_of(sample: Measured) -> Document:
