@@ -144,7 +144,7 @@ class ProcessorImages(ImageRule):
         first, *others = map(blank, PROBES)
         text = {"type": "text", "text": "Why\n"}
         parts = [{"type": "image", "image": image} for image in (first, *others)]
-        messages = [
+        messages: list[dict[str, Any]] = [
             {"role": "user", "content": [text, parts[0], {"type": "text", "text": "\n\nor "}, *parts[1:], text]},
             {"role": "assistant", "content": [text]},
         ]
