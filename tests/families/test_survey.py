@@ -12,7 +12,7 @@ def told() -> dict[str, set[str]]:
     """{"works": names, "does not": names} of the two blocks in the docs."""
     page = (ROOT / "docs" / "FAMILY.md").read_text(encoding="utf-8")
     section = page.split("## Processors that `default` takes", 1)[1].split("\n## ", 1)[0]
-    works, refused = re.findall(r"```text\n(.*?)```", section, re.DOTALL)
+    works, refused = re.findall(r"```names\n(.*?)```", section, re.DOTALL)
     names = {kind: set(re.findall(r"\w+Processor\b|\w+_Processor\b", block)) for kind, block in
              (("works", works), ("does not", refused))}  # fmt: skip
     assert not names["works"] & names["does not"]
