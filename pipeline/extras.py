@@ -5,13 +5,12 @@ from importlib.util import find_spec
 
 # As in pyproject.toml, but by the names one imports; tests/test_install.py holds the two to each other.
 EXTRAS = {
-    "pack": ("ray", "transformers", "PIL", "simplejpeg", "av", "yaml", "jinja2", "tiktoken"),
-    "online": ("transformers", "PIL", "simplejpeg", "av", "jinja2", "tiktoken"),
-    "source": ("PIL", "simplejpeg", "av"),
+    "pack": ("ray", "transformers", "av", "yaml", "jinja2", "tiktoken"),
+    "online": ("transformers", "av", "jinja2", "tiktoken"),
     "s3": ("botocore",),
     "sources": ("datasets",),
 }
-PACKAGES = {"PIL": "pillow", "yaml": "pyyaml"}  # where the package is not called as its module
+PACKAGES = {"yaml": "pyyaml"}  # where the package is not called as its module
 
 
 def remedy(missing: str | None, what: str, extra: str) -> str:

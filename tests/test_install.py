@@ -19,9 +19,7 @@ import neatpack
 from neatpack.pipeline.extras import EXTRAS, PACKAGES, remedy
 from neatpack.pipeline.run import run_pack
 
-FLAGS = (
-    "--processor", DEMO_PROCESSOR, "--pack-size", "512", "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"
-)  # fmt: skip
+FLAGS = ("--processor", DEMO_PROCESSOR, "--pack-size", "512", "--shard-mb", "1", "--group-size", "4")
 
 
 @pytest.fixture(scope="session")
@@ -42,9 +40,9 @@ def meta(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def packed(meta, tmp_path_factory):
-    """The output of this checkout."""
+    """The output of this checkout, its pixels stored as by default."""
     out = tmp_path_factory.mktemp("packed") / "out"
-    run_pack(tiny_config(meta, out))
+    run_pack(tiny_config(meta, out, pixels=""))
     return out
 
 
@@ -94,7 +92,7 @@ def test_the_extras_are_those_that_messages_speak_of():
 
 
 def test_nothing_else_is_there(bare, nowhere):
-    modules = ["ray", "transformers", "av", "PIL", "yaml", "tqdm", "datasets", "pytest", "neatpack", "torch"]
+    modules = ["ray", "transformers", "av", "tiktoken", "yaml", "tqdm", "datasets", "pytest", "neatpack", "torch"]
     code = (
         f"import json; from importlib.util import find_spec; print(json.dumps([m for m in {modules} if find_spec(m)]))"
     )
@@ -157,7 +155,7 @@ def test_the_remedy():
     assert remedy("ray", "neatpack pack", "pack") == (
         "neatpack pack needs ray, which is not installed: pip install 'neatpack[pack]'"
     )
-    assert remedy("PIL", "x", "online") == "x needs pillow, which is not installed: pip install 'neatpack[online]'"
+    assert remedy("yaml", "x", "pack") == "x needs pyyaml, which is not installed: pip install 'neatpack[pack]'"
     assert (
         remedy("datasets", "x", "pack") == "x needs datasets, which is not installed: pip install 'neatpack[sources]'"
     )

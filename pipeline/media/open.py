@@ -6,13 +6,13 @@ Nothing but the bytes of the medium itself is read, whatever they say: media com
 import errno
 import io
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, BinaryIO
 
-import av
 from PIL import UnidentifiedImageError
 
 from ..records import MediaError, MediaRef
@@ -148,7 +148,7 @@ def blamed(ref: MediaRef) -> Iterator[None]:
     except (MediaError, MemoryError, Unreachable):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and not isinstance(error, av.FFmpegError) and error.errno in TROUBLE:
+        if isinstance(error, OSError) and not _is_of_ffmpeg(error) and error.errno in TROUBLE:
             raise trouble(ref, error) from None
         raise MediaError("bad_media", f"{ref.path}: {_words(error)}") from None
 
@@ -157,11 +157,17 @@ def _words(error: Exception) -> str:
     """Without what differs from run to run: addresses of file objects, which Pillow and PyAV put into messages."""
     if isinstance(error, UnidentifiedImageError):
         return "not a picture of a kind that Pillow knows"
-    if isinstance(error, (OSError, av.FFmpegError)) and error.strerror:
-        return f"{type(error).__name__}: {error.strerror.split(':')[0]}"
-    if isinstance(error, av.FFmpegError):
+    if strerror := getattr(error, "strerror", None) if isinstance(error, OSError) or _is_of_ffmpeg(error) else None:
+        return f"{type(error).__name__}: {strerror.split(':')[0]}"
+    if _is_of_ffmpeg(error):
         return f"{type(error).__name__}: {str(error).split(':')[0]}"
     return f"{type(error).__name__}: {re.sub(r' at 0x[0-9a-fA-F]+', '', str(error))}"
+
+
+def _is_of_ffmpeg(error: Exception) -> bool:
+    """Without importing PyAV: a loader that decodes pictures does without."""
+    av: Any = sys.modules.get("av")
+    return av is not None and isinstance(error, av.FFmpegError)
 
 
 @contextmanager
@@ -190,6 +196,8 @@ def open_container(ref: MediaRef) -> Iterator[tuple[Any, Budget]]:
 
 
 def _container(ref: MediaRef, file: BinaryIO) -> Any:
+    import av  # here and not above: pictures do without
+
     file.seek(0)
     # Without its name, by which FFmpeg might take it for something else than it is, or look for files beside it.
     nameless = SimpleNamespace(read=file.read, seek=file.seek, tell=file.tell)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..codecs import PLAIN, SOURCE, Codecs, spelled
+from ..codecs import PLAIN, Codecs, spelled
 from ..config import UserError
 from ..manifest import FORMAT, INDEX, Manifest, OutputError
 from ..runtime.storage import Place, read_json, sha256_of, write_whole
@@ -105,7 +105,6 @@ CODED = """
 
 The bytes are stored coded ({codec}): neatpack restores them, and for other readers `neatpack recode packed --pixels u8
 --out plain` stores them as they are."""
-OWN_BYTES = " Pictures are kept as they came; `pip install 'neatpack[source]'` brings what decodes them."
 
 
 def write_card(out: Place, manifest: Manifest, *, overwrite: bool) -> Place:
@@ -143,7 +142,7 @@ def _card(out: Place, manifest: Manifest) -> str:
 def _coded(codecs: Codecs) -> str:
     if codecs == PLAIN:
         return ""
-    return CODED.format(codec=spelled(codecs)) + (OWN_BYTES if codecs["image"] == SOURCE else "")
+    return CODED.format(codec=spelled(codecs))
 
 
 def _processor(out: Place) -> str:

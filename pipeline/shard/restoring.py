@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 
 from ..codecs import SOURCE, U8
-from ..extras import first_missing, remedy
 from ..layout import layout_of
 from ..manifest import REMEDY, Manifest
 from ..records import MediaError
@@ -174,9 +173,6 @@ class PixelDecoder:
     def rule(self) -> "ImageRule":
         """Of pictures. Raises ValueError where the manifest has none that fits its arrays."""
         if self._rule is None:
-            if missing := first_missing("source"):
-                told = remedy(missing, "reading pictures that are stored as they came", "source")
-                raise ModuleNotFoundError(told, name=missing)
             from ..families.restore import restored_rule
 
             if self._described is None or self._resize not in ("torch", "pil"):
