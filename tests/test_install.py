@@ -77,8 +77,14 @@ def test_the_wheel_has_every_file_of_the_source_and_no_other(wheel):
     assert found == expected
 
 
-def test_training_needs_three_packages(wheel):
-    assert {requirement.name for requirement in requirements_of(wheel)} == {"numpy", "pyarrow", "torch"}
+def test_training_needs_five_packages(wheel):
+    assert {requirement.name for requirement in requirements_of(wheel)} == {
+        "numpy",
+        "pyarrow",
+        "torch",
+        "pillow",
+        "simplejpeg",
+    }
 
 
 def test_the_extras_are_those_that_messages_speak_of():

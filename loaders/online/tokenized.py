@@ -67,7 +67,8 @@ def tokenized_example(
 def as_tensors(
     sample: Sample, num_media: Mapping[MediaKind, int], family: Family, *, restore: bool = True
 ) -> dict[str, Any]:
-    text = {name: _integers(torch.from_numpy(np.ascontiguousarray(array))) for name, array in sample.per_token.items()}
+    # Copies: ids may be a tokenizer's own memory, which nobody may write to.
+    text = {name: _integers(torch.from_numpy(np.array(array))) for name, array in sample.per_token.items()}
     return {
         **text,
         "attention_mask": torch.ones_like(text["input_ids"]),
