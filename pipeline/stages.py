@@ -183,7 +183,8 @@ def render(planned: Planned, running: Engine) -> Rendered:
         planned = _mended(planned, holed, done, running)
     running.progress.enter(COMMITTING)
     remove(planned.inputs.place / "work" / PIECES)
-    manifest = commit(planned, [done[job.number].entry for job in jobs], running)
+    entries = [done[job.number].entry for job in jobs]
+    manifest = commit(planned, entries, processor_key(planned.inputs.config), running)
     counts = manifest.counts
     logger.info("%d samples in %d packs, %d tokens", counts.packed, counts.packs, counts.tokens)
     _log_skips("in all", counts.skipped)
@@ -261,12 +262,12 @@ def task_environment(config: PackConfig) -> dict[str, str]:
 
 
 def warming(config: PackConfig) -> Call:
-    """What every worker does first: import this module, and what tasks need with it, and load the processor."""
+    """What every worker does first: import this module, and what tasks need with it, and load the processor whole."""
     return Call(function=_ready, arguments=(processor_key(config),))
 
 
 def _ready(processor: ProcessorKey) -> None:
-    family_for(processor)
+    _ = family_for(processor).chat.encoder
 
 
 def processor_key(config: PackConfig) -> ProcessorKey:

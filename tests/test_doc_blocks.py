@@ -48,7 +48,7 @@ TEXTS = {
     ("FORMAT.md", "OUT/"),  # tests/test_docs.py
     ("FORMAT.md", "restored[row, c, k, i] = t[c, b[row, c, i]]      c < channels, k < r, i < area"),
 }
-ELSEWHERE = ("tree", "python internvl", "python reader", "python thumbnails")  # kinds that tests/test_docs.py runs
+ELSEWHERE = ("tree", "python internvl", "python reader", "python thumbnails", "names")  # held by other tests
 # What the pages say, and what stands for it here.
 SUBSTITUTIONS = {
     "Qwen/Qwen2.5-VL-7B-Instruct": str(DEMO_PROCESSOR),

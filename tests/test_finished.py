@@ -204,7 +204,7 @@ def test_a_clock_that_is_ahead_is_not_trusted(config: PackConfig, monkeypatch: p
 def test_nothing_heavy_is_imported(config: PackConfig) -> None:
     """In a process of its own, on Ray: which is not started."""
     flags = ["pack", "--meta", config.meta, "--processor", config.processor, "--out", config.out, "--pack-size", "512",
-             "--shard-mb", "1", "--group-size", "4"]  # fmt: skip
+             "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"]  # fmt: skip
     code = (
         "import sys\nfrom neatpack.pipeline.cli import main\n"
         f"code = main({flags!r})\n"

@@ -7,11 +7,14 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..codecs import SOURCE, parse_codecs
 from ..config import UserError
+from ..families.base import ProcessorKey
+from ..families.registry import family_for
 from ..families.restore import described_rule
 from ..identity import Identity
 from ..manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels, ShardEntry, Shards
@@ -129,7 +132,7 @@ def _records(out: Place) -> tuple[Manifest | None, list[Identity]]:
     return manifest, [manifest.identity, *begun] if manifest else begun
 
 
-def commit(planned: Planned, shards: Sequence[ShardEntry], running: Engine) -> Manifest:
+def commit(planned: Planned, shards: Sequence[ShardEntry], processor: ProcessorKey, running: Engine) -> Manifest:
     """Write everything but the shards, the manifest last. What has a line per row or pack is made by tasks."""
     inputs = planned.inputs
     out, family, config = inputs.place, inputs.family, inputs.config
@@ -139,6 +142,7 @@ def commit(planned: Planned, shards: Sequence[ShardEntry], running: Engine) -> M
     (index,) = running.run(write_index, [index_job], title="index", unit="table")
     (media,) = running.run(write_media, [(out, len(shards))], title="media", unit="table")
     ledgers = running.run(write_ledger, [(job,) for job in _ledger_jobs(planned)], title="ledger", unit="partition")
+    (described,) = running.run(_described, [(processor,)], title="family", unit="family")
     digests = {DATASETS: write_parquet(out / DATASETS, dataset_stats(inputs.corpora, planned.sums, media.datasets))}
     write_sources(out, inputs.out, inputs.corpora, config)
     pixel_tables = {}
@@ -151,7 +155,7 @@ def commit(planned: Planned, shards: Sequence[ShardEntry], running: Engine) -> M
     manifest = Manifest(
         fingerprint=inputs.identity.fingerprint,
         identity=inputs.identity,
-        family=family.described(),
+        family=described,
         pixels=Pixels(
             codec=codecs,
             resize=family.resized_by(config.resize),
@@ -173,6 +177,11 @@ def commit(planned: Planned, shards: Sequence[ShardEntry], running: Engine) -> M
     remove_left_overs(out)
     manifest.write(out)
     return manifest
+
+
+def _described(processor: ProcessorKey) -> dict[str, Any]:
+    """A task: who has measured knows which tokenizer does it, and finding out takes a second."""
+    return family_for(processor).described()
 
 
 def _ledger_jobs(planned: Planned) -> list[LedgerJob]:

@@ -32,7 +32,7 @@ def test_what_grows_is_missed():
 def test_an_output_of_made_up_rows_adds_up(tmp_path: Path):
     """Plan, ledger, index and manifest are real, and of three partitions."""
     config = PackConfig(meta="m", processor=str(DEMO_PROCESSOR), out=str(tmp_path / "out"), pack_size=16_384,
-                        partition_samples=1_000, group_size=8, max_skipped=1.0)  # fmt: skip
+                        partition_samples=1_000, group_size=8, max_skipped=1.0, pixels="u8")  # fmt: skip
     planned = planned_rows(tmp_path / "store", 3_000, config, Engine({}), part_rows=100)
     assert (planned.num_partitions, len(planned.files)) == (3, 4)
     for job in shard_jobs(planned):

@@ -92,7 +92,7 @@ def test_flags_exist(spec):
 
 def test_the_local_script_packs_and_verifies(tiny, tmp_path, programs, session):
     meta = mixed_rows(tiny).write()
-    run_pack(tiny_config(meta, tmp_path / "expected"))
+    run_pack(tiny_config(meta, tmp_path / "expected", pixels=""))
     done = subprocess.run(
         [SCRIPTS[0], meta, DEMO_PROCESSOR, tmp_path / "out", *SMALL, "--engine", "inline"],
         env=environment(programs, session), capture_output=True, text=True, timeout=900,
@@ -113,7 +113,7 @@ def test_the_exit_code_of_the_local_script_is_that_of_the_job(tiny, tmp_path, pr
 
 def test_the_slurm_script_packs_on_two_nodes_and_ends_only_what_it_started(tiny, tmp_path, programs, session):
     meta = mixed_rows(tiny).write()
-    run_pack(tiny_config(meta, tmp_path / "expected"))
+    run_pack(tiny_config(meta, tmp_path / "expected", pixels=""))
     bystander = subprocess.Popen(["bash", "-c", "exec -a raylet sleep 600"])  # what `ray stop` would end
     slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "node2,node3", "SLURM_CPUS_PER_TASK": "1"}
     try:

@@ -73,8 +73,12 @@ def member(number: int, **cells: Any) -> Callable[[Lines], None]:
 
 
 def exchange(key: str) -> Callable[[Lines], None]:
+    """The cells of line 3 with those of the line behind it that differs most."""
+
     def change(lines: Lines) -> None:
-        lines[3][key], lines[4][key] = lines[4][key], lines[3][key]
+        sizes = [line["offset"] if key == "offset" else sum(line.get("sizes") or [line["bytes"]]) for line in lines[3:]]
+        other = 3 + max(range(len(sizes)), key=lambda at: abs(sizes[at] - sizes[0]))
+        lines[3][key], lines[other][key] = lines[other][key], lines[3][key]
 
     return change
 

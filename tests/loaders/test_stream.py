@@ -204,7 +204,7 @@ def test_no_manifest(damaged):
 def test_unknown_format(damaged):
     text = (damaged / "manifest.json").read_text()
     (damaged / "manifest.json").write_text(text.replace(f'"format": {FORMAT},', '"format": 99,'))
-    with pytest.raises(OutputError, match="format 99, .* reads formats 5 and 6; use the neatpack that made it"):
+    with pytest.raises(OutputError, match="format 99, .* reads formats 5 to 7; use the neatpack that made it"):
         PackedShards(damaged)
 
 
