@@ -71,7 +71,8 @@ def rows_of(name: str, options: Options) -> Iterator[Row]:
 def line(section: str, row: Row) -> str:
     wanted = "" if row.wanted is None else f"{row.wanted:.3g}{row.unit}"
     mark = {None: "", True: "  met", False: "  missed"}[row.is_met]
-    return f"{section:12}{row.what:58}{row.figure:9.3g}{row.unit:1}{wanted:>10}{mark}"
+    figure = f"{row.figure:,.0f}" if row.figure >= 100 else f"{row.figure:.3g}"
+    return f"{section:12}{row.what:58}{figure:>9}{row.unit:1}{wanted:>10}{mark}"
 
 
 if __name__ == "__main__":
