@@ -196,7 +196,7 @@ def test_losses_are_told_again(
 
 
 def test_a_clock_that_is_ahead_is_not_trusted(config: PackConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finished_module.time, "time", lambda: 1.0)
+    monkeypatch.setattr("neatpack.pipeline.finished.time.time", lambda: 1.0)
     run_pack(config)
     assert not Path(config.out, FILE).exists()
 

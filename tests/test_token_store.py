@@ -3,7 +3,6 @@ of a run without one."""
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from helpers import TinyData, assert_verified, files_of, tiny_config
 
 from neatpack.pipeline import stages
 from neatpack.pipeline.ingest import lines
-from neatpack.pipeline.measure.part import PartJob
+from neatpack.pipeline.measure.part import PartJob, measure_part
 from neatpack.pipeline.run import run_pack
 
 RANGE = 1 << 10
@@ -27,11 +26,10 @@ def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The first row of each part that is measured."""
     found: list[int] = []
-    measure: Callable[[PartJob], None] = stages.measure_part
 
     def noted(job: PartJob) -> None:
         found.append(job.part.first_row)
-        measure(job)
+        measure_part(job)
 
     monkeypatch.setattr(stages, "measure_part", noted)
     return found

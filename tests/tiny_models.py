@@ -117,7 +117,7 @@ def tiny_gemma3(family: Family) -> Any:
               "image_size": gemma3.SIDE, "patch_size": 8}  # fmt: skip
     config = transformers.Gemma3Config(
         text_config=text, vision_config=vision, mm_tokens_per_image=gemma3.TOKENS_OF_A_PICTURE,
-        image_token_id=family.chat.placeholder_ids["image"],
+        image_token_index=family.chat.placeholder_ids["image"],
     )  # fmt: skip
     made = transformers.Gemma3ForConditionalGeneration._from_config(config, attn_implementation="sdpa")
     return with_large_weights(made).double()

@@ -44,7 +44,7 @@ def made(kind: type, parts: dict[str, Any]) -> Any:
     """A processor, its tokenizer given every token that the class asks for, or has a name for."""
     tokenizer, parameters = (
         AutoTokenizer.from_pretrained(str(DEMO_PROCESSOR)),
-        inspect.signature(kind.__init__).parameters,
+        inspect.signature(kind).parameters,
     )
     settings = {name: value for name, value in SETTINGS.items() if name in parameters}
     for _ in range(40):
@@ -83,7 +83,7 @@ def part_of(kind: str, model: str) -> Any:
 
 
 def survey(model: str, kind: type, folder: Path) -> str:
-    parameters = inspect.signature(kind.__init__).parameters
+    parameters = inspect.signature(kind).parameters
     parts = {name: part_of(name, model) for name in parameters
              if name in ("image_processor", "video_processor", "feature_extractor", "audio_processor")}  # fmt: skip
     processor = made(kind, parts)
@@ -121,11 +121,11 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         for model, name in sorted(named.items(), key=lambda pair: (pair[1], pair[0])):
             kind = getattr(import_module("transformers"), name, None)
-            if kind is None or "image_processor" not in inspect.signature(kind.__init__).parameters:
+            if kind is None or "image_processor" not in inspect.signature(kind).parameters:
                 continue
             if chosen and name not in chosen:
                 continue
-            if "tokenizer" not in inspect.signature(kind.__init__).parameters or found.get(name) == "":
+            if "tokenizer" not in inspect.signature(kind).parameters or found.get(name) == "":
                 continue
             try:
                 found[name] = survey(model, kind, Path(folder))

@@ -93,9 +93,9 @@ def test_frames_are_told_from_pictures_by_what_stands_around_them(family, tmp_pa
 
 def test_bounds_are_of_a_picture(family):
     bounded = load_family(ProcessorKey(processor=family.source, max_pixels=28 * 28 * 6)).image
-    size, grid = bounded.shape(280, 420)
+    size, grid = bounded.shape(280, 420, 1)
     assert size == (56, 84) and grid == (1, 4, 6), "6 merged patches, where the processor's own config would say 12"
-    assert family.image.shape(10, 300)[0] == (28, 840), "enlarged to a merged patch first, as by its smart_resize"
+    assert family.image.shape(10, 300, 1)[0] == (28, 840), "enlarged to a merged patch first, as by its smart_resize"
 
 
 VIDEOS = [

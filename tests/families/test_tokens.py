@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,7 +155,7 @@ def test_hard_strings_tell_other_splits_apart():
     assert len(hard_strings([])) > 250
 
 
-def fields(fast: Fast) -> dict:
+def fields(fast: Fast) -> dict[str, Any]:
     names = ("encoding", "own", "special_tokens", "stripping", "normalize", "before", "after")
     return {name: getattr(fast, name) for name in names}
 

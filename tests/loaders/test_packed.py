@@ -236,8 +236,8 @@ def test_long_masks_are_what_comparing_all_with_all_gives(runs, window, both_way
     seen = (ahead <= 0)[None].clone()
     picture = 0
     for at in range(length if both_ways else 0):  # one run after the other
-        if types[0, at] in (1, 2):
-            begins = at == 0 or types[0, at - 1] not in (1, 2) or documents[0, at] != documents[0, at - 1]
+        if kinds[at] in (1, 2):
+            begins = at == 0 or kinds[at - 1] not in (1, 2) or documents[0, at] != documents[0, at - 1]
             picture = at if begins else picture
             seen[0, picture : at + 1, picture : at + 1] = True
     expected = ((same & seen & (ahead > -window)) | (ahead == 0))[:, None]

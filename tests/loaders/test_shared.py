@@ -145,6 +145,7 @@ def test_slots():
 def test_who_has_received_it_says_when_it_is_free():
     slots = Slots()
     taken = slots.taken(6000)
+    assert taken is not None
     taken[:] = 7
     tensor = torch.from_numpy(taken).view(torch.bfloat16).view(3, 1000)
     sent, part = slots.sent(tensor), slots.sent(tensor[1:])

@@ -16,6 +16,7 @@ from helpers import TinyData, mixed_rows, tiny_config
 from jobs.fuzzing.output import sign
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.runtime import tables as runtime_tables
 from neatpack.pipeline.runtime.engine import Engine
 from neatpack.pipeline.shard import audit, ledger, tables as tables_module, verify
 from neatpack.pipeline.shard.audit import document_hashes, sums_of
@@ -69,7 +70,7 @@ def test_a_good_ledger_is_read_in_pieces(out: Path, monkeypatch: pytest.MonkeyPa
     assert len(files(out)) > 3 and len(Manifest.read(out).shards) > 3
     pieces: list[int] = []
     tables: list[str] = []
-    read_group, read_table = pq.ParquetFile.read_row_group, verify.read_parquet
+    read_group, read_table = pq.ParquetFile.read_row_group, runtime_tables.read_parquet
 
     def read_row_group(file: pq.ParquetFile, *args: Any, **options: Any) -> pa.Table:
         found = read_group(file, *args, **options)
@@ -83,7 +84,7 @@ def test_a_good_ledger_is_read_in_pieces(out: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", read_row_group)
     monkeypatch.setattr(verify, "read_parquet", read_parquet)
     blocks: list[int] = []
-    audit_rows = verify.audit_rows
+    audit_rows = audit.audit_rows
 
     def counted_rows(*args: Any) -> audit.Rows:
         blocks.append((found := audit_rows(*args)).lines)
