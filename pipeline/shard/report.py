@@ -188,14 +188,16 @@ def _format_line(inputs: Mapping[str, Mapping[str, Any]]) -> Line:
 
 
 def _copies_lines(shares: Sequence[Share], num_bytes: int) -> list[Line]:
-    """Pixels that are on disk more than once, where they are many."""
-    if sum(share.repeated_media_bytes for share in shares) <= NOTABLE_COPIES * num_bytes:
+    """Pixels that are on disk more than once, where they are many. Their bytes are told as shares: by the plan they are
+    those of u8, whatever the codec."""
+    all_bytes = max(num_bytes, sum(share.media_bytes for share in shares))
+    if sum(share.repeated_media_bytes for share in shares) <= NOTABLE_COPIES * all_bytes:
         return []
     return [
         (
             "" if number else "repeats",
-            f"{share.name}: media stored {share.ratio:.3g} times, {size(share.repeated_media_bytes)} of "
-            f"{size(share.media_bytes)} are copies; --repeat-at-load stores each once",
+            f"{share.name}: media stored {share.ratio:.3g} times, "
+            f"{share.repeated_media_bytes / share.media_bytes:.0%} of them copies; --repeat-at-load stores each once",
         )
         for number, share in enumerate(share for share in shares if share.repeated_media_bytes)
     ]

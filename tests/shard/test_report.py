@@ -202,12 +202,7 @@ def test_copies_of_pictures_are_told(tiny: TinyData, tmp_path: Path) -> None:
     meta = tiny.write(ratio=25)
     _, summary = packed_of(meta, tmp_path / "out")
     told = line_of(summary, "repeats")
-    assert re.fullmatch(
-        r"tiny: media stored 25 times, \S+ MiB of \S+ MiB are copies; --repeat-at-load stores each once",
-        told,
-    )
-    copied, whole = map(float, re.findall(r"(\S+) MiB", told))
-    assert copied / whole == pytest.approx(24 / 25, abs=0.01)
+    assert told == "tiny: media stored 25 times, 96% of them copies; --repeat-at-load stores each once"
     assert line_of(describe_plan(run_plan(tiny_config(meta, tmp_path / "plan"))), "repeats") == told
 
 
@@ -216,4 +211,4 @@ def test_few_copies_are_not_worth_a_word(tiny: TinyData, tmp_path: Path) -> None
     for i in range(20):
         tiny.image(200, 200).text(f"{i}", "b")
     _, summary = packed_of(tiny.write(ratio=1.05), tmp_path / "out")
-    assert "are copies" not in summary
+    assert "of them copies" not in summary
