@@ -106,7 +106,7 @@ def test_memory_is_used_again_and_given_back(out):
             del batch
     (slots,) = shared._kept.values()
     # How many is a matter of timing: slots that idle are given up, and others made.
-    assert 1 <= max(slots) < 2 * len(loader), "fewer were made than batches came, in three epochs"
+    assert 1 <= max(slots) < 3 * len(loader), "fewer were made than batches came, in three epochs"
     del loader, slots
     gc.collect()
     multiprocessing.active_children()
