@@ -1,9 +1,10 @@
 """A plan as a table: a line per row and repetition, with its pack or the reason why it is in none. Light."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, Any, TypedDict, get_type_hints
 
 import numpy as np
@@ -98,17 +99,11 @@ class Plan:
         assert len(found) == len(rows), "a row that was not planned"
         return np.array(found, dtype=np.int64)
 
-    def packs(self, first: int, last: int) -> "Plan":
-        """Packs [first, last) of it, counted from its first."""
-        start, end = self.starts[[first, last]].tolist()
-        return Plan(self.packed.slice(start, end - start))
-
-    def digest(self) -> str:
-        """Of what its packs are made of."""
-        lines, digest = self.packed, hashlib.sha256()
-        for name in SHAPING:
-            digest.update(np.ascontiguousarray(lines[name].to_numpy()).data)
-        return digest.hexdigest()
+    def digests(self, firsts: Sequence[int]) -> list[str]:
+        """Of what runs of packs are made of: each from one of these, counted from the first pack, to the next."""
+        columns = [memoryview(np.ascontiguousarray(self.packed[name].to_numpy())) for name in SHAPING]
+        edges = self.starts[[*firsts, self.num_packs]].tolist()
+        return [_sha256(column[start:end] for column in columns) for start, end in pairwise(edges)]
 
     @property
     def times_per_pack(self) -> np.ndarray:
@@ -120,6 +115,13 @@ class Plan:
         if not self.num_packs:
             return np.zeros(0, dtype=np.int64)
         return np.add.reduceat(self.packed[column].to_numpy().astype(np.int64), self.starts[:-1])
+
+
+def _sha256(parts: Iterable[memoryview]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def with_columns(lines: pa.Table, columns: Mapping[str, Any]) -> pa.Table:

@@ -97,12 +97,12 @@ def write_arrow(path: Place, table: pa.Table) -> None:
         writer.write_table(table.combine_chunks(), max_chunksize=max(1, table.num_rows))
 
 
-def write_batches(path: Place, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """An Arrow file of one batch per table, empty ones too: who needs one of them reads that one only."""
-    with write_whole(path) as file, pa.ipc.new_file(file, schema) as writer:
-        for table in tables:
-            columns = [column.combine_chunks() for column in table.columns]
-            writer.write_batch(pa.record_batch(columns, schema=schema))
+def write_batches(path: Place, table: pa.Table, ranges: Iterable[tuple[int, int]]) -> None:
+    """An Arrow file with a batch for each range of lines, empty ones too: who needs one of them reads that one only."""
+    whole = pa.record_batch([column.combine_chunks() for column in table.columns], schema=table.schema)
+    with write_whole(path) as file, pa.ipc.new_file(file, table.schema) as writer:
+        for start, end in ranges:
+            writer.write_batch(whole.slice(start, end - start))
 
 
 def read_batch(path: Place, number: int) -> pa.Table:

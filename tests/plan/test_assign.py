@@ -195,11 +195,3 @@ def test_texts_are_replaced_at_their_places() -> None:
     texts = pa.chunked_array([["a", "b"], ["c", "d"]], TEXT)
     assert replaced(texts, np.array([1, 2]), ["B", "C"]).to_pylist() == ["a", "B", "C", "d"]
     assert replaced(texts, np.array([], np.int64), []).to_pylist() == ["a", "b", "c", "d"]
-
-
-def test_packs_keep_their_numbers_in_a_piece_of_a_plan() -> None:
-    plan = plan_of({"pack": 0, "row": 4}, {"pack": 1, "row": 2}, {"pack": 1, "row": 7}, {"pack": -1, "row": 1})
-    piece = plan.shifted(40).packs(1, 2)
-    assert (piece.first, piece.num_packs, piece.starts.tolist()) == (41, 1, [0, 2])
-    assert [line["row"] for line in piece.lines_in_pack(41)] == [2, 7]
-    assert piece.digest() != plan.packs(1, 2).digest(), "a pack under another number is another"
