@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jobs.plan_data import mixed_samples
+from jobs.scale.driver import TABLES
 from neatpack.loaders.order import epoch_order
 from neatpack.pipeline.plan.balance import balanced_order, correlation, step_ratios
 from neatpack.pipeline.plan.knapsack import bin_sums
@@ -174,11 +175,13 @@ def reckoned(costs: Path, samples: int, cores: int) -> str:
     """The rest of a job but measuring and rendering, by its costs for a row: that of the largest size in the file."""
     figures = max(json.loads(costs.read_text(encoding="utf-8"))["driver"], key=lambda found: found["rows"])
     tasks, millions = figures["tasks"], samples / 1e6
-    spread = sum(tasks[name] for name in ("plan_partition", "write_ledger", "finished_shards")) * millions / cores
-    alone = max(tasks[name] for name in ("write_index", "write_media")) * millions
+    spread = (
+        sum(tasks[name] for name in ("plan_partition", "write_ledger", "finished_shards", "gather")) * millions / cores
+    )
+    alone = max(tasks[name] for name in TABLES) * millions
     return (
-        f"with files, by {costs}: partitions {spread:.0f} s on {cores:,} cores, index and media {alone:.0f} s in a "
-        f"task each, driver {figures['driver_us_per_row'] * millions:.0f} s and "
+        f"with files, by {costs}: partitions {spread:.0f} s on {cores:,} cores, index, statistics and media at once, "
+        f"a task each, {alone:.0f} s, driver {figures['driver_us_per_row'] * millions:.0f} s and "
         f"{figures['driver_bytes_per_row'] * samples / 1e9:.1f} GB"
     )
 

@@ -41,6 +41,7 @@ PROCESSOR = Path(__file__).resolve().parents[1] / "demo" / "processor"
 PART_ROWS = 5_000
 NAMES = ("pictures", "charts", "text")  # half, a quarter, a quarter of the rows; the last has no pictures
 CAPACITY = 16_384
+TABLES = ("write_index", "write_loader_index", "write_stats", "write_media")  # tasks that follow what is gathered
 SKIPPED = 0.01  # of the rows, with words about a file that is missing
 
 Result = TypeVar("Result")
@@ -53,6 +54,7 @@ class Children(Engine):
         super().__init__({})
         self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
         self.seconds: dict[str, float] = {}  # of CPU, by task
+        self.longest: dict[str, float] = {}  # of which the longest call took so many
         self.peak = 0  # bytes
 
     def _outcomes(self, waiting: Waiting, memory: int) -> Generator[tuple[Call, Outcome[Any]], None, None]:
@@ -61,6 +63,7 @@ class Children(Engine):
             outcome, seconds, peak = self._pool.submit(_measured, call.function, call.arguments).result()
             name = call.function.__name__
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+            self.longest[name] = max(seconds, self.longest.get(name, 0.0))
             self.peak = max(self.peak, peak)
             yield call, outcome
 
@@ -89,6 +92,7 @@ def _measure(folder: Path, num_rows: int, partition_samples: int) -> dict[str, A
     running = Children()
     running.run(_warm, [(key,)], title="warm", unit="worker")
     running.seconds.clear()
+    running.longest.clear()
     data = _data(parts)
     before, cpu = _start()
     planned = planned_of(output_of("train", config, family, data), parts, key, running)
@@ -105,6 +109,10 @@ def _measure(folder: Path, num_rows: int, partition_samples: int) -> dict[str, A
     missing = sum(not (folder / "out" / name).is_file() for name in manifest.files)
     assert not missing and manifest.counts.samples == num_rows and manifest.counts.packs == num_packs
     tasks = {name: count / num_rows * 1e6 for name, count in running.seconds.items()}
+    longest = running.longest
+    tables = max(longest[name] for name in TABLES)
+    # The driver, the largest partition, and at the end its ledger or the longest table, whichever takes longer.
+    alone = longest["plan_partition"] + max(longest["write_ledger"], longest["gather"] + tables)
     return {
         "rows": num_rows,
         "partitions": planned.num_partitions,
@@ -114,6 +122,7 @@ def _measure(folder: Path, num_rows: int, partition_samples: int) -> dict[str, A
         "driver_bytes_per_row": max(peak, more_peak) / num_rows,
         "tasks_us_per_row": sum(tasks.values()),
         "us_per_row": (seconds + more_seconds) / num_rows * 1e6 + sum(tasks.values()),
+        "serial_us_per_row": (seconds + more_seconds + alone) / num_rows * 1e6,
         "largest_task_bytes": running.peak,
         "tasks": {name: round(value, 4) for name, value in tasks.items()},
     }

@@ -5,7 +5,7 @@ The manifest is written last, after index, stats, ledger and pixel tables: its e
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..identity import Identity
 from ..manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels, ShardEntry, Shards
 from ..planned import Planned
 from ..records import REASONS
-from ..runtime.engine import Engine
+from ..runtime.engine import Call, Engine
 from ..runtime.faults import sentence
 from ..runtime.objects import Remote
 from ..runtime.storage import Hashed, Place, read_json, remove, remove_parts, write_json, write_whole
@@ -28,9 +28,10 @@ from ..runtime.tables import write_parquet
 from ..runtime.uploads import abort_uploads
 from .codec import member_names
 from .exchange import BEGUN, OURS, is_halfway
+from .gathered import FOLDER as GATHERED, Tables, Tabling
 from .ledger import LedgerJob, folders_of, write_ledger
 from .sources import write_sources
-from .stats import DATASETS, IndexSums, dataset_stats, write_index, write_media
+from .stats import DATASETS, dataset_stats
 
 # Where a process that is killed may leave a part of which files.
 LEFT_OVERS = {
@@ -137,13 +138,29 @@ def commit(planned: Planned, shards: Sequence[ShardEntry], processor: ProcessorK
     inputs = planned.inputs
     out, family, config = inputs.place, inputs.family, inputs.config
     codecs = parse_codecs(config.pixels)
-    num_shards = [len(file.cuts) for file in planned.files]
-    index_job = (out, num_shards, config.pack_size, len(member_names(family.media, codecs)))
-    (index,) = running.run(write_index, [index_job], title="index", unit="table")
-    (media,) = running.run(write_media, [(out, len(shards))], title="media", unit="table")
-    ledgers = running.run(write_ledger, [(job,) for job in _ledger_jobs(planned)], title="ledger", unit="partition")
-    (described,) = running.run(_described, [(processor,)], title="family", unit="family")
-    digests = {DATASETS: write_parquet(out / DATASETS, dataset_stats(inputs.corpora, planned.sums, media.datasets))}
+    tabling = Tabling(
+        out,
+        len(shards),
+        [file.num_packs for file in planned.files],
+        pack_size=config.pack_size,
+        num_members=len(member_names(family.media, codecs)),
+    )
+    ledgers: dict[str, str] = {}
+    described: dict[str, Any] = {}
+
+    def then(call: Call, result: Any) -> Iterable[Call]:
+        if call.function is write_ledger:
+            ledgers.update(result)
+        elif call.function is _described:
+            described.update(result)
+        else:
+            return tabling.then(call, result)
+        return ()
+
+    calls = [*tabling.calls(), *(Call(function=write_ledger, arguments=(job,)) for job in _ledger_jobs(planned))]
+    running.flow([*calls, Call(function=_described, arguments=(processor,))], then, title="commit", unit="table")
+    made = tabling.made
+    digests = {DATASETS: write_parquet(out / DATASETS, dataset_stats(inputs.corpora, planned.sums, made.datasets))}
     write_sources(out, inputs.out, inputs.corpora, config)
     pixel_tables = {}
     for kind, values in family.tables(config.resize).items():
@@ -162,18 +179,14 @@ def commit(planned: Planned, shards: Sequence[ShardEntry], processor: ProcessorK
             tables=pixel_tables,
             rule=described_rule(family.image) if codecs["image"] == SOURCE else None,
         ),
-        counts=_counts(planned, index),
+        counts=_counts(planned, made),
         shards=Shards(shards),
-        files={
-            **index.files,
-            **media.files,
-            **{name: ledger[name] for ledger in ledgers for name in ledger},
-            **digests,
-        },
-        index=index.places,
+        files=dict(sorted((made.files | ledgers | digests).items())),
+        index=made.places,
     )
     if planned.is_mended:
         _remove_others(out, manifest)
+    remove(out / "work" / GATHERED)
     remove_left_overs(out)
     manifest.write(out)
     return manifest
@@ -206,8 +219,8 @@ def _ledger_jobs(planned: Planned) -> list[LedgerJob]:
     return jobs
 
 
-def _counts(planned: Planned, index: IndexSums) -> Counts:
-    """What the plan and the index say; `verify` finds the same in the ledger."""
+def _counts(planned: Planned, made: Tables) -> Counts:
+    """What the plan and the tables say; `verify` finds the same in the ledger."""
     skipped, fitted = planned.skip_counts(), {"truncated": 0, "shrunk": 0}
     for corpus in planned.inputs.corpora:
         skipped += Counter(corpus.num_left_out())
@@ -219,10 +232,10 @@ def _counts(planned: Planned, index: IndexSums) -> Counts:
         packed=planned.num_packed,
         skipped={reason: skipped[reason] for reason in REASONS if skipped[reason]},
         fitted={word: count for word, count in fitted.items() if count},
-        packs=index.packs,
-        tokens=index.tokens,
-        visual_tokens=index.visual_tokens,
-        target_tokens=index.target_tokens,
+        packs=made.packs,
+        tokens=made.tokens,
+        visual_tokens=made.visual_tokens,
+        target_tokens=made.target_tokens,
     )
 
 

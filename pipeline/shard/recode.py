@@ -19,17 +19,18 @@ from ..layout import layout_of
 from ..manifest import INDEX, LOADS, PLACES, REMEDY, Manifest, ShardError, Shards
 from ..runtime.engine import Engine
 from ..runtime.progress import COMMITTING, RECODING
-from ..runtime.storage import Hashed, Place, append, inside, open_regular, read_into, write_whole
+from ..runtime.storage import Hashed, Place, append, inside, open_regular, read_into, remove, write_whole
 from ..runtime.tables import read_parquet, write_arrow
 from ..runtime.work import did, timed
 from .codec import member_names, read_arrays, read_pack, write_end, write_pack
 from .commit import claim, refuse_strangers, remove_left_overs
+from .gathered import FOLDER as GATHERED, Tabling
 from .index import SCHEMA, parse_index
 from .note import ShardDone, ShardNote, lines_path, note_path
 from .pixels import CODED, MEDIA, PixelEncoder, array_codec
 from .restoring import PixelDecoder
 from .sources import BASE, FILE as SOURCES
-from .stats import PACKS, SHARDS, write_index
+from .stats import PACKS, SHARDS
 from .writer import finished_shards
 
 MADE_ANEW = {INDEX, PLACES, LOADS, PACKS, SHARDS}  # what depends on bytes
@@ -151,9 +152,15 @@ def _broken(job: Recoding, shard: int, pack: int, words: str) -> ShardError:
 
 def _commit(job: Recoding, shards: Shards, running: Engine) -> Manifest:
     old, target = job.manifest, job.target
-    num_members = len(member_names(layout_of(old.family), job.codecs))
-    sizes = (target, [len(shards)], old.identity.config["pack_size"], num_members)
-    (index,) = running.run(write_index, [sizes], title="index", unit="table")
+    tabling = Tabling(
+        target,
+        len(shards),
+        [shards.num_packs],
+        pack_size=old.identity.config["pack_size"],
+        num_members=len(member_names(layout_of(old.family), job.codecs)),
+        media=False,
+    )
+    running.flow(tabling.calls(), tabling.then, title="index", unit="table")
     kept = [name for name in old.files if name not in MADE_ANEW]
     for name in kept:
         if _copied(job, name) != old.files[name]:
@@ -168,9 +175,10 @@ def _commit(job: Recoding, shards: Shards, running: Engine) -> Manifest:
         identity=job.identity,
         pixels=dataclasses.replace(old.pixels, codec=dict(job.codecs), rule=rule),
         shards=shards,
-        files={**index.files, **{name: old.files[name] for name in kept}},
-        index=index.places,
+        files=dict(sorted((tabling.made.files | {name: old.files[name] for name in kept}).items())),
+        index=tabling.made.places,
     )
+    remove(target / "work" / GATHERED)
     remove_left_overs(target)
     manifest.write(target)
     return manifest

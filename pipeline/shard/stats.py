@@ -1,8 +1,6 @@
 """Figures of an output, for people and for parquet readers: per shard, per pack, per data set."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -10,14 +8,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ..ingest.corpus import Corpus
-from ..manifest import FETCHED, INDEX, MEDIA, IndexFile
-from ..media.remote import Fetched
 from ..plan.files import Sums
 from ..records import REASONS
-from ..runtime.storage import Place
-from ..runtime.tables import ROW_GROUP, column_sum, parquet_groups, read_arrow, write_parquet
-from .index import SCHEMA, write_places
-from .note import DatasetSums, MediaSize, PackLine, ShardNote, lines_path, note_path
+from .index import SCHEMA
+from .note import DatasetSums, MediaSize, PackLine
 
 DATASETS_SCHEMA = pa.schema(
     [
@@ -43,7 +37,6 @@ SUMMED = (
     "bytes", "tokens", "visual_tokens", "target_tokens", "num_documents", "num_images", "num_videos", "num_audios"
 )  # fmt: skip
 _OF_SUMS = ("packed", "tokens", "visual_tokens", "times", "media_bytes", "repeated_media_bytes")
-_COUNTED = ("tokens", "visual_tokens", "target_tokens")
 # Columns that are fields of a PackLine; the others are made from them.
 _OF_PACK_LINE = [name for name in SCHEMA.names if name not in ("shard", "fake_tokens", "times", "members")]
 
@@ -68,60 +61,6 @@ def make_index(
     return pa.Table.from_pylist(lines, schema=SCHEMA)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class IndexSums:
-    """What the index has, in figures, and the digests of the files that were made of it."""
-
-    packs: int = 0
-    tokens: int = 0
-    visual_tokens: int = 0
-    target_tokens: int = 0
-    places: IndexFile  # what the manifest says of index.arrow
-    files: Mapping[str, str]
-
-
-def write_index(out: Place, num_shards: Sequence[int], pack_size: int, num_members: int) -> IndexSums:
-    """The task that makes the index, also as loaders read it, and the statistics of packs and shards.
-
-    `num_shards`: of each plan file.
-    """
-    sums: Counter[str] = Counter()
-    nothing = SCHEMA.empty_table()
-    of_shards = [shard_stats(nothing)]
-    packs_schema = pack_stats(nothing, pack_size).schema
-    with parquet_groups(out / INDEX, SCHEMA) as index, parquet_groups(out / PACKS, packs_schema) as packs:
-
-        def groups() -> Iterator[pa.Table]:
-            for group in _row_groups(out, num_shards):
-                index.add(group)
-                of_shards.append(shard_stats(group))
-                packs.add(pack_stats(group, pack_size))
-                sums.update({"packs": len(group)} | {name: column_sum(group[name]) for name in _COUNTED})
-                yield group
-
-        places, files = write_places(out, groups(), num_members)
-    files |= {INDEX: index.digest(), PACKS: packs.digest()}
-    files[SHARDS] = write_parquet(out / SHARDS, _merged(pa.concat_tables(of_shards)))
-    return IndexSums(**sums, places=places, files=files)
-
-
-def _row_groups(out: Place, num_shards: Sequence[int]) -> Iterator[pa.Table]:
-    """The lines of all shards, cut after every ROW_GROUP, as ever, and behind each plan file: no more than these are in
-    memory."""
-    ends = np.cumsum(num_shards).tolist()
-    for start, end in zip([0, *ends], ends, strict=False):
-        tables, num_lines = [SCHEMA.empty_table()], 0
-        for shard in range(start, end):
-            tables.append(read_arrow(lines_path(out, shard)))
-            num_lines += len(tables[-1])
-            while num_lines >= ROW_GROUP:
-                whole = pa.concat_tables(tables)
-                yield whole.slice(0, ROW_GROUP).combine_chunks()
-                tables, num_lines = [whole.slice(ROW_GROUP)], num_lines - ROW_GROUP
-        if num_lines:
-            yield pa.concat_tables(tables).combine_chunks()
-
-
 def shard_stats(index: pa.Table) -> pa.Table:
     """By shard, in their order: Arrow's groups come in that of hashes."""
     sums = [("pack", "count"), *((name, "sum") for name in SUMMED)]
@@ -130,7 +69,7 @@ def shard_stats(index: pa.Table) -> pa.Table:
     return grouped.rename_columns([names.get(name, name) for name in grouped.column_names]).sort_by("shard")
 
 
-def _merged(stats: pa.Table) -> pa.Table:
+def merged(stats: pa.Table) -> pa.Table:
     """Where a row group of the index ends within a shard, that has two lines: their sum."""
     names = stats.column_names
     grouped = stats.group_by("shard", use_threads=False).aggregate([(name, "sum") for name in names if name != "shard"])
@@ -161,33 +100,6 @@ def dataset_stats(
             | {reason: skips.get(reason, 0) for reason in REASONS}
         )
     return pa.Table.from_pylist(lines, schema=DATASETS_SCHEMA)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MediaSums:
-    """What the documents of each data set have, and the digests of the files that were made with it."""
-
-    datasets: Mapping[str, Mapping[str, int]]
-    files: Mapping[str, str]
-
-
-def write_media(out: Place, num_shards: int) -> MediaSums:
-    """The task that makes the statistics of media, and the list of downloads, if there are any, of notes of shards."""
-    counts: Counter[tuple[str | int, ...]] = Counter()
-    sums: dict[str, Counter[str]] = {}
-    fetched: set[Fetched] = set()
-    for shard in range(num_shards):
-        note = ShardNote.read(note_path(out, shard))
-        assert note is not None, f"{note_path(out, shard)}: gone since its shard was finished"
-        for size in note.sizes:
-            counts[size[:-1]] += size.num_media
-        for each in note.sums:
-            sums.setdefault(each.dataset, Counter()).update(each._asdict() | {"dataset": 0})
-        fetched.update(note.fetched)
-    tables = {MEDIA: media_stats(counts)}
-    if fetched:
-        tables[FETCHED] = pa.Table.from_pylist([each._asdict() for each in sorted(fetched)], schema=DOWNLOADS)
-    return MediaSums(datasets=sums, files={name: write_parquet(out / name, table) for name, table in tables.items()})
 
 
 def media_stats(counts: Mapping[tuple[str | int, ...], int]) -> pa.Table:
