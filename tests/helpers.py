@@ -114,8 +114,8 @@ def many_packs(folder: Path) -> Path:
 
 
 def eight_packs(folder: Path) -> Path:
-    """Four steps of two ranks."""
-    return packed_rows(folder, 16, 8, pack_size=310, group_size=2)
+    """Four steps of two ranks, as trainers get them by default: pictures are decoded when they are loaded."""
+    return packed_rows(folder, 16, 8, pack_size=310, group_size=2, pixels=PackConfig().pixels)
 
 
 def corpus_of(name: str, copies: list[int]) -> Corpus:
