@@ -13,12 +13,14 @@ from .config import UserError
 from .extras import remedy
 from .manifest import OutputError
 from .runtime.faults import behind, sentence
+from .runtime.interrupts import remember_interrupts
 from .runtime.logs import logged_to_stderr
 from .runtime.objects import Unreachable
 
 
 def command() -> int:
     """What the shell calls: a process of our own, which may be forked."""
+    remember_interrupts()
     return main(in_fork=True)
 
 
