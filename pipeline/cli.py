@@ -20,12 +20,14 @@ from .runtime.objects import Unreachable
 
 def command() -> int:
     """What the shell calls: a process of our own, which may be forked."""
-    remember_interrupts()
     return main(in_fork=True)
 
 
 def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
-    """`in_fork`: jobs of --engine inline run in a forked process, so that they survive media that crash it."""
+    """`in_fork`: the process is ours. Jobs of --engine inline run in a forked one, so that they survive media that crash
+    it; an interrupt is not lost."""
+    if in_fork:
+        remember_interrupts()
     args = _parser().parse_args(argv)
     args.in_fork = in_fork
     # Nothing here trains; libraries that warn about missing accelerators only confuse.

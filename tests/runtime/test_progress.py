@@ -322,7 +322,9 @@ def test_ctrl_c_leaves_a_clean_screen(tiny, tmp_path: Path):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's jobs in the background ignore it
         os.chdir(ROOT)
         os.environ["TERM"] = "xterm"
-        os.execv(sys.executable, [sys.executable, "-m", "neatpack.pipeline.cli", "pack", *given])
+        # As the installed script does. By `python -m`, Python may end by SIGINT though the interrupt was caught.
+        code = "from neatpack.pipeline.cli import command; raise SystemExit(command())"
+        os.execv(sys.executable, [sys.executable, "-c", code, "pack", *given])
     written, asked = b"", False
     with contextlib.suppress(OSError):  # Linux's way to say that nobody is at the other end
         while piece := os.read(terminal, 65536):
