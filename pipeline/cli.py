@@ -24,8 +24,8 @@ def command() -> int:
 
 
 def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
-    """`in_fork`: the process is ours. Jobs of --engine inline run in a forked one, so that they survive media that crash
-    it; an interrupt is not lost."""
+    """`in_fork`: the process is ours. It remembers interrupts, and jobs of --engine inline run in a fork of it, so that
+    they survive media that crash it."""
     if in_fork:
         remember_interrupts()
     args = _parser().parse_args(argv)
