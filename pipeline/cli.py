@@ -13,6 +13,7 @@ from .config import UserError
 from .extras import remedy
 from .manifest import OutputError
 from .runtime.faults import behind, sentence
+from .runtime.interrupts import remember_interrupts
 from .runtime.logs import logged_to_stderr
 from .runtime.objects import Unreachable
 
@@ -23,7 +24,10 @@ def command() -> int:
 
 
 def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
-    """`in_fork`: jobs of --engine inline run in a forked process, so that they survive media that crash it."""
+    """`in_fork`: the process is ours. It remembers interrupts, and jobs of --engine inline run in a fork of it, so that
+    they survive media that crash it."""
+    if in_fork:
+        remember_interrupts()
     args = _parser().parse_args(argv)
     args.in_fork = in_fork
     # Nothing here trains; libraries that warn about missing accelerators only confuse.

@@ -7,7 +7,7 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from .journal import ALARMS, MAX_RETRIES
 
@@ -21,11 +21,13 @@ def run_again(job: Callable[[], int]) -> int:
     for attempt in range(1 + MAX_RETRIES):
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it is clear whose it is
         parent, child = os.getpid(), os.fork()
         if not child:
             _end_with(parent)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return job()
-        status = _waited_for(child)
+        status = _waited_for(child, mask)
         if os.WIFEXITED(status):
             return os.WEXITSTATUS(status)
         if os.WTERMSIG(status) not in _REPORTED or attempt == MAX_RETRIES:
@@ -37,9 +39,12 @@ def run_again(job: Callable[[], int]) -> int:
     return 1  # not reached, unless the signal is blocked
 
 
-def _waited_for(child: int) -> int:
+def _waited_for(child: int, mask: Iterable[int]) -> int:
     """Its status. Ctrl-C reaches it from the terminal, as it reaches us; other wishes to end are passed on."""
+    if signal.SIGINT in signal.sigpending():  # perhaps it came before there was a child
+        os.kill(child, signal.SIGINT)
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     for number in (signal.SIGTERM, signal.SIGHUP):
         before[number] = signal.signal(number, lambda number, _: os.kill(child, number))
     try:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from .interrupts import check_interrupted
 from .storage import Place, write_json
 from .work import Work
 
@@ -62,7 +63,7 @@ class Stage:
 class Progress:
     """Of one run. Stages may be entered again, and such as were not announced.
 
-    Several threads may ask and tell.
+    Several threads may ask and tell. A Ctrl-C that Python lost ends the run where it tells something.
     """
 
     def __init__(self, stages: Sequence[str] = (), clock: Callable[[], float] = time.monotonic) -> None:
@@ -87,6 +88,7 @@ class Progress:
 
     def enter(self, name: str, **expected: int) -> None:
         """The stage before ends. `expected`: so many rows are to come."""
+        check_interrupted()
         with self.lock:
             stage = self._stage(name)
             if stage is not self._now:
@@ -100,6 +102,7 @@ class Progress:
 
     def add(self, work: Work) -> None:
         """To the stage that is on."""
+        check_interrupted()
         with self.lock:
             self.skipped.update(work.skipped)
             if self._now is not None:
