@@ -7,12 +7,12 @@ from typing import Any, Self
 import numpy as np
 
 from ..layout import MediaArray
-from ..media.pixels import Resize, tiles_of
+from ..media.pixels import Resize
 from ..media.resize import closest_tiles
 from ..records import MeasuredMedia
-from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
+from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import SquareTiles, configured, refuse_settings
+from .rules import TilesAndWhole, configured, refuse_settings
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant\n",
@@ -32,8 +32,7 @@ FIXED = "has tiles of one size; set max_patches, the most tiles of a picture, in
 
 
 @dataclass(frozen=True, kw_only=True)
-class TiledImages(SquareTiles, ImageRule):
-    tile_tokens: int
+class TiledImages(TilesAndWhole):
     least: int
     most: int
 
@@ -46,15 +45,7 @@ class TiledImages(SquareTiles, ImageRule):
 
     def shape(self, height: int, width: int, num_images: int = 1) -> tuple[Size, Grid]:
         rows, columns = closest_tiles(height, width, self.side, self.most, self.least)
-        return (rows * self.side, columns * self.side), (1, rows, columns)
-
-    def num_rows(self, medium: MeasuredMedia) -> int:
-        """The whole picture is a tile of its own, unless there is only one: 2 x 3 -> 7, 1 x 1 -> 1."""
-        tiles = medium.grid[1] * medium.grid[2]
-        return tiles + (tiles > 1)
-
-    def tokens(self, medium: MeasuredMedia) -> int:
-        return self.num_rows(medium) * self.tile_tokens
+        return self.in_tiles(rows, columns)
 
     def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
         """Between markers that the processor writes, not the template."""
@@ -66,14 +57,8 @@ class TiledImages(SquareTiles, ImageRule):
         size, grid = replace(self, most=most, least=min(self.least, most)).shape(medium.height, medium.width)
         return replace(medium, size=size, grid=grid)
 
-    @property
-    def smallest(self) -> MeasuredMedia:
-        return self.blank((self.side, self.side), (1, 1, 1))
-
     def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
-        tiles = tiles_of(resize(content, medium.size), self.side)
-        if len(tiles) > 1:
-            tiles = np.concatenate([tiles, tiles_of(resize(content, (self.side, self.side)), self.side)])
+        tiles = self.tiles(resize(content, medium.size), lambda size: resize(content, size))
         return {"num_patches": np.array([len(tiles)]), "pixel_values": tiles}
 
 
