@@ -321,6 +321,27 @@ class TilesAndWhole(TileImages):
         return np.concatenate([tiles, tiles_of(whole((self.side, self.side)), self.side)])
 
 
+@dataclass(frozen=True, kw_only=True)
+class FrameTiles(SquareTiles, VideoRule):
+    """Every frame is one tile; always as torchvision does, transformers' only backend for videos."""
+
+    fps: float | None
+    num_frames: int | None
+    max_frames: int  # 0: no bound
+    wishes = ("nframes", "max_frames")
+
+    def wished(self, asked: Mapping[str, int]) -> Self:
+        if "nframes" in asked:  # whatever bound the config has
+            return replace(self, num_frames=asked["nframes"], max_frames=0)
+        return replace(self, max_frames=asked["max_frames"])
+
+    def shape(self, num_frames: int, height: int, width: int) -> tuple[Size, Grid]:
+        return (self.side, self.side), (num_frames, 1, 1)
+
+    def tiles(self, frames: Iterable[np.ndarray]) -> np.ndarray:
+        return np.concatenate([tiles_of(resize_torch(frame, (self.side, self.side)), self.side) for frame in frames])
+
+
 # Frames
 
 

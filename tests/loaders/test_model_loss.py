@@ -92,7 +92,7 @@ CASES = {
     "llava_onevision_frames": Case(  # videos of 4, 5 and 6 frames
         family="llava_onevision", model=lambda family: mend(tiny_llava_onevision(family)), kinds="image video",
     ),
-    "internvl": Case(family="internvl", model=tiny_internvl),
+    "internvl": Case(family="internvl", model=tiny_internvl, kinds="image video"),
     "mistral3": Case(family="mistral3", model=tiny_mistral3),
     "ministral3": Case(family="mistral3", model=partial(tiny_mistral3, text="ministral3")),
     "pixtral": Case(
