@@ -22,6 +22,7 @@ import numpy as np
 
 from ..config import UserError
 from ..layout import MediaArray
+from ..media.limits import limits
 from ..media.pixels import Resize, padded, tiles_of
 from ..media.resize import best_resolution, fitted
 from ..records import MeasuredMedia
@@ -64,6 +65,12 @@ class AnyresImages(SquareTiles, ImageRule):
     def shape(self, height: int, width: int, num_images: int) -> tuple[Size, Grid]:
         """Of a lone picture the size inside its tiles, and their rows and columns."""
         if num_images > 1:
+            longer, most = max(height, width), limits().max_image_pixels
+            if longer**2 > most:
+                raise ValueError(
+                    f"{width}x{height} is padded to a square of {longer**2} pixels, as one of several pictures, above "
+                    f"--max-image-pixels {most}; crop it"
+                )
             return (self.side, self.side), ONE_OF_SEVERAL
         best = best_resolution(height, width, self.facts["resolutions"])
         return fitted(height, width, best), (1, best[0] // self.side, best[1] // self.side)
