@@ -1,16 +1,18 @@
 """Models of transformers 5.22 that fail on packed media, made to take them: `mend(model)`, before it is wrapped.
 
-    Gemma 4     its forward forgets num_frames_per_video on the way to the vision tower, which then fails or takes the
-                frames of all videos for one: the features are made before, and handed over as mm_encoder_outputs
-    GLM 4.xV    writes pictures and frames of videos by one token, and takes it for either where a batch has both: the
-                features are made before, and put into the order of the text by mm_token_type_ids
-    Kimi K2.5   cuts the pooled features of videos by grids that count all frames, and cannot pool chunks of 4 and of 2
-                frames at once: chunks run one by one
-    LLaVA-OneVision  takes the frames that pad a video in a batch for others: videos run one by one, each with its own
-
-What cannot be mended from outside: Phi-4-multimodal projects sounds otherwise beside pictures (pack them apart).
+Gemma 4     its forward forgets num_frames_per_video on the way to the vision tower, which then fails or takes the
+            frames of all videos for one: the features are made before, and handed over as mm_encoder_outputs
+GLM 4.xV    writes pictures and frames of videos by one token, and takes it for either where a batch has both: the
+            features are made before, and put into the order of the text by mm_token_type_ids
+Kimi K2.5   cuts the pooled features of videos by grids that count all frames, and cannot pool chunks of 4 and of 2
+            frames at once: chunks run one by one
+LLaVA-OneVision  takes the frames that pad a video in a batch for others: videos run one by one, each with its own
+Phi-4-multimodal projects all sounds of a batch by the weights for speech beside pictures as soon as there is a
+            picture in it: those of a document without pictures are projected as speech, as if it were alone
 """
 
+import logging
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -19,23 +21,34 @@ import torch
 
 from ..pipeline.records import IMAGE, VIDEO
 
+logger = logging.getLogger(__name__)
+
 
 def mend(model: Any) -> Any:
-    """The same model; one that needs no mending as it is."""
-    kind = type(model).__name__
-    if kind == "Gemma4ForConditionalGeneration":
-        model.register_forward_pre_hook(_with_features, with_kwargs=True)
-    elif kind in (
-        "Glm4vForConditionalGeneration",
-        "Glm4vMoeForConditionalGeneration",
-        "Glm46VForConditionalGeneration",
-    ):
-        model.register_forward_pre_hook(_with_features_in_order, with_kwargs=True)
-    elif kind == "LlavaOnevisionForConditionalGeneration":
-        model.register_forward_pre_hook(_video_by_video, with_kwargs=True)
-    elif kind == "Kimi_K25ForConditionalGeneration":
+    """The same model; one that needs no mending, or has it, as it is."""
+    if not is_unmended(model):
+        return model
+    if (kind := type(model).__name__) == KIMI:
         model.model.get_video_features = partial(_chunk_by_chunk, model.model)
+    else:
+        model.register_forward_pre_hook(BEFORE[kind], with_kwargs=True)
     return model
+
+
+def is_unmended(model: Any) -> bool:
+    if (kind := type(model).__name__) == KIMI:
+        return "get_video_features" not in vars(model.model)
+    return kind in BEFORE and BEFORE[kind] not in model._forward_pre_hooks.values()
+
+
+def warn_if_unmended(model: Any) -> None:
+    """For whoever makes batches for a model."""
+    if is_unmended(model):
+        logger.warning(
+            "%s of transformers 5.22 fails on some packs of media, or trains on other features than those of each "
+            "document alone: neatpack.loaders.mended.mend(model), before it is wrapped",
+            type(model).__name__,
+        )
 
 
 def _with_features(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -92,3 +105,57 @@ def _chunk_by_chunk(model: Any, pixel_values_videos: Any, video_grid_thw: Any, *
         for chunk, grid in zip(pixels, video_grid_thw, strict=True)
     ]
     return SimpleNamespace(pooler_output=[model.mm_projector(chunk).squeeze(1) for chunk in pooled])
+
+
+def _sounds_by_document(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Media are embedded here, and handed over as inputs_embeds. A document begins where its positions do."""
+    names = ("image_pixel_values", "image_sizes", "image_attention_mask")
+    images = {name: kwargs.get(name) for name in names}
+    names = ("audio_input_features", "audio_embed_sizes", "audio_attention_mask")
+    sounds = {name: kwargs.get(name) for name in names}
+    ids = kwargs.get("input_ids")
+    if ids is None or images["image_pixel_values"] is None or sounds["audio_input_features"] is None:
+        return args, kwargs
+    embed = model.model.embed_tokens_extend
+    is_image, is_sound = ids == embed.image_token_id, ids == embed.audio_token_id
+    if not (is_image.any() and is_sound.any()):
+        return args, kwargs
+    embeds = model.model.embed_tokens(ids)
+    sizes = sounds["audio_embed_sizes"]
+    by_token = _beside_pictures(is_image, kwargs.get("position_ids"))[is_sound]  # of each token of sounds
+    by_sound = by_token[sizes.cumsum(0) - sizes]
+    embedded = embed.image_embed(ids, embeds, **images)
+    for mode, beside in (("speech", False), ("vision", True)):
+        mine = by_sound == beside
+        if not mine.any():
+            continue
+        chosen = {name: value if value is None else value[mine] for name, value in sounds.items()}
+        places = torch.zeros_like(is_sound)
+        places[is_sound] = by_token == beside
+        others_hidden = ids.masked_fill(is_sound & ~places, -1)
+        heard = embed.audio_embed(others_hidden, embeds, **chosen, audio_projection_mode=mode)
+        embedded = torch.where(places[..., None], heard, embedded)
+    rest = {name: value for name, value in kwargs.items() if name not in {*images, *sounds, "input_ids"}}
+    return args, {**rest, "inputs_embeds": embedded}
+
+
+def _beside_pictures(is_image: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+    """Which tokens are in a document that has a picture: positions 0, 1, 0, 1, the last one a picture's -> the last
+    two. Without positions, a row is a document."""
+    begins = torch.zeros_like(is_image) if positions is None else (positions == 0).expand_as(is_image).clone()
+    begins[:, 0] = True
+    documents = begins.flatten().cumsum(0) - 1
+    with_picture = torch.zeros(int(documents[-1]) + 1, dtype=torch.bool, device=documents.device)
+    with_picture[documents[is_image.flatten()]] = True
+    return with_picture[documents].view_as(is_image)
+
+
+KIMI = "Kimi_K25ForConditionalGeneration"
+BEFORE: dict[str, Callable[..., Any]] = {  # by class: what changes the arguments that it is called with
+    "Gemma4ForConditionalGeneration": _with_features,
+    "Glm4vForConditionalGeneration": _with_features_in_order,
+    "Glm4vMoeForConditionalGeneration": _with_features_in_order,
+    "Glm46VForConditionalGeneration": _with_features_in_order,
+    "LlavaOnevisionForConditionalGeneration": _video_by_video,
+    "Phi4MultimodalForCausalLM": _sounds_by_document,
+}

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 
 from ..pipeline.records import IGNORE
 from .handover import handed_over
+from .mended import warn_if_unmended
 from .packed import neat_packed_vlm_collater, positions_inside
 from .pixels import with_stored_pixels
 from .pp_media import CollateForPP
@@ -161,6 +162,7 @@ def collater_for(family: Mapping[str, Any], model: torch.nn.Module | None = None
             )
         return PackCollater(**(chosen | options))
     inner = unwrapped(model)
+    warn_if_unmended(inner)
     takes = _arguments(inner)
     chosen |= {"takes": takes, "unshifted_labels": takes is None and not passes_shift_labels(inner)}
     chosen |= _attention_of(inner) | {"recurrent": _recurrent(inner, family, options)} | options

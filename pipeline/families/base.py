@@ -206,6 +206,9 @@ class Family(ABC):
 
     name: ClassVar[str]
     processor_classes: ClassVar[tuple[str, ...]] = ()
+    # Where positions have three axes: the models (model_type of config.json) that take them. Others may come with the
+    # same processor and count 0, 1, 2 …: LLaVA-OneVision-1.5 with Qwen2.5-VL's.
+    model_types: ClassVar[tuple[str, ...]] = ()
     # Raised whenever this family's code gives other ids, lengths, positions or arrays for the same input: tokens that
     # older code measured are then measured anew.
     revision: ClassVar[int] = 1

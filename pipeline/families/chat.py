@@ -211,7 +211,7 @@ class Chat:
 
         try:
             text = self.text(self.prepared(probe, ()))
-        except (TemplateError, TypeError, ValueError):  # Jinja's own, and what filters raise of unexpected values
+        except TemplateError:
             return False
         spans = assistant_spans(self.encoder.encode([text])[0], self.markers)
         return _SENTINEL in text and len(spans) == sum(turn.role == "assistant" for turn in probe.turns)

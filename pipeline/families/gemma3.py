@@ -10,9 +10,9 @@ from ..config import UserError
 from ..layout import MediaArray
 from ..media.pixels import Resize, resize_torch, tiles_of
 from ..records import MeasuredMedia, MediaKind, Turn
-from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
+from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import SquareTiles, configured, refuse_settings, resampling
+from .rules import TilesAndWhole, configured, refuse_settings, resampling
 
 OPENS, CLOSES = "<start_of_image>", "<end_of_image>"
 CHAT = ChatFormat(
@@ -55,9 +55,8 @@ class Gemma3Chat(Chat):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquareImages(SquareTiles, ImageRule):
+class SquareImages(TilesAndWhole):
     resized_by = "torch"
-    tile_tokens: int
     mode: str  # of resizing
 
     @property
@@ -65,14 +64,7 @@ class SquareImages(SquareTiles, ImageRule):
         return {"pixel_values": self.pixels(*self.tile)}
 
     def shape(self, height: int, width: int, num_images: int = 1) -> tuple[Size, Grid]:
-        return (self.side, self.side), (1, 1, 1)
-
-    def tokens(self, medium: MeasuredMedia) -> int:
-        return self.tile_tokens
-
-    @property
-    def smallest(self) -> MeasuredMedia:
-        return self.blank((self.side, self.side), (1, 1, 1))
+        return self.in_tiles(1, 1)
 
     def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
         return {"pixel_values": tiles_of(resize_torch(content, medium.size, self.mode), self.side)}

@@ -204,6 +204,7 @@ class Glm4V(Qwen3VL):
     name = "glm4v"
     revision = 1
     processor_classes = ("Glm4vProcessor", "Glm46VProcessor")
+    model_types = ("glm4v", "glm4v_moe", "glm46v")
 
     @classmethod
     def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:

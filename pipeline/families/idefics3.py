@@ -8,11 +8,11 @@ from typing import Any, Self
 import numpy as np
 
 from ..layout import MediaArray
-from ..media.pixels import Resize, resize_torch, tiles_of
+from ..media.pixels import Resize, resize_torch
 from ..records import MeasuredMedia
-from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
+from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import SquareTiles, configured, refuse_settings, resampling
+from .rules import TilesAndWhole, configured, refuse_settings, resampling
 
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 PLACES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
@@ -41,11 +41,10 @@ FIXED = "has tiles of one size; set size.longest_edge, the longer side of a pict
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacedTiles(SquareTiles, ImageRule):
+class PlacedTiles(TilesAndWhole):
     """Resized twice: to a longer side of `longest_edge`, and from there to whole tiles; the whole from those."""
 
     resized_by = "torch"
-    tile_tokens: int
     longest_edge: int
     do_image_splitting: bool
     mode: str  # of resizing
@@ -70,7 +69,7 @@ class PlacedTiles(SquareTiles, ImageRule):
     def shape(self, height: int, width: int, num_images: int = 1) -> tuple[Size, Grid]:
         side = self.side
         if not self.do_image_splitting:
-            return (side, side), (1, 1, 1)
+            return self.in_tiles(1, 1)
         high, wide = self.first_size(height, width)
         ratio = wide / high
         if wide >= high:
@@ -79,19 +78,7 @@ class PlacedTiles(SquareTiles, ImageRule):
         else:
             rows = -(-high // side)
             columns = math.ceil(int(rows * side * ratio) / side)
-        if not rows * columns:
-            raise ValueError(
-                f"a side of it vanishes when the other is brought to {self.longest_edge}; crop the picture"
-            )
-        return (rows * side, columns * side), (1, rows, columns)
-
-    def num_rows(self, medium: MeasuredMedia) -> int:
-        """The whole picture is a tile of its own, unless there is only one: 2 x 3 -> 7, 1 x 1 -> 1."""
-        tiles = medium.grid[1] * medium.grid[2]
-        return tiles + (tiles > 1)
-
-    def tokens(self, medium: MeasuredMedia) -> int:
-        return self.num_rows(medium) * self.tile_tokens
+        return self.in_tiles(rows, columns, self.longest_edge)
 
     def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
         """Each tile behind its place, rows on lines of their own, and the whole behind an empty line."""
@@ -115,19 +102,12 @@ class PlacedTiles(SquareTiles, ImageRule):
         size, grid = last.shape(medium.height, medium.width)
         return replace(medium, size=size, grid=grid)
 
-    @property
-    def smallest(self) -> MeasuredMedia:
-        return self.blank((self.side, self.side), (1, 1, 1))
-
     def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
         height, width = content.shape[:2]
         rule = next((rule for rule in self.levels() if rule.shape(height, width)[0] == medium.size), self)
         first = resize_torch(content, rule.first_size(height, width), self.mode)
         resized = resize_torch(first, medium.size, self.mode)
-        tiles = tiles_of(resized, self.side)
-        if len(tiles) > 1:
-            whole = resize_torch(resized, (self.side, self.side), self.mode)
-            tiles = np.concatenate([tiles, tiles_of(whole, self.side)])
+        tiles = self.tiles(resized, lambda size: resize_torch(resized, size, self.mode))
         return {"num_tiles": np.array([len(tiles)]), "pixel_values": tiles}
 
 

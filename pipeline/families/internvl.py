@@ -1,64 +1,87 @@
-"""InternVL 3: pictures as tiles of 448 pixels, 256 tokens each, and behind them the whole picture in one."""
+"""InternVL 3: pictures as tiles of 448 pixels, 256 tokens each, and behind them the whole picture in one; a tile for
+each frame of a video."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
+import torch
 
-from ..layout import MediaArray
-from ..media.pixels import Resize, tiles_of
+from ..config import UserError
+from ..layout import Delivery, MediaArray
+from ..media.pixels import Resize
 from ..media.resize import closest_tiles
-from ..records import MeasuredMedia
-from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
+from ..records import TOKEN_TYPES, MeasuredMedia, Turn
+from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import SquareTiles, configured, refuse_settings
+from .rules import FrameTiles, SquareTiles, TilesAndWhole, configured, refuse_settings, thinned
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant\n",
     end_of_turn="<|im_end|>",
-    placeholders={"image": "<IMG_CONTEXT>"},
+    placeholders={"image": "<IMG_CONTEXT>", "video": "<video>"},
+    opening={"video": ("Frame1: ",)},
     structural_tokens=("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
 )
-DEFAULTS = {  # of the processor's classes
+PIXELS = {  # defaults of the processor's classes
     "size": {"height": 384, "width": 384},
     "rescale_factor": 1 / 255,
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
     "image_std": [0.26862954, 0.26130258, 0.27577711],
-    "min_patches": 1,
-    "max_patches": 12,
 }
+IMAGES = {**PIXELS, "min_patches": 1, "max_patches": 12}
+VIDEOS = {**PIXELS, "fps": None, "num_frames": None, "initial_shift": True}
 FIXED = "has tiles of one size; set max_patches, the most tiles of a picture, in its preprocessor_config.json"
+ONE_TILE = "gives every frame one tile"
+
+
+class InternChat(Chat):
+    """The template writes <video>, and the processor "Frame1: " and a tile in its place. These words merge with a text
+    before them, so they are there before it is encoded."""
+
+    def template(self, turns: Sequence[Turn], tools: Sequence[Any] = ()) -> str:
+        return super().template(turns, tools).replace(self.format.placeholders["video"], self.medium_text("video"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class TiledImages(SquareTiles, ImageRule):
+class Tiles(SquareTiles):
+    """What pictures and videos have in common: the arrays, and how tiles are written."""
+
     tile_tokens: int
-    least: int
-    most: int
 
     @property
     def arrays(self) -> dict[str, MediaArray]:
+        both: Any = {"kinds": ("image", "video")}
         return {
-            "num_patches": self.integers(),
-            "pixel_values": self.pixels(*self.tile, counts="num_patches"),
+            "visual_kinds": MediaArray(**both, dtype="int64", row=()),
+            "num_patches": MediaArray(**both, dtype="int64", row=()),
+            "pixel_values": MediaArray(
+                **both, dtype="uint8", row=self.tile, counts="num_patches", deliver=Delivery(table="image")
+            ),
         }
+
+    def as_arrays(self, tiles: np.ndarray) -> Arrays:
+        kind, number = (np.array([value], dtype=np.int64) for value in (TOKEN_TYPES[self.kind], len(tiles)))
+        return {"visual_kinds": kind, "num_patches": number, "pixel_values": tiles}
+
+    def written(self, num_tiles: int, chat: Chat) -> list[int]:
+        """Between markers that the processor writes, not the template."""
+        placeholders = [chat.placeholder_ids["image"]] * (num_tiles * self.tile_tokens)
+        return [*chat.ids("<img>"), *placeholders, *chat.ids("</img>")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiledImages(Tiles, TilesAndWhole):
+    least: int
+    most: int
 
     def shape(self, height: int, width: int, num_images: int = 1) -> tuple[Size, Grid]:
         rows, columns = closest_tiles(height, width, self.side, self.most, self.least)
-        return (rows * self.side, columns * self.side), (1, rows, columns)
-
-    def num_rows(self, medium: MeasuredMedia) -> int:
-        """The whole picture is a tile of its own, unless there is only one: 2 x 3 -> 7, 1 x 1 -> 1."""
-        tiles = medium.grid[1] * medium.grid[2]
-        return tiles + (tiles > 1)
-
-    def tokens(self, medium: MeasuredMedia) -> int:
-        return self.num_rows(medium) * self.tile_tokens
+        return self.in_tiles(rows, columns)
 
     def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
-        """Between markers that the processor writes, not the template."""
-        return np.array([*chat.ids("<img>"), *super().expansion(medium, chat), *chat.ids("</img>")], dtype=np.int32)
+        return np.array(self.written(self.num_rows(medium), chat), dtype=np.int32)
 
     def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
         """Each level halves the tiles."""
@@ -66,30 +89,74 @@ class TiledImages(SquareTiles, ImageRule):
         size, grid = replace(self, most=most, least=min(self.least, most)).shape(medium.height, medium.width)
         return replace(medium, size=size, grid=grid)
 
-    @property
-    def smallest(self) -> MeasuredMedia:
-        return self.blank((self.side, self.side), (1, 1, 1))
-
     def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
-        tiles = tiles_of(resize(content, medium.size), self.side)
-        if len(tiles) > 1:
-            tiles = np.concatenate([tiles, tiles_of(resize(content, (self.side, self.side)), self.side)])
-        return {"num_patches": np.array([len(tiles)]), "pixel_values": tiles}
+        return self.as_arrays(self.tiles(resize(content, medium.size), lambda size: resize(content, size)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiledVideos(Tiles, FrameTiles):
+    initial_shift: bool | float  # frames before the first that is taken; True: from the middle of each stretch
+
+    def choose(self, total: int, fps: float, asked_fps: float | None) -> np.ndarray:
+        """By the rate that a row asks for, by the config's number, or by its rate, evenly; else all frames.
+
+        4 of 10 -> [1, 3, 6, 8]; with a shift of 0, [0, 2, 5, 7]. Where the processor refuses a video that has fewer
+        frames, all are taken.
+        """
+        rate = self.fps if asked_fps is None else asked_fps
+        wanted = self.num_frames if asked_fps is None else None
+        if wanted is None:
+            wanted = total if rate is None else int(total / fps * rate)
+        wanted = max(1, min(wanted, total, self.max_frames or total))
+        step = total / wanted
+        first = step / 2 if self.initial_shift is True else min(float(self.initial_shift), total - 1)
+        # By torch's own arithmetic, which for some numbers gives one index more, beyond the end.
+        return torch.arange(first, total, step).int().numpy()[:wanted]
+
+    def tokens(self, medium: MeasuredMedia) -> int:
+        return medium.grid[0] * self.tile_tokens
+
+    def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
+        """A line for each frame; "Frame1: " is there already."""
+        ids = self.written(1, chat)
+        for number in range(2, medium.grid[0] + 1):
+            ids += [*chat.ids(f"\nFrame{number}: "), *self.written(1, chat)]
+        return np.array(ids, dtype=np.int32)
+
+    def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
+        """Each level halves the frames."""
+        frames = thinned(medium.frames, max(1, len(medium.frames) >> level))
+        return replace(medium, frames=frames, grid=(len(frames), 1, 1))
+
+    def render(self, content: Iterable[np.ndarray], medium: MeasuredMedia, resize: Resize) -> Arrays:
+        return self.as_arrays(self.tiles(content))
 
 
 class InternVL(Family):
     name = "internvl"
+    revision = 2
     processor_classes = ("InternVLProcessor",)
 
     @classmethod
     def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
-        refuse_settings(key, cls.name, min_pixels=FIXED, max_pixels=FIXED)
-        config = configured(files.source, cls.name, DEFAULTS, files.image)
-        tokens = files.processor.get("image_seq_length", 256)
-        image = TiledImages.of(config, side=config["size"]["height"], tile_tokens=tokens, least=config["min_patches"],
-                               most=config["max_patches"])  # fmt: skip
-        chat = Chat(CHAT, files.tokenizer, source=files.source, takes=("image",))
-        return cls(chat, image=image, facts={"tile_tokens": tokens})
+        refuse_settings(key, cls.name, min_pixels=FIXED, max_pixels=FIXED, video_min_pixels=ONE_TILE,
+                        video_max_pixels=ONE_TILE, video_min_frames="takes frames by rate or number alone")  # fmt: skip
+        images = configured(files.source, cls.name, IMAGES, files.image)
+        videos = configured(files.source, cls.name, VIDEOS, files.video or files.image)
+        for name in PIXELS:
+            if images[name] != videos[name]:
+                raise UserError(
+                    f"--processor {files.source}: {name} of pictures is {images[name]}, and of videos {videos[name]}; "
+                    f"{cls.name} has both in one array, and needs the same"
+                )
+        if key.video_fps:
+            videos |= {"fps": key.video_fps, "num_frames": None}
+        side, tokens = images["size"]["height"], files.processor.get("image_seq_length", 256)
+        image = TiledImages.of(images, side=side, tile_tokens=tokens, least=images["min_patches"],
+                               most=images["max_patches"])  # fmt: skip
+        video = TiledVideos.of(videos, side=side, tile_tokens=tokens, max_frames=key.video_max_frames)
+        chat = InternChat(CHAT, files.tokenizer, source=files.source, takes=("image", "video"))
+        return cls(chat, image=image, video=video, facts={"tile_tokens": tokens})
 
     @staticmethod
     def media_tokens(media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> int | None:

@@ -15,19 +15,20 @@ from any video.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from ..config import UserError
 from ..layout import MediaArray
-from ..media.pixels import Resize, padded, resize_torch, tiles_of
+from ..media.limits import limits
+from ..media.pixels import Resize, padded, tiles_of
 from ..media.resize import best_resolution, fitted
 from ..records import MeasuredMedia
-from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size, VideoRule
+from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import SquareTiles, configured, refuse_settings, uniform_frames
+from .rules import FrameTiles, SquareTiles, configured, refuse_settings, uniform_frames
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant \n",
@@ -64,6 +65,12 @@ class AnyresImages(SquareTiles, ImageRule):
     def shape(self, height: int, width: int, num_images: int) -> tuple[Size, Grid]:
         """Of a lone picture the size inside its tiles, and their rows and columns."""
         if num_images > 1:
+            longer, most = max(height, width), limits().max_image_pixels
+            if longer**2 > most:
+                raise ValueError(
+                    f"{width}x{height} is padded to a square of {longer**2} pixels, as one of several pictures, above "
+                    f"--max-image-pixels {most}; crop it"
+                )
             return (self.side, self.side), ONE_OF_SEVERAL
         best = best_resolution(height, width, self.facts["resolutions"])
         return fitted(height, width, best), (1, best[0] // self.side, best[1] // self.side)
@@ -106,19 +113,8 @@ class AnyresImages(SquareTiles, ImageRule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TileVideos(SquareTiles, VideoRule):
-    """Every frame is one tile; always as torchvision does, transformers' only backend for videos."""
-
+class TileVideos(FrameTiles):
     facts: Mapping[str, Any]
-    fps: float | None
-    num_frames: int | None
-    max_frames: int
-    wishes = ("nframes", "max_frames")
-
-    def wished(self, asked: Mapping[str, int]) -> Self:
-        if "nframes" in asked:  # whatever bound the config has
-            return replace(self, num_frames=asked["nframes"], max_frames=0)
-        return replace(self, max_frames=asked["max_frames"])
 
     @property
     def arrays(self) -> dict[str, MediaArray]:
@@ -133,14 +129,11 @@ class TileVideos(SquareTiles, VideoRule):
         rate = asked_fps if asked_fps is not None and self.num_frames is None else self.fps
         return uniform_frames(total, fps, num_frames=self.num_frames, asked_fps=rate, max_frames=self.max_frames)
 
-    def shape(self, num_frames: int, height: int, width: int) -> tuple[Size, Grid]:
-        return (self.side, self.side), (num_frames, 1, 1)
-
     def tokens(self, medium: MeasuredMedia) -> int:
         return video_tokens(medium.grid[0], self.facts)
 
     def render(self, content: Iterable[np.ndarray], medium: MeasuredMedia, resize: Resize) -> Arrays:
-        tiles = np.concatenate([tiles_of(resize_torch(frame, medium.size), self.side) for frame in content])
+        tiles = self.tiles(content)
         return {"pixel_values_videos": tiles, "num_frames": np.array([len(tiles)], dtype=np.int64)}
 
 

@@ -10,9 +10,9 @@ import numpy as np
 from ..layout import MediaArray
 from ..media.pixels import Resize, tiles_of
 from ..records import MeasuredMedia, Turn
-from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
+from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import SquareTiles, configured, refuse_settings
+from .rules import TileImages, configured, refuse_settings
 
 CHAT = ChatFormat(
     assistant_header="[/INST]",
@@ -45,7 +45,7 @@ class MistralChat(Chat):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowImages(SquareTiles, ImageRule):
+class RowImages(TileImages):
     """Each picture in its own size, in whole patches of `side` pixels: those that have a token each."""
 
     longest_edge: int
@@ -62,12 +62,7 @@ class RowImages(SquareTiles, ImageRule):
         ratio = max(height, width) / self.longest_edge
         if ratio > 1:
             height, width = math.floor(height / ratio), math.floor(width / ratio)
-        rows, columns = -(-height // self.side), -(-width // self.side)
-        if not rows * columns:
-            raise ValueError(
-                f"a side of it vanishes when the other is brought to {self.longest_edge}; crop the picture"
-            )
-        return (rows * self.side, columns * self.side), (1, rows, columns)
+        return self.in_tiles(-(-height // self.side), -(-width // self.side), self.longest_edge)
 
     def tokens(self, medium: MeasuredMedia) -> int:
         return self.num_rows(medium)
@@ -88,10 +83,6 @@ class RowImages(SquareTiles, ImageRule):
         except ValueError:
             return medium
         return replace(medium, size=size, grid=grid)
-
-    @property
-    def smallest(self) -> MeasuredMedia:
-        return self.blank((self.side, self.side), (1, 1, 1))
 
     def render(self, content: np.ndarray, medium: MeasuredMedia, resize: Resize) -> Arrays:
         tiles = tiles_of(resize(content, medium.size), self.side)

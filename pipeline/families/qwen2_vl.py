@@ -137,6 +137,7 @@ class Qwen2VL(Family):
     name = "qwen2_vl"
     revision = 2
     processor_classes: ClassVar[tuple[str, ...]] = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
+    model_types: ClassVar[tuple[str, ...]] = ("qwen2_vl", "qwen2_5_vl")
     position_axes = 3
     media_tokens = staticmethod(patch_tokens)
     video_rule: ClassVar[type[PatchVideos]] = Qwen2Videos

@@ -96,6 +96,7 @@ class Qwen3Omni(Family):
     name = "qwen3_omni"
     revision = 2
     processor_classes = ("Qwen3OmniMoeProcessor",)
+    model_types = ("qwen3_omni_moe", "qwen3_omni_moe_thinker")
     position_axes = 3
     position_dtype = "float32"
 

@@ -99,6 +99,7 @@ def _family_class(key: ProcessorKey, files: ProcessorFiles, online: bool) -> typ
         return FAMILIES[key.family]
     for family in FAMILIES.values():
         if files.class_name in family.processor_classes:
+            _check_model_type(key, files, family)
             return family
     if online:
         return Default
@@ -106,6 +107,17 @@ def _family_class(key: ProcessorKey, files: ProcessorFiles, online: bool) -> typ
         f"--processor {key.processor}: no family serves processor class {files.class_name or '(none found)'}; "
         f"name one by --family: {', '.join(FAMILIES)}"
     )
+
+
+def _check_model_type(key: ProcessorKey, files: ProcessorFiles, family: type[Family]) -> None:
+    """The class of a processor says nothing of the model's positions."""
+    model_type = files.model.get("model_type")
+    if model_type and family.position_axes > 1 and model_type not in family.model_types:
+        raise UserError(
+            f"--processor {key.processor}: has a {files.class_name}, and its config.json is of a {model_type} (known: "
+            f"{', '.join(family.model_types)}), so that the positions that the model takes are not known; name the "
+            f"family: --family {family.name} counts them on {family.position_axes} axes, --family default 0, 1, 2 …"
+        )
 
 
 def recurrent_layers(model: dict[str, Any]) -> list[str] | None:

@@ -10,8 +10,28 @@ Template = Callable[[list[dict[str, Any]], Sequence[Any]], str]  # messages and 
 _PLAIN = {"role", "content"}  # keys of a message that transformers hands on as they are
 
 
+# What expressions of a template raise, beside Jinja's own errors, of values that they do not expect: a text added to a
+# number, a filter that does not take a list, a macro that calls itself too often.
+_RAISED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
 def template_of(tokenizer: "PreTrainedTokenizerBase") -> Template:
-    """Messages must be of plain JSON types, as `Chat.messages` makes them."""
+    """Messages must be of plain JSON types, as `Chat.messages` makes them. Whatever goes wrong in the template is a
+    jinja2.TemplateError: one conversation cannot be written, and others can."""
+    from jinja2 import TemplateError
+
+    written = _written_by(tokenizer)
+
+    def text(messages: list[dict[str, Any]], tools: Sequence[Any]) -> str:
+        try:
+            return written(messages, tools)
+        except _RAISED as error:
+            raise TemplateError(f"{type(error).__name__}: {error}") from error
+
+    return text
+
+
+def _written_by(tokenizer: "PreTrainedTokenizerBase") -> Template:
 
     def whole(messages: list[dict[str, Any]], tools: Sequence[Any]) -> str:
         text = tokenizer.apply_chat_template(messages, tools=list(tools) or None, tokenize=False)

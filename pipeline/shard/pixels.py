@@ -39,11 +39,11 @@ logger = logging.getLogger(__name__)
 
 
 def array_codec(array: MediaArray, codecs: Codecs) -> str:
-    """Of an array's media, at the most: one with several kinds of media keeps no medium's own bytes."""
-    found = {codecs.get(kind, U8) for kind in array.kinds} if array.deliver.table else {U8}
-    if found == {SOURCE}:
-        return SOURCE
-    return U8 if found == {U8} else ZSTD
+    """Of an array's media, at the most: what is of a picture's own bytes in an array of several kinds is by zstd there
+    for a video."""
+    return max(
+        (codecs.get(kind, U8) for kind in array.kinds if array.deliver.table), key=NUMBERS.__getitem__, default=U8
+    )
 
 
 def stored_names(layout: Layout, codecs: Codecs) -> tuple[str, ...]:
@@ -126,11 +126,11 @@ def pixels_for(asked: str, family: "Family") -> str:
 
 
 def keeps_sources(family: "Family") -> bool:
-    """Whether loaders can render its pictures: by a rule that is known by name, into one array of pictures alone."""
+    """Whether loaders can render its pictures: by a rule that is known by name, into one array."""
     from ..families.restore import described_rule
 
     arrays = [array for array in family.media.values() if array.deliver.table and "image" in array.kinds]
-    return [array.kinds for array in arrays] == [("image",)] and described_rule(family.image) is not None
+    return len(arrays) == 1 and described_rule(family.image) is not None
 
 
 def _instead(asked: str, kind: str, codec: str, other: str, why: str) -> str:
@@ -156,8 +156,8 @@ class PixelEncoder:
         sources: Sequence[MeasuredMedia] = (),
         kept: Mapping[str, np.ndarray] | None = None,
     ) -> dict[str, np.ndarray]:
-        """The arrays of a pack as they are stored. `sources`: its pictures in order, their bytes held; those that come
-        after them are in no file. `kept`: what is stored of some of them already, by this codec."""
+        """The arrays of a pack as they are stored. `sources`: its media in the order of the text, the bytes of pictures
+        held; what comes after them is in no file. `kept`: what is stored of some of them already, by this codec."""
         stored: dict[str, np.ndarray] = {}
         for name, array in arrays.items():
             codec = array_codec(self.layout[name], self.codecs) if name in self.layout else U8
@@ -166,8 +166,8 @@ class PixelEncoder:
             elif kept and name + CODED in kept:
                 stored |= {name + end: kept[name + end] for end in (CODED, MEDIA)}
             else:
-                media = sources if codec == SOURCE else ()
-                stored[name + CODED], stored[name + MEDIA] = self._coded(name, arrays, media)
+                media = [medium for medium in sources if medium.ref.kind in self.layout[name].kinds]
+                stored[name + CODED], stored[name + MEDIA] = self._coded(name, arrays, media if codec == SOURCE else ())
         return stored
 
     def _coded(
@@ -195,7 +195,9 @@ class PixelEncoder:
         crc32, num_bytes = zlib.crc32(plain), len(plain)
         if not may_be_coded:
             return Line(NUMBERS[U8], num_bytes, len(rows), crc32), plain
-        own = source.ref.held if source is not None and isinstance(source.ref.held, bytes) else b""
+        own = b""
+        if source is not None and source.ref.kind == "image" and isinstance(source.ref.held, bytes):
+            own = source.ref.held
         if own:
             assert self.rule is not None and source is not None
             assert self.rule.rows(source)[name] == len(rows), f"{name}: {len(rows)} rows are of another picture"

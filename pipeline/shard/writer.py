@@ -186,7 +186,7 @@ class Renderer:
     fetched: set[Fetched] = field(default_factory=set)  # downloads that are in a pack, filled on the way
     sizes: Counter[tuple[str, str, int, int, int, int]] = field(default_factory=Counter)  # likewise: see MediaSize
     keeps_sources: bool = False
-    # Where they are kept, the pictures of the last pack in the order of their rows, with their own bytes.
+    # Where they are kept, the media of the last pack in the order of the text, pictures with their own bytes.
     sources: list[MeasuredMedia] = field(default_factory=list)
 
     def pack(self, number: int, rows: Sequence[Row]) -> tuple[Pack | None, list[LostRow]]:
@@ -248,8 +248,7 @@ class Renderer:
         except MediaError as error:
             return _lost(line, error.skip.reason, error.skip.detail)
         if self.keeps_sources:
-            seen = self.family.in_text_order(measured.ids, measured.media)
-            self.sources.extend(medium for medium in seen if medium.ref.kind == "image")
+            self.sources.extend(self.family.in_text_order(measured.ids, measured.media))
         for medium in measured.media:
             self.fetched.update(fetched_for(medium.ref))
             if medium.height:  # a sound has none

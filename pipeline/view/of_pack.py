@@ -13,7 +13,7 @@ from ..layout import Layout, split_media
 from ..records import AUDIO, IGNORE, TEXT, TOKEN_TYPES, VIDEO, Document, MeasuredMedia, MediaKind, Pack
 from ..shard.words import counted
 from .document import DocumentView, MediaRun, MediumView, PackView, TextRun
-from .pictures import Seen, seen_media
+from .pictures import Seen, seen_media, types_of_kinds
 from .safe import safe_line
 from .tokens import Decoder
 
@@ -62,6 +62,7 @@ def pack_view(
             per_token = {
                 name: arrays[name][..., inside] for name in ("input_ids", "labels", "position_ids", "mm_token_type_ids")
             }
+            per_token["mm_token_type_ids"] = types_of_kinds(per_token["mm_token_type_ids"], media)
             document, told = pack.documents[position], known.get(position, Known())
             counts = {kind: parts[kind][position] for kind in TOKEN_TYPES}
             tiles = [medium.grid[1:] for medium in told.media if medium.ref.kind == "image"]

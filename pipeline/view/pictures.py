@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from ..labels import mask_spans
 from ..layout import Layout
 from ..media.resize import best_resolution
-from ..records import MediaKind
+from ..records import IMAGE, VIDEO, MediaKind
 
 Arrays = Mapping[str, np.ndarray]
 Facts = Mapping[str, Any]
 FRAMES_PER_SECOND = 100  # of sound features: hops of 160 at 16 kHz, in every processor of the families that hear
 GLOBAL_VIEW = "its global view is stored as floats and not drawn"
+KINDS = "visual_kinds"  # an array: IMAGE or VIDEO for each medium, where both are in one array of pixels
 FLOATS = "stored as the floats of the processor itself, which are not drawn"
 
 
@@ -67,6 +69,23 @@ def seen_media(
         except (ValueError, LookupError, TypeError, ArithmeticError) as error:  # numbers of a manifest that do not fit
             found = [Seen(note=f"not drawn: its arrays are not as {family} cuts {kind}s ({error})")] * count
         result[kind] = found
+    return result
+
+
+def types_of_kinds(types: np.ndarray, media: Arrays) -> np.ndarray:
+    """Token types, where a family writes frames of videos by the token of pictures and its arrays tell which is which:
+    a block of tokens for each picture, one for each frame. Types [1, 0, 1, 0, 1], a video of 2 frames and a picture ->
+    [2, 0, 2, 0, 1].
+    """
+    if KINDS not in media:
+        return types
+    blocks, is_video = mask_spans(types == IMAGE), media[KINDS] == VIDEO
+    counts = np.where(is_video, media["num_patches"], 1)
+    if counts.sum() != len(blocks) or (counts < 1).any():
+        return types
+    result = types.copy()
+    for start, stop in blocks[np.repeat(is_video, counts)].tolist():
+        result[start:stop] = VIDEO
     return result
 
 
@@ -170,6 +189,19 @@ def _tiled_images(name: str) -> Callable[[Arrays, Layout, Facts], Iterator[Seen]
     return images
 
 
+def _of_kind(media: Arrays, kind: int) -> Arrays:
+    """Pictures or videos of an array that holds both; before there was an array to tell, it held pictures alone."""
+    if KINDS not in media:
+        return media
+    mine = media[KINDS] == kind
+    tiles = media["pixel_values"][np.repeat(mine, media["num_patches"])]
+    return {"num_patches": media["num_patches"][mine], "pixel_values": tiles}
+
+
+def _internvl_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
+    return _tiled_images("num_patches")(_of_kind(media, IMAGE), layout, facts)
+
+
 def _row_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
     grids = (media["image_sizes"] // facts["side"]).tolist()
     for tiles, grid in zip(_cut(media["pixel_values"], [math.prod(grid) for grid in grids]), grids, strict=True):
@@ -242,6 +274,12 @@ def _llava_videos(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]
         yield Seen(pictures=_frames([from_tiles(tile[None], 1, 1) for tile in tiles]))
 
 
+def _internvl_videos(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
+    mine = _of_kind(media, VIDEO)
+    for tiles in _cut(mine["pixel_values"], mine["num_patches"].tolist()):
+        yield Seen(pictures=_frames([from_tiles(tile[None], 1, 1) for tile in tiles]), blocks=len(tiles))
+
+
 # Sounds, of every family: rows of features over time
 
 
@@ -267,7 +305,7 @@ IMAGES: dict[str, Callable[[Arrays, Layout, Facts], Iterator[Seen]]] = {
     "kimi_vl": _moonvit_images("image_grid_hws"),
     "kimi_k25": _moonvit_images("image_grid_thw"),
     "llava_onevision": _llava_images,
-    "internvl": _tiled_images("num_patches"),
+    "internvl": _internvl_images,
     "idefics3": _tiled_images("num_tiles"),
     "mistral3": _row_images,
     "phi4_mm": _phi_images,
@@ -281,4 +319,5 @@ VIDEOS: dict[str, Callable[[Arrays, Layout, Facts], Iterator[Seen]]] = {
     "gemma4": _gemma_videos,
     "kimi_k25": _kimi_videos,
     "llava_onevision": _llava_videos,
+    "internvl": _internvl_videos,
 }

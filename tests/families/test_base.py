@@ -1,14 +1,19 @@
 """What shapes a family's result is in its fingerprint by construction, and rows are joined as declared."""
 
 import dataclasses
+import json
+import shutil
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers import DEMO_PROCESSOR
 from tokenizers.normalizers import Lowercase
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
+from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import Family, ProcessorKey, identity_of
 from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
 from neatpack.pipeline.layout import MediaArray, join_rows
@@ -97,6 +102,32 @@ def test_the_whole_tokenizer_is_in_the_fingerprint_but_what_callers_leave_there(
     assert demo_family.chat.identity() != before
     backend.normalizer = normalizer
     assert demo_family.chat.identity() == before
+
+
+def test_another_models_processor_does_not_choose_its_positions(tmp_path):
+    """LLaVA-OneVision-1.5 has Qwen2.5-VL's processor, and positions on one axis."""
+    processor = shutil.copytree(DEMO_PROCESSOR, tmp_path / "processor")
+    config = json.loads((processor / "config.json").read_text())
+    (processor / "config.json").write_text(json.dumps(config | {"model_type": "llavaonevision1_5"}))
+    with pytest.raises(UserError) as caught:
+        load_family(ProcessorKey(processor=str(processor)))
+    assert str(caught.value) == (
+        f"--processor {processor}: has a Qwen2_5_VLProcessor, and its config.json is of a llavaonevision1_5 (known: "
+        "qwen2_vl, qwen2_5_vl), so that the positions that the model takes are not known; name the family: --family "
+        "qwen2_vl counts them on 3 axes, --family default 0, 1, 2 …"
+    )
+    told = load_family(ProcessorKey(processor=str(processor), family="qwen2_vl"))
+    assert told.position_axes == 3, "who says so knows"
+    (processor / "config.json").unlink()
+    assert load_family(ProcessorKey(processor=str(processor))).name == "qwen2_vl", "nothing is known of the model"
+
+
+def test_models_of_three_axes_are_those_of_transformers():
+    """All that it gives one of the family's processors to; a model that is new there is looked at first."""
+    for family in FAMILIES.values():
+        theirs = {model for model, name in PROCESSOR_MAPPING_NAMES.items() if name in family.processor_classes}
+        own = {name for name in family.model_types if not name.endswith("_thinker")}  # of a model without its talker
+        assert own == (theirs if family.position_axes > 1 else set()), family.name
 
 
 def test_rows_are_joined_as_declared():

@@ -23,6 +23,7 @@ from neatpack.pipeline.measure.length import measure, truncated
 from neatpack.pipeline.media.pixels import resize_pil
 from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.verify import read_ledger
 
 SIDE = llava_onevision.SIDE
 # Of every ratio, smaller and larger than the tiles; the fourth has more tokens than anyres_max_4 leaves it.
@@ -166,6 +167,26 @@ def test_configs_that_are_refused(tmp_path):
     (made / "preprocessor_config.json").write_text(json.dumps(files | {"image_grid_pinpoints": [[50, 42]]}))
     with pytest.raises(UserError, match=r"image_grid_pinpoints in whole tiles; it has size .*\[\[50, 42\]\]"):
         load_family(ProcessorKey(processor=str(made)))
+
+
+def test_a_thin_picture_among_several_does_not_ask_for_a_huge_square(tiny, tmp_path):
+    """60,000 pixels squared would be 10 GB when packing; alone it is resized as it is."""
+    data = TinyData(tmp_path / "data")
+    picture(data.folder / "thin.png", 1, 60_000)
+    data.image(60, 90)
+    data.row([("user", "<image>or<image>?"), ("assistant", "No.")], images=["0.png", "thin.png"])
+    data.row([("user", "<image>What?"), ("assistant", "A line.")], images=["thin.png"])
+    out = tmp_path / "out"
+    run_pack(tiny_config(data.write(), out, processor=tiny.source, pack_size=400, max_skipped=1.0))
+    lines = read_ledger(out, assert_verified(out)).to_pylist()
+    assert [(line["status"], line["reason"]) for line in lines] == [
+        ("packed", ""),
+        ("skipped", "bad_media"),
+        ("packed", ""),
+    ]
+    told = "60000x1 is padded to a square of 3600000000 pixels, as one of several pictures, above --max-image-pixels"
+    assert f"{told} 100000000; crop it" in lines[1]["detail"]
+    assert tiny.image.shape(10_000, 1, 2)[0] == (SIDE, SIDE), "what is not above it is taken"
 
 
 def test_truncation_does_not_leave_one_of_several_pictures(tiny, tmp_path):

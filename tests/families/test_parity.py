@@ -52,6 +52,7 @@ class Line:
     make: str = "make"  # of the module in tests/processors
     system: bool = True  # whether its template takes a system prompt in parts
     stop: int = 0  # tokens that we write behind the last answer, and the template does not
+    clips: tuple[tuple[int, int, int], ...] = ((40, 96, 64), (33, 60, 120))  # frames, height and width of videos
     rope: str = ""  # the model of transformers that counts positions on three axes, by its own get_rope_index
 
 
@@ -62,8 +63,13 @@ LINES = {
     "phi4-mm": Line(family="phi4_mm", real="phi4-mm"),
     "qwen2.5-omni": Line(family="qwen2_5_omni", real="qwen2.5-omni", frames={"fps": 2}),
     "qwen2_5_omni": Line(family="qwen2_5_omni", frames={"fps": 2}),
-    "internvl3": Line(family="internvl", real="internvl3", types=False, sizes=[(8 * h, 8 * w) for h, w in TILES]),
-    "internvl": Line(family="internvl", types=False, sizes=TILES),
+    # The processor of transformers takes several videos where they have as many frames: 5 each, at one in a second.
+    "internvl3": Line(
+        family="internvl", real="internvl3", types=False, sizes=[(8 * h, 8 * w) for h, w in TILES], frames={"fps": 1},
+        clips=((40, 96, 64), (45, 60, 120)),
+    ),
+    "internvl": Line(family="internvl", types=False, sizes=TILES, clips=((9, 96, 64), (9, 60, 120))),
+    "internvl-sampled": Line(family="internvl", make="make_sampled", types=False),
     "gemma3": Line(family="gemma3"),
     "idefics3": Line(family="idefics3", types=False, without=("pixel_attention_mask",)),
     "idefics3-150": Line(family="idefics3", make="make_uneven", types=False, without=("pixel_attention_mask",)),
@@ -74,7 +80,7 @@ LINES = {
     "glm4.5v": Line(family="glm4v", real="glm4.5v", stop=1, rope="Glm4vMoeModel"),
     "glm4v": Line(family="glm4v", stop=1, rope="Glm4vModel"),
     "glm4.6v": Line(family="glm4v", make="make_46", stop=1, rope="Glm46VModel"),
-}
+}  # fmt: skip
 
 
 def conversations(folder: Path, line: Line, takes: tuple[str, ...]) -> list[Any]:
@@ -82,7 +88,7 @@ def conversations(folder: Path, line: Line, takes: tuple[str, ...]) -> list[Any]
     for number, size in enumerate(SIZES + line.sizes):
         path = str(picture(folder / f"{number}.png", *size, seed=number))
         images.append({"type": "image", "image": path, "path": path})
-    for number, (frames, height, width) in enumerate([(40, 96, 64), (33, 60, 120)]):
+    for number, (frames, height, width) in enumerate(line.clips):
         path = clip(folder / f"{number}.mp4", frames=frames, rate=8, height=height, width=width).path
         videos.append({"type": "video", "video": path, "path": path, **line.frames})
     for number, seconds in enumerate((0.5, 1.237)):
@@ -97,7 +103,7 @@ def conversations(folder: Path, line: Line, takes: tuple[str, ...]) -> list[Any]
     talks += [asked(), [*first, *asked(answer="\n\nJa, 这个.\n")], asked(images[0], text, images[2], images[3])]
     talks += [asked(images[1]) + asked(text, images[2], answer="\nNo.")]
     if "video" in takes:
-        talks += [asked(video) for video in videos] + [asked(videos[0], images[2], videos[1])]
+        talks += [asked(video) for video in videos] + [asked(videos[0], images[2], videos[1]), asked(text, videos[1])]
     if "audio" in takes:
         talks += [asked(sound) for sound in sounds] + [asked(sounds[0], text, sounds[1]), asked(images[0], sounds[1])]
     return talks

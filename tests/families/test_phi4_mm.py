@@ -13,6 +13,7 @@ from transformers import Phi4MultimodalFeatureExtractor
 
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.loaders.media import concatenated_media
+from neatpack.loaders.mended import mend
 from neatpack.loaders.online.phi4 import input_mode, remote_code_batch
 from neatpack.loaders.pixels import Stored, restore_pixels, restored
 from neatpack.pipeline.cli import main
@@ -276,6 +277,43 @@ def test_packed_equals_alone(kind, family, request):
             assert (logits[:, start : start + length] - expected).abs().max() < 1e-4
             start, documents = start + length, documents + 1
     assert documents >= manifest.counts.packed
+
+
+@torch.no_grad()
+def test_sounds_beside_pictures_of_others_need_mending(family, tmp_path, caplog):
+    """In the version that this is for. Alone, a mended model gives what it gave: also where a document has both."""
+    data = TinyData(tmp_path / "data")
+    tone(data.folder / "a.wav", 0.5)
+    picture(data.folder / "a.png", 40, 60)
+    data.row([("user", "<audio>What?"), ("assistant", "A tone.")], audios=["a.wav"])
+    data.row([("user", "<image>What?"), ("assistant", "A picture.")], images=["a.png"])
+    data.row([("user", "<image>or<audio>?"), ("assistant", "Both.")], images=["a.png"], audios=["a.wav"])
+    run_pack(tiny_config(data.write(), tmp_path / "out", processor=family.source, pack_size=4096))
+    packs = PackedShards(tmp_path / "out", pixels="fp32")
+    (pack,) = packs
+    model, batches = (
+        tiny_phi4_mm(family),
+        [neat_packed_vlm_collater([one]) for one in documents_of(packs.reader.out, pack)],
+    )
+    alone = [logits_of(model, batch) for batch in batches]
+    whole = neat_packed_vlm_collater([pack])
+    lengths = [logits.shape[1] for logits in alone]
+
+    def apart():
+        cut = logits_of(model, whole).split(lengths, dim=1)
+        return [float((one - other).abs().max()) for one, other in zip(cut, alone, strict=True)]
+
+    speech = next(at for at, batch in enumerate(batches) if "image_pixel_values" not in batch)
+    packs.collater(model)
+    assert "Phi4MultimodalForCausalLM of transformers 5.22 fails on some packs of media" in caplog.text
+    assert apart()[speech] > 1e-2, "the trap is still there"
+    mend(mend(model))
+    assert max(apart()) < 1e-4
+    for batch, expected in zip(batches, alone, strict=True):
+        assert torch.allclose(logits_of(model, batch), expected, atol=1e-6)
+    caplog.clear()
+    packs.collater(model)
+    assert not caplog.text
 
 
 def test_a_pack_with_sounds_gets_no_fake_image(family, tmp_path):

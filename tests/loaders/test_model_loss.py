@@ -92,7 +92,7 @@ CASES = {
     "llava_onevision_frames": Case(  # videos of 4, 5 and 6 frames
         family="llava_onevision", model=lambda family: mend(tiny_llava_onevision(family)), kinds="image video",
     ),
-    "internvl": Case(family="internvl", model=tiny_internvl),
+    "internvl": Case(family="internvl", model=tiny_internvl, kinds="image video"),
     "mistral3": Case(family="mistral3", model=tiny_mistral3),
     "ministral3": Case(family="mistral3", model=partial(tiny_mistral3, text="ministral3")),
     "pixtral": Case(
@@ -100,6 +100,9 @@ CASES = {
     ),
     "phi4_mm": Case(family="phi4_mm", model=tiny_phi4_mm),
     "phi4_mm_sounds": Case(family="phi4_mm", model=tiny_phi4_mm, kinds="audio", chosen=(("fake_image", False),)),
+    "phi4_mm_both": Case(  # pictures, sounds, and a document with both
+        family="phi4_mm", model=lambda family: mend(tiny_phi4_mm(family)), kinds="image audio",
+    ),
     "llava": Case(family="default", model=tiny_llava),
     "idefics3": Case(family="idefics3", model=tiny_idefics3),
     "smolvlm": Case(family="idefics3", model=partial(tiny_idefics3, kind="SmolVLM")),
@@ -119,8 +122,10 @@ def rows(data: TinyData, kinds: str) -> Path:
         data.row([("user", f"<{kind}>What?"), ("assistant", "One.")], **{f"{kind}s": files[f"{kind}s"][:1]})
         data.row([("user", f"<{kind}>and <{kind}>?"), ("assistant", "Both of these."), ("user", f"And <{kind}>?"),
                   ("assistant", "No.")], **files)  # fmt: skip
-    if kinds == "image video":
-        data.row([("user", "<video>or<image>?"), ("assistant", "A film.")], videos=["1.mp4"], images=["1.png"])
+    if len(kinds.split()) == 2:
+        _, kind = kinds.split()
+        both = {"images": ["1.png"], f"{kind}s": [f"1.{endings[kind]}"]}
+        data.row([("user", f"<{kind}>or<image>?"), ("assistant", "A film.")], **both)
     for number in (1, 8, 40):
         data.text(f"Count to {number}.", " ".join(map(str, range(1, number + 2))))
     return data.write()
@@ -182,7 +187,7 @@ def made(request, tmp_path_factory) -> Made:
     run_pack(tiny_config(meta, folder / "out", **chosen))
     (pack,) = PackedShards(folder / "out", pixels="fp32")
     assert all(pack[f"n_{kind}s"] >= 4 for kind in case.kinds.split())
-    assert len(pack["seq_lens"]) == 3 + 2 * len(case.kinds.split()) + (case.kinds == "image video")
+    assert len(pack["seq_lens"]) == 3 + 2 * len(case.kinds.split()) + (len(case.kinds.split()) == 2)
     documents = list(documents_of(folder / "out", pack))
     model = case.model(load_family(ProcessorKey(processor=processor, family=family)))
     # The first document once more, as a row that is filled up to the length of the other.

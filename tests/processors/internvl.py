@@ -24,12 +24,18 @@ PIXELS = {"size": {"height": SIDE, "width": SIDE}, "image_mean": [0.485, 0.456, 
           "image_std": [0.229, 0.224, 0.225]}  # fmt: skip
 
 
-def make(folder: Path, **image: Any) -> Path:
+def make(folder: Path, *, video: dict[str, Any] | None = None, **image: Any) -> Path:
     name = {"processor_class": "InternVLProcessor"}
     return write_processor(
         folder, tokens=list(NAMED.values()), template=TEMPLATE, named=NAMED,
         preprocessor_config={**name, "image_processor_type": "GotOcr2ImageProcessor", "max_patches": 6, **PIXELS,
                              **image},
-        video_preprocessor_config={**name, "video_processor_type": "InternVLVideoProcessor", **PIXELS},
+        video_preprocessor_config={**name, "video_processor_type": "InternVLVideoProcessor", **PIXELS,
+                                   **(video or {})},
         processor_config={**name, "image_seq_length": 4},
     )  # fmt: skip
+
+
+def make_sampled(folder: Path) -> Path:
+    """Four frames of any video."""
+    return make(folder, video={"do_sample_frames": True, "num_frames": 4})

@@ -15,5 +15,5 @@ for name, settings, videos in json.loads(sys.argv[1]):
     processor = getattr(import_module("transformers"), name)(**settings)
     for total, fps in videos:
         metadata = VideoMetadata(total_num_frames=total, fps=fps, duration=total / fps)
-        chosen.append(processor.sample_frames(metadata).tolist())
+        chosen.append(processor.sample_frames(metadata, fps=settings.get("fps")).tolist())
 print(json.dumps(chosen))

@@ -112,9 +112,9 @@ def test_media_tokens_are_collapsed(tmp_path, family_name):
         for number in range(2):
             picture(data.folder / f"b{number}.png", 40 + 30 * number, 80, seed=number)
         data.row([("user", "<image><image>Which?"), ("assistant", "One.")], images=["b0.png", "b1.png"])
-        if family_name not in ("internvl",):
-            clip(data.folder / "a.mp4", frames=9)
-            data.row([("user", "<video>What?"), ("assistant", "A film.")], videos=["a.mp4"])
+        clip(data.folder / "a.mp4", frames=9)
+        data.row([("user", "<video>What?"), ("assistant", "A film.")], videos=["a.mp4"])
+        data.row([("user", "<image>or <video>?"), ("assistant", "Both.")], images=["b0.png"], videos=["a.mp4"])
 
     documents = packed_documents(tmp_path, family_name, rows)
     for document in documents.values():
@@ -134,12 +134,15 @@ def test_media_tokens_are_collapsed(tmp_path, family_name):
         assert labels == [f"images 1 to 2: {documents[1].visual_tokens} tokens together"]
     else:
         assert [label.split(":")[0] for label in labels] == ["image 1", "image 2"]
-    if 2 in documents:
-        (film,) = documents[2].media
-        labels = [run.label for run in documents[2].runs if isinstance(run, MediaRun)]
-        assert film.kind == "video" and film.tokens == documents[2].visual_tokens and len(film.pictures) >= 3
-        if len(labels) > 1:
-            assert labels[1].startswith(f"video 1, part 2 of {len(labels)}: ")
+    (film,) = documents[2].media
+    labels = [run.label for run in documents[2].runs if isinstance(run, MediaRun)]
+    assert film.kind == "video" and film.tokens == documents[2].visual_tokens and len(film.pictures) >= 3
+    if len(labels) > 1:
+        assert labels[1].startswith(f"video 1, part 2 of {len(labels)}: ")
+    still, film = documents[3].media
+    first, *rest = (run.label for run in documents[3].runs if isinstance(run, MediaRun))
+    assert first == still.label and {label[:7] for label in rest} == {"video 1"}
+    assert (still.tokens, film.tokens) == (documents[1].media[0].tokens or still.tokens, documents[2].visual_tokens)
 
 
 def test_a_video_and_its_sound_are_one(tmp_path):

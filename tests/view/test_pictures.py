@@ -1,6 +1,7 @@
 """Pictures from a pack are what was packed, pixel by pixel: for every family that has pixels to show."""
 
 from importlib import import_module
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from neatpack.pipeline.media.pixels import padded, resize_pil, resize_torch
 from neatpack.pipeline.media.video import wanted_frames
 from neatpack.pipeline.records import Example, MediaRef, Turn
 from neatpack.pipeline.render.sample import render_sample
-from neatpack.pipeline.view.pictures import IMAGES, VIDEOS, seen_media
+from neatpack.pipeline.view.pictures import IMAGES, VIDEOS, seen_media, types_of_kinds
 
 REAL = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl", "qwen3-omni", "gemma4", "kimi-k2.5", "kimi-vl", "llava-onevision",
         "internvl3", "phi4-mm", "glm4.5v", "mistral3")  # fmt: skip
@@ -134,6 +135,30 @@ def test_a_video_is_its_frames(family, tmp_path):
     assert all(np.array_equal(*pair) for pair in zip(drawn, frames, strict=True))
 
 
+def test_frames_in_the_array_of_pictures_are_told_from_them(tmp_path):
+    """InternVL's: by an array that says which is which, in text order; outputs from before it have pictures alone."""
+    family = load_family(ProcessorKey(processor=str(import_module("processors.internvl").make(tmp_path / "p"))))
+    (first, a), (last, b) = gradient(tmp_path / "a.png", 50, 50), gradient(tmp_path / "b.png", 120, 56)
+    film = clip(tmp_path / "a.mp4", frames=3)
+    media, sample = rendered(family, first, film, last)
+    found = seen(family, media, sample)
+    for one, pixels, medium in zip(found["image"], (a, b), (media[0], media[2]), strict=True):
+        wanted = expected_images(family, pixels, medium)
+        assert all(np.array_equal(p.pixels, w) for p, w in zip(one.pictures, wanted, strict=True))
+    (one,) = found["video"]
+    frames = [resize_torch(frame, media[1].size) for frame in wanted_frames(media[1])]
+    assert all(np.array_equal(p.pixels, frame) for p, frame in zip(one.pictures, frames, strict=True))
+    types = types_of_kinds(sample.mm_token_type_ids, sample.media)
+    assert [len(list(run)) for kind, run in groupby(types[types > 0])] == [4, 3 * 4, 3 * 4], "two tiles and the whole"
+    assert np.unique(types).tolist() == [0, 1, 2]
+    wrong = {**sample.media, "num_patches": np.array([1, 2, 3])}
+    assert np.array_equal(types_of_kinds(sample.mm_token_type_ids, wrong), sample.mm_token_type_ids)
+    media, sample = rendered(family, first, last)
+    old = {name: array for name, array in sample.media.items() if name != "visual_kinds"}
+    images = seen_media("internvl", old, family.media, family.facts, {"image": 2, "video": 0, "audio": 0})["image"]
+    assert [len(one.pictures) for one in images] == [1, 1]
+
+
 def test_a_sound_has_a_length_and_a_shape(family, tmp_path):
     if "audio" not in family.takes:
         return
@@ -170,7 +195,7 @@ def test_the_families_that_are_drawn():
         "phi4_mm",
     }
     assert drawn <= {*IMAGES} <= {*FAMILIES}
-    assert drawn - {"kimi_vl", "internvl", "phi4_mm"} <= {*VIDEOS} <= {*FAMILIES}
+    assert drawn - {"kimi_vl", "phi4_mm"} <= {*VIDEOS} <= {*FAMILIES}
 
 
 def test_numbers_that_do_not_fit_are_told(demo_family, tmp_path):
