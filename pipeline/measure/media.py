@@ -1,8 +1,5 @@
 """MediaRef -> MeasuredMedia: what a header says, and what the family's rules make of it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 
 from ..families.base import Family, ImageRule, MediaRule, SoundRule, VideoRule
@@ -40,20 +37,19 @@ def _wished(ref: MediaRef, rule: MediaRule, asked: dict[str, int], family: Famil
     return rule.wished(asked)
 
 
-@contextmanager
-def _refusals_of(ref: MediaRef) -> Iterator[None]:
-    """Around what a rule says of a medium: it refuses a shape (an aspect ratio, say) by a ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        raise MediaError("bad_media", f"{ref.path}: {error}") from None
+def _refusal(ref: MediaRef, error: ValueError) -> MediaError:
+    """A rule refuses a shape (an aspect ratio, say) by a ValueError."""
+    return MediaError("bad_media", f"{ref.path}: {error}")
 
 
 def _measure_image(ref: MediaRef, rule: ImageRule, num_images: int, found: Stamped) -> MeasuredMedia:
-    is_taken = found.size <= limits().max_media_bytes
-    height, width = (size_by_header(found.beginning) if is_taken else None) or image_size(ref)
-    with _refusals_of(ref):
+    bounds = limits()
+    told = size_by_header(found.beginning, bounds) if found.size <= bounds.max_media_bytes else None
+    height, width = told or image_size(ref)
+    try:
         size, grid = rule.shape(height, width, num_images)
+    except ValueError as error:
+        raise _refusal(ref, error) from None
     return MeasuredMedia(ref=ref, height=height, width=width, size=size, grid=grid, stamp=found.stamp)
 
 
@@ -70,8 +66,10 @@ def _measure_video(ref: MediaRef, rule: VideoRule, stamp: str) -> MeasuredMedia:
         frames = window
     else:
         frames = window[rule.choose(len(window), facts.fps, asked.fps)]
-    with _refusals_of(ref):
+    try:
         size, grid = rule.shape(len(frames), facts.height, facts.width)
+    except ValueError as error:
+        raise _refusal(ref, error) from None
     num_samples = 0
     if rule.sound and not ref.frames and has_audio(ref):
         num_samples = _measure_sound(ref, rule.sound, stamp).num_samples
@@ -97,6 +95,8 @@ def _window(ref: MediaRef, facts: VideoFacts) -> np.ndarray:
 
 def _measure_sound(ref: MediaRef, rule: SoundRule, stamp: str) -> MeasuredMedia:
     num_samples = count_samples(ref, rule.sampling_rate)
-    with _refusals_of(ref):
+    try:
         frames = rule.frames(num_samples)
+    except ValueError as error:
+        raise _refusal(ref, error) from None
     return MeasuredMedia(ref=ref, grid=(frames, 1, 1), num_samples=num_samples, stamp=stamp)

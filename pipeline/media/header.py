@@ -13,7 +13,7 @@ _MAX_PIXELS = 1 << 26
 _LAYERS = (1, 3, 4)
 _SOFS = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
 _SKIPPED = (0xC4, 0xDD, 0xFE)  # Huffman tables, restart interval, comment
-_SHORTEST = {b"JFIF": 7, b"Adobe": 7, b"ICC_PROFILE\0": 14}  # bytes that Pillow reads of them, without looking
+_NAMED, _LONGEST = (b"JFIF", b"Adobe", b"ICC_PROFILE\0"), 14  # Pillow reads up to so many bytes of these unasked
 # What Pillow reads for more than its own information: orientation, further pictures, settings in a form of their own.
 _TOLD = (b"Exif\0\0", b"MPF\0", b"Photoshop 3.0\0")
 
@@ -29,9 +29,11 @@ def jpeg_size(content: bytes) -> tuple[int, int] | None:
         start, stop = at + 4, at + 2 + (content[at + 2] << 8 | content[at + 3])
         if not start <= stop <= end:
             return None
-        if marker == 0xDA:  # the pixels begin
+        if marker in _SKIPPED:
+            pass
+        elif marker == 0xDA:  # the pixels begin
             return size
-        if 0xE0 <= marker <= 0xEF:
+        elif 0xE0 <= marker <= 0xEF:
             if not _is_plain(content[start:stop]):
                 return None
         elif marker == 0xDB:
@@ -45,7 +47,7 @@ def jpeg_size(content: bytes) -> tuple[int, int] | None:
             if not 0 < height * width <= _MAX_PIXELS:
                 return None
             size = height, width
-        elif marker not in _SKIPPED:
+        else:
             return None
         at = stop
     return None
@@ -55,7 +57,7 @@ def _is_plain(segment: bytes) -> bool:
     """An application's segment that says nothing about how the picture is displayed."""
     if segment.startswith(_TOLD) or b"tiff:Orientation" in segment:
         return False
-    return all(len(segment) >= least for name, least in _SHORTEST.items() if segment.startswith(name))
+    return len(segment) >= _LONGEST or not segment.startswith(_NAMED)
 
 
 def _are_tables(content: bytes, at: int, stop: int) -> bool:

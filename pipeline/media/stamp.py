@@ -79,10 +79,11 @@ def content_of(ref: MediaRef, stamp: str, level: str) -> str:
 def _files(ref: MediaRef) -> Sequence[str]:
     if ref.held is not None or ref.inside or ref.offset or ref.length >= 0:
         return ()
-    files = ref.frames or (ref.path,)
-    if any(map(is_http, files)) or len({is_stored(file) for file in files}) > 1:
-        return ()  # a download is kept
-    return files
+    if not ref.frames:
+        return () if is_http(ref.path) else (ref.path,)  # a download is kept
+    if any(map(is_http, ref.frames)) or len({is_stored(file) for file in ref.frames}) > 1:
+        return ()
+    return ref.frames
 
 
 def _tagged(objects: Sequence[str]) -> str:

@@ -5,7 +5,6 @@ from functools import lru_cache
 from importlib import import_module
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from helpers import DEMO_PROCESSOR, SHARED
