@@ -294,10 +294,10 @@ class Chat:
 
     def identity(self) -> list[Any]:
         """Everything that shapes ids: format, class, tokenizer and template."""
-        return [type(self).__name__, self.format, _tokenizer_identity(self.tokenizer), self.tokenizer.chat_template]
+        return [type(self).__name__, self.format, tokenizer_identity(self.tokenizer), self.tokenizer.chat_template]
 
 
-def _tokenizer_identity(tokenizer: "PreTrainedTokenizerBase") -> Any:
+def tokenizer_identity(tokenizer: "PreTrainedTokenizerBase") -> Any:
     """The whole of a fast tokenizer; of one in Python its vocabulary and its code. As a digest: it has 150,000 entries.
 
     Truncation and padding are left there by whoever called the tokenizer last, and stand before all else:

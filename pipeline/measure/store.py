@@ -38,6 +38,7 @@ _OF_MEASURED = (
     "form",
     "loss",
 )  # fields of Measured that are kept as JSON
+_NAMES = (*_OF_REF, "files", *_OF_MEDIUM)  # of a medium in JSON
 _of_ref, _of_medium, _of_measured = (attrgetter(*names) for names in (_OF_REF, _OF_MEDIUM, _OF_MEASURED))
 SCHEMA = pa.schema(
     [
@@ -93,10 +94,10 @@ def write_measured(path: Place, numbers: Sequence[int], ids: Sequence[str], resu
 
 def _packed(number: int, measured: Measured) -> bytes:
     media = [
-        dict(zip((*_OF_REF, "files", *_OF_MEDIUM), (*_of_ref(medium.ref), medium.ref.frames, *_of_medium(medium))))
+        dict(zip(_NAMES, (*_of_ref(medium.ref), medium.ref.frames, *_of_medium(medium)), strict=True))
         for medium in measured.media
     ]
-    values = dict(zip(_OF_MEASURED, _of_measured(measured))) | {"media": media}
+    values = dict(zip(_OF_MEASURED, _of_measured(measured), strict=True)) | {"media": media}
     text = _as_json(values).encode(errors="surrogatepass")
     ids, targets = measured.ids.astype("<i4", copy=False), measured.targets.astype("<i4", copy=False)
     content = b"".join([ids.tobytes(), targets.tobytes(), text])
