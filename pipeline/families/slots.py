@@ -6,8 +6,8 @@ conversations of that form are strings put together.
 
 That a template does so for a form is not assumed but seen: it is rendered with stand-ins in the place of the texts,
 which can be written and asked for their type, and raise at anything else. Jinja hands them on untouched by the few
-kinds of expressions that are known here; a template of any other is not taken, and where a filter is called, the form is
-not. Each stand-in that was turned into text must come out, in that order, and nothing else may have been.
+kinds of expressions that are known here; a template with any other is rendered, and so is a form for which it calls a
+filter. Each stand-in that was turned into text must come out, in that order, and nothing else may have been.
 """
 
 import re
