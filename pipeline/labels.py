@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -48,20 +49,41 @@ def target_mask(ids: np.ndarray, markers: TurnMarkers) -> np.ndarray:
 
 def assistant_spans(ids: np.ndarray, markers: TurnMarkers) -> list[Span]:
     """What the assistant says in each of its turns, with the end-of-turn token after it."""
-    first, *others = markers.header
-    starts = (ids == first).nonzero()[0]  # np.flatnonzero takes twice as long for a row's few hundred tokens
-    starts = starts[starts + len(markers.header) <= len(ids)]
-    for offset, token in enumerate(others, 1):
-        starts = starts[ids[starts + offset] == token]
-    closes = ids == markers.end
-    for token in markers.other_ends:
-        closes |= ids == token
-    ends = closes.nonzero()[0]
-    starts += len(markers.header) + markers.tail
-    after = ends.searchsorted(starts).tolist()
-    # A truncated sample may end inside the answer, or inside the header.
-    stops = [*(ends + 1).tolist(), len(ids)]
-    return [(min(start, len(ids)), stops[end]) for start, end in zip(starts.tolist(), after, strict=True)]
+    content, length = as_bytes(ids), len(ids)
+    header, *closing = _needles(markers)
+    skipped = len(markers.header) + markers.tail
+    ends = [-1] * len(closing)  # where each of them comes next, as far as it was looked for; `length`: nowhere
+    spans: list[Span] = []
+    at = token_at(content, header, 0)
+    while at >= 0:
+        start = at + skipped
+        for number, token in enumerate(closing):
+            if ends[number] < start:
+                found = token_at(content, token, start)
+                ends[number] = length if found < 0 else found
+        # A truncated sample may end inside the answer, or inside the header.
+        spans.append((min(start, length), min(min(ends) + 1, length)))
+        at = token_at(content, header, at + 1)
+    return spans
+
+
+@lru_cache(maxsize=16)
+def _needles(markers: TurnMarkers) -> tuple[bytes, ...]:
+    """The header, and the tokens that end a turn."""
+    return tuple(as_bytes(tokens) for tokens in (markers.header, (markers.end,), *zip(markers.other_ends)))
+
+
+def as_bytes(ids: np.ndarray | Sequence[int]) -> bytes:
+    """Tokens as `token_at` searches them: of a row's few hundred, numpy takes longer for any single step."""
+    return np.asarray(ids, dtype=np.int32).tobytes()
+
+
+def token_at(content: bytes, tokens: bytes, start: int) -> int:
+    """The first place at or after `start`, counted in tokens, where these come; -1: nowhere."""
+    at = content.find(tokens, 4 * start)
+    while at & 3 and at >= 0:  # not a token but the end of one and the beginning of the next
+        at = content.find(tokens, at + 1)
+    return at >> 2
 
 
 def spans_mask(spans: Iterable[Sequence[int]], length: int) -> np.ndarray:

@@ -112,8 +112,9 @@ class Turn:
 
     @property
     def says_something(self) -> bool:
-        words = (part for part in self.parts if isinstance(part, str))
-        return bool(self.reasoning or self.tool_calls) or any(map(str.strip, words))
+        if self.reasoning or self.tool_calls:
+            return True
+        return any([part.strip() for part in self.parts if isinstance(part, str)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +133,7 @@ class Example:
 
     @property
     def media(self) -> tuple[MediaRef, ...]:
-        return tuple(part for turn in self.turns for part in turn.parts if isinstance(part, MediaRef))
+        return tuple([part for turn in self.turns for part in turn.parts if not isinstance(part, str)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

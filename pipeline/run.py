@@ -18,7 +18,7 @@ from .families.hub import check_processor
 from .finished import FILE as FINISHED, Seen, finished, leave_record, seen_by
 from .ingest.meta import Dataset, read_meta
 from .manifest import Manifest
-from .runtime.engine import engine
+from .runtime.engine import Call, engine
 from .runtime.lock import locked
 from .runtime.progress import FILE as TIMING, LOADING, SPLITTING, Progress
 from .runtime.storage import Place, place
@@ -100,6 +100,7 @@ def _packed(config: PackConfig, datasets: list[Dataset], seen: Views, progress: 
         locked(_in_use(config, seen)),
         engine(config.engine, config.num_workers, env, progress, warm) as running,
     ):
+        _prove(config, warm)
         for out in seen:
             put_in_place(out)  # what a run that was killed at it left to do
         outputs = [
@@ -126,6 +127,12 @@ def _packed(config: PackConfig, datasets: list[Dataset], seen: Views, progress: 
     return packed
 
 
+def _prove(config: PackConfig, warm: Call) -> None:
+    """While workers import what they need: what is proved about the tokenizer is there when they come to it."""
+    if config.engine == "ray":
+        warm.function(*warm.arguments)
+
+
 def _in_use(config: PackConfig, outs: Iterable[Place]) -> list[Place]:
     """Folders that one run at a time may have."""
     return [config.work_dir, *(out / "work" for out in outs)]
@@ -142,6 +149,7 @@ def run_plan(config: PackConfig, progress: Progress | None = None) -> "Planned":
         family, warm = family_for(processor_key(config)), warming(config)
         env = task_environment(config)
         with locked([config.work_dir]), engine(config.engine, config.num_workers, env, progress, warm) as running:
+            _prove(config, warm)
             plans = plan_all(inputs_of(config, datasets, family, running), running)
         planned, *holdout = (dataclasses.replace(each, troubles=troubles_of_plan(each)) for each in plans)
     return dataclasses.replace(planned, holdout=holdout[0] if holdout else None)

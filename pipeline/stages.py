@@ -12,6 +12,7 @@ import numpy as np
 
 from .config import PackConfig, UserError, fingerprint
 from .families.base import ProcessorKey
+from .families.kept import kept_encoder
 from .families.registry import family_for
 from .ingest.corpus import Corpus
 from .ingest.lines import Part
@@ -263,11 +264,12 @@ def task_environment(config: PackConfig) -> dict[str, str]:
 
 def warming(config: PackConfig) -> Call:
     """What every worker does first: import this module, and what tasks need with it, and load the processor whole."""
-    return Call(function=_ready, arguments=(processor_key(config),))
+    return Call(function=_ready, arguments=(processor_key(config), config.work_dir / "tokenizers"))
 
 
-def _ready(processor: ProcessorKey) -> None:
-    _ = family_for(processor).chat.encoder
+def _ready(processor: ProcessorKey, proofs: Place) -> None:
+    chat = family_for(processor).chat
+    chat.encoder = kept_encoder(chat.tokenizer, proofs)
 
 
 def processor_key(config: PackConfig) -> ProcessorKey:

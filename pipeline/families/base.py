@@ -115,7 +115,16 @@ class MediaRule(ABC):
 
     def rows(self, medium: MeasuredMedia) -> dict[str, int]:
         """Rows of a medium in each of the arrays."""
-        return {name: self.num_rows(medium) if array.counts else 1 for name, array in self.arrays.items()}
+        return {name: self.num_rows(medium) if array.counts else 1 for name, array in self._arrays.items()}
+
+    @cached_property
+    def _arrays(self) -> dict[str, MediaArray]:
+        """Made once, for rows of every medium are counted."""
+        return self.arrays
+
+    @cached_property
+    def _row_bytes(self) -> dict[str, int]:
+        return {name: array.row_bytes for name, array in self._arrays.items()}
 
     def expansion(self, medium: MeasuredMedia, chat: "Chat") -> np.ndarray:
         """The ids that the placeholder of a medium gives way to."""
@@ -126,8 +135,7 @@ class MediaRule(ABC):
         return medium
 
     def stored_bytes(self, medium: MeasuredMedia) -> int:
-        arrays = self.arrays
-        return sum(count * arrays[name].row_bytes for name, count in self.rows(medium).items())
+        return sum(count * self._row_bytes[name] for name, count in self.rows(medium).items())
 
     def table(self, resize: str) -> np.ndarray | None:
         """What each stored byte stands for, float32 [channels, 256]; None where this rule stores no bytes."""

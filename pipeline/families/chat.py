@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..config import UserError, fingerprint
-from ..labels import TurnMarkers, assistant_spans
+from ..labels import TurnMarkers, as_bytes, assistant_spans, token_at
 from ..records import Example, MeasuredMedia, MediaKind, Skip, Turn
 from ..token_types import token_types
 from .template import template_of
@@ -81,8 +81,17 @@ class Chat:
 
     def places(self, ids: np.ndarray) -> list[tuple[int, MediaKind]]:
         """Where media stand in ids with one placeholder each, in order."""
-        kinds = self.placeholder_ids.items()
-        return sorted((at, kind) for kind, token in kinds for at in (ids == token).nonzero()[0].tolist())
+        content, found = as_bytes(ids), []
+        for kind, token in self._placeholder_bytes:
+            at = token_at(content, token, 0)
+            while at >= 0:
+                found.append((at, kind))
+                at = token_at(content, token, at + 1)
+        return sorted(found)
+
+    @cached_property
+    def _placeholder_bytes(self) -> list[tuple[MediaKind, bytes]]:
+        return [(kind, as_bytes([token])) for kind, token in self.placeholder_ids.items()]
 
     def token_types(self, ids: np.ndarray) -> np.ndarray:
         return token_types(ids, self.placeholder_ids, self.video_span_ids)
@@ -285,10 +294,10 @@ class Chat:
 
     def identity(self) -> list[Any]:
         """Everything that shapes ids: format, class, tokenizer and template."""
-        return [type(self).__name__, self.format, _tokenizer_identity(self.tokenizer), self.tokenizer.chat_template]
+        return [type(self).__name__, self.format, tokenizer_identity(self.tokenizer), self.tokenizer.chat_template]
 
 
-def _tokenizer_identity(tokenizer: "PreTrainedTokenizerBase") -> Any:
+def tokenizer_identity(tokenizer: "PreTrainedTokenizerBase") -> Any:
     """The whole of a fast tokenizer; of one in Python its vocabulary and its code. As a digest: it has 150,000 entries.
 
     Truncation and padding are left there by whoever called the tokenizer last, and stand before all else:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .slots import Slots
+
 if TYPE_CHECKING:  # a loader that renders pictures imports families, and no tokenizer
     from transformers import PreTrainedTokenizerBase
 
@@ -42,13 +44,14 @@ def _written_by(tokenizer: "PreTrainedTokenizerBase") -> Template:
     if compiled is None:
         return whole
     names = {**tokenizer.special_tokens_map, "tools": None, "documents": None, "add_generation_prompt": False}
+    slots = Slots(compiled, tokenizer.get_chat_template(), names)
 
     def direct(messages: list[dict[str, Any]], tools: Sequence[Any]) -> str:
         # Reasoning is known by several names, tools are checked, and no message at all is an error: transformers'.
         if tools or not messages or any(message.keys() != _PLAIN for message in messages):
             return whole(messages, tools)
-        text: str = compiled.render(names, messages=messages)
-        return text
+        text: str | None = slots.text(messages)
+        return compiled.render(names, messages=messages) if text is None else text
 
     return direct
 

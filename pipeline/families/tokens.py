@@ -46,9 +46,18 @@ class Encoder(Protocol):
 
 def encoder_of(tokenizer: "PreTrainedTokenizerBase") -> Encoder:
     """tiktoken where it is proved to give the same ids, else the tokenizer."""
+    own, found = Own(tokenizer), proved(tokenizer)
+    return own if found is None else fast(found, own)
+
+
+def proved(tokenizer: "PreTrainedTokenizerBase") -> "Described | None":
+    """What tiktoken is to be told so that its ids are the tokenizer's; None where it cannot, or that is not proved."""
     own = Own(tokenizer)
-    fast = _fast(tokenizer, own)
-    return fast if fast is not None and agree(fast, own, fast.special_tokens) else own
+    try:
+        found = _described(tokenizer) if own.engine == "tokenizers" and not tokenizer.split_special_tokens else None
+        return found if found is not None and agree(fast(found, own), own, found.special) else None
+    except (_Unknown, ValueError):  # ValueError: a pattern that tiktoken's regex engine does not take
+        return None
 
 
 def agree(one: Encoder, other: Encoder, special_tokens: Iterable[str]) -> bool:
@@ -138,30 +147,44 @@ class _Unknown(Exception):
     """A component that is not known here, or merges that tiktoken would do otherwise."""
 
 
-def _fast(tokenizer: "PreTrainedTokenizerBase", own: Own) -> Fast | None:
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """A byte-level BPE, as tiktoken is told of it."""
+
+    pattern: str  # by which text is split first
+    ranks: dict[bytes, int]  # the ids of tokens
+    special: dict[str, int]  # and of those that stand for themselves
+    stripping: tuple[str, ...]
+    normalizes: bool
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+def fast(found: Described, own: Own) -> Fast:
     import tiktoken
 
-    if own.engine != "tokenizers" or tokenizer.split_special_tokens:
-        return None
-    backend = tokenizer.backend_tokenizer
-    described = json.loads(backend.to_str())
-    try:
-        special = _special_tokens(described["added_tokens"], described["normalizer"])
-        before, after = _added_around(described["post_processor"])
-        encoding = tiktoken.Encoding(
-            "",
-            pat_str=_split(described["pre_tokenizer"]),
-            mergeable_ranks=_ranks(described["model"], special),
-            special_tokens={token["content"]: token["id"] for token in special.values()},
-        )
-    except (_Unknown, ValueError):  # ValueError: a pattern that tiktoken's regex engine does not take
-        return None
+    encoding = tiktoken.Encoding("", pat_str=found.pattern, mergeable_ranks=found.ranks, special_tokens=found.special)
     return Fast(
         encoding=encoding,
         own=own,
-        special_tokens=frozenset(special),
-        stripping=frozenset(name for name, token in special.items() if token["rstrip"]),
-        normalize=backend.normalizer.normalize_str if described["normalizer"] else None,
+        special_tokens=frozenset(found.special),
+        stripping=frozenset(found.stripping),
+        normalize=own.tokenizer.backend_tokenizer.normalizer.normalize_str if found.normalizes else None,
+        before=found.before,
+        after=found.after,
+    )
+
+
+def _described(tokenizer: "PreTrainedTokenizerBase") -> Described:
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    special = _special_tokens(described["added_tokens"], described["normalizer"])
+    before, after = _added_around(described["post_processor"])
+    return Described(
+        pattern=_split(described["pre_tokenizer"]),
+        ranks=_ranks(described["model"], special),
+        special={name: token["id"] for name, token in special.items()},
+        stripping=tuple(name for name, token in special.items() if token["rstrip"]),
+        normalizes=bool(described["normalizer"]),
         before=before,
         after=after,
     )

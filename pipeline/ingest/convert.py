@@ -62,7 +62,7 @@ def converter(
         else:
             said = _said(row, dataset, dialect)
             example = said if isinstance(said, Skip) else example_of(said, dialect)
-        if isinstance(example, Example) and any(isinstance(ref.held, tuple) for ref in example.media):
+        if isinstance(example, Example) and any([isinstance(ref.held, tuple) for ref in example.media]):
             return Skip(reason="bad_row", detail="a sound as numbers in the row; expected the path of a file")
         return example
 

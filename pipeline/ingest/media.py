@@ -73,30 +73,34 @@ def media_reference(
     def bad(problem: str, reason: str = "bad_row") -> Skip:
         return Skip(reason=reason, detail=f"column {column!r}: {problem}")
 
-    given: Mapping[str, Any] = {**(entry if isinstance(entry, Mapping) else {}), **(asked or {})}
-    where: dict[str, Any] = {key: given[key] for key in ("offset", "length") if given.get(key) is not None}
-    if not all(type(number) is int and 0 <= number < 1 << 63 for number in where.values()):
-        return bad(f"offset and length must be whole numbers, got {shown(where)}")
-    cell = given.get("cell") or ""
-    try:
-        if cell:
-            cell_of(str(cell))
-    except ValueError as error:
-        return bad(f"cell {shown(cell)}: {error}")
-    asks = _asks(given, kind)
-    if isinstance(asks, str):
-        return bad(asks)
-    frames = entry if isinstance(entry, list) else given.get("frames")
-    if kind == "video" and frames is not None:
-        paths = _frames(frames, folders)
-        if isinstance(paths, str):
-            return bad(paths)
-        if counts := [name for name in FRAME_COUNTS if name in given]:
-            return bad(f"{counts[0]} of a list of pictures, which are all taken; list those that you want")
-        return MediaRef(kind=kind, path=paths[0], frames=paths, **asks, **where)
-    value, key, place = _medium(entry, kind, at)
-    if isinstance(value, bytes | bytearray | memoryview):
-        return MediaRef(kind=kind, path=f"({kind} in memory)", held=bytes(value), **asks)
+    asks: dict[str, Any] | str = {}
+    where: dict[str, Any] = {}
+    value, key, place, cell = entry, "", at, ""
+    if asked or not isinstance(entry, str):  # else it is a name, and nothing more: nearly all are
+        given: Mapping[str, Any] = {**(entry if isinstance(entry, Mapping) else {}), **(asked or {})}
+        where = {key: given[key] for key in ("offset", "length") if given.get(key) is not None}
+        if not all(type(number) is int and 0 <= number < 1 << 63 for number in where.values()):
+            return bad(f"offset and length must be whole numbers, got {shown(where)}")
+        cell = given.get("cell") or ""
+        try:
+            if cell:
+                cell_of(str(cell))
+        except ValueError as error:
+            return bad(f"cell {shown(cell)}: {error}")
+        asks = _asks(given, kind)
+        if isinstance(asks, str):
+            return bad(asks)
+        frames = entry if isinstance(entry, list) else given.get("frames")
+        if kind == "video" and frames is not None:
+            paths = _frames(frames, folders)
+            if isinstance(paths, str):
+                return bad(paths)
+            if counts := [name for name in FRAME_COUNTS if name in given]:
+                return bad(f"{counts[0]} of a list of pictures, which are all taken; list those that you want")
+            return MediaRef(kind=kind, path=paths[0], frames=paths, **asks, **where)
+        value, key, place = _medium(entry, kind, at)
+        if isinstance(value, bytes | bytearray | memoryview):
+            return MediaRef(kind=kind, path=f"({kind} in memory)", held=bytes(value), **asks)
     if not isinstance(value, str) or not value or not is_unicode(value):
         return bad(f"{shown(str(entry))} is not a path")
     if key in AS_BASE64 or is_data_uri(value) or is_base64(value):
@@ -130,7 +134,9 @@ def _path(text: str, folders: MediaFolders) -> str | Skip:
     if scheme and scheme[1].lower() != "file":
         known = ", ".join(("file", *SCHEMES, "data"))
         return Skip(reason="bad_row", detail=f"unknown scheme {scheme[1][:20]}://; known: {known}, or a path")
-    if len(text) > _LONGEST_PATH or any(len(name) > _LONGEST_NAME for name in text.split("/")):
+    if len(text) > _LONGEST_NAME and (
+        len(text) > _LONGEST_PATH or any(len(name) > _LONGEST_NAME for name in text.split("/"))
+    ):
         return Skip(
             reason="missing_media",
             detail=f"a text of {len(text)} characters that is too long for a path and not base64 of a known kind",
@@ -331,6 +337,8 @@ def _asks(given: Mapping[str, Any], kind: MediaKind) -> dict[str, Any] | str:
 
 
 def is_unicode(text: str) -> bool:
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -3,16 +3,16 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..families.base import Family
+from ..families.base import Family, MediaRule
 from ..labels import AS_USUAL, TrainOn, mask_spans, spans_mask
 from ..records import AUDIO, IMAGE, VIDEO, Example, Form, Measured, MeasuredMedia, MediaError, MediaRef, Skip
 from ..runtime.work import timed
 from .media import measure_medium
-from .targets import asked_loss, target_tokens, without_reasoning
+from .targets import asked_loss, target_spans, without_reasoning
 
 
 def measure(
@@ -48,7 +48,7 @@ def measure(
         if isinstance(measured, Skip) and measured.reason == "no_target" and not needs_target:
             assert not isinstance(ids, Skip)
             form: Form = "document" if examples[index].is_document else "chat"
-            measured = with_lengths(ids, np.zeros(len(ids), bool), found, family, form=form)
+            measured = with_lengths(ids, np.zeros((0, 2), np.int32), found, family, form=form)
         results[index] = measured
     return [results[index] for index in range(len(examples))]
 
@@ -58,7 +58,7 @@ def _measured(
 ) -> Measured | Skip:
     if skip := _not_written(ids, media, family):
         return skip
-    targets = target_tokens(ids, example, family.chat, train_on)
+    targets = target_spans(ids, example, family.chat, train_on)
     if isinstance(targets, Skip):
         return targets
     form: Form = "document" if example.is_document else "chat"
@@ -69,13 +69,14 @@ def _not_written(ids: np.ndarray, media: Sequence[MeasuredMedia], family: Family
     """Media that the chat template left out: some write those of user turns only."""
     if family.chat.expands_media or not media:
         return None
-    written = Counter(kind for _, kind in family.chat.places(ids))
-    for kind, count in Counter(medium.ref.kind for medium in media).items():
-        if written[kind] != count:
+    written = [kind for _, kind in family.chat.places(ids)]
+    for kind in {medium.ref.kind for medium in media}:
+        count = sum(medium.ref.kind == kind for medium in media)
+        if written.count(kind) != count:
             return Skip(
                 reason="bad_row",
-                detail=f"the chat template of {os.path.basename(family.source)} writes {written[kind]} of {count} "
-                f"{kind}s: it may take them in user turns only",
+                detail=f"the chat template of {os.path.basename(family.source)} writes {written.count(kind)} of "
+                f"{count} {kind}s: it may take them in user turns only",
             )
     return None
 
@@ -85,23 +86,54 @@ def with_lengths(
 ) -> Measured:
     """Ids with one placeholder per medium (or, in family default, expanded already), and what they come to.
 
-    targets: which of the ids are trained on. said: form and loss of the example.
+    targets: which of the ids are trained on, as spans. said: form and loss of the example.
     """
-    said["targets"] = mask_spans(targets)
+    said["targets"] = targets
     if not media:
         return Measured(ids=ids, media=(), tokens=len(ids) - 1, visual_tokens=0, media_bytes=0, **said)
-    placed = expansions(ids, media, family)
-    pieces = [expansion for _, expansion in placed] or [ids]  # what has tokens of media in it
-    types = family.chat.token_types(np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
+    counts = _plain_counts(media, family) or _counts(ids, media, family)
     # Each placeholder gives way to its tokens, and the shift takes one: 10 ids, 1 image of 64 -> 10 - 1 + 64 - 1 = 72.
     return Measured(
         ids=ids,
         media=media,
-        tokens=len(ids) - len(placed) + sum(len(expansion) for _, expansion in placed) - 1,
-        visual_tokens=int(np.count_nonzero((types == IMAGE) | (types == VIDEO))),
-        audio_tokens=int(np.count_nonzero(types == AUDIO)),
+        tokens=len(ids) + counts.more - 1,
+        visual_tokens=counts.visual,
+        audio_tokens=counts.audio,
         media_bytes=family.stored_bytes(media),
         **said,
+    )
+
+
+class _Counts(NamedTuple):
+    """What media add to a text that has a placeholder for each."""
+
+    more: int  # tokens beyond the placeholders
+    visual: int  # tokens of pictures and videos
+    audio: int
+
+
+def _plain_counts(media: Sequence[MeasuredMedia], family: Family) -> _Counts | None:
+    """Where each is nothing but its kind's placeholder, again and again: as most are, and without writing them down."""
+    visual = audio = 0
+    for medium in media:
+        rule = family.rules[medium.ref.kind]
+        if family.chat.expands_media or type(rule).expansion is not MediaRule.expansion:
+            return None
+        if rule.kind == "audio":
+            audio += rule.tokens(medium)
+        else:
+            visual += rule.tokens(medium)
+    return _Counts(more=visual + audio - len(media), visual=visual, audio=audio)
+
+
+def _counts(ids: np.ndarray, media: Sequence[MeasuredMedia], family: Family) -> _Counts:
+    placed = expansions(ids, media, family)
+    pieces = [expansion for _, expansion in placed] or [ids]  # what has tokens of media in it
+    types = family.chat.token_types(np.concatenate(pieces) if len(pieces) > 1 else pieces[0])
+    return _Counts(
+        more=sum(len(expansion) for _, expansion in placed) - len(placed),
+        visual=int(np.count_nonzero((types == IMAGE) | (types == VIDEO))),
+        audio=int(np.count_nonzero(types == AUDIO)),
     )
 
 
@@ -148,7 +180,7 @@ def truncated(whole: Measured, limit: int, family: Family) -> Measured | None:
     for kind, rule in family.rules.items():
         if not rule.can_be_all([medium for medium in kept if medium.ref.kind == kind]):
             return None
-    cut = with_lengths(whole.ids[:keep], targets, tuple(kept), family, form=whole.form, loss=whole.loss)
+    cut = with_lengths(whole.ids[:keep], mask_spans(targets), tuple(kept), family, form=whole.form, loss=whole.loss)
     assert cut.tokens <= limit
     return cut
 
@@ -158,7 +190,7 @@ def shrunk(whole: Measured, level: int, family: Family) -> Measured | None:
     media = tuple(family.rules[medium.ref.kind].smaller(medium, level) for medium in whole.media)
     if media == whole.media:
         return None
-    return with_lengths(whole.ids, target_mask_of(whole), media, family, form=whole.form, loss=whole.loss)
+    return with_lengths(whole.ids, whole.targets, media, family, form=whole.form, loss=whole.loss)
 
 
 def _probe(refs: Sequence[MediaRef], family: Family) -> tuple[MeasuredMedia, ...] | Skip:

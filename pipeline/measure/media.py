@@ -1,35 +1,28 @@
 """MediaRef -> MeasuredMedia: what a header says, and what the family's rules make of it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-
 import numpy as np
 
 from ..families.base import Family, ImageRule, MediaRule, SoundRule, VideoRule
 from ..media.audio import count_samples, has_audio
-from ..media.image import image_size
-from ..media.stamp import stamp_of
+from ..media.image import image_size, size_by_header
+from ..media.limits import limits
+from ..media.stamp import Stamped, stamped
 from ..media.video import VideoFacts, video_facts
-from ..records import MeasuredMedia, MediaError, MediaRef
+from ..records import NO_WISHES, MeasuredMedia, MediaError, MediaRef
 
 
 def measure_medium(ref: MediaRef, family: Family, num_images: int = 1) -> MeasuredMedia:
     """`num_images`: of the conversation. Raises MediaError where the medium cannot be used."""
-    stamp = stamp_of(ref)  # before it is read: if it changes meanwhile, that is noticed later
-    return replace(_measured(ref, family, num_images), stamp=stamp)
-
-
-def _measured(ref: MediaRef, family: Family, num_images: int) -> MeasuredMedia:
+    found = stamped(ref)  # before it is read: if it changes meanwhile, that is noticed later
     rule = family.rules.get(ref.kind)
-    if rule is not None and (asked := ref.wishes.given):
-        rule = _wished(ref, rule, asked, family)
+    if rule is not None and ref.wishes != NO_WISHES:
+        rule = _wished(ref, rule, ref.wishes.given, family)
     if isinstance(rule, ImageRule):
-        return _measure_image(ref, rule, num_images)
+        return _measure_image(ref, rule, num_images, found)
     if isinstance(rule, VideoRule):
-        return _measure_video(ref, rule)
+        return _measure_video(ref, rule, found.stamp)
     if isinstance(rule, SoundRule):
-        return _measure_sound(ref, rule)
+        return _measure_sound(ref, rule, found.stamp)
     raise MediaError(f"{ref.kind}_unsupported", f"{family.name} does not take {ref.kind}s")
 
 
@@ -44,23 +37,23 @@ def _wished(ref: MediaRef, rule: MediaRule, asked: dict[str, int], family: Famil
     return rule.wished(asked)
 
 
-@contextmanager
-def _refusals_of(ref: MediaRef) -> Iterator[None]:
-    """Around what a rule says of a medium: it refuses a shape (an aspect ratio, say) by a ValueError."""
+def _refusal(ref: MediaRef, error: ValueError) -> MediaError:
+    """A rule refuses a shape (an aspect ratio, say) by a ValueError."""
+    return MediaError("bad_media", f"{ref.path}: {error}")
+
+
+def _measure_image(ref: MediaRef, rule: ImageRule, num_images: int, found: Stamped) -> MeasuredMedia:
+    bounds = limits()
+    told = size_by_header(found.beginning, bounds) if found.size <= bounds.max_media_bytes else None
+    height, width = told or image_size(ref)
     try:
-        yield
-    except ValueError as error:
-        raise MediaError("bad_media", f"{ref.path}: {error}") from None
-
-
-def _measure_image(ref: MediaRef, rule: ImageRule, num_images: int) -> MeasuredMedia:
-    height, width = image_size(ref)
-    with _refusals_of(ref):
         size, grid = rule.shape(height, width, num_images)
-    return MeasuredMedia(ref=ref, height=height, width=width, size=size, grid=grid)
+    except ValueError as error:
+        raise _refusal(ref, error) from None
+    return MeasuredMedia(ref=ref, height=height, width=width, size=size, grid=grid, stamp=found.stamp)
 
 
-def _measure_video(ref: MediaRef, rule: VideoRule) -> MeasuredMedia:
+def _measure_video(ref: MediaRef, rule: VideoRule, stamp: str) -> MeasuredMedia:
     """Which frames are taken, by the processor's rules and the row's wishes, and the grid they give."""
     facts = video_facts(ref)
     window = _window(ref, facts)
@@ -73,14 +66,17 @@ def _measure_video(ref: MediaRef, rule: VideoRule) -> MeasuredMedia:
         frames = window
     else:
         frames = window[rule.choose(len(window), facts.fps, asked.fps)]
-    with _refusals_of(ref):
+    try:
         size, grid = rule.shape(len(frames), facts.height, facts.width)
+    except ValueError as error:
+        raise _refusal(ref, error) from None
     num_samples = 0
     if rule.sound and not ref.frames and has_audio(ref):
-        num_samples = _measure_sound(ref, rule.sound).num_samples
+        num_samples = _measure_sound(ref, rule.sound, stamp).num_samples
     return MeasuredMedia(
         ref=ref, height=facts.height, width=facts.width, size=size, grid=grid, frames=tuple(frames.tolist()),
         total_frames=len(window), fps=facts.fps, asked_fps=asked.fps or 0.0, num_samples=num_samples,
+        stamp=stamp,
     )  # fmt: skip
 
 
@@ -97,8 +93,10 @@ def _window(ref: MediaRef, facts: VideoFacts) -> np.ndarray:
     return window
 
 
-def _measure_sound(ref: MediaRef, rule: SoundRule) -> MeasuredMedia:
+def _measure_sound(ref: MediaRef, rule: SoundRule, stamp: str) -> MeasuredMedia:
     num_samples = count_samples(ref, rule.sampling_rate)
-    with _refusals_of(ref):
+    try:
         frames = rule.frames(num_samples)
-    return MeasuredMedia(ref=ref, grid=(frames, 1, 1), num_samples=num_samples)
+    except ValueError as error:
+        raise _refusal(ref, error) from None
+    return MeasuredMedia(ref=ref, grid=(frames, 1, 1), num_samples=num_samples, stamp=stamp)

@@ -93,6 +93,7 @@ def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
     if job.part.origin:  # the rows are of our import, and so are their places in what they were imported from
         dataset = replace(dataset, own_files=(job.part.origin, text_of(media_beside(job.part.file))))
     converted = converter(dataset, lenient=job.lenient)
+    file = place(job.part.origin or job.part.file).name if len(job.dataset.files) > 1 else ""
     for row, line_number, offset, text in rows(job.part):
         if not job.is_taken[row - job.part.first_row]:
             continue
@@ -104,7 +105,8 @@ def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
                 Skip(reason="bad_media", detail=why),
             )
             continue
-        parsed = parse_row(text, _where(job, line_number), job.max_row_bytes)
+        where = f"{line_number} of {file}" if file else line_number
+        parsed = parse_row(text, where, job.max_row_bytes)
         found = parsed if isinstance(parsed, Skip) else converted(parsed)
         if isinstance(found, Example):
             found = _placed(found, job.part.file, offset, len(text))
@@ -115,15 +117,9 @@ def _id_of(parsed: dict[str, Any] | Skip, job: PartJob) -> str:
     return "" if isinstance(parsed, Skip) else job.dataset.id_of(parsed)
 
 
-def _where(job: PartJob, line_number: int) -> int | str:
-    """A line, and of which file if the data set has several."""
-    several = len(job.dataset.files) > 1
-    return f"{line_number} of {place(job.part.origin or job.part.file).name}" if several else line_number
-
-
 def _placed(example: Example, file: str, offset: int, length: int) -> Example:
     """Media that are in the row itself are found again by its line in the file."""
-    if not any(ref.inside and not ref.path for ref in example.media):
+    if not any([ref.inside and not ref.path for ref in example.media]):
         return example
 
     def placed(part: str | MediaRef) -> str | MediaRef:

@@ -12,6 +12,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ _OF_MEASURED = (
     "form",
     "loss",
 )  # fields of Measured that are kept as JSON
+_NAMES = (*_OF_REF, "files", *_OF_MEDIUM)  # of a medium in JSON
+_of_ref, _of_medium, _of_measured = (attrgetter(*names) for names in (_OF_REF, _OF_MEDIUM, _OF_MEASURED))
 SCHEMA = pa.schema(
     [
         ("row", pa.int64()),
@@ -91,14 +94,12 @@ def write_measured(path: Place, numbers: Sequence[int], ids: Sequence[str], resu
 
 def _packed(number: int, measured: Measured) -> bytes:
     media = [
-        {name: getattr(medium.ref, name) for name in _OF_REF}
-        | {"files": medium.ref.frames}
-        | {name: getattr(medium, name) for name in _OF_MEDIUM}
+        dict(zip(_NAMES, (*_of_ref(medium.ref), medium.ref.frames, *_of_medium(medium)), strict=True))
         for medium in measured.media
     ]
-    values = {name: getattr(measured, name) for name in _OF_MEASURED} | {"media": media}
+    values = dict(zip(_OF_MEASURED, _of_measured(measured), strict=True)) | {"media": media}
     text = _as_json(values).encode(errors="surrogatepass")
-    ids, targets = (np.ascontiguousarray(array, dtype="<i4") for array in (measured.ids, measured.targets))
+    ids, targets = measured.ids.astype("<i4", copy=False), measured.targets.astype("<i4", copy=False)
     content = b"".join([ids.tobytes(), targets.tobytes(), text])
     rest = _HEAD.pack(0, number, ids.size, targets.size, len(text))[4:] + content
     return struct.pack("<I", zlib.crc32(rest)) + rest

@@ -1,13 +1,13 @@
 """Which tokens of a conversation or document are trained on: what its row asks for, else what the config says."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ..families.chat import Chat
-from ..labels import Span, TrainOn, assistant_spans, spans_mask
+from ..labels import AS_USUAL, Span, TrainOn, assistant_spans, mask_spans, spans_mask
 from ..records import TEXT, Example, Skip, Turn
 
 
@@ -29,10 +29,10 @@ def is_trained(number: int, num_turns: int, asked: str, train_on: TrainOn) -> bo
     return train_on.turns != "last-assistant" or number == num_turns - 1
 
 
-def target_tokens(ids: np.ndarray, example: Example, chat: Chat, train_on: TrainOn) -> np.ndarray | Skip:
-    """True for every token that is trained on, of ids as `chat.encode` gives them."""
+def target_spans(ids: np.ndarray, example: Example, chat: Chat, train_on: TrainOn) -> np.ndarray | Skip:
+    """The tokens that are trained on, as spans, int32 [n, 2], of ids as `chat.encode` gives them."""
     if example.is_document:
-        return _some(_without_media(ids, chat), "no text in the document")
+        return _some(mask_spans(_without_media(ids, chat)), "no text in the document")
     if skip := _cannot_be_told(example, train_on):
         return skip
     spans, answers = assistant_spans(ids, chat.markers), [turn for turn in example.turns if turn.role == "assistant"]
@@ -46,19 +46,33 @@ def target_tokens(ids: np.ndarray, example: Example, chat: Chat, train_on: Train
     chosen = [is_trained(number, len(answers), asked, train_on) for number in range(len(answers))]
     if not any(turn.says_something for turn, is_chosen in zip(answers, chosen, strict=True) if is_chosen):
         return Skip(reason="no_target", detail="no assistant turn that is trained on says anything")
+    targets = [span for span, is_chosen in zip(spans, chosen, strict=True) if is_chosen]
+    with_media = any(not isinstance(part, str) for turn in answers for part in turn.parts)
+    if train_on == AS_USUAL and not with_media and _are_apart(targets):  # nearly all
+        return _some(np.array(targets, dtype=np.int32), "nothing is said")
     if train_on.turns == "all":
         mask = _without_media(ids, chat)
         for (start, stop), is_chosen in zip(spans, chosen, strict=True):
             mask[start:stop] &= is_chosen
     else:
-        mask = spans_mask([span for span, is_chosen in zip(spans, chosen, strict=True) if is_chosen], len(ids))
-        if any(not isinstance(part, str) for turn in answers for part in turn.parts):
+        mask = spans_mask(targets, len(ids))
+        if with_media:
             mask &= _without_media(ids, chat)
     if train_on.reasoning == "mask":
         for start, stop in spans:
             for first, last in _reasoning(ids[start:stop], chat):
                 mask[start + first : start + last] = False
-    return _some(mask, "nothing but reasoning is said, and that is masked")
+    return _some(mask_spans(mask), "nothing but reasoning is said, and that is masked")
+
+
+def _are_apart(spans: Sequence[Span]) -> bool:
+    """Whether they are spans as `mask_spans` gives them: in order, none empty, and something between any two."""
+    end = -1
+    for start, stop in spans:
+        if not end < start < stop:
+            return False
+        end = stop
+    return True
 
 
 def without_reasoning(example: Example, chat: Chat) -> Example:
@@ -74,9 +88,9 @@ def without_reasoning(example: Example, chat: Chat) -> Example:
     return replace(example, turns=tuple(map(without, example.turns)))
 
 
-def _some(mask: np.ndarray, problem: str) -> np.ndarray | Skip:
+def _some(spans: np.ndarray, problem: str) -> np.ndarray | Skip:
     """The first token is no target: nothing comes before it that it could be told from."""
-    return mask if mask[1:].any() else Skip(reason="no_target", detail=problem)
+    return spans if len(spans) and spans[-1, 1] > 1 else Skip(reason="no_target", detail=problem)
 
 
 def _cannot_be_told(example: Example, train_on: TrainOn) -> Skip | None:

@@ -13,9 +13,10 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from ..records import MediaRef
+from .header import BEGINNING, jpeg_size
 from .jpeg import decoded_jpeg
-from .limits import limits
-from .open import blamed, open_picture
+from .limits import Limits, limits
+from .open import blamed, guarded, open_media, open_picture
 
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
 
@@ -24,7 +25,23 @@ def image_size(ref: MediaRef) -> tuple[int, int]:
     """Height and width as displayed, that is after the EXIF orientation is applied; nothing is decoded."""
     if isinstance(ref.held, Image.Image):  # a picture that a program holds in memory is displayed as it is
         return ref.held.height, ref.held.width
-    with _quietly(), open_picture(ref) as file:
+    with open_media(ref) as file:
+        with blamed(ref):
+            beginning = file.read(BEGINNING)
+        if (size := size_by_header(beginning, limits())) is not None:
+            return size
+        file.seek(0)
+        return _size_by_pillow(ref, file)
+
+
+def size_by_header(beginning: bytes, bounds: Limits) -> tuple[int, int] | None:
+    """What `image_size` gives, by the first bytes of a picture alone; None: they do not tell, or it is too large."""
+    size = jpeg_size(beginning)
+    return size if size is not None and size[0] * size[1] <= bounds.max_image_pixels else None
+
+
+def _size_by_pillow(ref: MediaRef, file: BinaryIO) -> tuple[int, int]:
+    with _quietly(), guarded(ref):
         image = _opened(ref, file)
         width, height = image.size
         return (width, height) if _orientation(image, file) in _TURNED else (height, width)

@@ -171,9 +171,16 @@ def _is_of_ffmpeg(error: Exception) -> bool:
 
 
 @contextmanager
+def guarded(ref: MediaRef) -> Iterator[None]:
+    """Around a decoder of pictures: within a budget, and what is raised is blamed on the picture."""
+    with Budget(ref), blamed(ref):
+        yield
+
+
+@contextmanager
 def open_picture(ref: MediaRef) -> Iterator[BinaryIO]:
     """The bytes of a picture; what is raised inside the `with` is blamed on it."""
-    with open_media(ref) as file, Budget(ref), blamed(ref):
+    with open_media(ref) as file, guarded(ref):
         yield file
 
 

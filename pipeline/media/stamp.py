@@ -9,35 +9,46 @@ import hashlib
 import os
 import stat
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ..records import MediaRef
 from ..runtime.objects import Unreachable
-from ..runtime.storage import open_regular, sha256_of
+from ..runtime.storage import read_ends, sha256_of
 from ..uris import is_http, is_stored
 from .ahead import ahead
 from .open import TROUBLE, trouble
 
+BEGINNING = 16 << 10  # bytes that are read of a file; most headers are there
 END = 4096  # bytes at either end; what an editor or encoder changes reaches the header or the trailer
 
 
-def stamp_of(ref: MediaRef) -> str:
-    """Of a medium that is a file of its own, or several. "" for others: the files that they are in have digests."""
+class Stamped(NamedTuple):
+    """A medium as it is when it is measured."""
+
+    stamp: str  # "" of a medium that is no file of its own, nor several: the file that it is in has a digest
+    size: int = 0  # of a single file on disk, its bytes, and how it begins: read for the stamp, and a header is there
+    beginning: bytes = b""
+
+
+def stamped(ref: MediaRef) -> Stamped:
     files = _files(ref)
     if not files:
-        return ""
+        return Stamped("")
     try:
         if is_stored(files[0]):
-            return _tagged(files)
-        size, time = _status(files)
-        return f"{size} {time} {_ends(files)}"
+            return Stamped(_tagged(files))
+        found = [read_ends(file, BEGINNING, END) for file in files]
+        size, time = _status([status for status, _, _ in found])
+        stamp = f"{size} {time} {_digest(found)}"
+        return Stamped(stamp, size, found[0][1]) if len(found) == 1 else Stamped(stamp)
     except Unreachable:
         raise
     except OSError as error:
         if error.errno in TROUBLE:
             raise trouble(ref, error) from None
-        return ""  # whoever reads it says what is wrong
+        return Stamped("")  # whoever reads it says what is wrong
     except ValueError:  # a name that no file can have
-        return ""
+        return Stamped("")
 
 
 def is_changed(ref: MediaRef, stamp: str) -> bool:
@@ -48,8 +59,10 @@ def is_changed(ref: MediaRef, stamp: str) -> bool:
     try:
         if is_stored(files[0]):
             return _tagged(files) != stamp
-        now = _status(files)
-        return now[0] != int(size) or (now[1] != int(time) and _ends(files) != ends)
+        now = _status([os.stat(file) for file in files])
+        return now[0] != int(size) or (
+            now[1] != int(time) and _digest([read_ends(file, END, END) for file in files]) != ends
+        )
     except Unreachable:
         raise
     except OSError:  # it is gone, and reading it says so
@@ -66,10 +79,11 @@ def content_of(ref: MediaRef, stamp: str, level: str) -> str:
 def _files(ref: MediaRef) -> Sequence[str]:
     if ref.held is not None or ref.inside or ref.offset or ref.length >= 0:
         return ()
-    files = ref.frames or (ref.path,)
-    if any(map(is_http, files)) or len({is_stored(file) for file in files}) > 1:
-        return ()  # a download is kept
-    return files
+    if not ref.frames:
+        return () if is_http(ref.path) else (ref.path,)  # a download is kept
+    if any(map(is_http, ref.frames)) or len({is_stored(file) for file in ref.frames}) > 1:
+        return ()
+    return ref.frames
 
 
 def _tagged(objects: Sequence[str]) -> str:
@@ -78,20 +92,12 @@ def _tagged(objects: Sequence[str]) -> str:
     return f"{sum(each.size for each in found)} 0 {tags}"
 
 
-def _status(files: Sequence[str]) -> tuple[int, int]:
+def _status(found: Sequence[os.stat_result]) -> tuple[int, int]:
     """Bytes of all, and when the last of them was changed."""
-    found = [os.stat(file) for file in files]
     if not all(stat.S_ISREG(status.st_mode) for status in found):
         raise OSError("a pipe, a device or a folder, which must not be read")
     return sum(status.st_size for status in found), max(status.st_mtime_ns for status in found)
 
 
-def _ends(files: Sequence[str]) -> str:
-    digest = hashlib.sha256()
-    for name in files:
-        file, status = open_regular(name)  # without a buffer: two reads, of every medium that there is
-        with file:
-            digest.update(file.read(END))
-            file.seek(max(status.st_size - END, 0))
-            digest.update(file.read(END))
-    return digest.hexdigest()[:16]
+def _digest(found: Sequence[tuple[os.stat_result, bytes, bytes]]) -> str:
+    return hashlib.sha256(b"".join(end for _, first, last in found for end in (first[:END], last))).hexdigest()[:16]

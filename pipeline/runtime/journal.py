@@ -69,6 +69,8 @@ class Journal:
 
     def poison(self, row: str) -> str:
         """Why the media of a row must not be read; "" if they may be."""
+        if not self._late and not self._crashes:
+            return ""
         if row in self._late:
             return f"reading its media {OVERTIME}"
         return CRASHED if self._crashes[row] >= CRASHES_TO_SKIP else ""

@@ -259,12 +259,31 @@ def open_regular(path: str | Place) -> tuple[io.FileIO | io.BufferedReader, Stat
     if isinstance(path, Remote):
         opened = path.opened()
         return opened.file(), SimpleNamespace(st_size=opened.size)
-    file = io.FileIO(str(path), opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))
+    file = io.FileIO(str(path), opener=_opened)
     found = os.fstat(file.fileno())
     if stat.S_ISREG(found.st_mode):
         return file, found
     file.close()
     raise NotPlain(f"{path}: not a plain file")
+
+
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def read_ends(path: str, first: int, last: int) -> tuple[os.stat_result, bytes, bytes]:
+    """What a plain file is at this moment, and its first and last bytes: all that most media are ever asked for."""
+    opened = _opened(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.fstat(opened)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotPlain(f"{path}: not a plain file")
+        beginning = os.pread(opened, first, 0)
+        at = max(found.st_size - last, 0)
+        whole = len(beginning) == found.st_size
+        return found, beginning, beginning[at : at + last] if whole else os.pread(opened, last, at)
+    finally:
+        os.close(opened)
 
 
 def read_into(file: BinaryIO, buffer: memoryview, offset: int) -> int:

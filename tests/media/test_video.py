@@ -130,7 +130,7 @@ def test_shrinking_takes_frames_first_and_pixels_then(tmp_path, name):
     assert len(medium.frames) == 40
     before, after = chosen.chat.marker_ids("video")
     ids = np.array([5, *before, chosen.chat.placeholder_ids["video"], *after], dtype=np.int32)
-    whole = with_lengths(ids, np.ones(len(ids), dtype=bool), (medium,), chosen)
+    whole = with_lengths(ids, np.array([[0, len(ids)]], dtype=np.int32), (medium,), chosen)
     frames, tokens = [], [whole.tokens]
     for level in range(1, 8):
         smaller = shrunk(whole, level, chosen)

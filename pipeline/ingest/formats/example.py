@@ -41,8 +41,8 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
             if isinstance(ref, Skip):
                 return ref
             media[kind].append(ref)
-    texts = " ".join(str(turn.content) for turn in said.turns if turn.role in TAGGED)
-    tags = [tag.lower().strip("<>") for tag in _PLACEHOLDER.findall(texts)]
+    texts = " ".join([str(turn.content) for turn in said.turns if turn.role in TAGGED])
+    tags = [tag.lower().strip("<>") for tag in _PLACEHOLDER.findall(texts)] if "<" in texts else []
     surplus: list[MediaRef] = []
     for kind, refs in media.items():
         count = tags.count(kind)
@@ -147,17 +147,21 @@ def _finished(
     said: Said, contents: list[tuple[str | MediaRef, ...]], surplus: list[MediaRef], dialect: Dialect
 ) -> Example | Skip:
     first = next((number for number, turn in enumerate(said.turns) if turn.role in TAGGED), None)
+    if surplus and first is not None:
+        contents[first] = (*surplus, *contents[first])
     turns = tuple(
-        Turn(
-            role=turn.role,
-            parts=(*surplus, *parts) if number == first else parts,
-            loss=turn.loss,
-            reasoning=turn.reasoning,
-            tool_calls=turn.tool_calls,
-            name=turn.name,
-            call_id=turn.call_id,
-        )
-        for number, (turn, parts) in enumerate(zip(said.turns, contents, strict=True))
+        [
+            Turn(
+                role=turn.role,
+                parts=parts,
+                loss=turn.loss,
+                reasoning=turn.reasoning,
+                tool_calls=turn.tool_calls,
+                name=turn.name,
+                call_id=turn.call_id,
+            )
+            for turn, parts in zip(said.turns, contents, strict=True)
+        ]
     )
     if dialect.needs_target and (problem := _no_target(turns)):
         return Skip(reason="no_target", detail=problem)
@@ -170,9 +174,9 @@ def _no_target(turns: tuple[Turn, ...]) -> str:
     """Why there is nothing to learn from; "" if there is."""
     if turns[0].role == "document":
         return "" if turns[0].says_something else "a document without text"
-    trained = [turn for turn in turns if turn.loss or (turn.loss is None and turn.role == "assistant")]
-    if any(turn.says_something for turn in trained):
-        return ""
+    for turn in turns:
+        if (turn.loss or (turn.loss is None and turn.role == "assistant")) and turn.says_something:
+            return ""
     if not any(turn.role == "assistant" for turn in turns):
         return "no assistant turn"
     return "no assistant turn that is trained on has text, reasoning or tool calls"
@@ -180,6 +184,8 @@ def _no_target(turns: tuple[Turn, ...]) -> str:
 
 def _cut(text: str, waiting: dict[MediaKind, Iterator[MediaRef]], *, strip: bool) -> tuple[str | MediaRef, ...]:
     """Pieces of text and media in order: "<image>\\nWho?" -> (image, "Who?")."""
+    if "<" not in text:  # as nearly all are, but for the first
+        return (text.strip() if strip else text,)
     parts: list[str | MediaRef] = []
     literal = ""  # text so far, with placeholders that no medium is left for
     for piece in _PLACEHOLDER.split(text):

@@ -5,7 +5,6 @@ from functools import lru_cache
 from importlib import import_module
 from itertools import product
 
-import numpy as np
 import pytest
 import torch
 from helpers import DEMO_PROCESSOR, SHARED
@@ -22,8 +21,8 @@ from neatpack.loaders.online.labels import (
 )
 from neatpack.loaders.online.processor import family_of
 from neatpack.pipeline.ingest.conversation import from_conversation
-from neatpack.pipeline.labels import AS_USUAL, labels_of
-from neatpack.pipeline.measure.targets import target_tokens
+from neatpack.pipeline.labels import AS_USUAL, labels_of, spans_mask
+from neatpack.pipeline.measure.targets import target_spans
 from neatpack.pipeline.records import Example, Skip, Turn
 
 OURS = ["default", "gemma4", "internvl", "kimi_k25", "kimi_vl", "llava_onevision", "phi4_mm", "qwen2_vl", "qwen3_omni",
@@ -181,9 +180,8 @@ def packed_labels(conversation, family) -> tuple[torch.Tensor, torch.Tensor]:
     example = Example(turns=turns) if isinstance(read, Skip) else read
     (ids,) = family.chat.encode([example], [[]])
     assume(not isinstance(ids, Skip))  # a template that wants something in every turn, say
-    mask = target_tokens(ids, example, family.chat, AS_USUAL)
-    if isinstance(read, Skip) or isinstance(mask, Skip):
-        mask = np.zeros(len(ids), dtype=bool)
+    spans = target_spans(ids, example, family.chat, AS_USUAL)
+    mask = spans_mask(() if isinstance(read, Skip) or isinstance(spans, Skip) else spans, len(ids))
     return torch.from_numpy(ids)[None].long(), torch.from_numpy(labels_of(ids, mask)).long()
 
 
