@@ -56,7 +56,7 @@ def joined(arrays: list[torch.Tensor], dtype: torch.dtype | None = None, *, own:
     dtype: that they get on the way. own: nobody else has the arrays, and one alone is the batch's as it is.
     """
     dtype = dtype or arrays[0].dtype
-    if own and len(arrays) == 1 and arrays[0].dtype == dtype and get_worker_info() is None:
+    if own and len(arrays) == 1 and arrays[0].dtype == dtype and _lies_well(arrays[0]):
         return arrays[0]
     if {array.dtype for array in arrays} - {arrays[0].dtype} or not all(map(_is_carried, arrays)):
         return torch.cat(arrays).to(dtype)  # of a foreign dataset
@@ -67,6 +67,11 @@ def joined(arrays: list[torch.Tensor], dtype: torch.dtype | None = None, *, own:
         else:
             rows.copy_(array)
     return result
+
+
+def _lies_well(tensor: torch.Tensor) -> bool:
+    """Where the batch would have it: in memory of this process, or of a worker's that the other process can have."""
+    return get_worker_info() is None or is_small(tensor.nbytes) or slots(os.getpid()).hold(tensor)
 
 
 def _is_carried(tensor: torch.Tensor) -> bool:

@@ -226,12 +226,14 @@ def _look_up_in_pairs(stored: torch.Tensor, table: torch.Tensor, out: torch.Tens
     bytes_in_pairs = stored.contiguous().numpy().view(np.uint16).reshape(num_rows, channels, num_pairs)
     wide_out = out.view(same_size).numpy().view(wide)
     buffer = np.empty((min(_CHUNK, num_rows), num_pairs), dtype=wide)
+    indices = np.empty(buffer.shape, np.intp)  # which numpy would make anew each time
     for start in range(0, num_rows, _CHUNK):
         stop = min(start + _CHUNK, num_rows)
-        values = buffer[: stop - start]
+        places, values = indices[: stop - start], buffer[: stop - start]
         for channel in range(channels):
-            # mode="clip" spares numpy a copy; a uint16 cannot be out of range.
-            np.take(pairs[channel], bytes_in_pairs[start:stop, channel], out=values, mode="clip")
+            np.copyto(places, bytes_in_pairs[start:stop, channel])
+            # mode="wrap" spares numpy a copy and a test; a uint16 cannot be out of range.
+            np.take(pairs[channel], places, out=values, mode="wrap")
             wide_out[start:stop, channel] = values[:, None]
 
 

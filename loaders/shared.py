@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from threading import Lock
@@ -31,6 +31,7 @@ HEADER = mmap.PAGESIZE  # before the bytes of a slot: its state, and the token o
 FREE, TAKEN, RETIRED = range(3)
 MOST = 64  # slots of a worker: each has two files open
 IDLE = 64  # a slot that was not taken for so many others is given up
+Room = Callable[[Sequence[int], torch.dtype], torch.Tensor]  # gives memory of this shape: `empty`, or `own`
 _GRAIN = 1 << 20  # a slot has some room to spare: the next batch may be a little larger
 
 
@@ -161,14 +162,20 @@ class Slots:
 
     def sent(self, tensor: torch.Tensor) -> "Sent | None":
         """How a tensor travels that lies in a slot; None: it lies elsewhere."""
-        address = tensor.data_ptr()
         with self._lock:
-            for slot in self._slots:
-                if slot.start <= address and address + tensor.nbytes <= slot.start + slot.num_bytes:
-                    slot.send()
-                    return Sent(os.getpid(), slot.file, self._token, slot.number, HEADER + slot.num_bytes,
-                                address - slot.start, tensor.dtype, tuple(tensor.shape))  # fmt: skip
-        return None
+            if (slot := self._slot_of(tensor)) is None:
+                return None
+            slot.send()
+            return Sent(os.getpid(), slot.file, self._token, slot.number, HEADER + slot.num_bytes,
+                        tensor.data_ptr() - slot.start, tensor.dtype, tuple(tensor.shape))  # fmt: skip
+
+    def hold(self, tensor: torch.Tensor) -> bool:
+        with self._lock:
+            return self._slot_of(tensor) is not None
+
+    def _slot_of(self, tensor: torch.Tensor) -> Slot | None:
+        first, last = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        return next((slot for slot in self._slots if slot.start <= first and last <= slot.start + slot.num_bytes), None)
 
 
 @lru_cache(maxsize=1)

@@ -21,6 +21,7 @@ from .pixels import stored_arrays
 from .position import Draws, Start
 from .ranks import Ranks, refuse_second_sharding
 from .reader import ShardReader
+from .shared import empty, own
 from .stateful import global_state
 
 logger = logging.getLogger(__name__)
@@ -302,8 +303,9 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         """Each output reads ahead of the others, as far as it likes."""
         outputs = self.mix.outputs
         asked, *copies = tee(places, 1 + len(outputs))
+        room = empty if for_collater else own
         contents = [
-            output.reader.contents(_numbers_of(number, copy), self.prefetch)
+            output.reader.contents(_numbers_of(number, copy), self.prefetch, room)
             for number, (output, copy) in enumerate(zip(outputs, copies, strict=True))
         ]
         for place in asked:
@@ -312,7 +314,8 @@ class PackedShards(IterableDataset[dict[str, Any]]):
 
     def _item(self, output: Output, number: int, content: memoryview, *, for_collater: bool = False) -> dict[str, Any]:
         counts = {"pack": number, **output.reader.counts(number)}
-        arrays, recurrent = output.reader.arrays(number, content), self.reader.manifest.family.get("recurrent_layers")
+        arrays = output.reader.arrays(number, content, empty if for_collater else own)
+        recurrent = self.reader.manifest.family.get("recurrent_layers")
         item = pack_item(
             arrays, counts, self.layout, self.stored, PIXELS[self.pixels], recurrent, for_collater=for_collater
         )

@@ -30,6 +30,10 @@ _SENSELESS = (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError,
 _LINE = len(COLUMNS)
 
 
+def _room(shape: tuple[int, ...]) -> np.ndarray:
+    return np.empty(shape, np.uint8)
+
+
 class OtherPixelsError(ValueError):
     """A picture that is not decoded here to the pixels that it was decoded to when it was packed."""
 
@@ -65,11 +69,17 @@ class PixelDecoder:
         return self.__dict__ | {"_rule": None, "_pool": None}
 
     def restored(
-        self, arrays: Mapping[str, np.ndarray], *, compare: bool = True, threads: int = 0
+        self,
+        arrays: Mapping[str, np.ndarray],
+        *,
+        compare: bool = True,
+        threads: int = 0,
+        room: Callable[[tuple[int, ...]], np.ndarray] = _room,
     ) -> dict[str, np.ndarray]:
         """The arrays of a pack as u8 has them, from those that are stored; `compare`: their crc32.
 
         threads: that restore media beside each other; 0: this one does it.
+        room: gives memory for an array of bytes, of this shape.
 
         Raises ValueError where they cannot be, OtherPixelsError where a picture's own bytes give other pixels here.
         """
@@ -87,7 +97,7 @@ class PixelDecoder:
                 continue
             name = by_stored[stored]
             lines = self._lines(name, array, arrays[name + MEDIA], len(arrays["input_ids"]))
-            into = np.empty((sum(line.rows for line in lines), *self.layout[name].row), np.uint8)
+            into = room((sum(line.rows for line in lines), *self.layout[name].row))
             jobs += self._jobs(name, array, lines, into, compare)
             restored[name] = into
         self._run(jobs, threads)

@@ -56,15 +56,15 @@ def test_a_shard_replaced_in_mid_epoch_is_noticed(out: Path, check: str) -> None
     shard, line = out / "shards/pack-000000.tar", pq.read_table(out / "index.parquet").to_pylist()[1]
     flip(shard, line["members"][0]["offset"] + 200)
     os.utime(shard, ns=(0, shard.stat().st_mtime_ns + 1))  # clocks of file systems are coarse
-    with pytest.raises(
-        ShardError, match="replaced or written to since" if check in CHECKS[:2] else "pack 1: its crc32 is"
-    ):
-        packs.pack(1)
+    told = "replaced or written to since" if check in CHECKS[:2] else "pack 1: its crc32 is"
+    for _ in range(2):  # who asks again is told again
+        with pytest.raises(ShardError, match=told):
+            packs.pack(1)
 
 
 def test_of_many_shards_each_size_is_compared_where_it_is_read(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That they are there is seen at once; what a check promises to look at first, it looks at first."""
-    monkeypatch.setattr("neatpack.loaders.reader.SIZED_AT_ONCE", 1)
+    monkeypatch.setattr("neatpack.loaders.files.SIZED_AT_ONCE", 1)
     shard = out / "shards/pack-000001.tar"
     os.truncate(shard, shard.stat().st_size - 512)
     packs = PackedShards(out, shuffle=False)

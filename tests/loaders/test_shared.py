@@ -6,12 +6,12 @@ import os
 
 import pytest
 import torch
-from helpers import many_packs
+from helpers import many_packs, packed_rows
 from hypothesis import given, strategies as st
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards, neat_packed_vlm_collater, wrap_vlm_collate_for_pp
-from neatpack.loaders import shared
+from neatpack.loaders import handover, shared
 from neatpack.loaders.pixels import RESTORE_KEY, Stored, restored, restored_end_to_end
 from neatpack.loaders.shared import IDLE, MOST, Slots, received
 
@@ -67,6 +67,26 @@ def test_who_iterates_packs_gets_them_restored(out):
             item = next(iter(packs))
         assert item["pixel_values"].dtype == torch.uint8 and item[RESTORE_KEY] == torch.bfloat16
     assert next(iter(packs))["pixel_values"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("codec", ["u8", "zstd", "source"])
+def test_a_worker_reads_into_the_memory_of_the_batch(tmp_path, codec, monkeypatch):
+    """Of one pack; bytes that its collater gets are there already, and nobody else's are."""
+    out = packed_rows(tmp_path, 2, 8, pack_size=200, group_size=1, pixels=codec)
+    for module in (shared, handover):
+        monkeypatch.setattr(module, "get_worker_info", lambda: "a worker")
+    monkeypatch.setattr(handover, "_set_up", lambda: None)
+    packs, ours = PackedShards(out, pixels="uint8"), shared.slots(os.getpid())
+    with packs.iterated_for(neat_packed_vlm_collater):
+        items = [item for item in packs if len(item["pixel_values"])]
+    assert len(items) > 1
+    for item in items:
+        batch = neat_packed_vlm_collater([item])
+        assert batch["pixel_values"].data_ptr() == item["pixel_values"].data_ptr()
+        assert ours.hold(batch["pixel_values"]) and ours.sent(batch["pixel_values"]) is not None
+    several = neat_packed_vlm_collater(items[:2])["pixel_values"]
+    assert ours.hold(several) and torch.equal(several, torch.cat([item["pixel_values"] for item in items[:2]]))
+    assert not any(ours.hold(item["pixel_values"]) for item in packs), "who iterates may keep and send them as he likes"
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=4), st.sampled_from([(12,), (3, 2, 2), (2, 3, 2, 2)]),

@@ -65,9 +65,9 @@ def test_only_the_batches_that_are_needed_are_read(large):
 
     def read(name, offset, size):
         asked.append((name, offset))
-        return reader._read_part(name, offset, size)
+        return reader._files.read_part(name, offset, size)
 
-    places = PackPlaces(reader.manifest, "large", read, reader._read_checked)
+    places = PackPlaces(reader.manifest, "large", read, reader._files.read_checked)
     offsets = reader.manifest.index.offsets
     assert asked == [] and len(offsets) == 4
     assert [places.of(pack).shard for pack in (0, 699, 700, 1023)] == [0, 0, 1, 1]
@@ -82,7 +82,9 @@ def test_only_the_batches_that_are_needed_are_read(large):
 def test_a_batch_in_another_place_is_refused(large):
     """Shards that begin or end in other batches are checked as far as the batch goes."""
     reader = ShardReader(large)
-    contents = [bytes(reader._read_part("index.arrow", first, 200_000)) for first in reader.manifest.index.offsets[:3]]
+    contents = [
+        bytes(reader._files.read_part("index.arrow", first, 200_000)) for first in reader.manifest.index.offsets[:3]
+    ]
     for number, content in enumerate(contents):
         assert len(parse_batch(content, number, reader.manifest, "out").shard) == (1024, 1024, 452)[number]
         with pytest.raises(OutputError, match="out/index.arrow: "):

@@ -1,0 +1,230 @@
+"""The files of an output: local, or remote and read by range or through a cache; and held against the manifest."""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import numpy as np
+
+from ..pipeline.manifest import (
+    FILE as MANIFEST,
+    REMEDY,
+    Manifest,
+    OutputError,
+    ShardEntry,
+    ShardError,
+    missing_manifest,
+    shard_name,
+)
+from ..pipeline.runtime.objects import Opened, Remote
+from ..pipeline.runtime.storage import inside, open_regular, place, read_into, sizes_in
+from .cache import ShardCache
+from .opened import FileVersion, in_advance, opened_local, opened_remote
+
+logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+SIZED_AT_ONCE = 4096  # local shards: 20 ms, and 0.8 s for 156,250; what is read is compared in any case
+LISTED = 16  # of more remote shards than this, the sizes are taken from a listing
+CHUNK = 16 << 20  # a shard is downloaded by ranges of this size,
+CHUNKS_AT_ONCE = 4  # several at once: a single connection to an object store does not fill the network
+
+
+class OutputFiles:
+    """Of OUT, a local directory or a URI. Cheap to pickle: files are opened where they are used.
+
+    cache, cache_gb: a folder on this node's disk for whole shards of a remote output, and its size in GB (10^9 bytes).
+    """
+
+    def __init__(self, out: str | Path, cache: str | Path | None = None, cache_gb: float | None = None) -> None:
+        if (cache is None) != (cache_gb is None):
+            raise ValueError(f"cache={cache!r}, cache_gb={cache_gb!r}: give both, or neither")
+        self._place = place(out)
+        self.out = str(self._place)  # as messages have it
+        self.is_local = isinstance(self._place, Path)
+        self.manifest = self._read_manifest()
+        self.cache: ShardCache | None = None
+        self._warned: set[int | None] = set()
+        if cache is not None and cache_gb is not None and not self.is_local:
+            self.cache = self._open_cache(cache, cache_gb)
+        # A FileVersion for every local shard, as it was when last looked at; zeros: not yet.
+        self._versions = np.zeros((len(self.manifest.shards) if self.is_local else 0, 4), np.uint64)
+
+    def _read_manifest(self) -> Manifest:
+        try:
+            content = self._read_file(MANIFEST)
+        except FileNotFoundError:
+            raise missing_manifest(self.out) from None
+        return Manifest.parse(content, self.out)
+
+    def _open_cache(self, folder: str | Path, gb: float) -> ShardCache:
+        sizes = self.manifest.shards.bytes
+        largest = max(sizes, default=0)
+        if largest > gb * 1e9:
+            name = shard_name(sizes.index(largest))
+            raise ValueError(
+                f"cache_gb={gb}: the largest shard of {self.out}, {name}, has {largest / 1e9:.3f} GB; "
+                "give room for several shards per loader worker, or no cache"
+            )
+        return ShardCache(folder, int(gb * 1e9))
+
+    # Beside the shards
+
+    def read_checked(self, name: str) -> bytes:
+        """A file that the manifest has the digest of."""
+        try:
+            content = self._read_file(name)
+        except FileNotFoundError:
+            raise OutputError(f"{self.out}/{name} is missing; {REMEDY}") from None
+        if hashlib.sha256(content).hexdigest() != self.manifest.files[name]:
+            raise OutputError(f"{self.out}/{name}: sha256 differs from the manifest's; {REMEDY}")
+        return content
+
+    def read_part(self, name: str, offset: int, size: int) -> bytes | memoryview:
+        """Bytes of a file from a place on; fewer, if it ends before."""
+        if not self.is_local:
+            return self._remote(name).read_at(size, offset)
+        content = np.empty(size, np.uint8).data
+        try:
+            version = FileVersion.of(Path(self.out, name).stat())
+            return content[: read_into(opened_local(self.out, name, version), content, offset)]
+        except FileNotFoundError:
+            raise OutputError(f"{self.out}/{name} is missing; {REMEDY}") from None
+        except (OSError, ValueError) as error:
+            raise OutputError(f"{self.out}/{name}: cannot be read: {error}; {REMEDY}") from error
+
+    def _read_file(self, name: str) -> bytes:
+        """Raises FileNotFoundError if it is not there."""
+        try:
+            return inside(self._place, name).read_bytes()
+        except NotADirectoryError:
+            raise FileNotFoundError(name) from None
+        except ValueError as error:
+            raise OutputError(str(error)) from None
+        except IsADirectoryError:
+            raise OutputError(f"{self.out}/{name}: a directory, expected a file; {REMEDY}") from None
+
+    def _remote(self, name: str) -> Opened:
+        assert isinstance(self._place, Remote), "a local output is read otherwise"
+        return opened_remote(self._place / name)
+
+    # Shards
+
+    def opened(self, shard: int) -> BinaryIO | None:
+        """A shard as a local file; None: it is remote, and there is no cache, or the cache cannot take it."""
+        if self.is_local:
+            name = shard_name(shard)
+            try:
+                return opened_local(self.out, f"shards/{name}", self._version(shard))
+            except FileNotFoundError:
+                raise self._wrong_size(self.manifest.shards[shard], None) from None
+            except (OSError, ValueError) as error:
+                raise ShardError(f"{self.out}/shards/{name}: cannot be read: {error}", name) from error
+        if self.cache is None:
+            return None
+        entry = self.manifest.shards[shard]
+        try:
+            return self.cache.opened(entry, self.out, partial(self._download, entry))
+        except OSError as error:  # a full disk must not end a training; what else is wrong, the ranged read will say
+            if error.errno not in self._warned:
+                self._warned.add(error.errno)
+                where = self.cache.folder
+                logger.warning("%s: %s; reading by range what the cache cannot take (warned of once)", where, error)
+            return None
+
+    def read_range(self, shard: int, offset: int, size: int) -> bytes:
+        """Bytes of a remote shard; fewer, if it ends before."""
+        try:
+            return self._remote(f"shards/{shard_name(shard)}").read_at(size, offset)
+        except FileNotFoundError:
+            raise self._wrong_size(self.manifest.shards[shard], None) from None
+
+    def changed(self, shard: int, file: BinaryIO) -> FileVersion | None:
+        """What a local shard is now, if it is no longer the file that it was."""
+        version, expected = FileVersion.of(os.fstat(file.fileno())), self.manifest.shards.bytes[shard]
+        if version.bytes != expected:
+            raise self._wrong_size(self.manifest.shards[shard], version.bytes)
+        return None if version == self._version(shard) else version
+
+    def remember(self, shard: int, version: FileVersion) -> None:
+        """From here on it is known as that."""
+        self._versions[shard] = version
+
+    def _version(self, shard: int) -> FileVersion:
+        if not self._versions[shard].any():
+            self._versions[shard] = FileVersion.of(Path(self.out, "shards", shard_name(shard)).stat())
+        return FileVersion(*self._versions[shard].tolist())
+
+    def _download(self, shard: ShardEntry) -> Iterator[bytes]:
+        file = self._remote(f"shards/{shard.name}")
+        if file.size != shard.bytes:
+            raise self._wrong_size(shard, file.size)
+        return in_advance(lambda start: file.read_at(CHUNK, start), range(0, shard.bytes, CHUNK), CHUNKS_AT_ONCE)
+
+    # Whether they are as they were written
+
+    def check_shards(self, *, at_once: bool, full: bool) -> None:
+        """Their sizes; `full`: their sha256, too. Not `at_once`: of very many local ones, whether they are there."""
+        shards = self.manifest.shards
+        if self.is_local and not at_once and len(shards) > SIZED_AT_ONCE:
+            self._check_names()
+            return
+        sizes = self._local_sizes() if self.is_local else self._remote_sizes()
+        for number, (expected, size) in enumerate(zip(shards.bytes, sizes, strict=True)):
+            if size != expected:
+                raise self._wrong_size(shards[number], size)
+            if full and self._sha256(number) != shards[number].sha256:
+                name = shard_name(number)
+                raise ShardError(f"{self.out}/shards/{name}: sha256 differs from the manifest's; {REMEDY}", name)
+
+    def _sha256(self, shard: int) -> str:
+        entry, digest = self.manifest.shards[shard], hashlib.sha256()
+        if self.is_local:
+            with open_regular(inside(Path(self.out), f"shards/{entry.name}"))[0] as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        for chunk in self._download(entry):
+            digest.update(chunk)
+        return digest.hexdigest()
+
+    def _wrong_size(self, shard: ShardEntry, size: int | None) -> ShardError:
+        found = "is missing" if size is None else f"has {size} bytes, the manifest {shard.bytes}"
+        return ShardError(f"{self.out}/shards/{shard.name} {found}; {REMEDY}", shard.name)
+
+    def _check_names(self) -> None:
+        """That every shard is there, by the listing of the folder alone."""
+        found = self._listed(lambda entry: None)
+        for number in range(len(self.manifest.shards)):
+            if shard_name(number) not in found:
+                raise self._wrong_size(self.manifest.shards[number], None)
+
+    def _listed(self, what: Callable[[os.DirEntry[str]], Result]) -> dict[str, Result]:
+        """Of every file among the shards, by its name."""
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(Path(self.out, "shards")) as entries:
+            return {entry.name: what(entry) for entry in entries if entry.is_file()}
+        return {}
+
+    def _local_sizes(self) -> Iterator[int | None]:
+        """Of every shard; None: it is missing. They are remembered as they are now."""
+        found = self._listed(lambda entry: FileVersion.of(entry.stat()))
+        for number in range(len(self.manifest.shards)):
+            version = found.get(shard_name(number))
+            if version is not None:
+                self._versions[number] = version
+            yield None if version is None else version.bytes
+
+    def _remote_sizes(self) -> Iterator[int | None]:
+        """A listing tells a thousand sizes at a time. Of few shards each is asked for: that opens it, once for all."""
+        if len(self.manifest.shards) > LISTED:
+            found = sizes_in(self._place / "shards")
+            yield from (found.get(shard_name(number)) for number in range(len(self.manifest.shards)))
+            return
+        for number in range(len(self.manifest.shards)):
+            try:
+                yield self._remote(f"shards/{shard_name(number)}").size
+            except FileNotFoundError:
+                yield None
