@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..errors import UserError
 from ..families.base import Family, ImageRule, MediaRule, SoundRule, VideoRule
 from ..media.audio import count_samples, has_audio
 from ..media.image import image_size
@@ -30,7 +31,7 @@ def _measured(ref: MediaRef, family: Family, num_images: int) -> MeasuredMedia:
         return _measure_video(ref, rule)
     if isinstance(rule, SoundRule):
         return _measure_sound(ref, rule)
-    raise MediaError(f"{ref.kind}_unsupported", f"{family.name} does not take {ref.kind}s")
+    raise MediaError(f"{ref.kind}_unsupported", family.refusal(ref.kind))
 
 
 def _wished(ref: MediaRef, rule: MediaRule, asked: dict[str, int], family: Family) -> MediaRule:
@@ -49,6 +50,8 @@ def _refusals_of(ref: MediaRef) -> Iterator[None]:
     """Around what a rule says of a medium: it refuses a shape (an aspect ratio, say) by a ValueError."""
     try:
         yield
+    except UserError:  # not of the medium: of the processor, or of what was asked for
+        raise
     except ValueError as error:
         raise MediaError("bad_media", f"{ref.path}: {error}") from None
 
@@ -72,7 +75,8 @@ def _measure_video(ref: MediaRef, rule: VideoRule) -> MeasuredMedia:
     elif ref.frames:
         frames = window
     else:
-        frames = window[rule.choose(len(window), facts.fps, asked.fps)]
+        with _refusals_of(ref):
+            frames = window[rule.choose(len(window), facts.fps, asked.fps)]
     with _refusals_of(ref):
         size, grid = rule.shape(len(frames), facts.height, facts.width)
     num_samples = 0
