@@ -106,6 +106,9 @@ class PackConfig:
         "(31B, 26B-A4B) were trained",
         shapes="measure",
     )
+    float_pixels: bool = _key(
+        False, "family default: store floats of the processor that bytes would stand for, too", shapes="measure"
+    )
     check_media: Literal["none", "size", "digest"] = _key(
         "none",
         "whether media files are part of what an output is made from, so that one whose media have changed is refused: "

@@ -111,6 +111,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--allow-http": True,
         "--use-audio-in-video": True,
         "--empty-thought": True,
+        "--float-pixels": True,
         "--drop-long-samples": True,
         "--repeat-at-load": True,
         "--no-fake-image": False,
@@ -361,6 +362,7 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
         "max_media_bytes": 4 << 30,
         "max_row_bytes": 64 << 20,
         "empty_thought": False,
+        "float_pixels": False,
     }
     assert config.shaping("render") == {"resize": "torch", "pixels": "", "shard_mb": 256}
     assert config.shaping("plan") == {

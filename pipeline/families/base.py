@@ -61,6 +61,7 @@ class ProcessorKey:
     video_max_pixels: int = 0
     use_audio_in_video: bool = False
     empty_thought: bool = False
+    float_pixels: bool = False
     trust_remote_code: bool = False
 
 
@@ -237,6 +238,8 @@ class Family(ABC):
         self.rules: dict[MediaKind, MediaRule] = {rule.kind: rule for rule in (image, video, sound) if rule}
         # Numbers that `positions` and `media_tokens` need, and that loaders may; they go into the manifest.
         self.facts = dict(facts or {})
+        # Why kinds of media are not taken that another processor of the family takes.
+        self.untaken: dict[MediaKind, str] = {}
         # Kinds of layers in the model's text that no attention mask reaches; None: its config is not there to tell.
         self.recurrent_layers: list[str] | None = None
 
@@ -266,6 +269,11 @@ class Family(ABC):
     @property
     def takes(self) -> tuple[MediaKind, ...]:
         return tuple(self.rules)
+
+    def refusal(self, kind: MediaKind) -> str:
+        """Of a kind that it does not take, in words."""
+        why = self.untaken.get(kind, "")
+        return f"{self.name} does not take {kind}s" + (f": {why}" if why else "")
 
     @cached_property
     def media(self) -> dict[str, MediaArray]:

@@ -89,6 +89,8 @@ def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = Fa
         raise UserError(f"--use-audio-in-video: {built.name} takes no sound from videos; leave it out")
     if key.empty_thought and not isinstance(built, Gemma4):
         raise UserError(f"--empty-thought: {built.name} has no thinking channel of Gemma 4's; leave it out")
+    if key.float_pixels and not isinstance(built, Default):
+        raise UserError(f"--float-pixels: {built.name} makes its pixels itself, of bytes; leave it out")
     return built
 
 

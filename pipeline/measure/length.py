@@ -196,7 +196,7 @@ def shrunk(whole: Measured, level: int, family: Family) -> Measured | None:
 def _probe(refs: Sequence[MediaRef], family: Family) -> tuple[MeasuredMedia, ...] | Skip:
     for ref in refs:  # before any file is opened
         if ref.kind not in family.takes:
-            return Skip(reason=f"{ref.kind}_unsupported", detail=f"{family.name} does not take {ref.kind}s")
+            return Skip(reason=f"{ref.kind}_unsupported", detail=family.refusal(ref.kind))
     num_images = sum(ref.kind == "image" for ref in refs)
     try:
         return tuple(measure_medium(ref, family, num_images) for ref in refs)

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from ..errors import UserError
 from ..families.base import Family, ImageRule, MediaRule, SoundRule, VideoRule
 from ..media.audio import count_samples, has_audio
 from ..media.image import image_size, size_by_header
@@ -23,7 +24,7 @@ def measure_medium(ref: MediaRef, family: Family, num_images: int = 1) -> Measur
         return _measure_video(ref, rule, found.stamp)
     if isinstance(rule, SoundRule):
         return _measure_sound(ref, rule, found.stamp)
-    raise MediaError(f"{ref.kind}_unsupported", f"{family.name} does not take {ref.kind}s")
+    raise MediaError(f"{ref.kind}_unsupported", family.refusal(ref.kind))
 
 
 def _wished(ref: MediaRef, rule: MediaRule, asked: dict[str, int], family: Family) -> MediaRule:
@@ -37,9 +38,10 @@ def _wished(ref: MediaRef, rule: MediaRule, asked: dict[str, int], family: Famil
     return rule.wished(asked)
 
 
-def _refusal(ref: MediaRef, error: ValueError) -> MediaError:
-    """A rule refuses a shape (an aspect ratio, say) by a ValueError."""
-    return MediaError("bad_media", f"{ref.path}: {error}")
+def _refusal(ref: MediaRef, error: ValueError) -> Exception:
+    """A rule refuses a shape (an aspect ratio, say) by a ValueError. A UserError is not of the medium: of the processor,
+    or of what was asked for."""
+    return error if isinstance(error, UserError) else MediaError("bad_media", f"{ref.path}: {error}")
 
 
 def _measure_image(ref: MediaRef, rule: ImageRule, num_images: int, found: Stamped) -> MeasuredMedia:
@@ -65,7 +67,10 @@ def _measure_video(ref: MediaRef, rule: VideoRule, stamp: str) -> MeasuredMedia:
     elif ref.frames:
         frames = window
     else:
-        frames = window[rule.choose(len(window), facts.fps, asked.fps)]
+        try:
+            frames = window[rule.choose(len(window), facts.fps, asked.fps)]
+        except ValueError as error:
+            raise _refusal(ref, error) from None
     try:
         size, grid = rule.shape(len(frames), facts.height, facts.width)
     except ValueError as error:

@@ -1,6 +1,8 @@
 """Every processor of text and pictures in transformers, made of its class's defaults, through family default.
 
-python survey_processors.py [CLASS …] [--declare]: prints {class: "" where it works, else why not}.
+python survey_processors.py [CLASS …] [--declare]: prints {class: {"image": …, "video": …}}, each "u8" or "floats", as
+they are stored, or why they do not work; "": there are none. Behind it, what videos are refused: "alone" (several in a
+conversation), "alike" (several of which lengths or sizes differ), "unmixed" (beside pictures).
 
 Exit 3: no usable torchvision. The tokenizer is the demo's with the tokens that processors ask for; the template writes
 what the processor calls its image token.
@@ -10,31 +12,39 @@ import inspect
 import json
 import re
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 import with_torchvision  # noqa: F401 (first)
-from helpers import DEMO_PROCESSOR, asked, picture
+from helpers import DEMO_PROCESSOR, asked, clip, picture
 from PIL import Image
 from transformers import AutoTokenizer
+from transformers.video_utils import read_video_pyav
 
+from neatpack.loaders.pixels import restored, stored_arrays
+from neatpack.pipeline.families.asked import as_numbers
 from neatpack.pipeline.families.base import ProcessorFiles, ProcessorKey
-from neatpack.pipeline.families.default import Default, as_numbers
+from neatpack.pipeline.families.default import Default
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.records import Skip
 from neatpack.pipeline.render.sample import render_whole
 
+PIXELS = ("uint8", "float32")
 # What the classes have no defaults for.
 SETTINGS = {"patch_size": 14, "num_image_tokens": 729, "vision_feature_select_strategy": "full", "image_seq_length": 16,
             "downsample_factor": 2, "num_additional_image_tokens": 0}  # fmt: skip
 TEMPLATE = """\
 {%- for message in messages -%}
     {{- '<|im_start|>' + message['role'] + '\\n' -}}
-    {%- for part in message['content'] -%}{{- part['text'] if part['type'] == 'text' else 'PICTURE' -}}{%- endfor -%}
+    {%- for part in message['content'] -%}
+        {{- part['text'] if part['type'] == 'text' else 'PICTURE' if part['type'] == 'image' else 'FILM' -}}
+    {%- endfor -%}
     {{- '<|im_end|>\\n' -}}
 {%- endfor -%}
 """
@@ -82,56 +92,124 @@ def part_of(kind: str, model: str) -> Any:
     return getattr(import_module("transformers"), name)()
 
 
-def survey(model: str, kind: type, folder: Path) -> str:
+def opened(messages: list[Any], processor: Any) -> tuple[list[Any], dict[str, Any]]:
+    """A conversation as the processor takes it, media read by Pillow and by transformers, and what it is told of them.
+
+    Frames are those that its video processor takes by its config; all where it has none for that.
+    """
+    clips: list[Any] = []
+
+    def content(part: dict[str, Any]) -> dict[str, Any]:
+        if "image" in part:
+            return {"type": "image", "image": Image.open(part["image"])}
+        if "video" not in part:
+            return part
+        part_of_it = processor.video_processor
+        samples = part_of_it.do_sample_frames or part_of_it.fps or part_of_it.num_frames
+        if not samples:
+            choose = lambda metadata, **_: np.arange(metadata.total_num_frames)  # noqa: E731
+        elif part_of_it.fps and part_of_it.num_frames:
+            choose = lambda metadata, **_: part_of_it.sample_frames(metadata)  # noqa: E731
+        else:
+            choose = lambda metadata, **_: part_of_it.sample_frames(  # noqa: E731
+                metadata, **{name: value for name in ("fps", "num_frames") if (value := getattr(part_of_it, name))}
+            )
+        frames, metadata = read_video_pyav(part["video"], choose)
+        clips.append(metadata)
+        return {"type": "video", "video": frames}
+
+    turns = [turn | {"content": [content(part) for part in turn["content"]]} for turn in messages]
+    return turns, {"do_sample_frames": False, "video_metadata": clips} if clips else {}
+
+
+def compared(messages: list[Any], family: Default, processor: Any) -> str:
+    """How what family default makes of a conversation differs from what the processor does; "": not at all."""
+    (measured,) = measure([from_conversation({"conversation": messages})], family)
+    if isinstance(measured, Skip):
+        return f"{measured.reason}: {measured.detail}"
+    whole = render_whole(measured, family, "torch")
+    if measured.tokens != len(whole.input_ids) - 1:
+        return f"{measured.tokens} tokens measured, {len(whole.input_ids) - 1} rendered"
+    turns, told = opened(messages, processor)
+    more = {"processor_kwargs": told} if told else {}
+    out = processor.apply_chat_template(turns, tokenize=True, return_dict=True, return_tensors="pt", **more)
+    if whole.input_ids.tolist() != out["input_ids"][0].tolist():
+        return "other ids than the processor's"
+    stored = stored_arrays(family.media, family.tables("processor"))
+    for name, array in family.media.items():
+        if name in out and measured.media:
+            theirs, ours = as_numbers(name, out[name]), whole.media[name]
+            theirs = theirs[0] if array.deliver.batch_axis else theirs
+            if name in stored:
+                ours = restored(torch.from_numpy(ours), stored[name], torch.float32).numpy()
+            if not np.array_equal(ours, theirs):
+                return f"{name} differs from the processor's"
+    return ""
+
+
+def survey(model: str, kind: type, folder: Path) -> dict[str, str]:
+    """Of pictures and of videos: "u8" or "floats" where they work, else why not; "": none are taken."""
     parameters = inspect.signature(kind).parameters
     parts = {name: part_of(name, model) for name in parameters
              if name in ("image_processor", "video_processor", "feature_extractor", "audio_processor")}  # fmt: skip
     processor = made(kind, parts)
-    token = getattr(processor, "image_token", None) or "<image>"
-    processor.chat_template = TEMPLATE.replace("PICTURE", str(token))
+    tokens = [str(getattr(processor, name, None) or other) for name, other in
+              (("image_token", "<image>"), ("video_token", "<video>"))]  # fmt: skip
+    processor.chat_template = TEMPLATE.replace("PICTURE", tokens[0]).replace("FILM", tokens[1])
     files = ProcessorFiles(source=kind.__name__, class_name=kind.__name__, tokenizer=processor.tokenizer, image={},
                            video={}, audio={}, processor={}, model={}, loaded=processor)  # fmt: skip
     family = Default.load(files, ProcessorKey(processor=kind.__name__, family="default"))
     paths = [str(picture(folder / f"{size[0]}.png", *size)) for size in ((250, 330), (400, 240))]
     images = [{"type": "image", "image": path} for path in paths]
     for parts_of_turn in ([], images[:1], images):
-        messages = asked(*parts_of_turn)
-        (measured,) = measure([from_conversation({"conversation": messages})], family)
-        if isinstance(measured, Skip):
-            return f"{measured.reason}: {measured.detail}"
-        whole = render_whole(measured, family, "torch")
-        opened = [turn | {"content": [part | ({"image": Image.open(part["image"])} if "image" in part else {})
-                                      for part in turn["content"]]} for turn in messages]  # fmt: skip
-        out = processor.apply_chat_template(opened, tokenize=True, return_dict=True, return_tensors="pt")
-        if whole.input_ids.tolist() != out["input_ids"][0].tolist():
-            return "other ids than the processor's"
-        for name, array in family.media.items():
-            if name in out and len(parts_of_turn):
-                theirs = as_numbers(out[name])
-                theirs = theirs[0] if array.deliver.batch_axis else theirs
-                if not np.array_equal(whole.media[name], theirs):
-                    return f"{name} differs from the processor's"
-    return ""
+        if why := compared(asked(*parts_of_turn), family, processor):
+            return {"image": why, "video": ""}
+    has = {kind: [array for array in family.media.values() if kind in array.kinds and array.dtype in PIXELS]
+           for kind in ("image", "video")}  # fmt: skip
+    found = {kind: "u8" if any(array.dtype == "uint8" and array.deliver.table for array in arrays) else "floats"
+             for kind, arrays in has.items()}  # fmt: skip
+    return {"image": found["image"], "video": videos_of(family, processor, folder, found["video"])}
+
+
+def videos_of(family: Default, processor: Any, folder: Path, stored: str) -> str:
+    """As in `survey`, and in which conversations they fail."""
+    if family.video is None:
+        return "" if getattr(processor, "video_processor", None) is None else family.untaken["video"]
+    shapes = [(40, 96, 64), (33, 60, 120)]
+    videos = [{"type": "video", "video": clip(folder / f"{frames}.mp4", frames=frames, rate=8, height=height,
+                                              width=width).path} for frames, height, width in shapes]  # fmt: skip
+    image = {"type": "image", "image": str(folder / "250.png")}
+    if why := compared(asked(videos[0]), family, processor):
+        return why
+    alike = compared(asked(videos[0], videos[0]), family, processor)
+    unlike = compared(asked(*videos), family, processor)
+    mixed = compared(asked(videos[1], image), family, processor)
+    limits = [name for name, why in (("alone", alike), ("alike", "" if alike else unlike), ("unmixed", mixed)) if why]
+    for why in (alike, unlike, mixed):
+        assert not why or why.startswith("bad_row: "), why  # refused in words, and not packed otherwise
+    return " ".join([stored, *limits])
 
 
 def main() -> None:
     named = import_module("transformers.models.auto.processing_auto").PROCESSOR_MAPPING_NAMES
-    found: dict[str, str] = {}
+    found: dict[str, dict[str, str]] = {}
     chosen = [argument for argument in sys.argv[1:] if argument != "--declare"]
     with TemporaryDirectory() as folder:
         for model, name in sorted(named.items(), key=lambda pair: (pair[1], pair[0])):
+            if chosen and name not in chosen:
+                continue
             kind = getattr(import_module("transformers"), name, None)
             if kind is None or "image_processor" not in inspect.signature(kind).parameters:
                 continue
-            if chosen and name not in chosen:
+            works = found.get(name, {}).get("image") in ("u8", "floats")
+            if "tokenizer" not in inspect.signature(kind).parameters or works:
                 continue
-            if "tokenizer" not in inspect.signature(kind).parameters or found.get(name) == "":
-                continue
+            started = time.process_time()
             try:
                 found[name] = survey(model, kind, Path(folder))
             except Exception as error:  # whatever a class says of its own defaults is what the table says
-                found[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-            print(name, found[name] or "works", file=sys.stderr, flush=True)
+                found[name] = {"image": f"{type(error).__name__}: {error}".splitlines()[0], "video": ""}
+            print(f"{time.process_time() - started:.1f} s", name, found[name], file=sys.stderr, flush=True)
     print(json.dumps(found))
 
 

@@ -5,7 +5,17 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers import TinyData, differences, documents_of, picture, tiny_config
+from helpers import (
+    DEMO_PROCESSOR,
+    ROOT,
+    TinyData,
+    differences,
+    documents_of,
+    packs_of,
+    picture,
+    run_with_torchvision,
+    tiny_config,
+)
 from PIL import Image
 from processors import default, gemma3
 from processors.common import write_processor
@@ -13,8 +23,11 @@ from tiny_models import tiny_idefics3, tiny_llava
 from transformers import AutoProcessor
 
 from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.loaders.pixels import restored, stored_arrays
 from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.asked import Asked
 from neatpack.pipeline.families.base import ProcessorKey
+from neatpack.pipeline.families.learnt import bytes_of
 from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.manifest import Manifest
@@ -53,14 +66,14 @@ def test_layouts(tmp_path):
     media = {name: load(make(tmp_path / name)).media for name, make in MAKERS.items()}
     rows = {kind: {name: (array.row, array.dtype, array.counts) for name, array in found.items()}
             for kind, found in media.items()}  # fmt: skip
-    assert rows["llava"] == {"pixel_values": ((3, 32, 32), "float32", "")}
+    assert rows["llava"] == {"pixel_values": ((3, 32, 32), "uint8", "")}
     assert rows["next"] == {
         "pixel_values": ((-1, 3, 32, 32), "float32", ""),
         "image_sizes": ((2,), "int64", ""),
     }
     assert rows["tiles"] == {
         "num_pixel_values": ((), "int64", ""),
-        "pixel_values": ((3, 32, 32), "float32", "num_pixel_values"),
+        "pixel_values": ((3, 32, 32), "uint8", "num_pixel_values"),
         "num_pixel_attention_mask": ((), "int64", ""),
         "pixel_attention_mask": ((32, 32), "int64", "num_pixel_attention_mask"),
     }
@@ -68,6 +81,7 @@ def test_layouts(tmp_path):
 
 def test_every_tensor_equals_the_processors(processor, tmp_path):
     family, theirs = load(processor), AutoProcessor.from_pretrained(str(processor))
+    stored = stored_arrays(family.media, family.tables("processor"))
     paths = [str(picture(tmp_path / f"{i}.png", *size, seed=i)) for i, size in enumerate(SIZES)]
     images = [{"type": "image", "image": path} for path in paths]
     conversations = [asked(image) for image in images]
@@ -100,7 +114,11 @@ def test_every_tensor_equals_the_processors(processor, tmp_path):
             if name in out:
                 expected = out[name].numpy()
                 expected = expected[0] if expected.ndim > len(array.row) + 1 else expected
-                assert np.array_equal(whole.media[name], expected), (number, name)
+                ours = whole.media[name]
+                if name in stored:
+                    assert ours.dtype == np.uint8
+                    ours = restored(torch.from_numpy(ours), stored[name], torch.float32).numpy()
+                assert ours.tobytes() == expected.astype(ours.dtype).tobytes(), (number, name)
         if measured.media:
             assert measured.media_bytes >= whole.media["pixel_values"].nbytes * (len(measured.media) == 1)
             assert truncated(measured, measured.tokens - 1, family) is None
@@ -109,12 +127,12 @@ def test_every_tensor_equals_the_processors(processor, tmp_path):
 def test_the_processor_runs_once_per_sample(processor, tmp_path, monkeypatch):
     """And once for every size of a picture that is new; another run would be as long as all the rest."""
     family = load(processor)
-    assert family.image.tokens_keep_their_place
+    assert family.image.asked.tokens_keep_their_place(frozenset({"image"}))
     paths = [str(picture(tmp_path / f"{number}.png", 70, 90, seed=number)) for number in range(3)]
     images = [{"type": "image", "image": path} for path in paths]
     measure([from_conversation({"conversation": asked(images[0])})], family)  # the size is known from here on
-    runs, run = [], type(family.image).run
-    monkeypatch.setattr(type(family.image), "run", lambda *args, **more: runs.append(1) or run(*args, **more))
+    runs, run = [], Asked.run
+    monkeypatch.setattr(Asked, "run", lambda *args, **more: runs.append(1) or run(*args, **more))
     (measured,) = measure([from_conversation({"conversation": asked(*images)})], family)
     assert not runs
     render_whole(measured, family, "torch")
@@ -124,13 +142,85 @@ def test_the_processor_runs_once_per_sample(processor, tmp_path, monkeypatch):
 def test_where_text_beside_a_picture_changes_its_tokens_the_processor_tells_them(tmp_path):
     """Gemma 3 writes empty lines around pictures, which merge with those of the text."""
     family = load(gemma3.make(tmp_path / "p"))
-    assert not family.image.tokens_keep_their_place
+    assert not family.image.asked.tokens_keep_their_place(frozenset({"image"}))
     theirs = AutoProcessor.from_pretrained(family.source)
     path = str(picture(tmp_path / "a.png", 60, 70))
     messages = asked({"type": "text", "text": "So\n"}, {"type": "image", "image": path}, answer="Yes.")
     (measured,) = measure([from_conversation({"conversation": messages})], family)
     out = theirs.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
     assert measured.ids.tolist() == out["input_ids"][0].tolist()
+
+
+def test_videos_from_rows_to_a_model(tmp_path):
+    """InternVL's processor puts tiles of pictures and frames of videos into one array, in the order of the text."""
+    found = json.loads(run_with_torchvision(ROOT / "tests" / "families" / "default_videos.py", str(tmp_path)))
+    assert found.pop("difference") < 1e-9
+    packs = found.pop("packs")
+    fakes = found["images"] - 3
+    assert packs > 1 and 0 <= fakes < packs
+    assert found == {"stored": "uint8", "skipped": {"bad_row": 1}, "videos": 7, "images": 3 + fakes,
+                     "documents": 8 + fakes, "finite": True}  # fmt: skip
+
+
+def test_why_videos_are_not_taken(llava, tmp_path):
+    (skip,) = measure([from_conversation({"conversation": asked({"type": "video", "video": "a.mp4"})})], llava)
+    why = "default does not take videos: LlavaProcessor has no video processor"
+    assert skip == Skip(reason="video_unsupported", detail=why)
+    with pytest.raises(UserError, match="cannot load it here, .* requires the Torchvision library"):
+        load(DEMO_PROCESSOR)
+
+
+# Bytes
+
+
+def test_bytes_of_floats():
+    table = np.stack([np.arange(256, dtype=np.float32) / 255 - shift for shift in (0.5, 0.4, 0.3)])
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 5, 4), dtype=np.uint8)
+    floats = np.stack([table[channel][pixels[:, channel]] for channel in range(3)], axis=1)
+    assert np.array_equal(bytes_of(floats, table), pixels)
+    assert np.array_equal(bytes_of(floats[None], table), pixels[None]), "[media, tiles, channels, height, width]"
+    assert np.array_equal(bytes_of(floats.reshape(2, 60), table), pixels.reshape(2, 60)), "flat patches"
+    assert bytes_of(floats.transpose(0, 2, 3, 1), table) is None, "channels are alike, or come first"
+    alike = table[:1]
+    assert np.array_equal(bytes_of(alike[0][pixels].transpose(0, 2, 3, 1), alike), pixels.transpose(0, 2, 3, 1))
+    for wrong in (np.nextafter(floats[0, 0, 0, 0], np.float32(9)), np.nan, np.inf, 5.0, -0.6):
+        one = floats.copy()
+        one[0, 0, 0, 0] = wrong
+        assert bytes_of(one, table) is None
+    zero = np.zeros((1, 1), np.float32)
+    from_zero = np.arange(256, dtype=np.float32)[None]
+    assert bytes_of(zero, from_zero) is not None and bytes_of(-zero, from_zero) is None, "to the bit"
+
+
+def test_bytes_are_a_quarter_of_the_floats_and_restore_to_them(processor, tmp_path):
+    packs = {}
+    for name, chosen in (("bytes", {}), ("floats", {"float_pixels": True})):
+        out, manifest = packed(processor, tmp_path / name, **chosen)
+        packs[name] = list(PackedShards(out, pixels="fp32"))
+        stored = manifest.family["media"]["pixel_values"]["dtype"]
+        is_next = "LlavaNext" in (processor / "processor_config.json").read_text()
+        assert stored == ("float32" if is_next or name == "floats" else "uint8"), "LLaVA-NeXT pads rows with zeros"
+        packs[name + " size"] = sum(pack.arrays["pixel_values"].nbytes for pack in packs_of(out))
+    assert packs["floats size"] == packs["bytes size"] * (1 if is_next else 4) > 0
+    for ours, theirs in zip(packs["bytes"], packs["floats"], strict=True):
+        assert ours["pixel_values"].numpy().tobytes() == theirs["pixel_values"].numpy().tobytes()
+
+
+def test_a_picture_whose_floats_are_no_bytes_stops_the_job_and_is_not_changed(tmp_path):
+    """As if a processor treated some pictures otherwise than those that it was tried with."""
+    family = load(default.make(tmp_path / "p"))
+    path = str(picture(tmp_path / "a.png", 60, 70))
+    messages = asked({"type": "image", "image": path})
+    (measured,) = measure([from_conversation({"conversation": messages})], family)
+    family.image.asked.processor.image_processor.image_mean = [0.1, 0.2, 0.3]
+    remedy = "pixel_values has values that no byte stands for.*--float-pixels stores its floats"
+    with pytest.raises(UserError, match=f"{path}: {remedy}"):
+        render_whole(measured, family, "torch")
+    other = str(picture(tmp_path / "b.png", 61, 70))
+    with pytest.raises(UserError, match=f"a blank image of 70x61: {remedy}"):  # before anything is rendered
+        measure([from_conversation({"conversation": asked({"type": "image", "image": other})})], family)
+    with pytest.raises(UserError, match="--float-pixels: qwen2_vl makes its pixels itself, of bytes; leave it out"):
+        load_family(ProcessorKey(processor=str(DEMO_PROCESSOR), float_pixels=True))
 
 
 def packed(processor, folder, **chosen):

@@ -74,6 +74,7 @@ LINES = {
     "idefics3": Line(family="idefics3", types=False, without=("pixel_attention_mask",)),
     "idefics3-150": Line(family="idefics3", make="make_uneven", types=False, without=("pixel_attention_mask",)),
     "idefics3-whole": Line(family="idefics3", make="make_whole", types=False, without=("pixel_attention_mask",)),
+    "smolvlm": Line(family="idefics3", make="make_smolvlm", types=False, without=("pixel_attention_mask",)),
     "mistral3": Line(family="mistral3", real="mistral3", types=False, system=False),
     "mistral3-small": Line(family="mistral3", types=False),
     "pixtral": Line(family="mistral3", make="make_pixtral", types=False),

@@ -1,7 +1,6 @@
-"""Idefics3 on the demo's vocabulary: SmolVLM's template, tiles of 32 x 32 and four tokens each.
+"""Idefics3 and SmolVLM on the demo's vocabulary: SmolVLM's template, tiles of 32 x 32 and four tokens each.
 
-A double: published files are not at hand.
-SmolVLM's own class needs another package; what it makes of pictures is the same.
+Doubles: published files are not at hand.
 """
 
 import json
@@ -24,11 +23,11 @@ TEMPLATE = """\
 """
 
 
-def make(folder: Path, **image: Any) -> Path:
-    name = {"processor_class": "Idefics3Processor"}
+def make(folder: Path, model: str = "Idefics3", **image: Any) -> Path:
+    name = {"processor_class": f"{model}Processor"}
     write_processor(
         folder, tokens=TOKENS, template=TEMPLATE,
-        preprocessor_config={**name, "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 96},
+        preprocessor_config={**name, "image_processor_type": f"{model}ImageProcessor", "size": {"longest_edge": 96},
                              "max_image_size": {"longest_edge": 32}, "do_image_splitting": True, **image},
         processor_config={**name, "image_seq_len": 4},
     )  # fmt: skip
@@ -40,6 +39,15 @@ def make(folder: Path, **image: Any) -> Path:
 def make_uneven(folder: Path) -> Path:
     """A longer side that is no multiple of a tile."""
     return make(folder, size={"longest_edge": 150})
+
+
+def make_smolvlm(folder: Path) -> Path:
+    """Its own class, which wants num2words, and a video processor."""
+    make(folder, "SmolVLM")
+    video = {"video_processor_type": "SmolVLMVideoProcessor", "size": {"longest_edge": 96},
+             "max_image_size": {"longest_edge": 32}, "fps": 1, "num_frames": 8}  # fmt: skip
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(video))
+    return folder
 
 
 def make_whole(folder: Path) -> Path:

@@ -58,7 +58,7 @@ def is_untold(family, found) -> bool:
     """Of a family that stores floats, or that nobody has written the way back for: said, and not drawn."""
     if family.name in IMAGES:
         return False
-    said = {"default": "stored as the floats of the processor itself, which are not drawn"}
+    said = {"default": "stored as the processor itself gives it, which is not drawn"}
     untold = f"how {family.name} cuts images is not known here, so none is drawn"
     assert all(one.note == said.get(family.name, untold) and not one.pictures for one in found)
     return True
