@@ -39,8 +39,8 @@ def _wished(ref: MediaRef, rule: MediaRule, asked: dict[str, int], family: Famil
 
 
 def _refusal(ref: MediaRef, error: ValueError) -> Exception:
-    """A rule refuses a shape (an aspect ratio, say) by a ValueError. A UserError is not of the medium: of the processor,
-    or of what was asked for."""
+    """A rule refuses a shape (an aspect ratio, say) by a ValueError. A UserError is not about the medium: about the
+    processor, or what was asked for."""
     return error if isinstance(error, UserError) else MediaError("bad_media", f"{ref.path}: {error}")
 
 
