@@ -3,12 +3,17 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from helpers import DEMO_PROCESSOR
 
 
 def make(folder: Path) -> Path:
     shutil.copytree(DEMO_PROCESSOR, folder)
-    config = folder / "preprocessor_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"processor_class": "Qwen3VLProcessor"}))
+    _edit(folder / "preprocessor_config.json", {"processor_class": "Qwen3VLProcessor"})
+    _edit(folder / "config.json", {"model_type": "qwen3_vl"})
     return folder
+
+
+def _edit(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
