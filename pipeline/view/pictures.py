@@ -22,7 +22,7 @@ Facts = Mapping[str, Any]
 FRAMES_PER_SECOND = 100  # of sound features: hops of 160 at 16 kHz, in every processor of the families that hear
 GLOBAL_VIEW = "its global view is stored as floats and not drawn"
 KINDS = "visual_kinds"  # an array: IMAGE or VIDEO for each medium, where both are in one array of pixels
-BY_PROCESSOR = "stored as the processor itself gives it, which is not drawn"
+GIVEN = "stored as the processor itself gives it, which is not drawn"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -59,11 +59,7 @@ def seen_media(
     for kind, make in makers.items():
         count, known = counts[kind], {"image": IMAGES, "video": VIDEOS}.get(kind)
         if known is not None and family not in known:
-            why = (
-                BY_PROCESSOR
-                if family == "default"
-                else f"how {family} cuts {kind}s is not known here, so none is drawn"
-            )
+            why = GIVEN if family == "default" else f"how {family} cuts {kind}s is not known here, so none is drawn"
             result[kind] = [Seen(note=why)] * count
             continue
         try:

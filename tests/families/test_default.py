@@ -193,15 +193,15 @@ def test_bytes_of_floats():
 
 
 def test_bytes_are_a_quarter_of_the_floats_and_restore_to_them(processor, tmp_path):
-    packs = {}
+    packs, sizes = {}, {}
     for name, chosen in (("bytes", {}), ("floats", {"float_pixels": True})):
         out, manifest = packed(processor, tmp_path / name, **chosen)
         packs[name] = list(PackedShards(out, pixels="fp32"))
         stored = manifest.family["media"]["pixel_values"]["dtype"]
         is_next = "LlavaNext" in (processor / "processor_config.json").read_text()
         assert stored == ("float32" if is_next or name == "floats" else "uint8"), "LLaVA-NeXT pads rows with zeros"
-        packs[name + " size"] = sum(pack.arrays["pixel_values"].nbytes for pack in packs_of(out))
-    assert packs["floats size"] == packs["bytes size"] * (1 if is_next else 4) > 0
+        sizes[name] = sum(pack.arrays["pixel_values"].nbytes for pack in packs_of(out))
+    assert sizes["floats"] == sizes["bytes"] * (1 if is_next else 4) > 0
     for ours, theirs in zip(packs["bytes"], packs["floats"], strict=True):
         assert ours["pixel_values"].numpy().tobytes() == theirs["pixel_values"].numpy().tobytes()
 
