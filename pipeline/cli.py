@@ -3,19 +3,11 @@
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 
 from . import __version__
-from .commands import COMMANDS
-from .commands.common import DONE, FAILED, WRONG_INPUT
-from .config import UserError
-from .extras import remedy
-from .manifest import OutputError
-from .runtime.faults import behind, sentence
+from .commands import COMMANDS, add_to
 from .runtime.interrupts import remember_interrupts
-from .runtime.logs import logged_to_stderr
-from .runtime.objects import Unreachable
 
 
 def command() -> int:
@@ -28,8 +20,16 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
     they survive media that crash it."""
     if in_fork:
         remember_interrupts()
-    args = _parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args = _parser(next((each for each in argv if not each.startswith("-")), "")).parse_args(argv)
     args.in_fork = in_fork
+    from .commands.common import DONE, FAILED, WRONG_INPUT  # here and not above: --help does without all of this
+    from .errors import UserError
+    from .extras import remedy
+    from .manifest import OutputError
+    from .runtime.faults import behind
+    from .runtime.logs import logged_to_stderr
+
     # Nothing here trains; libraries that warn about missing accelerators only confuse.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
@@ -57,6 +57,12 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
 
 def _failed(error: Exception, *, verbose: int) -> int:
     """A fault of the machine is told in a sentence; an error of the program is raised, for its traceback is wanted."""
+    import traceback
+
+    from .commands.common import FAILED
+    from .runtime.faults import sentence
+    from .runtime.objects import Unreachable
+
     message = str(error) if isinstance(error, Unreachable) else sentence(error)
     if not message:
         raise error
@@ -66,7 +72,8 @@ def _failed(error: Exception, *, verbose: int) -> int:
     return FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(asked: str | None = None) -> argparse.ArgumentParser:
+    """With the flags of the command that is asked for; None: of all."""
     parser = argparse.ArgumentParser(
         prog="neatpack",
         description="Packs multimodal conversations, once and exactly, into ready-to-train webdataset shards.",
@@ -76,8 +83,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"neatpack {__version__}")
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
 
-    for part in COMMANDS:
-        part.add_to(commands)
+    for name, words in COMMANDS.items():
+        if asked in (None, name):
+            add_to(commands, name)
+        else:
+            commands.add_parser(name, help=words)
     return parser
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 from hypothesis import given, strategies as st
 
-from neatpack.pipeline.labels import TurnMarkers, labels_of, shifted, target_mask
+from neatpack.pipeline.labels import TurnMarkers, assistant_spans, labels_of, shifted, target_mask
 
 MARKERS = TurnMarkers(header=(7, 8), end=9)
 
@@ -49,3 +49,16 @@ def test_labels_and_shift():
     assert after["input_ids"].tolist() == [1, 2]
     assert after["labels"].tolist() == [-100, 3]
     assert after["position_ids"].tolist() == [[0, 1]] * 3
+
+
+@given(st.lists(st.sampled_from([1, 256, 65536, 1 << 24, 0, 257]), max_size=30), st.data())
+def test_tokens_are_found_as_wholes(ids, data):
+    """As bytes, the end of a token and the beginning of the next may look like another."""
+    header = tuple(data.draw(st.lists(st.sampled_from([1, 256, 65536, 1 << 24]), min_size=1, max_size=2)))
+    markers = TurnMarkers(header=header, end=257, tail=0, other_ends=(0,))
+    expected = []
+    for at in range(len(ids) - len(header) + 1):
+        if tuple(ids[at : at + len(header)]) == header:
+            start = at + len(header)
+            expected.append((start, next((j + 1 for j in range(start, len(ids)) if ids[j] in (257, 0)), len(ids))))
+    assert assistant_spans(np.array(ids, dtype=np.int32), markers) == expected

@@ -15,7 +15,6 @@ def add_to(commands: Any) -> None:
         commands,
         "diff",
         _diff,
-        help="what changed between two finished outputs",
         description="Compare two finished outputs: what they are made from, and row by row (by data set, number and "
         "repetition) what came, went, moved to another pack, changed its length, or is skipped or packed now.",
         epilog="Exit codes: 0 the same, 1 different, 2 one of them cannot be read.",

@@ -15,7 +15,6 @@ def add_to(commands: Any) -> None:
         commands,
         "export",
         _export,
-        help="make a finished output readable for another loader, or ready for the hub",
         description="Write beside the shards of a finished output what others want to find there; the shards stay as "
         "they are. energon: for Megatron-Energon 7, without running `energon prepare`; its TaskEncoder cooks the packs "
         "by neatpack.loaders.energon.cook_pack. hub-card: OUT/README.md, the dataset card by which the Hugging Face "

@@ -16,7 +16,6 @@ def add_to(commands: Any) -> None:
         commands,
         "inspect",
         _inspect,
-        help="show the tables of a finished output",
         description="Show data sets, reasons of skips, lengths and shards of a finished output, as its parquet files "
         "have them. --sql asks the tables datasets, index, ledger, media, packs, shards (and fetched, where media were "
         "downloaded) by DuckDB; docs/FORMAT.md has their columns.",

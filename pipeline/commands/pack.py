@@ -28,23 +28,24 @@ from ..shard.words import counted
 from .common import DONE, FAILED, command
 
 
-def add_to(commands: Any) -> None:
+def add_pack(commands: Any) -> None:
     pack = command(
         commands,
         "pack",
         _pack,
-        help="pack the data sets of a meta JSON into shards",
         description="Pack the data sets of a meta JSON into OUT/shards/*.tar, with an index, statistics and a ledger "
         "of every input row. Killed at any instant, the same command goes on where it was.",
         epilog="Example: neatpack pack --meta meta.json --processor Qwen/Qwen2.5-VL-7B-Instruct --out packed "
         "--pack-size 16384",
     )
     add_flags(pack)
+
+
+def add_plan(commands: Any) -> None:
     plan = command(
         commands,
         "plan",
         _plan,
-        help="measure and plan only: what would packing give?",
         description="Measure every row and plan the packs, without decoding a pixel; print what packing would give. "
         "With --out or --work the measured tokens are kept, and `pack` starts from them.",
     )
@@ -55,11 +56,13 @@ def add_to(commands: Any) -> None:
         help="write the rows with their exact lengths (_text_tokens, _media_tokens, mm_inputs_meta) and a meta.json to "
         "DIR, for packing online",
     )
+
+
+def add_split(commands: Any) -> None:
     split = command(
         commands,
         "split",
         _split,
-        help="split data sets into rows for training and for validation, without packing",
         description="Write the rows of a meta JSON's data sets, as they are, to OUT/train and OUT/holdout, each with a "
         "meta.json: the rows that `pack --holdout` holds out, and the others. Media stay where they are.",
         epilog="Example: neatpack split --meta meta.json --holdout 0.01 --out halves",

@@ -14,7 +14,6 @@ def add_to(commands: Any) -> None:
         commands,
         "report",
         _report,
-        help="write OUT/report.html: what an output holds, in one page",
         description="Write OUT/report.html, one page that opens offline: lengths, fill, balance of training steps at "
         "any number of ranks, the mixture, skips with examples, sizes of media, some documents. `pack` writes it, too.",
     )

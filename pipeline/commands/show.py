@@ -31,7 +31,6 @@ def add_to(commands: Any) -> None:
         commands,
         "show",
         _show,
-        help="show a pack as text and pictures, with what is trained on; or a row before it is packed",
         description="Show one pack of a finished output: its documents and where they came from, their text with the "
         "trained tokens in ⟦ ⟧, their pictures at the size the model sees, positions and the attention mask. With "
         "--meta and --row, show what a row of a data set would be in a pack.",

@@ -19,7 +19,6 @@ def add_to(commands: Any) -> None:
         commands,
         "skipped",
         _skipped,
-        help="list the rows of a finished output that are in no pack",
         description="List the rows that were skipped, each once: the file and line it came from, data set, row, "
         "reason and detail. What sample_ratio or --holdout left out is listed only if --reason names it.",
         epilog="Example: neatpack skipped packed --reason bad_row --rows --out repair.jsonl",

@@ -17,7 +17,6 @@ def add_to(commands: Any) -> None:
         commands,
         "verify",
         _verify,
-        help="prove a finished output",
         description="Check digests, tars, index, ledger and every pack of a finished output: each input row exactly "
         "once, planned = materialized lengths, labels on assistant tokens only, media tokens = grid tokens.",
     )

@@ -121,8 +121,8 @@ def _cut(start: int, lines: Sequence[tuple[int, float]]) -> tuple[Cut, ...]:
 
 
 # Seconds that measuring takes on one core, by what can be told of a row without parsing it. With the tokenizer of
-# Qwen2.5-VL, of real conversations, 120 to 500 rows at once: 166 us a row at 327 bytes, 254 at 853, 451 at 1,592, 650 at
-# 2,378, which is 90 us each and 0.24 us a byte. The header of a picture takes 0.15 ms more if it is a plain JPEG and
+# Qwen2.5-VL, of real conversations, 120 to 500 rows at once: 166 us a row at 327 bytes, 254 at 853, 451 at 1592, 650 at
+# 2378, which is 90 us each and 0.24 us a byte. The header of a picture takes 0.15 ms more if it is a plain JPEG and
 # 0.5 ms if Pillow reads it: 0.3 ms in the mix of real ones; counting the packets of a short clip, 14 ms. That of a
 # picture inside the row: 1 ms and 5 ns a byte.
 ROW_SECONDS, BYTE_SECONDS = 90e-6, 0.24e-6

@@ -73,7 +73,7 @@ def media_reference(
     def bad(problem: str, reason: str = "bad_row") -> Skip:
         return Skip(reason=reason, detail=f"column {column!r}: {problem}")
 
-    asks: dict[str, Any] | str = {}
+    asks: dict[str, Any] = {}
     where: dict[str, Any] = {}
     value, key, place, cell = entry, "", at, ""
     if asked or not isinstance(entry, str):  # else it is a name, and nothing more: nearly all are
@@ -87,9 +87,10 @@ def media_reference(
                 cell_of(str(cell))
         except ValueError as error:
             return bad(f"cell {shown(cell)}: {error}")
-        asks = _asks(given, kind)
-        if isinstance(asks, str):
-            return bad(asks)
+        found = _asks(given, kind)
+        if isinstance(found, str):
+            return bad(found)
+        asks = found
         frames = entry if isinstance(entry, list) else given.get("frames")
         if kind == "video" and frames is not None:
             paths = _frames(frames, folders)

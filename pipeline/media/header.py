@@ -8,12 +8,11 @@ and none can crash it.
 
 BEGINNING = 64 << 10  # bytes in which a header is looked for; photographs have profiles and previews in it
 
-# Largest picture that Pillow takes without a word.
-_MAX_PIXELS = 1 << 26
+_MAX_PIXELS = 1 << 26  # of larger ones Pillow has something to say, from 1.3 times as many on
 _LAYERS = (1, 3, 4)
 _SOFS = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
 _SKIPPED = (0xC4, 0xDD, 0xFE)  # Huffman tables, restart interval, comment
-_NAMED, _LONGEST = (b"JFIF", b"Adobe", b"ICC_PROFILE\0"), 14  # Pillow reads up to so many bytes of these unasked
+_OF_SEVEN, _OF_14 = (b"JFIF", b"Adobe"), b"ICC_PROFILE\0"  # by the bytes that Pillow reads of them, without looking
 # What Pillow reads for more than its own information: orientation, further pictures, settings in a form of their own.
 _TOLD = (b"Exif\0\0", b"MPF\0", b"Photoshop 3.0\0")
 
@@ -57,7 +56,9 @@ def _is_plain(segment: bytes) -> bool:
     """An application's segment that says nothing about how the picture is displayed."""
     if segment.startswith(_TOLD) or b"tiff:Orientation" in segment:
         return False
-    return len(segment) >= _LONGEST or not segment.startswith(_NAMED)
+    if len(segment) >= 14:
+        return True
+    return not segment.startswith(_OF_14) and (len(segment) >= 7 or not segment.startswith(_OF_SEVEN))
 
 
 def _are_tables(content: bytes, at: int, stop: int) -> bool:
