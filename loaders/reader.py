@@ -229,8 +229,8 @@ class ShardReader:
         return {f"num_{kind}s": count for kind, count in counts}
 
     def _threads_here(self) -> int:
-        if self._decode_threads is not None:
-            return self._decode_threads
+        if self._decode_threads is not None or not self._pixels.coded:
+            return self._decode_threads or 0
         return 0 if get_worker_info() is not None else min(DECODE_THREADS, cores_of_rank())
 
     def _broken(self, pack: int, words: str, remedy: str = REMEDY) -> ShardError:
