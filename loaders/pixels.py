@@ -112,6 +112,16 @@ def with_stored_pixels(batch: MutableMapping[str, Any]) -> MutableMapping[str, A
     return batch
 
 
+def refuse_to_cut(batch: Mapping[str, Any]) -> None:
+    """Bytes that only the whole batch can restore: what pads them would become what a byte of zero stands for."""
+    padded = [name for name, how in batch.get(STORED_KEY, {}).items() if how.counts and name in batch]
+    if names := padded + [name for name, value in batch.items() if isinstance(value, StoredPixels)]:
+        raise ValueError(
+            f"{', '.join(names)}: bytes of this family, or of this collater, cannot be cut by microbatch and restored "
+            'then; use PackedShards(pixels="bf16") with pipeline parallelism'
+        )
+
+
 def restore_pixels(
     batch: MutableMapping[str, Any], device: torch.device | str = "cpu", dtype: torch.dtype = torch.bfloat16
 ) -> MutableMapping[str, Any]:

@@ -15,7 +15,8 @@ chunk from there:
 
 Mask and positions are kwargs of `step` on every rank: torch itself passes only activations from stage to stage. In
 stage 0's forward (chunks lie where the loader left them: move them to the device there, and if they are uint8, look
-them up there, by neatpack.loaders.pixels.restored and the stored_pixels of the batch):
+them up there, by neatpack.loaders.pixels.restored and the stored_pixels of the batch; families that pad pictures to the
+largest are refused with uint8):
 
     number, self._vlm_chunk_idx = self._vlm_chunk_idx, self._vlm_chunk_idx + 1  # in microbatches without media, too
     pixels, grid = self._vlm_pixel_values_chunks[number], self._vlm_image_grid_hws_chunks[number]
@@ -38,6 +39,7 @@ import torch
 
 from ..pipeline.layout import Layout, MediaArray, delivered, rows_per_part, split_media
 from ..pipeline.records import TOKEN_TYPES, MediaKind
+from .pixels import refuse_to_cut
 
 Grid = TypeVar("Grid")
 
@@ -136,6 +138,7 @@ def prepare_vlm_media_for_pp(
     to end, [1, total]), those samples are divided. `layout` (PackedShards.layout, Family.media) says what each media
     array is; without it, names and shapes tell. A batch without media gets no VLM_PP_MEDIA_KEY.
     """
+    refuse_to_cut(batch)
     arrays = _guessed_layout(batch) if layout is None else delivered(layout)
     present = {name: array for name, array in arrays.items() if batch.get(name) is not None}
     for name, array in present.items():

@@ -43,6 +43,13 @@ class Ranks:
         return {"_given": self._given, "_parents": self.now()}
 
 
+def cores_of_rank() -> int:
+    """Those that this process may run on, shared with the other ranks of its node: at least one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun and accelerate set it
+    return max(1, cores // max(1, int(local) if local.isdecimal() else 1))
+
+
 def _environment() -> tuple[int, int] | None:
     found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
     return (int(found[0]), int(found[1])) if all(map(str.isdigit, found)) else None

@@ -5,7 +5,6 @@ word; a read says what happened. What is read is the item's own, so whoever writ
 costs one copy: about 3 ms for a pack of 16 MB.
 """
 
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -27,11 +26,12 @@ from .files import OutputFiles
 from .opened import in_advance
 from .pixels import read_tables
 from .places import PackPlaces
+from .ranks import cores_of_rank
 from .shared import Room, own
 
 CHECKS = ("none", "sizes", "packs", "full")
 SHARDS_AHEAD = 2  # whole shards that a reader with a cache downloads ahead of need
-DECODE_THREADS = 4  # of a process, unless it is told
+DECODE_THREADS = 4  # of a process at most, unless it is told
 SAME_BYTES, WELL_FORMED, SAME_PIXELS = 1, 2, 4  # what is known of a pack in this process
 
 
@@ -44,7 +44,8 @@ class ShardReader:
         again if its file was touched since; "full" compares all sizes and the sha256 of every shard, at once, too.
     cache, cache_gb: a folder on this node's disk for whole shards of a remote output, and its size in GB (10^9 bytes).
     decode_threads: of a process, restore the media of a pack beside each other, where these are not stored as they are;
-        0: whoever asks for the pack does it. Default: 4, but none in a loader's worker, for there are several of those.
+        0: whoever asks for the pack does it. Default: 4, or fewer where the ranks of a node have fewer cores each, but
+        none in a loader's worker, for there are several of those.
 
     Manifest, index and pixel tables are checked always. What is not as it was written is an OutputError; of a shard or
     a pack, a ShardError that names it.
@@ -228,9 +229,9 @@ class ShardReader:
         return {f"num_{kind}s": count for kind, count in counts}
 
     def _threads_here(self) -> int:
-        if self._decode_threads is not None:
-            return self._decode_threads
-        return 0 if get_worker_info() is not None else min(DECODE_THREADS, os.cpu_count() or 1)
+        if self._decode_threads is not None or not self._pixels.coded:
+            return self._decode_threads or 0
+        return 0 if get_worker_info() is not None else min(DECODE_THREADS, cores_of_rank())
 
     def _broken(self, pack: int, words: str, remedy: str = REMEDY) -> ShardError:
         name = shard_name(self._places.of(pack).shard)

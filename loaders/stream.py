@@ -45,8 +45,9 @@ class PackedShards(IterableDataset[dict[str, Any]]):
                  "full": all sizes, and the sha256 of every shard, before the first read
     prefetch     packs read ahead, from remote shards only
     cache, cache_gb  a folder on this node's disk, and its size in GB: remote shards are downloaded whole, once per node
-    decode_threads  restore the media of a pack, where they are not stored as u8: default 4 in a process, and none in a
-                 loader's worker; 0: none. What comes out does not depend on them
+    decode_threads  restore the media of a pack, where they are not stored as u8: default 4 in a process (fewer where
+                 ranks of a node have fewer cores each), and none in a loader's worker; 0: none. What comes out does
+                 not depend on them
 
     Iterated again it gives the next epoch. Steps are balanced at every world size that divides the plan's group_size.
     Positions are counted in packs over all ranks, so that a run may resume with another world size.

@@ -2,8 +2,9 @@
 
 Bytes of pixels on disk per visual token; thousand visual tokens per second and core that a loader restores (to bytes:
 reading, decoding and resizing, without the look-up, which is the same for all); CPU of packing per picture, tokens
-measured before. Packs of up to 8,192 tokens, the first PACKS of --meta, or of drawn photos, which are noisier than real
-ones: they flatter neither zstd nor JPEG.
+measured before; and of pictures as they came, decoded, looked up as bf16 and collated, the cores that a GPU in training
+wants, which takes about 10 thousand visual tokens a second. Packs of up to 8,192 tokens, the first PACKS of --meta, or
+of drawn photos, which are noisier than real ones: they flatter neither zstd nor JPEG.
 """
 
 import json
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from neatpack import PackedShards
+from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
@@ -23,6 +24,7 @@ from .side_by_side import Options, Row, cpu_seconds, side_by_side
 
 CODECS = ("u8", "zstd", "source")
 PACKS = 24
+EATEN = 10_000  # visual tokens a second, by a GPU in training
 PICTURES = 48  # drawn ones
 
 
@@ -46,7 +48,7 @@ def rows(options: Options) -> Iterator[Row]:
             )  # fmt: skip
         )
         packing[codec] = cpu_seconds() - start
-    sides = {codec: partial(loaded, out) for codec, out in outs.items()}
+    sides = {codec: partial(loaded, out) for codec, out in outs.items()} | {"batches": partial(batches, outs["source"])}
     loading = side_by_side(sides, options.repeats)
     counts = Manifest.read(outs["u8"]).counts
     num_pictures = sum(int(PackedShards(outs["u8"]).reader.counts(pack)["num_images"]) for pack in range(counts.packs))
@@ -57,6 +59,10 @@ def rows(options: Options) -> Iterator[Row]:
     for codec in outs:
         figure = counts.visual_tokens / 1000 / loading[codec]
         yield Row(what=f"{codec}: thousand visual tokens a second and core", figure=figure, unit="", of=loading)
+    figure = EATEN * loading["batches"] / counts.visual_tokens
+    yield Row(
+        what=f"source: cores for bf16 batches of {EATEN:,} visual tokens a second", figure=figure, unit="", of=loading
+    )
     for codec in outs:
         figure = 1000 * packing[codec] / max(1, num_pictures)
         yield Row(what=f"{codec}: CPU of packing per picture, measured before", figure=figure, unit="ms", of=packing)
@@ -67,6 +73,13 @@ def loaded(out: Path) -> None:
     packs = PackedShards(out, rank=0, world_size=1, pixels="uint8", check="sizes", decode_threads=0)
     for number in range(packs.reader.num_packs):
         packs.pack(number)
+
+
+def batches(out: Path) -> None:
+    """The same as a training loop gets them, packs compared as by default."""
+    packs = PackedShards(out, rank=0, world_size=1, decode_threads=0)
+    for _ in packs.loader(collate_fn=partial(neat_packed_vlm_collater, attn_implementation="flash_attention_2")):
+        pass
 
 
 def pixel_bytes(out: Path) -> int:

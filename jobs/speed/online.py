@@ -87,6 +87,13 @@ def compared(examples: list[Example], processor_folder: str, repeats: int) -> di
         ours, other = default_collate_fn([example], processor), theirs(example)
         for name in ("input_ids", "labels", "pixel_values", "image_grid_thw"):
             assert torch.equal(ours[name], other[name]), f"{name} differs: the comparison would mean nothing"
+    assert sorted(index for bin_ in packs.bins for index in bin_) == list(range(len(examples))), "packs lack some"
+    for number, bin_ in enumerate(packs.bins):
+        batch = neat_packed_vlm_collater([packs[number]], attn_implementation="flash_attention_2")
+        made = [theirs(examples[index]) for index in bin_]
+        for name, axis in (("input_ids", 1), ("labels", 1), ("pixel_values", 0), ("image_grid_thw", 0)):
+            expected = torch.cat([sample[name] for sample in made], axis)
+            assert torch.equal(batch[name], expected), f"{name} of a pack differs: the comparison would mean nothing"
     return side_by_side(
         {
             "ours": lambda: [default_collate_fn([example], processor) for example in examples],

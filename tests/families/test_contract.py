@@ -18,6 +18,7 @@ from neatpack import (
 )
 from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.tokenized import tokenized_example
+from neatpack.loaders.pixels import restored
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
@@ -156,6 +157,21 @@ def test_bytes_restore_to_the_same_floats(packed):
     assert stored.keys() == restored.keys()
     for key, value in restored.items():
         assert torch.equal(stored[key], value) if isinstance(value, torch.Tensor) else stored[key] == value, key
+
+
+def test_bytes_are_split_and_restored_or_refused(packed):
+    """Under pipeline parallelism, chunk by chunk: what pads a picture is zero, and no byte stands for that."""
+    family, out = packed
+    late, floats = (sorted(PackedShards(out, pixels=kind), key=lambda pack: pack["pack"]) for kind in ("uint8", "fp32"))
+    collate = wrap_vlm_collate_for_pp(neat_packed_vlm_collater, len(late), family.media)
+    if any(array.deliver.table and array.deliver.per_medium for array in family.media.values()):
+        with pytest.raises(ValueError, match=r"pixel_values.*: bytes of this family.*pixels=\"bf16\""):
+            collate(late)
+        return
+    batch, expected = collate(late), collate(floats).get(VLM_PP_MEDIA_KEY, {})
+    for name, how in batch.get("stored_pixels", {}).items():
+        for chunk, same in zip(batch[VLM_PP_MEDIA_KEY][name], expected[name], strict=True):
+            assert torch.equal(restored(chunk, how, torch.float32), same), name
 
 
 def test_media_are_split_where_the_packs_are(packed):

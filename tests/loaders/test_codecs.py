@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,6 +162,24 @@ def test_outputs_of_several_codecs_are_mixed(outputs: dict[str, Path]) -> None:
     packs = PackedShards([(codec, out) for codec, out in outputs.items()], rank=0, world_size=1)
     one, other = (packs.pack(1, codec) for codec in ("u8", "source"))
     assert_same({**one, "output": ""}, {**other, "output": ""})
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "threads"), [(64, "8", 4), (16, "8", 2), (2, "8", 1), (2, "", 2), (64, "", 4)]
+)
+def test_ranks_of_a_node_share_its_cores(
+    outputs: dict[str, Path], cores: int, ranks: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    asked: list[int] = []
+    packs = PackedShards(outputs["source"], rank=0, world_size=1)
+    monkeypatch.setattr(packs.reader._pixels, "_run", lambda jobs, threads: asked.append(threads))
+    packs.reader._compares = False
+    packs.pack(0)
+    monkeypatch.setattr("neatpack.loaders.reader.get_worker_info", lambda: "a worker")
+    packs.pack(0)
+    assert asked == [threads, 0]
 
 
 def test_threads_that_cannot_be(outputs: dict[str, Path]) -> None:
