@@ -113,15 +113,14 @@ def _sounds_by_document(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     images = {name: kwargs.get(name) for name in names}
     names = ("audio_input_features", "audio_embed_sizes", "audio_attention_mask")
     sounds = {name: kwargs.get(name) for name in names}
-    ids = kwargs.get("input_ids")
-    if ids is None or images["image_pixel_values"] is None or sounds["audio_input_features"] is None:
+    ids, sizes = kwargs.get("input_ids"), sounds["audio_embed_sizes"]
+    if ids is None or images["image_pixel_values"] is None or sizes is None:
         return args, kwargs
     embed = model.model.embed_tokens_extend
     is_image, is_sound = ids == embed.image_token_id, ids == embed.audio_token_id
     if not (is_image.any() and is_sound.any()):
         return args, kwargs
     embeds = model.model.embed_tokens(ids)
-    sizes = sounds["audio_embed_sizes"]
     by_token = _beside_pictures(is_image, kwargs.get("position_ids"))[is_sound]  # of each token of sounds
     by_sound = by_token[sizes.cumsum(0) - sizes]
     embedded = embed.image_embed(ids, embeds, **images)

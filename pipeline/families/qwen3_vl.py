@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -76,7 +76,7 @@ class Qwen3Videos(Qwen2Videos):
 class Qwen3VL(Qwen2VL):
     name = "qwen3_vl"
     processor_classes = ("Qwen3VLProcessor", "Qwen3VLMoeProcessor")
-    model_types = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp")
+    model_types: ClassVar[tuple[str, ...]] = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp")
     video_rule = Qwen3Videos
     video_defaults = QWEN3_VIDEO_DEFAULTS
 
