@@ -10,8 +10,9 @@ export RAY_AUTH_MODE ?= disabled
 demo: .venv/ready
 	$(BIN)/python jobs/demo/run.py demo-out
 
+# What tests write, 5 GB in all, is kept of those that fail.
 test: .venv/ready
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -o tmp_path_retention_policy=failed -o tmp_path_retention_count=1
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

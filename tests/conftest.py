@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,30 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process per core: threads of torch would wait for each other, spinning
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from helpers import DEMO_PROCESSOR, REAL_PROCESSORS, SHARED, TinyData
-from s3_server import NOT_INSTALLED, S3, WEED, s3_server
+from neatpack.pipeline.families import registry
 
-from neatpack.pipeline.families.registry import family_for
+# A run has one processor or two; the suite has dozens, and a real tokenizer takes seconds. Before anybody imports it.
+registry.family_for = lru_cache(maxsize=None)(registry.family_for.__wrapped__)
+
+from helpers import DEMO_PROCESSOR, REAL_PROCESSORS, SHARED, TinyData  # noqa: E402
+from s3_server import NOT_INSTALLED, S3, WEED, s3_server  # noqa: E402
+
+from neatpack.pipeline.families.registry import family_for  # noqa: E402
 
 # One profile for all property tests: machines are shared and busy, so time is no criterion, and a failure here must be
 # one everywhere, so examples are drawn by a fixed seed.
 settings.register_profile("neatpack", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.load_profile("neatpack")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def never_without_power() -> Iterator[None]:
+    """No test takes the power away, so nothing in this process waits for the disk: a run syncs 50 files and folders, of
+    4 ms each, as long as all the rest of a small one takes. tests/runtime/test_storage.py holds what is synced, and
+    when; commands that tests start sync as always."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda file: None)
+        yield
 
 
 @pytest.fixture(scope="session")

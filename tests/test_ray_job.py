@@ -60,6 +60,7 @@ def cluster(folder: Path, ray: list[str]) -> Iterator[tuple[str, str, dict[str, 
         while True:
             try:
                 urllib.request.urlopen(f"{address}/api/version", timeout=5).read()
+                socket.create_connection(("127.0.0.1", port), timeout=5).close()
                 break
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 assert head.poll() is None, (folder / "head.log").read_text()[-2000:]
@@ -152,6 +153,7 @@ def test_workers_that_lack_neatpack_are_told_with_what_helps(tiny, tmp_path):
             env=environment | {"RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
             capture_output=True, text=True, timeout=240,
         )  # fmt: skip
+    assert "no Ray answers there" not in done.stderr, (tmp_path / "head.log").read_text()[-2000:]
     assert done.returncode == 1, done.stderr
     (told,) = (line for line in done.stderr.splitlines() if line.startswith("neatpack: "))
     assert told.startswith("neatpack: the workers of Ray cannot import neatpack: every node needs ")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import many_packs
 from hypothesis import given, settings, strategies as st
+from pack_numbers import numbers
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -16,10 +17,6 @@ from neatpack import PackedShards, neat_packed_vlm_collater
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     return many_packs(tmp_path_factory.mktemp("resume"))
-
-
-def numbers(items):
-    return [item["pack"] for item in items]
 
 
 def stream(out, **options):

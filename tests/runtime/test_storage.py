@@ -1,6 +1,7 @@
 """Files appear whole or not at all."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,30 @@ def test_an_exception_leaves_what_was_there(tmp_path: Path) -> None:
         raise RuntimeError
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_is_on_disk_before_it_has_its_name_and_then_the_name_is(
+    durable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, bytes]] = []
+    replace = os.replace
+
+    def synced(file: int) -> None:
+        path = Path(f"/proc/self/fd/{file}").resolve()
+        done.append((f"sync {path.name}", path.read_bytes() if path.is_file() else b""))
+
+    def replaced(part: Path, path: Path) -> None:
+        done.append((f"{part.name} -> {path.name}", part.read_bytes()))
+        replace(part, path)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    with write_whole(tmp_path / "in" / "file", durable=durable) as file:
+        file.write(b"ab")
+    steps = [("sync .file.7.part", b"ab"), (".file.7.part -> file", b"ab"), ("sync in", b"")]
+    assert done == (steps if durable else steps[1:2])
 
 
 def test_another_process_has_another_part_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from helpers import SHARED, clip, picture, tone
 from PIL import Image
 
 from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
+from neatpack.pipeline.families.registry import FAMILIES, REFUSED, family_for, load_family
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.media.pixels import padded, resize_pil, resize_torch
 from neatpack.pipeline.media.video import wanted_frames
@@ -31,7 +31,7 @@ def family(request, tmp_path_factory):
     folder = SHARED / "processors" / request.param
     if not folder.is_dir():
         pytest.skip(f"../shared/processors/{request.param} is not here")
-    return load_family(ProcessorKey(processor=str(folder)))
+    return family_for(str(folder))
 
 
 def rendered(family, *refs):

@@ -9,6 +9,7 @@ from helpers import DEMO_PROCESSOR, SHARED
 from transformers import AutoTokenizer
 
 from neatpack.pipeline.config import UserError
+from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.view.safe import safe
 from neatpack.pipeline.view.tokens import decoder_of, load_decoder
 
@@ -21,7 +22,7 @@ def test_tokenizer_json_reads_as_transformers_does(name):
     folder = DEMO_PROCESSOR if name == "demo" else SHARED / "processors" / name
     if not folder.is_dir():
         pytest.skip(f"../shared/processors/{name} is not here")
-    decoder, tokenizer = load_decoder(str(folder)), AutoTokenizer.from_pretrained(str(folder))
+    decoder, tokenizer = load_decoder(str(folder)), family_for(str(folder)).chat.tokenizer  # as AutoTokenizer gives it
     slow = decoder_of(tokenizer)
     rng = np.random.default_rng(0)
     texts = [tokenizer(TEXT)["input_ids"], *rng.integers(0, len(tokenizer), (50, 40)).tolist()]
