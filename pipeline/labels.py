@@ -123,11 +123,26 @@ def shifted(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {name: values[..., 1:] if name == "labels" else values[..., :-1] for name, values in arrays.items()}
 
 
-def shifted_together(arrays: Mapping[str, np.ndarray], starts: np.ndarray, ends: np.ndarray) -> dict[str, np.ndarray]:
-    """As `shifted`, of documents [start, end) that lie end to end: each loses a token."""
-    return {name: np.delete(values, starts if name == "labels" else ends - 1) for name, values in arrays.items()}
+def shifted_together(arrays: Mapping[str, np.ndarray], ends: np.ndarray) -> dict[str, np.ndarray]:
+    """As `shifted`, of documents that lie end to end, and end there: each loses a token."""
+    is_kept = np.ones(len(arrays["labels"]), dtype=bool)
+    is_kept[ends - 1] = False
+    kept = is_kept.nonzero()[0]  # np.delete would look for them for each of the arrays
+    return {name: values.take(kept + 1 if name == "labels" else kept) for name, values in arrays.items()}
 
 
 def shifted_spans(spans: np.ndarray) -> tuple[Span, ...]:
     """Spans of tokens that are trained on, as those of the labels after the shift: (0, 3), (5, 6) -> (0, 2), (4, 5)."""
     return tuple((max(start - 1, 0), stop - 1) for start, stop in spans.tolist() if stop > 1)
+
+
+def shifted_spans_together(spans: np.ndarray, counts: np.ndarray) -> list[list[list[int]]]:
+    """As `shifted_spans`, of documents with so many spans each, as lists.
+
+    [[0, 3], [5, 6], [0, 1]], of which 2 and 1 -> [[0, 2], [4, 5]] and [].
+    """
+    moved = np.maximum(spans - 1, 0)
+    is_left = spans[:, 1] > 1
+    ends = np.concatenate([[0], is_left.cumsum()])[np.cumsum(counts, dtype=np.int64)].tolist()
+    left = moved[is_left].tolist()
+    return [left[start:end] for start, end in zip([0, *ends], ends, strict=False)]

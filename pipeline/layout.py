@@ -250,5 +250,13 @@ def join_rows(pieces: Sequence[np.ndarray], array: MediaArray) -> np.ndarray:
     result = np.empty((sum(counts), *row), dtype=array.dtype)
     ends = itertools.accumulate(counts)
     for piece, count, end in zip(pieces, counts, ends, strict=True):
-        result[end - count : end].reshape(piece.shape)[...] = piece
+        _copy(piece, result[end - count : end].reshape(piece.shape))
     return result
+
+
+def _copy(piece: np.ndarray, to: np.ndarray) -> None:
+    """Runs of a few bytes, a row of a patch, say, as one value each: in half of the time that numpy takes for bytes."""
+    run = piece.shape[-1]
+    if piece.dtype == to.dtype == np.uint8 and piece.strides[-1] == 1 and 1 < run <= 64:
+        piece, to = (array.view(f"V{run}") for array in (piece, to))
+    to[...] = piece

@@ -1,7 +1,8 @@
 """The nouns that cross stage boundaries. Imports no other module of neatpack but uris.py, which is about text."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -14,6 +15,7 @@ MAX_DETAIL = 300  # characters; a row may hold a picture as text, and a ledger m
 IGNORE = -100  # label of a position that is not trained on
 TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3  # values of mm_token_type_ids
 TOKEN_TYPES: dict[MediaKind, int] = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
+NO_MEDIA: Mapping[MediaKind, int] = dict.fromkeys(TOKEN_TYPES, 0)  # of a row
 # Kinds of layers (`layer_types` of a text model's config) that mix tokens where a mask, positions or flash attention's
 # cu_seq_lens say they may, or do not mix them. Any other (linear_attention, conv, mamba …) carries a state on from
 # token to token, across documents, too, unless its kernels are told where documents begin.
@@ -197,10 +199,10 @@ class Measured:
     loss: str = ""  # what its row asks of its assistant turns: see `measure.targets.asked_loss`
 
     @property
-    def num_media(self) -> dict[MediaKind, int]:
+    def num_media(self) -> Mapping[MediaKind, int]:
         """Media of each kind; a video whose sound is used has a sound, too."""
         if not self.media:  # most rows have none, and are asked
-            return {"image": 0, "video": 0, "audio": 0}
+            return NO_MEDIA
         kinds = [medium.ref.kind for medium in self.media]
         num_sounds = sum(medium.num_samples > 0 for medium in self.media)
         return {"image": kinds.count("image"), "video": kinds.count("video"), "audio": num_sounds}
@@ -245,11 +247,50 @@ class Document:
     num_audios: int
 
 
+class Documents(Sequence[Document]):
+    """Documents by columns, the fields of `Document`: a pack may have hundreds, and an object for each takes longer
+    than all else that is done with it. Targets are lists of [start, stop]."""
+
+    __slots__ = ("columns",)
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        self.columns = columns
+
+    @classmethod
+    def of(cls, documents: Sequence[Document]) -> "Documents":
+        if isinstance(documents, Documents):
+            return documents
+        columns = {field.name: [getattr(each, field.name) for each in documents] for field in fields(Document)}
+        return cls(columns | {"targets": [[[start, stop] for start, stop in each.targets] for each in documents]})
+
+    def __add__(self, more: Sequence[Document]) -> "Documents":
+        other = Documents.of(more).columns
+        return Documents({name: [*values, *other[name]] for name, values in self.columns.items()})
+
+    def __len__(self) -> int:
+        return len(self.columns["row"])
+
+    @overload
+    def __getitem__(self, at: int) -> Document: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Documents": ...
+    def __getitem__(self, at: int | slice) -> "Document | Documents":
+        if isinstance(at, slice):
+            return Documents({name: values[at] for name, values in self.columns.items()})
+        values = {name: column[at] for name, column in self.columns.items()}
+        return Document(**values | {"targets": tuple((start, stop) for start, stop in values["targets"])})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]  # its columns are lists
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pack:
     """One training sequence: documents end to end, each padded to the alignment, in the layout that goes to disk."""
 
     number: int
     arrays: dict[str, np.ndarray]
-    documents: tuple[Document, ...]
+    documents: Sequence[Document]
     fake_image: bool

@@ -72,8 +72,8 @@ def write(path: Path, samples: list[Measured], family: Family, encoder: PixelEnc
             chosen = samples[start : start + DOCUMENTS]
             if encoder.keeps_sources:
                 chosen = [dataclasses.replace(m, media=tuple(map(with_own_bytes, m.media))) for m in chosen]
-            rendered = [(document_of(sample), expanded(sample, family, "torch")) for sample in chosen]
-            pack = build_pack(number, rendered, family, fake_image=True)
+            rendered = [expanded(sample, family, "torch") for sample in chosen]
+            pack = build_pack(number, list(map(document_of, chosen)), rendered, family, fake_image=True)
             sources = [medium for sample in chosen for medium in sample.media if medium.ref.kind == "image"]
             stored = encoder.stored(pack.arrays, sources if encoder.keeps_sources else ())
             write_pack(hashed, hashed.size, pack, stored, encoder.codecs)

@@ -10,10 +10,11 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +22,13 @@ import pyarrow.compute as pc
 
 from ..ingest.lines import Part
 from ..media.stamp import content_of, is_changed
-from ..records import Measured, MeasuredMedia, MediaRef, Skip
+from ..records import NO_MEDIA, Form, Measured, MeasuredMedia, MediaKind, MediaRef, Skip
 from ..runtime.storage import Place, Stretch, read_stretches, write_whole
 from ..runtime.tables import open_arrow, write_arrow
 
 # A row: crc32 of what follows, its number, how many ids, how many numbers of targets, bytes of JSON; then these three.
 _HEAD = struct.Struct("<IqIII")
+_NO_MEDIA = b'"media":[]}'  # how the JSON of a row ends that has none: see `_packed`
 _JSON = json.JSONDecoder()  # its raw_decode takes a fifth of the time of json.loads, of so short a text
 _OF_REF = ("kind", "path", "offset", "length", "inside")  # fields of a MediaRef that are kept, beside its frames
 _OF_MEDIUM = tuple(field.name for field in dataclasses.fields(MeasuredMedia) if field.name != "ref")
@@ -124,6 +126,42 @@ def unpacked(number: int, content: bytes | memoryview) -> Measured | None:
     values, _ = _JSON.raw_decode(str(content[_HEAD.size + numbers.nbytes :], "utf-8", "surrogatepass"))
     media = tuple(map(_medium, values.pop("media")))
     return Measured(ids=numbers[:num_ids], targets=numbers[num_ids:].reshape(-1, 2), media=media, **values)
+
+
+class TextRow(NamedTuple):
+    """What a document of text needs of its row, as the bytes of that: a pack makes one array of all of them."""
+
+    ids: memoryview  # of int32, as in `Measured`
+    targets: memoryview
+    tokens: int
+    form: Form
+    loss: str
+
+    @property
+    def media(self) -> tuple[()]:
+        return ()
+
+    @property
+    def num_media(self) -> Mapping[MediaKind, int]:
+        return NO_MEDIA
+
+
+def text_row(number: int, content: memoryview) -> TextRow | None:
+    """A row without media from its bytes, in a third of the time of `unpacked`; None: it has some, or is another."""
+    if content[-len(_NO_MEDIA) :] != _NO_MEDIA or len(content) < _HEAD.size:
+        return None
+    crc32, found, num_ids, num_targets, _ = _HEAD.unpack_from(content)
+    if found != number or zlib.crc32(content[4:]) != crc32:
+        return None
+    middle = _HEAD.size + 4 * num_ids
+    end = middle + 4 * num_targets
+    return TextRow(content[_HEAD.size : middle], content[middle:end], *_of_text(bytes(content[end:])))
+
+
+@lru_cache(maxsize=4096)  # rows of text differ in their number of tokens alone
+def _of_text(text: bytes) -> tuple[int, Form, str]:
+    values, _ = _JSON.raw_decode(text.decode("utf-8", "surrogatepass"))
+    return values["tokens"], values["form"], values["loss"]
 
 
 def _medium(values: dict[str, Any]) -> MeasuredMedia:

@@ -1,18 +1,20 @@
 """Where in a video decoding can begin, with the very frames that decoding from its start gives.
 
 A wanted frame needs the packets from the last cut before it on, and not the hours before that; and of those not the
-ones that no other frame refers to. Packets are read one after the other all the same: that takes a hundredth of the
-time, and no container seeks so exactly.
+ones that no other frame refers to. All packets are read once, to count them; then the container is asked to seek, and
+what it gives is taken only if its packets are those that were counted there, by their times.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 ALL_INTRA = {"mjpeg", "prores", "dnxhd", "rawvideo", "dvvideo", "jpeg2000", "huffyuv", "ffvhuff"}  # a packet, a frame
 KEYED = {"h264", "hevc", "vp9", "mpeg4"}  # frames from a key frame on need nothing from before it, if it `_begins_anew`
+FAR = 64  # packets: as many are read as soon as a container has sought
 TIMED = ("mov", "matroska")  # containers that say of every packet when it is shown
 _SLICES = range(1, 6)  # types of H.264's NAL units that are picture, of which three bits say whether any refers to it
 _IDR = {"h264": {5}, "hevc": {19, 20}}  # types of NAL units that begin anew; other key frames only nearly do
@@ -29,8 +31,9 @@ class Cuts:
 
     packets: np.ndarray
     shown: np.ndarray  # when each frame of the video is shown, ascending; empty where packets do not say it
-    # Of each packet the number of its frame, if no other refers to it, else -1; empty: not known.
-    unneeded: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    # When that of each packet is, in the order of the packets, no two at once; empty: not known, and no seeking.
+    times: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    seeks: bool = True
 
 
 FROM_START = Cuts(packets=np.zeros(1, np.int64), shown=np.zeros(0, np.int64))
@@ -47,14 +50,12 @@ def cuts_of(container: Any) -> Cuts:
     codec = context.codec.canonical_name
     times: list[int | None] = []
     keys: list[bool] = []
-    alone: list[bool] = []
     for packet in container.demux(video=0):
         if packet.is_discard:
             return FROM_START  # decoded and not shown: numbers are not to be told
         if packet.size:
             times.append(packet.pts)
             keys.append(packet.is_keyframe and _begins_anew(packet, context, codec))
-            alone.append(codec == "h264" and not packet.is_keyframe and _is_alone(packet, context))
     if codec in ALL_INTRA:
         return Cuts(packets=np.arange(len(times)), shown=FROM_START.shown)
     if not times or None in times or len(set(times)) < len(times):
@@ -63,9 +64,7 @@ def cuts_of(container: Any) -> Cuts:
     before = np.maximum.accumulate(np.concatenate([[np.iinfo(np.int64).min], shown[:-1]]))
     from_here = np.minimum.accumulate(shown[::-1])[::-1]
     cuts = np.flatnonzero(np.array(keys) & (before < shown) & (from_here == shown))
-    ascending = np.sort(shown)
-    unneeded = np.where(alone, ascending.searchsorted(shown), -1)
-    return Cuts(packets=np.union1d(cuts, [0]), shown=ascending, unneeded=unneeded)
+    return Cuts(packets=np.union1d(cuts, [0]), shown=np.sort(shown), times=shown)
 
 
 def _begins_anew(packet: Any, context: Any, codec: str) -> bool:
@@ -97,20 +96,59 @@ class Uncountable(Exception):
     """A packet did not give its frame: which frame is which is known by decoding from the start alone."""
 
 
+class Unseekable(Exception):
+    """Behind a seek come other packets than were counted there: they are to be read one after the other."""
+
+
+class _Packets:
+    """The packets of a video with their numbers, from any of them on."""
+
+    def __init__(self, container: Any, cuts: Cuts) -> None:
+        self._container, self._times, self._seeks = container, cuts.times.tolist(), cuts.seeks
+        self._next, self._left = 0, self._read()
+
+    def since(self, start: int) -> Iterator[tuple[int, Any]]:
+        """No packet is given twice: `start` is none that was given."""
+        if self._seeks and self._times and start - self._next > FAR:
+            self._seek(start)
+        for packet in self._left:
+            number = self._next
+            self._next += 1
+            if self._times and (number >= len(self._times) or packet.pts != self._times[number]):
+                raise Unseekable
+            if number >= start:
+                yield number, packet
+
+    def _read(self) -> Iterator[Any]:
+        return (packet for packet in self._container.demux(video=0) if packet.size)
+
+    def _seek(self, start: int) -> None:
+        """To `start`, or to a packet before it."""
+        import av
+
+        try:
+            self._container.seek(self._times[start], stream=self._container.streams.video[0])
+        except av.FFmpegError:
+            raise Unseekable from None
+        left = self._read()
+        first = next(left, None)
+        if first is None or first.pts not in self._times or (found := self._times.index(first.pts)) > start:
+            raise Unseekable
+        self._next, self._left = found, chain([first], left)
+
+
 def frames_between(container: Any, cuts: Cuts, wanted: Sequence[int]) -> Iterator[tuple[int, Any]]:
     """(number, frame) of the stretches between cuts that have a wanted frame in them."""
     context = container.streams.video[0].codec_context
-    packets = enumerate(packet for packet in container.demux(video=0) if packet.size)
-    is_needed = np.ones(0, bool)
-    if len(cuts.unneeded):
-        is_needed = (cuts.unneeded < 0) | np.isin(cuts.unneeded, wanted)
+    packets = _Packets(container, cuts)
+    skips = bool(len(cuts.times)) and context.codec.canonical_name == "h264"
     for start, end in _runs(cuts.packets, wanted):
-        if not is_needed[start:end].all():
-            yield from _needed_frames(context, packets, cuts, start, is_needed[:end])
+        if skips:
+            yield from _needed_frames(context, packets.since(start), cuts, end, frozenset(wanted))
             continue
         number = start
-        for index, packet in packets:
-            for frame in context.decode(packet) if index >= start else ():
+        for index, packet in packets.since(start):
+            for frame in context.decode(packet):
                 yield _checked(number, frame, cuts, start), frame
                 number += 1
             if index + 1 == end:
@@ -124,16 +162,18 @@ def frames_between(container: Any, cuts: Cuts, wanted: Sequence[int]) -> Iterato
 
 
 def _needed_frames(
-    context: Any, packets: Iterator[tuple[int, Any]], cuts: Cuts, start: int, is_needed: np.ndarray
+    context: Any, packets: Iterator[tuple[int, Any]], cuts: Cuts, end: int | None, wanted: Collection[int]
 ) -> Iterator[tuple[int, Any]]:
     """Without the packets that nobody needs; times tell which frame is which. Every packet must give its own."""
-    due = int(np.count_nonzero(is_needed[start:]))
+    due = 0
     for index, packet in packets:
-        if index >= start and is_needed[index]:
+        number = int(cuts.shown.searchsorted(packet.pts))
+        if number in wanted or packet.is_keyframe or not _is_alone(packet, context):
+            due += 1
             for frame in context.decode(packet):
                 due -= 1
                 yield _by_time(frame, cuts), frame
-        if index + 1 == len(is_needed):
+        if index + 1 == end:
             break
     for frame in context.decode(None):
         due -= 1

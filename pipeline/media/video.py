@@ -4,12 +4,12 @@ Headers alone are not trusted: containers may state a wrong duration, rate or nu
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..records import MeasuredMedia, MediaError, MediaRef
-from .cuts import FROM_START, Uncountable, can_have_cuts, cuts_of, frames_between, video_packets
+from .cuts import FROM_START, Uncountable, Unseekable, can_have_cuts, cuts_of, frames_between, video_packets
 from .image import decode_image, image_size
 from .limits import limits
 from .open import open_containers
@@ -124,6 +124,8 @@ def _decoded(medium: MeasuredMedia) -> Iterator[tuple[int, np.ndarray]]:
                             with budget.paused():
                                 yield wanted.pop(0), pixels
                 return
+            except Unseekable:
+                cuts = replace(cuts, seeks=False) if cuts.seeks else FROM_START
             except Uncountable:
                 cuts = FROM_START
 

@@ -91,6 +91,20 @@ class Plan:
         lines: list[PlanLine] = self.packed.slice(start, end - start).to_pylist()
         return lines
 
+    def columns_of_pack(self, number: int) -> dict[str, list[Any]]:
+        """The same by column, without an object for each line: packs may have hundreds."""
+        start, end = self.starts[[number - self.first, number - self.first + 1]].tolist()
+        return {name: values[start:end] for name, values in self._values.items()}
+
+    @cached_property
+    def _values(self) -> dict[str, list[Any]]:
+        """Of packed lines, by column."""
+        columns = {name: self.packed[name] for name in SCHEMA.names}
+        return {
+            name: column.to_pylist() if column.type == TEXT else column.to_numpy().tolist()
+            for name, column in columns.items()
+        }
+
     def places(self, rows: Collection[Key]) -> np.ndarray:
         """Where in the table the lines of these rows are."""
         dataset, row, repeat = (self.table[name].to_numpy() for name in ("dataset", "row", "repeat"))

@@ -9,48 +9,53 @@ import numpy as np
 from ..families.base import Arrays, Family
 from ..labels import disjoint_spans_mask, labels_of, shifted_together
 from ..layout import Joined
-from ..records import IGNORE, Document, Pack
+from ..measure.store import TextRow
+from ..records import IGNORE, TOKEN_TYPES, Document, Documents, Pack
 from .sample import Expanded, fake_image_sample
 
 
 def build_pack(
-    number: int, documents: Sequence[tuple[Document, Expanded]], family: Family, *, fake_image: bool, align: int = 1
+    number: int,
+    told: Sequence[Document],
+    documents: Sequence[Expanded | TextRow],
+    family: Family,
+    *,
+    fake_image: bool,
+    align: int = 1,
 ) -> Pack:
-    """Labelled, positioned, shifted and laid end to end, each padded to a multiple of `align`.
+    """Labelled, positioned, shifted and laid end to end, each padded to a multiple of `align`. `told`: of each of them.
 
     A pack that the family wants a fake image in (nothing in it is seen) gets it as its last document, if asked for.
     """
-    told = [document for document, _ in documents]
-    add_fake = fake_image and family.wants_fake_image(
-        sum(document.num_images + document.num_videos for document in told),
-        sum(document.num_audios for document in told),
-    )
-    text = laid_out([document for _, document in documents], family, align=align)
-    media = [piece for _, document in documents for piece in document.media]
+    told = Documents.of(told)
+    num_media = {kind: sum(told.columns[f"num_{kind}s"]) for kind in TOKEN_TYPES}
+    add_fake = fake_image and family.wants_fake_image(num_media["image"] + num_media["video"], num_media["audio"])
+    text = laid_out(documents, family, align=align)
+    media = [piece for document in documents for piece in document.media]
     if add_fake:
         fake = _fake_image(family, align)
         text = {name: np.concatenate([values, fake.text[name]], axis=-1) for name, values in text.items()}
         media.append(fake.media)
-        told.append(fake.document)
-    return Pack(number=number, arrays=text | family.joined(media), documents=tuple(told), fake_image=add_fake)
+        told += [fake.document]
+    return Pack(number=number, arrays=text | family.joined(media), documents=told, fake_image=add_fake)
 
 
-def laid_out(documents: Sequence[Expanded], family: Family, *, align: int = 1) -> Arrays:
+def laid_out(documents: Sequence[Expanded | TextRow], family: Family, *, align: int = 1) -> Arrays:
     """What `end_to_end` gives for the documents rendered one by one and shifted, reckoned for all of them at once.
 
     A document of text has 200 tokens: what is done for each costs as much as for all.
     """
-    ends = np.cumsum([len(document.ids) for document in documents])
-    starts = np.concatenate([[0], ends[:-1]])
-    ids = np.concatenate([document.ids for document in documents])
-    num_spans = [len(document.targets) for document in documents]
-    targets = np.concatenate([document.targets for document in documents]) + starts.repeat(num_spans)[:, None]
+    ids, lengths = _numbers([document.ids for document in documents])
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    targets, num_spans = spans_of(documents)
+    targets = targets + starts.repeat(num_spans)[:, None]
     types = family.chat.token_types(ids)
     labels = labels_of(ids, disjoint_spans_mask(targets, len(ids)))
     whole = {"input_ids": ids, "labels": labels, "mm_token_type_ids": types}
-    shifted = shifted_together(whole, starts, ends)
+    shifted = shifted_together(whole, ends)
 
-    lengths = ends - starts - 1
+    lengths = lengths - 1
     padded = lengths + -lengths % align
     places = np.arange(padded.sum(), dtype=np.int32)  # of each token in its document
     places -= (padded.cumsum() - padded).astype(np.int32).repeat(padded)
@@ -67,8 +72,21 @@ def laid_out(documents: Sequence[Expanded], family: Family, *, align: int = 1) -
     }
 
 
+def spans_of(documents: Sequence[Expanded | TextRow]) -> tuple[np.ndarray, np.ndarray]:
+    """The targets of documents, each in its own: int32 [n, 2], and how many each has."""
+    targets, counts = _numbers([document.targets for document in documents])
+    return targets.reshape(-1, 2), counts // 2
+
+
+def _numbers(several: Sequence[np.ndarray | memoryview]) -> tuple[np.ndarray, np.ndarray]:
+    """Arrays of int32 end to end, some of them as bytes, and how many numbers each has. An array of numpy for each of
+    them would take longer than this for all."""
+    plain = [each if isinstance(each, memoryview) else each.astype("<i4", copy=False).tobytes() for each in several]
+    return np.frombuffer(b"".join(plain), "<i4"), np.array([len(each) // 4 for each in plain])
+
+
 def _positions(
-    documents: Sequence[Expanded],
+    documents: Sequence[Expanded | TextRow],
     types: np.ndarray,
     ends: np.ndarray,  # of the documents in `types`, before the shift
     padded: np.ndarray,  # their lengths after it
@@ -81,7 +99,8 @@ def _positions(
     is_seen = np.array([bool(document.media) for document in documents])
     is_seen[ends.searchsorted(types.nonzero()[0], side="right")] = True
     for at in is_seen.nonzero()[0].tolist():
-        own, media = types[ends[at] - len(documents[at].ids) : ends[at]], Joined(family.media, documents[at].media)
+        own = types[ends[at - 1] if at else 0 : ends[at]]
+        media = Joined(family.media, documents[at].media)
         start = padded[:at].sum()
         found = padded_positions(family.positions(own, media, family.facts)[..., :-1], padded[at])
         positions[:, start : start + padded[at]] = found

@@ -22,6 +22,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import unquote
 
+import numpy as np
+
 from ..uris import SCHEME
 from .faults import naming
 from .objects import BUFFER, RawObject, Remote, parse
@@ -331,37 +333,38 @@ class Stretch(NamedTuple):
 
 
 def read_stretches(wanted: Sequence[Stretch]) -> list[memoryview]:
-    """The bytes of each, in this order; fewer where its file ends before. What lies close together is read together,
-    and from a store several reads run at once: few requests, and none waits for another."""
-    by_file: dict[Place, list[tuple[int, int, int]]] = {}
-    for number, (file, at, size) in enumerate(wanted):
-        by_file.setdefault(file, []).append((at, size, number))
-    runs: list[Stretch] = []
-    inside: list[list[tuple[int, int, int]]] = []  # what of each run is wanted
-    for file, own in by_file.items():
-        for start, end, together in _together(sorted(own)):
-            runs.append(Stretch(file, start, end - start))
-            inside.append(together)
-    found: list[memoryview] = [memoryview(b"")] * len(wanted)
-    for run, together, content in zip(runs, inside, _read_runs(runs), strict=True):
-        for at, size, number in together:
-            found[number] = content[at - run.at : at - run.at + size]
+    """The bytes of each, in this order: see `read_from`."""
+    files = list(dict.fromkeys(stretch.file for stretch in wanted))
+    which, at, size = (
+        np.array(values, dtype=np.int64)
+        for values in zip(*((files.index(file), at, size) for file, at, size in wanted), strict=True)
+    )
+    return read_from(files, which, at, size)
+
+
+def read_from(files: Sequence[Place], which: np.ndarray, at: np.ndarray, size: np.ndarray) -> list[memoryview]:
+    """`size` bytes from `at` on of files[which], for each of these; fewer where a file ends before. What lies close
+    together is read together, and from a store several reads run at once: few requests, and none waits for another."""
+    if not len(which):
+        return []
+    order = np.lexsort((at, which))
+    at, size, which = (values[order].astype(np.int64) for values in (at, size, which))
+    # As if the files lay behind each other, too far apart for any two to be read together.
+    before = which * int((at + size).max() + NEAR + 1)
+    reached = np.maximum.accumulate(before + at + size)
+    begins = np.flatnonzero(np.append(True, before[1:] + at[1:] - reached[:-1] > NEAR))
+    ends = (reached - before)[np.append(begins[1:], len(at)) - 1]
+    starts = at[begins]
+    runs = [Stretch(files[file], start, end - start) for file, start, end in
+            zip(which[begins].tolist(), starts.tolist(), ends.tolist(), strict=True)]  # fmt: skip
+    contents = list(_read_runs(runs))
+    run = np.repeat(np.arange(len(runs)), np.diff(np.append(begins, len(at))))
+    found: list[memoryview] = [memoryview(b"")] * len(order)
+    inside = at - starts[run]
+    places = zip(order.tolist(), run.tolist(), inside.tolist(), (inside + size).tolist(), strict=True)
+    for number, of_run, start, end in places:
+        found[number] = contents[of_run][start:end]
     return found
-
-
-def _together(places: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, list[tuple[int, int, int]]]]:
-    """Places (at, size, …) in order, those that are NEAR each other as one: where it begins and ends, and which."""
-    start, end = 0, 0
-    together: list[tuple[int, int, int]] = []
-    for place in places:
-        if together and place[0] - end > NEAR:
-            yield start, end, together
-            together = []
-        start = start if together else place[0]
-        end = max(end, place[0] + place[1]) if together else place[0] + place[1]
-        together.append(place)
-    if together:
-        yield start, end, together
 
 
 def _read_runs(runs: Sequence[Stretch]) -> Iterator[memoryview]:

@@ -11,7 +11,7 @@ import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from operator import attrgetter
+from json.encoder import encode_basestring
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from ..codecs import PLAIN, Codecs, spelled
 from ..layout import DTYPES, Layout, layout_of
 from ..manifest import Manifest
-from ..records import Document, Pack
+from ..records import Document, Documents, Pack
 from ..runtime.storage import Sink, parse_json
 from ..typed import check_types
 from .pixels import stored_names
@@ -29,7 +29,9 @@ from .restoring import PixelDecoder
 TEXT_ARRAYS = {"input_ids": "int32", "labels": "int32", "position_ids": "", "seq_lens": "int32",
                "seq_lens_padded": "int32", "mm_token_type_ids": "uint8"}  # fmt: skip  # "": as the family says
 DOCUMENT = tuple(field.name for field in dataclasses.fields(Document))
-_values = attrgetter(*DOCUMENT)
+_TEXTS = ("dataset", "id", "form", "loss")  # of which: the others are numbers, and lists of them, as Python writes them
+_DOCUMENT = "{" + ", ".join(f'"{name}": %s' for name in DOCUMENT) + "}"
+_as_json = json.JSONEncoder(ensure_ascii=False).encode
 BLOCK = tarfile.BLOCKSIZE
 END = 2 * BLOCK  # zeros that end a tar
 LARGE = 1 << 18  # bytes of a member that are not worth copying, to be written together with others
@@ -122,8 +124,8 @@ def read_pack(members: Mapping[str, bytes | memoryview], pixels: PixelDecoder | 
     try:
         documents = tuple(_document(document) for document in header["documents"])
         pack = Pack(number=header["pack"], arrays=arrays, documents=documents, fake_image=header["fake_image"])
-        expected = _header(pack, codecs)
-        is_ours = list(header) == list(expected) and header == parse_json(json.dumps(expected).encode())
+        expected = parse_json(_header(pack, codecs).encode(errors="surrogatepass"))
+        is_ours = list(header) == list(expected) and header == expected
     except (TypeError, KeyError) as error:
         raise ValueError(f"json: {type(error).__name__}: {error}") from None
     if not is_ours:
@@ -196,8 +198,13 @@ def _array_type(head: bytes) -> tuple[np.dtype, tuple[int, ...], int]:
 
 def npy_header(array: np.ndarray) -> bytes:
     """Of version 1.0 and C order, as numpy writes it (with room for the first side to grow), in a tenth of the time."""
-    said = f"{{'descr': '{array.dtype.str}', 'fortran_order': False, 'shape': {array.shape}, }}"
-    said += " " * (21 - len(str(array.shape[0])))
+    return _npy_header(array.dtype.str, array.shape)
+
+
+@lru_cache(maxsize=4096)
+def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    said = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
+    said += " " * (21 - len(str(shape[0])))
     said += " " * (-(10 + len(said) + 1) % 64) + "\n"
     return b"\x93NUMPY\x01\x00" + len(said).to_bytes(2, "little") + said.encode("latin1")
 
@@ -209,18 +216,21 @@ def _members(
         array = np.ascontiguousarray(values)
         # A memoryview of an empty array cannot be cast.
         yield f"{name}.npy", npy_header(array), array.data.cast("B") if array.size else b""
-    yield "json", b"", json.dumps(_header(pack, codecs), ensure_ascii=False).encode()
+    yield "json", b"", _header(pack, codecs).encode()
 
 
-def _header(pack: Pack, codecs: Codecs) -> dict[str, Any]:
-    return {
+def _header(pack: Pack, codecs: Codecs) -> str:
+    """The JSON of a pack, as json.dumps writes it. Its documents are written here, in a third of the time."""
+    columns = dict(Documents.of(pack.documents).columns)
+    values = {
         "pack": pack.number,
         "codec": spelled(codecs),
         "num_tokens": len(pack.arrays["input_ids"]),
-        "num_images": sum(document.num_images for document in pack.documents),
-        "num_videos": sum(document.num_videos for document in pack.documents),
-        "num_audios": sum(document.num_audios for document in pack.documents),
+        **{name: sum(columns[name]) for name in ("num_images", "num_videos", "num_audios")},
         "fake_image": pack.fake_image,
-        # not dataclasses.asdict, which copies deeply and takes as long as the rest of the document
-        "documents": [dict(zip(DOCUMENT, _values(document), strict=True)) for document in pack.documents],
+        "documents": [],
     }
+    for name in _TEXTS:
+        columns[name] = list(map(encode_basestring, columns[name]))
+    lines = [_DOCUMENT % line for line in zip(*(columns[name] for name in DOCUMENT), strict=True)]
+    return f"{_as_json(values)[:-2]}{', '.join(lines)}]}}"

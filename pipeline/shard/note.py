@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..manifest import ShardEntry
 from ..media.remote import Fetched
-from ..records import Pack, Skip
+from ..records import Documents, Pack, Skip
 from ..runtime.storage import Place, read_json, write_json
 
 logger = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ class PackLine:
     def of(cls, pack: Pack, start: int, end: int, crc32: int, members: list[tuple[int, int]]) -> "PackLine":
         """`start` and `end`: its bytes in the shard."""
         lengths = pack.arrays["seq_lens"].astype("int64")
+        documents = Documents.of(pack.documents)
+        summed = ("visual_tokens", "num_images", "num_videos", "num_audios")
         return cls(
             pack=pack.number,
             offset=start,
@@ -57,13 +59,10 @@ class PackLine:
             crc32=crc32,
             tokens=len(pack.arrays["input_ids"]),
             padding_tokens=int((pack.arrays["seq_lens_padded"] - pack.arrays["seq_lens"]).sum()),
-            visual_tokens=sum(document.visual_tokens for document in pack.documents),
             target_tokens=int((pack.arrays["labels"] >= 0).sum()),
             squares=int((lengths**2).sum()),
-            num_documents=len(pack.documents),
-            num_images=sum(document.num_images for document in pack.documents),
-            num_videos=sum(document.num_videos for document in pack.documents),
-            num_audios=sum(document.num_audios for document in pack.documents),
+            num_documents=len(documents),
+            **{name: sum(documents.columns[name]) for name in summed},
             fake_image=pack.fake_image,
             members=tuple(members),
         )

@@ -3,8 +3,9 @@
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,16 +13,17 @@ import pyarrow as pa
 from ..codecs import parse_codecs
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
-from ..labels import shifted_spans
+from ..labels import shifted_spans_together
 from ..manifest import shard_name
 from ..measure.length import shrunk, truncated
+from ..measure.store import TextRow
 from ..media.open import open_picture
 from ..media.remote import Fetched, fetched_for
 from ..media.stamp import is_changed
 from ..plan.assign import Plan, PlanLine
 from ..plan.files import read_paths, read_shard
-from ..records import Document, Measured, MeasuredMedia, MediaError, Pack
-from ..render.pack import build_pack
+from ..records import TOKEN_TYPES, Documents, Measured, MeasuredMedia, MediaError, Pack
+from ..render.pack import build_pack, spans_of
 from ..render.sample import Expanded, expanded
 from ..runtime.journal import Journal, journal
 from ..runtime.storage import Hashed, Place, sizes_in, write_whole
@@ -30,7 +32,7 @@ from ..runtime.work import did, each_timed, timed
 from .codec import member_names, write_end, write_pack
 from .note import CHANGED, DatasetSums, LostRow, MediaSize, PackLine, ShardDone, ShardNote, lines_path, note_path
 from .pixels import PixelEncoder
-from .rows import Row, rows_of_packs
+from .rows import Rows, rows_of_packs
 from .stats import make_index
 
 logger = logging.getLogger(__name__)
@@ -119,7 +121,8 @@ def write_packs(
     """Write these packs to a tar that begins here, without its end; what a note says of them, and the index."""
     lines: list[PackLine] = []
     lost: list[LostRow] = []
-    documents: list[Document] = []
+    documents: list[Documents] = []
+    of_fake: Mapping[str, np.ndarray] = {}  # as the last pack with a fake image was stored: its pixels are those of all
     encoder = encoder_of(job, family)
     renderer = Renderer(job=job, family=family, watch=watch, keeps_sources=encoder.keeps_sources)
     for number, rows in each_timed("reading rows", rows_of_packs(plan, parts_of(job, plan), numbers)):
@@ -129,11 +132,13 @@ def write_packs(
         if pack is not None:
             start, file.crc32 = file.size, 0
             with timed("encoding"):
-                stored = encoder.stored(pack.arrays, renderer.sources)
+                stored = encoder.stored(pack.arrays, renderer.sources, of_fake if pack.fake_image else None)
+            if pack.fake_image:
+                of_fake = stored
             with timed("writing"):
                 end, members = write_pack(file, start, pack, stored, encoder.codecs)
             lines.append(PackLine.of(pack, start, end, file.crc32, members))
-            documents += pack.documents
+            documents.append(Documents.of(pack.documents))
         _tell(lines[-1:] if pack is not None else [], failed)
     note = ShardNote(
         fingerprint=job.fingerprint,
@@ -189,48 +194,59 @@ class Renderer:
     # Where they are kept, the media of the last pack in the order of the text, pictures with their own bytes.
     sources: list[MeasuredMedia] = field(default_factory=list)
 
-    def pack(self, number: int, rows: Sequence[Row]) -> tuple[Pack | None, list[LostRow]]:
+    def pack(self, number: int, rows: Rows) -> tuple[Pack | None, list[LostRow]]:
         """Pack `number` without the rows whose media fail, and those rows; None where no row is left."""
         self.sources.clear()
-        documents: list[tuple[Document, Expanded]] = []
+        kept: list[int] = []
+        rendered: list[tuple[Measured | TextRow, Expanded | TextRow]] = []
         lost: list[LostRow] = []
-        for row in rows:
-            rendered = self._document(row)
-            if isinstance(rendered, LostRow):
-                lost.append(rendered)
+        for at, (found, tokens) in enumerate(zip(rows.measured, rows.lines["tokens"], strict=True)):
+            if isinstance(found, TextRow) and found.tokens == tokens:
+                kept.append(at)
+                rendered.append((found, found))
+                continue
+            document = self._document(rows.line(at), found)
+            if isinstance(document, LostRow):
+                lost.append(document)
             else:
-                documents.append(rendered)
-        if not documents:
+                kept.append(at)
+                rendered.append(document)
+        if not rendered:
             return None, lost
         job = self.job
-        return build_pack(number, documents, self.family, fake_image=job.fake_image, align=job.align), lost
+        measured, documents = zip(*rendered, strict=True)
+        told = self._told(rows.taken(kept), measured, documents)
+        pack = build_pack(number, told, documents, self.family, fake_image=job.fake_image, align=job.align)
+        planned, found = told.columns["tokens"], pack.arrays["seq_lens"][: len(told)].tolist()
+        assert planned == found, f"pack {number}: planned documents of {planned} tokens, rendered {found}"
+        return pack, lost
 
-    def _document(self, row: Row) -> tuple[Document, Expanded] | LostRow:
-        """One document."""
-        line, measured = row.line, self._fitted(row)
-        if measured is None:
-            return _lost(line, CHANGED, "")
-        document = self._seen(line, measured) if measured.media else expanded(measured, self.family, self.job.resize)
-        if isinstance(document, LostRow):
-            return document
-        rendered = len(document.ids) - 1  # the shift takes one
-        assert rendered == measured.tokens, f"planned {measured.tokens} tokens, rendered {rendered}"
-        num_media = measured.num_media
-        told = Document(
-            dataset=self.job.corpora[line["dataset"]],
-            row=line["row"],
-            repeat=line["repeat"],
-            id=line["id"],
-            form=measured.form,
-            loss=measured.loss,
-            targets=shifted_spans(document.targets),
-            tokens=line["tokens"],
-            visual_tokens=line["visual_tokens"],
-            num_images=num_media["image"],
-            num_videos=num_media["video"],
-            num_audios=num_media["audio"],
+    def _told(
+        self,
+        lines: Mapping[str, Sequence[Any]],
+        measured: Sequence[Measured | TextRow],
+        documents: Sequence[Expanded | TextRow],
+    ) -> Documents:
+        """What a pack says of its documents."""
+        num_media = [each.num_media for each in measured]
+        return Documents(
+            {name: lines[name] for name in ("row", "repeat", "id", "tokens", "visual_tokens")}
+            | {
+                "dataset": [self.job.corpora[dataset] for dataset in lines["dataset"]],
+                "form": [each.form for each in measured],
+                "loss": [each.loss for each in measured],
+                "targets": shifted_spans_together(*spans_of(documents)),
+            }
+            | {f"num_{kind}s": [counts[kind] for counts in num_media] for kind in TOKEN_TYPES}
         )
-        return told, document
+
+    def _document(self, line: PlanLine, whole: Measured | TextRow | None) -> tuple[Measured, Expanded] | LostRow:
+        """One document that is more than text, or not all of it."""
+        fitted = self._fitted(line, whole)
+        if fitted is None:
+            return _lost(line, CHANGED, "")
+        document = self._seen(line, fitted) if fitted.media else expanded(fitted, self.family, self.job.resize)
+        return document if isinstance(document, LostRow) else (fitted, document)
 
     def _seen(self, line: PlanLine, measured: Measured) -> Expanded | LostRow:
         """A document with media, and what is kept of them."""
@@ -256,14 +272,13 @@ class Renderer:
                 self.sizes[self.job.corpora[line["dataset"]], *size] += 1
         return document
 
-    def _fitted(self, row: Row) -> Measured | None:
+    def _fitted(self, line: PlanLine, whole: Measured | TextRow | None) -> Measured | None:
         """A measured row, truncated or with smaller media where the plan says so.
 
         None where it is not what was planned: it was measured again, because its media had changed, and the run was
         killed before the plan was mended.
         """
-        line, whole = row
-        if whole is None:
+        if not isinstance(whole, Measured):
             return None
         cut = truncated(whole, line["limit"], self.family) if line["limit"] else whole
         fitted = shrunk(cut, line["shrink"], self.family) if cut is not None and line["shrink"] else cut
@@ -283,15 +298,16 @@ def _lost(line: PlanLine, reason: str, detail: str) -> LostRow:
     return LostRow(**names, reason=reason, detail=detail)
 
 
-def _sums(documents: Sequence[Document]) -> tuple[DatasetSums, ...]:
+def _sums(packs: Iterable[Documents]) -> tuple[DatasetSums, ...]:
     """By data set; a fake image is of none."""
     sums: dict[str, list[int]] = {}
-    for document in documents:
-        if document.row >= 0:
-            found = sums.setdefault(document.dataset, [0, 0, 0, 0])
-            for start, stop in document.targets:
-                found[0] += stop - start
-            found[1] += document.num_images
-            found[2] += document.num_videos
-            found[3] += document.num_audios
+    names = ("row", "dataset", "targets", "num_images", "num_videos", "num_audios")
+    for documents in packs:
+        for row, dataset, targets, *num_media in zip(*(documents.columns[name] for name in names), strict=True):
+            if row >= 0:
+                found = sums.setdefault(dataset, [0, 0, 0, 0])
+                for start, stop in targets:
+                    found[0] += stop - start
+                for kind, count in enumerate(num_media, 1):
+                    found[kind] += count
     return tuple(DatasetSums(name, *values) for name, values in sorted(sums.items()))

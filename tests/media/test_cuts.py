@@ -1,5 +1,7 @@
 """Frames in the middle of a video are those that decoding from its start gives, and what lies before is not decoded."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -11,8 +13,8 @@ import pytest
 from helpers import SHARED
 from hypothesis import given, strategies as st
 
-from neatpack.pipeline.media import video
-from neatpack.pipeline.media.cuts import FROM_START, Cuts, _runs, can_have_cuts, cuts_of, frames_between
+from neatpack.pipeline.media import cuts, video
+from neatpack.pipeline.media.cuts import FROM_START, Cuts, Unseekable, _runs, can_have_cuts, cuts_of, frames_between
 from neatpack.pipeline.media.open import open_container
 from neatpack.pipeline.media.video import video_facts, wanted_frames
 from neatpack.pipeline.records import MeasuredMedia, MediaRef
@@ -38,7 +40,13 @@ MADE = {
     "mjpeg.avi": ("mjpeg", {}, list(range(60))),
     "mjpeg.mkv": ("mjpeg", {}, list(range(60))),
     "mpeg4.avi": ("mpeg4", {"g": "12"}, [0]),
+    "h264-uneven.mp4": ("libx264", {"x264-params": f"{X264}:bframes=2"}, [0, 12, 24, 36, 48]),
+    "h264-uneven.mkv": ("libx264", {"x264-params": f"{X264}:bframes=2"}, [0, 12, 24, 36, 48]),
+    "h264-late.mp4": ("libx264", {"x264-params": f"{X264}:bframes=2"}, [0, 12, 24, 36, 48]),
 }  # fmt: skip
+# When frames are shown, in twelfths of a second: at no even rate, or from the third second on, which mp4 says by an
+# edit list, as it does of B-frames.
+SHOWN = {"uneven": lambda number: number + number**2 // 40, "late": lambda number: number + 36}
 
 
 def encode(path: Path, codec: str, options: dict[str, str]) -> MediaRef:
@@ -50,7 +58,8 @@ def encode(path: Path, codec: str, options: dict[str, str]) -> MediaRef:
         for number in range(NUM_FRAMES):
             pixels = np.roll(noise, number, axis=1) // 2 + np.uint8(2 * number)
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
-            frame.pts, frame.time_base = number, Fraction(1, 12)
+            shown = next((shown for kind, shown in SHOWN.items() if kind in path.name), int)
+            frame.pts, frame.time_base = shown(number), Fraction(1, 12)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return MediaRef(kind="video", path=str(path))
@@ -97,6 +106,63 @@ def choices(num_frames: int) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("name", MADE)
 def test_frames_are_those_of_decoding_from_the_start(name: str, made: dict[str, MediaRef]) -> None:
     assert_same(made[name], choices(NUM_FRAMES))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_frames_behind_a_seek_are_the_same(
+    name: str, made: dict[str, MediaRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuts, "FAR", 0)
+    assert_same(made[name], [*choices(NUM_FRAMES), (59,), (13, 50), (30, 31)])
+
+
+class Counting:
+    """A container that counts the packets that are read of it, and seeks elsewhere, if asked to."""
+
+    def __init__(self, container: Any, elsewhere: int | None = None) -> None:
+        self.container, self.streams, self.elsewhere, self.num_packets = container, container.streams, elsewhere, 0
+
+    def demux(self, video: int) -> Iterator[Any]:
+        for packet in self.container.demux(video=video):
+            self.num_packets += bool(packet.size)
+            yield packet
+
+    def seek(self, offset: int, stream: Any) -> None:
+        self.container.seek(offset if self.elsewhere is None else self.elsewhere, stream=stream)
+
+
+SEEKING = ["h264.mp4", "h264.mkv", "h264-uneven.mkv", "h264-late.mp4", "hevc.mp4", "vp9.webm", "mpeg4.mp4"]
+
+
+@pytest.mark.parametrize("name", SEEKING)
+def test_what_lies_before_is_not_read(name: str, made: dict[str, MediaRef], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuts, "FAR", 0)
+    with open_container(made[name]) as (container, _):
+        told = cuts_of(container)
+    assert told.packets[-1] > 0
+    for seeks, expected in ((True, NUM_FRAMES - int(told.packets[-1])), (False, NUM_FRAMES)):
+        with open_container(made[name]) as (container, _):
+            counting: Any = Counting(container)
+            numbers = [number for number, _ in frames_between(counting, replace(told, seeks=seeks), [59])]
+        assert numbers[-1] == 59 and counting.num_packets == expected
+
+
+def test_a_seek_that_leads_elsewhere_is_none(made: dict[str, MediaRef], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuts, "FAR", 0)
+    with open_container(made["h264.mp4"]) as (container, _):
+        told = cuts_of(container)
+    with open_container(made["h264.mp4"]) as (container, _), pytest.raises(Unseekable):
+        list(frames_between(Counting(container, int(told.shown[-1])), told, [30]))
+    with open_container(made["h264.mp4"]) as (container, _):  # before it is good enough
+        found = [number for number, _ in frames_between(Counting(container, 0), told, [30])]
+        assert found[0] == 24 and 30 in found
+    swapped = told.times.copy()
+    swapped[[50, 51]] = swapped[[51, 50]]
+    for at, wrong in ((30, told.times + 1), (50, swapped)):
+        with open_container(made["h264.mp4"]) as (container, _), pytest.raises(Unseekable):
+            list(frames_between(container, replace(told, times=wrong), [at]))
+        monkeypatch.setattr(video, "cuts_of", lambda _, wrong=wrong: replace(told, times=wrong))
+        assert_same(made["h264.mp4"], [(at,), (3, 30, 50)])
 
 
 @pytest.mark.parametrize("name", [name for name, (*_, cuts) in MADE.items() if cuts is not None])
@@ -156,7 +222,9 @@ def test_where_frames_are_not_what_packets_say_the_start_decides(
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real videos) is not here")
-def test_real_videos() -> None:
+@pytest.mark.parametrize("far", [0, cuts.FAR])
+def test_real_videos(far: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuts, "FAR", far)
     kinds = (".mp4", ".webm", ".avi", ".mov", ".ts")
     found = [path for path in sorted((SHARED / "data").rglob("*")) if path.suffix in kinds and path.name not in BROKEN]
     refs = [MediaRef(kind="video", path=str(path)) for path in found]

@@ -1,6 +1,6 @@
 """Documents laid out together are what they are one by one: labelled, positioned, shifted, padded, joined."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,12 +16,14 @@ from neatpack.pipeline.labels import (
     mask_spans,
     shifted,
     shifted_spans,
+    shifted_spans_together,
     spans_mask,
 )
 from neatpack.pipeline.layout import join_rows
+from neatpack.pipeline.measure.store import _packed, text_row
 from neatpack.pipeline.media.pixels import in_patches, patchify
-from neatpack.pipeline.records import IGNORE, Document
-from neatpack.pipeline.render.pack import build_pack, end_to_end
+from neatpack.pipeline.records import IGNORE, NO_MEDIA, Document, Measured, MeasuredMedia, MediaRef
+from neatpack.pipeline.render.pack import build_pack, end_to_end, laid_out
 from neatpack.pipeline.render.sample import Expanded, fake_image_sample
 
 
@@ -107,7 +109,7 @@ def one_by_one(document: Expanded, family: Any) -> dict[str, np.ndarray]:
 @given(st.lists(documents(), min_size=1, max_size=5), st.sampled_from([1, 2, 3, 8]), st.booleans())
 def test_together_is_one_by_one(kind: str, several: list[Expanded], align: int, fake_image: bool) -> None:
     family: Any = FAMILIES[kind]
-    pack = build_pack(7, [(told(one), one) for one in several], family, fake_image=fake_image, align=align)
+    pack = build_pack(7, list(map(told, several)), several, family, fake_image=fake_image, align=align)
     rendered = [one_by_one(one, family) for one in several]
     media = [family.joined(one.media) for one in several]
     is_faked = fake_image and not any(one.media for one in several)
@@ -133,6 +135,43 @@ def test_spans(mask: list[bool]) -> None:
     assert np.array_equal(disjoint_spans_mask(spans, len(mask)), trained)
     labels = shifted({"labels": labels_of(np.arange(len(mask)), trained)})["labels"]
     assert shifted_spans(spans) == tuple(map(tuple, mask_spans(labels != IGNORE).tolist()))
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_spans_of_several_documents(masks: list[list[bool]]) -> None:
+    spans = [mask_spans(np.array(mask)) for mask in masks]
+    found = shifted_spans_together(np.concatenate(spans), np.array([len(own) for own in spans]))
+    assert [tuple(map(tuple, own)) for own in found] == [shifted_spans(own) for own in spans]
+
+
+@given(st.lists(TEXT, min_size=1, max_size=4))
+def test_rows_of_text_are_laid_out_as_their_arrays(several: list[list[tuple[int, bool]]]) -> None:
+    """What the token store has as bytes, and at any address."""
+    columns = [[np.array(column) for column in zip((0, False), *text, strict=True)] for text in several]
+    texts = [Expanded(ids=ids.astype(np.int32), targets=mask_spans(own), media=()) for ids, own in columns]
+    kept = [
+        Measured(ids=one.ids, targets=one.targets, media=(), tokens=len(one.ids) - 1, visual_tokens=0, media_bytes=0)
+        for one in texts
+    ]
+    rows = [text_row(7, memoryview(b"x" + _packed(7, one))[1:]) for one in kept]
+    assert None not in rows and [row.tokens for row in rows] == [one.tokens for one in kept]
+    expected = laid_out(texts, DEMO)
+    for mixed in (rows, [*rows[:1], *texts[1:]]):
+        assert all(np.array_equal(values, expected[name]) for name, values in laid_out(mixed, DEMO).items())
+
+
+def test_what_is_no_row_of_text_is_left_to_others() -> None:
+    ids = np.arange(3, dtype=np.int32)
+    text = Measured(ids=ids, targets=ids[:2].reshape(1, 2), media=(), tokens=2, visual_tokens=0, media_bytes=0)
+    packed = _packed(7, text)
+    found = text_row(7, memoryview(packed))
+    assert found is not None and (found.form, found.loss, dict(found.num_media)) == (text.form, text.loss, NO_MEDIA)
+    assert found.ids == ids.tobytes() and found.targets == ids[:2].tobytes()
+    medium = MeasuredMedia(ref=MediaRef(kind="image", path='"media":[]}'), grid=(1, 1, 1))
+    damaged = packed[:30] + bytes([packed[30] ^ 1]) + packed[31:]
+    for number, content in [(8, packed), (7, damaged), (7, packed[:-1]), (7, b""), (7, b'"media":[]}'),
+                            (7, _packed(7, replace(text, media=(medium,))))]:  # fmt: skip
+        assert text_row(number, memoryview(content)) is None
 
 
 def test_pictures_are_laid_out_as_patches() -> None:

@@ -1,6 +1,8 @@
 """Packs survive the trip to disk, and plain readers see the same."""
 
+import dataclasses
 import io
+import json
 import tarfile
 
 import numpy as np
@@ -8,9 +10,11 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra import numpy as npst
 
+from neatpack.pipeline.codecs import PLAIN, spelled
 from neatpack.pipeline.layout import MediaArray
-from neatpack.pipeline.records import Document, Pack
+from neatpack.pipeline.records import Document, Documents, Pack
 from neatpack.pipeline.shard.codec import (
+    _header,
     member_names,
     npy_header,
     pack_key,
@@ -80,6 +84,24 @@ def test_round_trip(written):
             assert np.load(io.BytesIO(content[slice(named[f"{name}.npy"][0], None)])).tobytes() == array.tobytes()
             # zero-copy: data of every member starts on a 64-byte boundary
             assert (named[f"{name}.npy"][0]) % 512 == 0
+
+
+@given(st.lists(st.builds(Document, row=st.integers(-1, 2**40), tokens=st.integers(0, 2**20)), max_size=5))
+def test_documents_are_the_json_of_python(documents):
+    """Written by columns, and one by one: with quotes, line breaks and other scripts in names."""
+    pack = Pack(number=3, arrays={"input_ids": np.zeros(7, np.int32)}, documents=documents, fake_image=True)
+    sums = {name: sum(getattr(each, name) for each in documents) for name in ("num_images", "num_videos", "num_audios")}
+    expected = {"pack": 3, "codec": spelled(PLAIN), "num_tokens": 7, **sums, "fake_image": True,
+                "documents": [dataclasses.asdict(each) for each in documents]}  # fmt: skip
+    assert _header(pack, PLAIN) == json.dumps(expected, ensure_ascii=False)
+
+
+@given(st.lists(st.builds(Document), max_size=5), st.lists(st.builds(Document), max_size=2))
+def test_documents_by_columns_are_the_documents(documents, more):
+    columns = Documents.of(documents)
+    assert list(columns) == documents and columns == documents and Documents.of(columns) is columns
+    assert len(columns) == len(documents) and list(columns[1:3]) == documents[1:3]
+    assert list(columns + more) == documents + more and columns + more != [*documents, *more, None]
 
 
 def test_what_is_not_an_array_is_refused():
