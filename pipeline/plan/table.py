@@ -115,7 +115,7 @@ class Plan:
 
     def digests(self, firsts: Sequence[int]) -> list[str]:
         """Of what runs of packs are made of: each from one of these, counted from the first pack, to the next."""
-        columns = [memoryview(np.ascontiguousarray(self.packed[name].to_numpy())) for name in SHAPING]
+        columns = [np.ascontiguousarray(self.packed[name].to_numpy()).data for name in SHAPING]
         edges = self.starts[[*firsts, self.num_packs]].tolist()
         return [_sha256(column[start:end] for column in columns) for start, end in pairwise(edges)]
 

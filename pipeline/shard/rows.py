@@ -38,12 +38,13 @@ def rows_of_packs(plan: Plan, parts: Mapping[int, Place], numbers: Sequence[int]
     """Packs and their rows. All rows are read at once, in few requests: they lie all over the token store."""
     ahead.forget()
     first, last = min(numbers) - plan.first, max(numbers) + 1 - plan.first
-    part, at, size = (plan.packs(first, last).packed[name].to_numpy() for name in ("part", "at", "size"))
+    begin, end = plan.starts[[first, last]].tolist()
+    part, at, size = (plan.packed[name].slice(begin, end - begin).to_numpy() for name in ("part", "at", "size"))
     known, of_known = np.unique(part, return_inverse=True)
     contents = read_from([rows_beside(parts[each]) for each in known.tolist()], of_known, at, size)
     coming: deque[tuple[int, Rows]] = deque()
     for number in numbers:
-        lines, start = plan.columns_of_pack(number), int(plan.starts[number - plan.first] - plan.starts[first])
+        lines, start = plan.columns_of_pack(number), int(plan.starts[number - plan.first]) - begin
         own = zip(lines["row"], lines["limit"], contents[start : start + len(lines["row"])], strict=True)
         found: list[Measured | TextRow | None] = [
             None if limit else text_row(row, content) for row, limit, content in own
