@@ -11,7 +11,7 @@ import importlib.metadata
 import inspect
 import json
 import unicodedata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -75,4 +75,5 @@ def _read(content: bytes) -> Described | None:
     ends = (sizes.cumsum() + 8 * count).tolist()
     starts = [8 * count, *ends[:-1]]
     ranks = {rest[start:end]: number for start, end, number in zip(starts, ends, ids.tolist(), strict=True)}
-    return Described(ranks=ranks, **{name: tuple(value) if name in _LISTS else value for name, value in head.items()})
+    fields: dict[str, Any] = {name: tuple(value) if name in _LISTS else value for name, value in head.items()}
+    return Described(ranks=ranks, **fields)
