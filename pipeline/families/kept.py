@@ -75,5 +75,5 @@ def _read(content: bytes) -> Described | None:
     ends = (sizes.cumsum() + 8 * count).tolist()
     starts = [8 * count, *ends[:-1]]
     ranks = {rest[start:end]: number for start, end, number in zip(starts, ends, ids.tolist(), strict=True)}
-    rest_of: dict[str, Any] = {name: tuple(value) if name in _LISTS else value for name, value in head.items()}
-    return Described(ranks=ranks, **rest_of)
+    fields: dict[str, Any] = {name: tuple(value) if name in _LISTS else value for name, value in head.items()}
+    return Described(ranks=ranks, **fields)
