@@ -252,6 +252,25 @@ def run_with_torchvision(script: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def film(path: Path, seconds: float = 3.0, rate: int = 5) -> Path:
+    """A video with a sound track."""
+    with av.open(str(path), "w") as container:
+        video, audio = container.add_stream("mpeg4", rate=rate), container.add_stream("aac", rate=16_000)
+        video.height, video.width, video.pix_fmt = 64, 96, "yuv420p"
+        audio.layout = "mono"
+        for number in range(int(seconds * rate)):
+            frame = av.VideoFrame.from_ndarray(np.full((64, 96, 3), 12 * number, np.uint8), format="rgb24")
+            container.mux(video.encode(frame))
+        container.mux(video.encode())
+        samples = (np.sin(np.arange(int(seconds * 16_000)) / 20) * 0.4).astype(np.float32)[None]
+        for start in range(0, samples.shape[1], 1024):
+            frame = av.AudioFrame.from_ndarray(samples[:, start : start + 1024], format="fltp", layout="mono")
+            frame.sample_rate, frame.pts = 16_000, start  # type: ignore[attr-defined]
+            container.mux(audio.encode(frame))
+        container.mux(audio.encode())
+    return path
+
+
 def tone(path: Path, seconds: float = 1.0, *, rate: int = 16_000, channels: int = 1, hertz: float = 440.0) -> Path:
     """A wav of a rising tone; channels differ in loudness."""
     import wave

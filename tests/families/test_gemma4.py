@@ -1,11 +1,11 @@
-"""Gemma 4 against transformers: every tensor of its processor, its labels, packed against alone with both its masks."""
+"""Gemma 4: the PIL backend, its labels, packed against alone with both its masks. Its tensors: test_parity.py."""
 
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from helpers import DEMO_PROCESSOR, TinyData, asked, clip, documents_of, picture, run_hf, tiny_config, tone
+from helpers import DEMO_PROCESSOR, TinyData, asked, clip, documents_of, picture, tiny_config, tone
 from hypothesis import given, settings, strategies as st
 from processors import gemma4
 from tiny_models import tiny_gemma4
@@ -21,7 +21,6 @@ from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.labels import TrainOn
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure
-from neatpack.pipeline.media.audio import decode_audio
 from neatpack.pipeline.media.image import decode_image
 from neatpack.pipeline.media.pixels import resize_torch
 from neatpack.pipeline.records import Example, MediaRef, Skip, Turn
@@ -50,64 +49,9 @@ def thinking(processor):
     return load_family(ProcessorKey(processor=str(processor), empty_thought=True))
 
 
-@pytest.fixture(scope="module")
-def hf(processor, tmp_path_factory):
-    """Conversations, and what the HF processor makes of them with torchvision's backend."""
-    folder = tmp_path_factory.mktemp("hf")
-    paths = [picture(folder / f"{i}.png", *size, seed=i) for i, size in enumerate(SIZES)]
-    images = [{"type": "image", "image": str(path), "path": str(path)} for path in paths]
-    clips = [clip(folder / "a.mp4", frames=40), clip(folder / "b.mp4", frames=70, rate=1, height=96, width=64)]
-    videos = [{"type": "video", "video": made.path, "path": made.path} for made in clips]
-    sounds = []
-    for number, seconds in enumerate((0.5, 1.237, 31.0, 0.02)):
-        path = tone(folder / f"{number}.wav", seconds)
-        np.save(path.with_suffix(".npy"), decode_audio(MediaRef(kind="audio", path=str(path)), 16_000))
-        sounds.append({"type": "audio", "audio": str(path), "samples": str(path.with_suffix(".npy"))})
-    text = {"type": "text", "text": "  Look here: "}
-    conversations = [asked(image) for image in images]
-    conversations += [asked(text, video) for video in videos] + [asked(sound) for sound in sounds]
-    conversations += [
-        asked(images[0], text, images[2], sounds[1], videos[0]) + asked(images[1], answer="\n\nJa, 这个.\n"),
-        asked(sounds[0], sounds[1]),
-        [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, *asked()],
-    ]
-    return conversations, run_hf({str(processor): conversations}, folder)
-
-
 def pixels_of(family, whole, key, dtype, resize="torch"):
     table = torch.from_numpy(family.tables(resize)[family.media[key].deliver.table])
     return restored(torch.from_numpy(whole.media[key]), Stored(table), dtype)
-
-
-def test_every_tensor_equals_the_hf_processors(hf, family, processor):
-    conversations, found = hf
-    seen = set()
-    for number, messages in enumerate(conversations):
-        prefix = f"{processor.name}/{number}/"
-        tensors = {key.removeprefix(prefix): torch.from_numpy(value) for key, value in found.items()
-                   if key.startswith(prefix)}  # fmt: skip
-        (measured,) = measure([from_conversation({"conversation": messages})], family)
-        whole = render_whole(measured, family, "torch")
-        assert measured.tokens == len(whole.input_ids) - 1
-        assert whole.input_ids.tolist() == tensors["input_ids"][0].tolist(), number
-        assert whole.mm_token_type_ids.tolist() == tensors["mm_token_type_ids"][0].tolist()
-        assert whole.position_ids.tolist() == list(range(len(whole.input_ids)))
-        assert family.media_tokens(whole.media, family.facts) == np.count_nonzero(whole.mm_token_type_ids)
-        for key, rows in whole.media.items():
-            seen |= {key} if len(rows) else set()
-            if key.startswith("pixel_values") and len(rows):
-                for dtype in (torch.float32, torch.bfloat16):
-                    assert torch.equal(pixels_of(family, whole, key, dtype), tensors[key].to(dtype)), (number, key)
-            elif key == "input_features" and len(rows):
-                mask = tensors["input_features_mask"]
-                assert np.array_equal(rows, tensors[key][mask].numpy())
-                assert not tensors[key][~mask].any()
-                assert whole.media["audio_feature_lengths"].tolist() == mask.sum(-1).tolist()
-            elif key in tensors:
-                assert np.array_equal(rows, tensors[key].numpy()), (number, key)
-            else:
-                assert key == "audio_feature_lengths" or not len(rows)
-    assert seen == set(family.media)
 
 
 def test_the_pil_backend(family, tmp_path):

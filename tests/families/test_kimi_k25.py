@@ -1,4 +1,4 @@
-"""Kimi-K2.5 against transformers: every tensor of its processor, and packed against alone with its model."""
+"""Kimi-K2.5: grids, labels, times, and packed against alone with its model. Its tensors: test_parity.py."""
 
 import json
 from dataclasses import replace
@@ -6,12 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import TinyData, assert_verified, clip, differences, picture, run_hf, tiny_config
+from helpers import TinyData, assert_verified, clip, differences, picture, tiny_config
 from processors import kimi_k25
 from tiny_models import tiny_kimi_k25
 
 from neatpack import PackedShards, neat_packed_vlm_collater
-from neatpack.loaders.pixels import Stored, restored
 from neatpack.loaders.pp_media import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
@@ -23,8 +22,6 @@ from neatpack.pipeline.measure.length import measure, shrunk, truncated
 from neatpack.pipeline.records import MeasuredMedia, MediaRef
 from neatpack.pipeline.render.sample import render_sample, render_whole
 from neatpack.pipeline.run import run_pack
-
-SIZES = [(28, 28), (29, 29), (200, 130), (1, 1), (13, 300), (400, 700), (280, 281), (500, 20), (2000, 3)]
 
 
 @pytest.fixture(scope="module")
@@ -44,55 +41,25 @@ def turns(*parts, answer="It is so."):
     return [{"role": "user", "content": list(parts)}, {"role": "assistant", "content": [text(answer)]}]
 
 
-@pytest.fixture(scope="module")
-def hf(family, tmp_path_factory):
-    """Conversations and their HF tensors."""
-    folder = tmp_path_factory.mktemp("k25_media")
-    pictures = [picture(folder / f"{i}.png", *size, seed=i) for i, size in enumerate(SIZES)]
-    short = clip(folder / "short.mp4", frames=3, rate=4).path  # 1 frame at 2 a second
-    long = clip(folder / "long.mp4", frames=48, rate=5, height=90, width=66).path  # 19 frames: 5 chunks
-    conversations = [turns(part("image", path), text("What is it?")) for path in pictures]
-    conversations += [
-        turns(text("Only text.")),
-        turns(part("image", pictures[2]), text("and"), part("image", pictures[4]), part("image", pictures[0])),
-        turns(part("video", long), text("What happens?")),
-        turns(part("video", short), text("12"), part("video", long, fps=1), text("?")),  # digits before the time
-        turns(text("At 0"), part("video", long), part("image", pictures[2]), text(" "), part("video", short)),
-        [{"role": "system", "content": [text("Be brief.")]},
-         *turns(part("image", pictures[1]), text("?"), answer="\n\nYes."), *turns(part("video", short), answer="No")],
-    ]  # fmt: skip
-    return conversations, run_hf({family.source: conversations}, folder)
+def test_one_grid_has_three_names(family, tmp_path):
+    """Those of transformers' processor, and of the two that are remote code; chunks of videos are counted."""
+    images = [
+        part("image", picture(tmp_path / f"{i}.png", *size, seed=i)) for i, size in enumerate([(28, 28), (200, 130)])
+    ]
+    long = part("video", clip(tmp_path / "long.mp4", frames=48, rate=5).path)  # 19 frames at 2 a second
+    (measured,) = measure([from_conversation({"conversation": turns(*images, long, text("?"))})], family)
+    media = render_whole(measured, family, "torch").media
+    assert len(media["image_grid_thw"]) == 2
+    assert np.array_equal(media["grid_thws"], media["image_grid_thw"])
+    assert np.array_equal(media["image_grid_hws"], media["image_grid_thw"][:, 1:])
+    assert media["num_chunks_per_video"].tolist() == [len(media["video_grid_thw"])] == [5]
 
 
-def test_every_tensor(hf, family):
-    conversations, tensors = hf
-    tables = {kind: torch.from_numpy(table) for kind, table in family.tables("torch").items()}
-    for number, messages in enumerate(conversations):
-        prefix = f"processor/{number}/"
-        expected = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        (measured,) = measure([from_conversation({"conversation": messages})], family)
-        whole = render_whole(measured, family, "torch")
-        assert whole.input_ids.tolist() == expected["input_ids"][0].tolist(), messages
-        assert whole.mm_token_type_ids.tolist() == expected["mm_token_type_ids"][0].tolist()
-        assert measured.tokens == len(whole.input_ids) - 1
-        media = whole.media
-        assert np.array_equal(media["image_grid_thw"], expected.get("image_grid_thw", np.zeros((0, 3))))
-        assert np.array_equal(media["grid_thws"], media["image_grid_thw"])
-        assert np.array_equal(media["image_grid_hws"], media["image_grid_thw"][:, 1:])
-        assert np.array_equal(media["video_grid_thw"], expected.get("video_grid_thw", np.zeros((0, 3))))
-        assert media["num_chunks_per_video"].sum() == len(media["video_grid_thw"])  # the processor keeps it to itself
-        for name, kind in (("pixel_values", "image"), ("pixel_values_videos", "video")):
-            assert (name in expected) == bool(len(media[name]))
-            for dtype in (torch.float32, torch.bfloat16) if name in expected else ():
-                ours = restored(torch.from_numpy(media[name]), Stored(tables[kind]), dtype)
-                assert torch.equal(ours, torch.from_numpy(expected[name]).to(dtype)), (number, name)
-        assert family.media_tokens(media, family.facts) == int(np.count_nonzero(whole.mm_token_type_ids))
-        assert family.stored_bytes(measured.media) == sum(a.nbytes for a in media.values())
-
-
-def test_labels_are_the_answers_and_their_ends(hf, family):
-    conversations, _ = hf
-    (measured,) = measure([from_conversation({"conversation": conversations[-1]})], family)
+def test_labels_are_the_answers_and_their_ends(family, tmp_path):
+    image, short = part("image", picture(tmp_path / "a.png", 29, 29)), part("video", clip(tmp_path / "a.mp4").path)
+    messages = [{"role": "system", "content": [text("Be brief.")]},
+                *turns(image, text("?"), answer="\n\nYes."), *turns(short, answer="No")]  # fmt: skip
+    (measured,) = measure([from_conversation({"conversation": messages})], family)
     labels = render_whole(measured, family, "torch").labels
     assert family.chat.tokenizer.decode(labels[labels != -100]) == "\n\nYes.<|im_end|>No<|im_end|>"
 

@@ -1,4 +1,4 @@
-"""LLaVA-OneVision against transformers: every tensor of its processor, and packed against alone with its model."""
+"""LLaVA-OneVision: the PIL backend, labels, frames, what is refused, packed = alone. Its tensors: test_parity.py."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import SHARED, TinyData, assert_verified, clip, differences, picture, run_hf, tiny_config
+from helpers import SHARED, TinyData, assert_verified, clip, differences, picture, tiny_config
 from PIL import Image
 from processors import llava_onevision
 from tiny_models import tiny_llava_onevision
@@ -50,56 +50,13 @@ def tiny(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=["tiny", "real"])
-def hf(request, tiny, tmp_path_factory):
-    """(family, conversations, their HF tensors); the real processor where ../shared is."""
-    folder = tmp_path_factory.mktemp("llava_media")
-    family, factor = tiny, 1
-    if request.param == "real":
-        if not (SHARED / "processors" / "llava-onevision").is_dir():
-            pytest.skip("../shared/processors/llava-onevision is not here")
-        family, factor = load_family(ProcessorKey(processor=str(SHARED / "processors" / "llava-onevision"))), 4
-    pictures = [picture(folder / f"{i}.png", factor * high, factor * wide, seed=i)
-                for i, (high, wide) in enumerate(SIZES)]  # fmt: skip
-    short, long = clip(folder / "short.mp4", frames=4).path, clip(folder / "long.mp4", frames=11, height=90).path
-    conversations = [turns(part("image", path), text("What is it?")) for path in pictures]
-    conversations += [
-        turns(text("Only text.")),
-        turns(text("Look:"), part("image", pictures[2]), text("and"), part("image", pictures[5]), text("?")),
-        [*turns(part("image", pictures[0]), text("A"), answer="\n\nYes."),
-         *turns(text("And"), part("image", pictures[3]), part("image", pictures[6]), answer=" No")],
-        turns(part("video", short), text("What happens?")),
-        turns(text("Now"), part("video", long), part("image", pictures[1]), text("?")),
-    ]  # fmt: skip
-    if request.param == "tiny":  # as many frames each, as transformers needs them too
-        conversations.append(turns(part("video", long), part("image", pictures[1]), part("video", short), text("?")))
-    return family, conversations, run_hf({family.source: conversations}, folder)
-
-
-def test_every_tensor(hf):
-    family, conversations, tensors = hf
-    tables = {kind: torch.from_numpy(table) for kind, table in family.tables("torch").items()}
-    name = family.source.rsplit("/", 1)[1]
-    for number, messages in enumerate(conversations):
-        prefix = f"{name}/{number}/"
-        expected = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        (measured,) = measure([from_conversation({"conversation": messages})], family)
-        whole = render_whole(measured, family, "torch")
-        assert whole.input_ids.tolist() == expected["input_ids"][0].tolist(), messages
-        assert whole.mm_token_type_ids.tolist() == expected["mm_token_type_ids"][0].tolist()
-        assert measured.tokens == len(whole.input_ids) - 1
-        media = whole.media
-        assert np.array_equal(media["image_sizes"], expected.get("image_sizes", np.zeros((0, 2))))
-        assert media["batch_num_images"].tolist() == expected.get("batch_num_images", np.zeros(0)).tolist()
-        assert family.media_tokens(media, family.facts) == int(np.count_nonzero(whole.mm_token_type_ids))
-        for dtype in (torch.float32, torch.bfloat16):
-            if "pixel_values" in expected:  # [images, most tiles, …]
-                ours = restored(torch.from_numpy(media["pixel_values"]), Stored(tables["image"]), dtype)
-                theirs = torch.from_numpy(expected["pixel_values"]).to(dtype)
-                rows = [image[:tiles] for image, tiles in zip(theirs, media["num_tiles"].tolist(), strict=True)]
-                assert torch.equal(ours, torch.cat(rows)), number
-            if "pixel_values_videos" in expected:
-                ours = restored(torch.from_numpy(media["pixel_values_videos"]), Stored(tables["video"]), dtype)
-                assert torch.equal(ours, torch.from_numpy(expected["pixel_values_videos"]).flatten(0, 1).to(dtype))
+def any_family(request, tiny):
+    """The small one, and the real one where ../shared is."""
+    if request.param == "tiny":
+        return tiny
+    if not (SHARED / "processors" / "llava-onevision").is_dir():
+        pytest.skip("../shared/processors/llava-onevision is not here")
+    return load_family(ProcessorKey(processor=str(SHARED / "processors" / "llava-onevision")))
 
 
 def test_pixels_of_the_pil_backend(tiny, tmp_path):
@@ -116,9 +73,11 @@ def test_pixels_of_the_pil_backend(tiny, tmp_path):
             assert torch.equal(restored(torch.from_numpy(ours), table, torch.float32), tiles[: len(ours)])
 
 
-def test_labels_are_the_answers_and_their_ends(hf):
-    family, conversations, _ = hf
-    (measured,) = measure([from_conversation({"conversation": conversations[10]})], family)
+def test_labels_are_the_answers_and_their_ends(any_family, tmp_path):
+    family = any_family
+    images = [part("image", picture(tmp_path / f"{i}.png", 60, 40 + i, seed=i)) for i in range(3)]
+    messages = [*turns(images[0], text("A"), answer="\n\nYes."), *turns(text("And"), *images[1:], answer=" No")]
+    (measured,) = measure([from_conversation({"conversation": messages})], family)
     labels = render_whole(measured, family, "torch").labels
     # The line break of the header takes those of the answer with it where they are one token.
     assert family.chat.tokenizer.decode(labels[labels != -100]).replace("\n", "") == "Yes.<|im_end|> No<|im_end|>"

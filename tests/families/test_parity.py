@@ -5,7 +5,9 @@ and sounds where the family takes them. Compared are the ids, and the media as a
 the model is given. Real processors are those of ../shared; `tests/processors` has small ones on the demo's vocabulary.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from helpers import SHARED, asked, clip, picture, run_hf, tone
+from helpers import SHARED, asked, bare_model, clip, film, picture, run_hf, tone
+from PIL import Image
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoePreTrainedModelForConditionalGeneration as PositionedOmni,
+)
 
 from neatpack.loaders.media import LAYOUT_KEY, concatenated_media
 from neatpack.loaders.pixels import restored, stored_arrays
@@ -25,195 +31,363 @@ from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.labels import TrainOn
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.media.audio import decode_audio
-from neatpack.pipeline.records import MediaRef, Sample, Skip
+from neatpack.pipeline.records import TOKEN_TYPES, MediaRef, Sample, Skip
 from neatpack.pipeline.render.sample import render_whole
 
+Sizes = list[tuple[int, int]]  # heights and widths
 # Small, at a boundary, a line, larger than most bounds, and shapes between which choices are close.
-SIZES = [(56, 56), (90, 61), (150, 140), (33, 200), (448, 900), (640, 480), (30, 400)]
+SIZES: Sizes = [(56, 56), (90, 61), (150, 140), (33, 200), (448, 900), (640, 480), (30, 400)]
 # In tiles of 56: one, several, more than there may be, and shapes between which the choice is close.
-TILES = [(56, 56), (40, 30), (112, 112), (57, 170), (400, 120), (300, 300), (1, 90), (168, 112)]
+TILES = [*SIZES, (40, 30), (112, 112), (57, 170), (400, 120), (300, 300), (1, 90), (168, 112)]
+LARGE: Sizes = [(301, 517), (64, 48), (333, 90), (28, 5000), (1100, 800)]
+GEMMA: Sizes = [(301, 517), (3, 4), (1500, 90), (48, 5000), (336, 480), (1, 1)]
+KIMI: Sizes = [(28, 28), (29, 29), (200, 130), (1, 1), (13, 300), (400, 700), (280, 281), (500, 20), (2000, 3)]
+# Of every ratio, smaller and larger than the tiles; the fourth has more tokens than anyres_max_4 leaves it.
+LLAVA: Sizes = [(42, 42), (43, 41), (60, 130), (165, 168), (400, 300), (1, 90), (300, 2), (20, 21)]
+# One crop and many, more than fit, exact ones, very long ones, and those with the aspect ratio of several grids.
+PHI: Sizes = [
+    (40, 50),
+    (64, 64),
+    (301, 517),
+    (128, 192),
+    (33, 640),
+    (700, 71),
+    (500, 500),
+    (10, 64),
+    (131, 129),
+    (1, 1),
+]
 SOUND = {  # features and masks of sounds, by the array that they are made from
     "input_features": "input_features", "input_features_mask": "input_features",
     "feature_attention_mask": "input_features", "audio_input_features": "audio_input_features",
     "audio_attention_mask": "audio_input_features",
 }  # fmt: skip
 TEXT = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"}  # that is no medium
+# Arrays that no processor gives, or not all: how many rows are whose, seconds that only Qwen2.5-VL needs, other names
+# of a grid, and what is put before others.
+OURS = {
+    "num_tiles", "num_frames", "num_patches", "visual_kinds", "num_frames_per_video", "num_chunks_per_video",
+    "second_per_grid_ts", "grid_thws", "image_grid_hws", "audio_feature_lengths", "audio_frames", "image_crops",
+    "image_global_view", "image_global_mask",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clip:
+    frames: int
+    height: int
+    width: int
+    rate: int = 8
+    asked: float | None = None  # frames per second that the row asks for
+
+
+CLIPS = (Clip(frames=40, height=96, width=64), Clip(frames=33, height=60, width=120))
+
+
+def at(fps: float, *clips: Clip) -> tuple[Clip, ...]:
+    return tuple(Clip(frames=c.frames, height=c.height, width=c.width, rate=c.rate, asked=fps) for c in clips or CLIPS)
+
+
+def three_axes(name: str, whole: Sample, family: Family, theirs: dict[str, torch.Tensor]) -> np.ndarray:
+    """By transformers' own arithmetic, which needs no weights. `name`: of its model; "": as the config.json says."""
+    if name:
+        kind = getattr(transformers, name)
+        model = kind.__new__(kind)
+        torch.nn.Module.__init__(model)
+        model.config = SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=family.facts["merge_size"]))
+    else:
+        model = bare_model(family.source)
+    grids = {key: torch.from_numpy(array) for key, array in whole.media.items() if key.endswith("_grid_thw")}
+    more = {key: grid for key, grid in grids.items() if len(grid)}
+    more |= {key: theirs[key] for key in ("second_per_grid_ts",) if key in theirs}
+    ids, types = (torch.from_numpy(array)[None].long() for array in (whole.input_ids, whole.mm_token_type_ids))
+    positions, _ = model.get_rope_index(ids, types, **more)
+    return np.asarray(positions[:, 0])
+
+
+def omni_axes(whole: Sample, family: Family, theirs: dict[str, torch.Tensor]) -> np.ndarray:
+    model = PositionedOmni.__new__(PositionedOmni)
+    torch.nn.Module.__init__(model)
+    token = {f"{kind}_token_id": number for kind, number in family.chat.placeholder_ids.items()}
+    start = {f"{name}_start_token_id": family.chat.token_id(f"<|{name}_start|>") for name in ("vision", "audio")}
+    model.config = SimpleNamespace(
+        **token, **start, position_id_per_seconds=13, audio_config=SimpleNamespace(n_window=50)
+    )
+    model.spatial_merge_size = 2
+    mask = theirs.get("feature_attention_mask")
+    positions, _ = model.get_rope_index(
+        theirs["input_ids"],
+        image_grid_thw=theirs.get("image_grid_thw"),
+        video_grid_thw=theirs.get("video_grid_thw"),
+        attention_mask=torch.ones_like(theirs["input_ids"]),
+        use_audio_in_video=family.video is not None and family.video.sound is not None,
+        audio_seqlens=mask.sum(-1) if mask is not None else None,
+        second_per_grids=theirs.get("video_second_per_grid"),
+    )
+    return np.asarray(positions[:, 0])
+
+
+Positions = Callable[[Sample, Family, dict[str, torch.Tensor]], np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
     family: str
     real: str = ""  # a folder of ../shared/processors; else the one of tests/processors
-    without: tuple[str, ...] = ()  # tensors of the processor that are all ones, and that we leave out
-    frames: dict[str, Any] = field(default_factory=dict)  # of parts with a video: the rate that is asked for
-    sound_rate: int = 16_000
-    sizes: list[tuple[int, int]] = field(default_factory=list)  # of further pictures
-    types: bool = True  # whether its mm_token_type_ids are of the placeholders alone
     make: str = "make"  # of the module in tests/processors
+    made: tuple[tuple[str, Any], ...] = ()  # what it is given
+    sizes: Sizes | tuple[()] = ()  # of pictures; none: SIZES
+    photos: bool = False  # pictures as JPEGs, turned ones, of every mode, and photos and films of ../shared
+    clips: tuple[Clip, ...] = CLIPS
+    seconds: tuple[float, ...] = (0.5, 1.237)  # of sounds
+    sound_rate: int = 16_000
+    films: tuple[float, ...] = ()  # with their sound tracks heard, at these rates
+    rope: Positions | None = None  # positions on three axes
+    without: tuple[str, ...] = ()  # tensors of the processor that are all ones, and that we leave out
+    types: bool = True  # whether its mm_token_type_ids are of the placeholders alone
     system: bool = True  # whether its template takes a system prompt in parts
     stop: int = 0  # tokens that we write behind the last answer, and the template does not
-    clips: tuple[tuple[int, int, int], ...] = ((40, 96, 64), (33, 60, 120))  # frames, height and width of videos
-    rope: str = ""  # the model of transformers that counts positions on three axes, by its own get_rope_index
+    loose_ends: bool = False  # whether it takes the features of several sounds with the padding: their ends differ
 
 
+QWEN: Any = {"photos": True, "sizes": LARGE, "rope": partial(three_axes, "")}
+OMNI: Any = {"family": "qwen3_omni", "clips": at(1.0) + at(3.0, CLIPS[1]), "seconds": (0.31, 4.2), "films": (1.0, 2.0),
+             "rope": omni_axes, "loose_ends": True}  # fmt: skip
+IDEFICS: Any = {"family": "idefics3", "types": False, "without": ("pixel_attention_mask",)}
 LINES = {
-    "qwen3.5": Line(family="qwen3_vl", real="qwen3.5", rope="Qwen3_5Model"),
+    "qwen2-vl": Line(family="qwen2_vl", real="qwen2-vl", **QWEN),
+    "qwen2.5-vl": Line(family="qwen2_vl", real="qwen2.5-vl", **QWEN),
+    "qwen2_vl": Line(family="qwen2_vl", clips=at(2), rope=partial(three_axes, "")),
+    "qwen3-vl": Line(family="qwen3_vl", real="qwen3-vl", **QWEN),
+    "qwen3.5": Line(family="qwen3_vl", real="qwen3.5", rope=partial(three_axes, "Qwen3_5Model")),
+    "qwen3-omni": Line(real="qwen3-omni", **OMNI),
+    "qwen3_omni": Line(**OMNI),
+    "qwen2.5-omni": Line(family="qwen2_5_omni", real="qwen2.5-omni", clips=at(2)),
+    "qwen2_5_omni": Line(family="qwen2_5_omni", clips=at(2)),
     "gemma4": Line(family="gemma4", real="gemma4"),
-    "kimi-k2.5": Line(family="kimi_k25", real="kimi-k2.5"),
-    "phi4-mm": Line(family="phi4_mm", real="phi4-mm"),
-    "qwen2.5-omni": Line(family="qwen2_5_omni", real="qwen2.5-omni", frames={"fps": 2}),
-    "qwen2_5_omni": Line(family="qwen2_5_omni", frames={"fps": 2}),
-    # The processor of transformers takes several videos where they have as many frames: 5 each, at one in a second.
-    "internvl3": Line(
-        family="internvl", real="internvl3", types=False, sizes=[(8 * h, 8 * w) for h, w in TILES], frames={"fps": 1},
-        clips=((40, 96, 64), (45, 60, 120)),
+    "gemma4-small": Line(
+        family="gemma4", sizes=GEMMA, seconds=(0.5, 1.237, 31.0, 0.02),
+        clips=(Clip(frames=40, height=64, width=96, rate=5), Clip(frames=70, height=96, width=64, rate=1)),
     ),
-    "internvl": Line(family="internvl", types=False, sizes=TILES, clips=((9, 96, 64), (9, 60, 120))),
-    "internvl-sampled": Line(family="internvl", make="make_sampled", types=False),
     "gemma3": Line(family="gemma3"),
-    "idefics3": Line(family="idefics3", types=False, without=("pixel_attention_mask",)),
-    "idefics3-150": Line(family="idefics3", make="make_uneven", types=False, without=("pixel_attention_mask",)),
-    "idefics3-whole": Line(family="idefics3", make="make_whole", types=False, without=("pixel_attention_mask",)),
-    "smolvlm": Line(family="idefics3", make="make_smolvlm", types=False, without=("pixel_attention_mask",)),
+    "kimi-k2.5": Line(family="kimi_k25", real="kimi-k2.5"),
+    "kimi_k25": Line(  # videos of 1 frame at 2 a second, of 19 in 5 chunks, and of 9
+        family="kimi_k25", sizes=KIMI,
+        clips=(Clip(frames=3, height=64, width=96, rate=4), Clip(frames=48, height=90, width=66, rate=5),
+               Clip(frames=48, height=90, width=66, rate=5, asked=1.0)),
+    ),
+    "phi4-mm": Line(family="phi4_mm", real="phi4-mm"),
+    "phi4_mm": Line(family="phi4_mm", sizes=PHI, seconds=(0.5, 1.237, 6.0, 0.025)),
+    # The processor of LLaVA-OneVision takes several videos where they have as many frames, and InternVL's too.
+    "llava-onevision": Line(
+        family="llava_onevision", real="llava-onevision", sizes=[(4 * high, 4 * wide) for high, wide in LLAVA],
+        clips=(Clip(frames=4, height=64, width=96), Clip(frames=4, height=90, width=96)),
+    ),
+    "llava_onevision": Line(
+        family="llava_onevision", sizes=LLAVA, made=(("video", {"num_frames": 4, "do_sample_frames": True}),),
+        clips=(Clip(frames=4, height=64, width=96), Clip(frames=11, height=90, width=96)),
+    ),
+    "internvl3": Line(
+        family="internvl", real="internvl3", types=False, sizes=SIZES + [(8 * h, 8 * w) for h, w in TILES[len(SIZES):]],
+        clips=at(1, CLIPS[0], Clip(frames=45, height=60, width=120)),
+    ),
+    "internvl": Line(
+        family="internvl", types=False, sizes=TILES,
+        clips=(Clip(frames=9, height=96, width=64), Clip(frames=9, height=60, width=120)),
+    ),
+    "internvl-sampled": Line(family="internvl", make="make_sampled", types=False),
+    "idefics3": Line(**IDEFICS),
+    "idefics3-150": Line(make="make_uneven", **IDEFICS),
+    "idefics3-whole": Line(make="make_whole", **IDEFICS),
+    "smolvlm": Line(make="make_smolvlm", **IDEFICS),
     "mistral3": Line(family="mistral3", real="mistral3", types=False, system=False),
     "mistral3-small": Line(family="mistral3", types=False),
     "pixtral": Line(family="mistral3", make="make_pixtral", types=False),
-    "glm4.5v": Line(family="glm4v", real="glm4.5v", stop=1, rope="Glm4vMoeModel"),
-    "glm4v": Line(family="glm4v", stop=1, rope="Glm4vModel"),
-    "glm4.6v": Line(family="glm4v", make="make_46", stop=1, rope="Glm46VModel"),
+    "glm4.5v": Line(family="glm4v", real="glm4.5v", stop=1, rope=partial(three_axes, "Glm4vMoeModel")),
+    "glm4v": Line(family="glm4v", stop=1, rope=partial(three_axes, "Glm4vModel")),
+    "glm4.6v": Line(family="glm4v", make="make_46", stop=1, rope=partial(three_axes, "Glm46VModel")),
 }  # fmt: skip
 
 
+def part(kind: str, path: Any, **more: Any) -> dict[str, Any]:
+    return {"type": kind, kind: str(path), "path": str(path), **more}
+
+
+def pictures(folder: Path, line: Line) -> list[Any]:
+    ending = "jpg" if line.photos else "png"
+    paths = [picture(folder / f"{i}.{ending}", *size, seed=i) for i, size in enumerate(line.sizes or SIZES)]
+    if line.photos:
+        exif = Image.Exif()
+        exif[0x0112] = 8
+        paths.append(picture(folder / "turned.jpg", 150, 260, exif=exif))
+        paths += [picture(folder / f"{mode}.png", 200, 130, mode=mode) for mode in ("RGBA", "P", "L", "LA")]
+        paths += sorted((SHARED / "data/media/coco_train2017").glob("*.jpg"))[:4]
+    return [part("image", path) for path in paths]
+
+
+def videos(folder: Path, line: Line) -> list[Any]:
+    if line.photos:
+        names = ("mllm_demo_data/4.mp4", "mantis/video/000001_000050/1066682446.mp4", "mllm_demo_data/3.mp4")
+        paths = [SHARED / "data/media" / name for name in names]
+        rates = [(0, 2), (1, 1), (0, 1), (0, 2.5), (2, 3)]
+        whole = clip(folder / "all.mp4", frames=7, height=90, width=160).path
+        return [*(part("video", paths[number], fps=fps) for number, fps in rates), part("video", whole)]
+    made = []
+    for number, c in enumerate(line.clips):
+        path = clip(folder / f"{number}.mp4", frames=c.frames, rate=c.rate, height=c.height, width=c.width).path
+        made.append(part("video", path, **({"fps": c.asked} if c.asked else {})))
+    return made
+
+
+def heard(path: Path, line: Line) -> str:
+    samples = path.with_suffix(".npy")
+    np.save(samples, decode_audio(MediaRef(kind="audio", path=str(path)), line.sound_rate))
+    return str(samples)
+
+
 def conversations(folder: Path, line: Line, takes: tuple[str, ...]) -> list[Any]:
-    images, videos, sounds = [], [], []
-    for number, size in enumerate(SIZES + line.sizes):
-        path = str(picture(folder / f"{number}.png", *size, seed=number))
-        images.append({"type": "image", "image": path, "path": path})
-    for number, (frames, height, width) in enumerate(line.clips):
-        path = clip(folder / f"{number}.mp4", frames=frames, rate=8, height=height, width=width).path
-        videos.append({"type": "video", "video": path, "path": path, **line.frames})
-    for number, seconds in enumerate((0.5, 1.237)):
-        path = str(tone(folder / f"{number}.wav", seconds))
-        samples = Path(path).with_suffix(".npy")
-        np.save(samples, decode_audio(MediaRef(kind="audio", path=path), line.sound_rate))
-        sounds.append({"type": "audio", "audio": path, "samples": str(samples)})
-    text = {"type": "text", "text": " Look: 12"}
+    folder.mkdir()
+    images, text = pictures(folder, line), {"type": "text", "text": " Look: 12"}
     system = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
     talks = [asked(image) for image in images]
     first = [system] if line.system else []
     talks += [asked(), [*first, *asked(answer="\n\nJa, 这个.\n")], asked(images[0], text, images[2], images[3])]
     talks += [asked(images[1]) + asked(text, images[2], answer="\nNo.")]
     if "video" in takes:
-        talks += [asked(video) for video in videos] + [asked(videos[0], images[2], videos[1]), asked(text, videos[1])]
+        films, space = videos(folder, line), {"type": "text", "text": " "}
+        talks += [asked(video) for video in films]
+        talks += [asked(films[0], images[2], space, films[1]), asked(text, films[1])]
     if "audio" in takes:
+        paths = [tone(folder / f"{number}.wav", seconds) for number, seconds in enumerate(line.seconds)]
+        paths.append(tone(folder / "stereo.wav", 0.8, rate=44_100, channels=2))
+        sounds = [{"type": "audio", "audio": str(path), "samples": heard(path, line)} for path in paths]
         talks += [asked(sound) for sound in sounds] + [asked(sounds[0], text, sounds[1]), asked(images[0], sounds[1])]
+        talks += [asked(images[0], sounds[1], images[2]) + asked(images[3], sounds[0], sounds[2], answer="No.")]
+        if "video" in takes:
+            talks += [asked(images[0], text, images[2], sounds[1], films[0]) + asked(images[1], answer="\n\nJa.\n")]
+        for fps in line.films:
+            path = film(folder / f"film{fps}.mp4")
+            with_sound = part("video", path, fps=fps, sound=heard(path, line))
+            talks += [asked(with_sound), asked(images[0], with_sound, sounds[0])]
     return talks
 
 
-@pytest.fixture(scope="module")
-def loaded(request, tmp_path_factory) -> dict[str, Family]:
-    """Those that are here, and asked for: `-k glm4v` runs no other processor."""
-    found = {}
-    chosen = {item.callspec.params["name"] for item in request.session.items if item.module is request.module}
-    for name, line in LINES.items():
-        if name not in chosen:
-            continue
-        folder = SHARED / "processors" / line.real
-        if not line.real:
-            make = getattr(import_module(f"processors.{line.family}"), line.make)
-            folder = make(tmp_path_factory.mktemp("made") / name)
-        if folder.is_dir():
-            found[name] = load_family(ProcessorKey(processor=str(folder)))
-    return found
-
-
-@pytest.fixture(scope="module")
-def hf(loaded, tmp_path_factory) -> tuple[dict[str, list[Any]], dict[str, np.ndarray]]:
-    """Conversations by line, and the tensors of all processors, in one process."""
-    folder = tmp_path_factory.mktemp("parity")
-    talks = {name: conversations(folder / name, LINES[name], family.takes) for name, family in loaded.items()}
-    return talks, run_hf({family.source: talks[name] for name, family in loaded.items()}, folder)
-
-
-def rope_positions(name: str, whole: Sample, family: Family) -> np.ndarray:
-    """By transformers' own arithmetic, which needs no weights."""
-    kind = getattr(transformers, name)
-    model = kind.__new__(kind)
-    torch.nn.Module.__init__(model)
-    model.config = SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=family.facts["merge_size"]))
-    tensors = {key: torch.from_numpy(array) for key, array in whole.media.items() if key.endswith("_grid_thw")}
-    ids, types = (torch.from_numpy(array)[None].long() for array in (whole.input_ids, whole.mm_token_type_ids))
-    positions, _ = model.get_rope_index(ids, types, **{key: grid for key, grid in tensors.items() if len(grid)})
-    return positions[:, 0].numpy()
+def processor_of(name: str, folder: Path) -> str:
+    line = LINES[name]
+    if not line.real:
+        return str(getattr(import_module(f"processors.{line.family}"), line.make)(folder / name, **dict(line.made)))
+    if not (SHARED / "processors" / line.real).is_dir():
+        pytest.skip(f"../shared/processors/{line.real} is not here")
+    return str(SHARED / "processors" / line.real)
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_every_tensor(name, request):
-    line, families = LINES[name], request.getfixturevalue("loaded")
-    if name not in families:
-        pytest.skip(f"../shared/processors/{line.real} is not here")
-    family, (talks, tensors) = families[name], request.getfixturevalue("hf")
-    assert family.name == line.family, "chosen by the processor's class"
-    stored, seen = stored_arrays(family.media, family.tables("torch")), set()
-    for number, messages in enumerate(talks[name]):
-        prefix = f"{Path(family.source).name}/{number}/"
-        theirs = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-        (measured,) = measure([from_conversation({"conversation": messages})], family)
-        assert not isinstance(measured, Skip), measured
-        whole = render_whole(measured, family, "torch")
-        known = len(whole.input_ids) - line.stop
-        assert whole.input_ids[:known].tolist() == theirs["input_ids"][0].tolist(), (number, messages)
-        assert set(whole.input_ids[known:].tolist()) <= {family.chat.markers.end}
-        assert measured.tokens == len(whole.input_ids) - 1, "the exact length"
-        assert measured.media_bytes == sum(array.nbytes for array in whole.media.values())
-        counted = family.media_tokens(whole.media, family.facts)
-        assert counted in (None, np.count_nonzero(whole.mm_token_type_ids))
-        types = theirs.get("mm_token_type_ids", theirs.get("token_type_ids"))
-        if types is not None and line.types:
-            assert whole.mm_token_type_ids[:known].tolist() == types[0].tolist()
-        if line.rope:
-            assert np.array_equal(whole.position_ids, rope_positions(line.rope, whole, family))
-        media = {key: torch.from_numpy(array) for key, array in whole.media.items()}
-        pixels = {key: restored(media[key], table, torch.float32) for key, table in stored.items()}
-        batch = concatenated_media([media | pixels | {LAYOUT_KEY: family.media}])
-        for key, value in theirs.items():
-            if key in TEXT:
-                continue
-            if key in line.without:  # models take their absence for ones
-                assert (value == 1).all()
-                continue
-            seen.add(key)
-            ours, expected = batch[key], torch.from_numpy(value)
-            if key in SOUND:  # padded further, and alone otherwise than beside a longer one: what is not padding counts
-                assert len(ours) == len(expected)
-                array = family.media[SOUND[key]]
-                lengths = media[array.counts].tolist()
-                axis = -1 if array.deliver.transposed else 0
-                ours, expected = (
-                    torch.cat([rows.narrow(axis, 0, number) for rows, number in zip(both, lengths, strict=True)], axis)
-                    for both in (ours, expected)
-                )
-            assert torch.equal(ours.to(expected.dtype), expected), (number, key)
-            if key in stored and not family.media[key].deliver.per_medium:
-                rounded = restored(media[key], stored[key], torch.bfloat16)
-                assert torch.equal(rounded.view(expected.shape), expected.to(torch.bfloat16)), (number, key)
-        trained = whole.labels[whole.labels != -100]
-        end = family.chat.tokenizer.decode([family.chat.markers.end])
-        answers = [turn["content"][0]["text"] for turn in messages if turn["role"] == "assistant"]
-        said = family.chat.tokenizer.decode(trained).replace("<think>\n\n</think>", "").replace("<think></think>", "")
-        assert [word.strip() for word in said.split(end)] == [*(answer.strip() for answer in answers), ""]
-    assert any("pixel_values" in key for key in seen)
+def test_every_tensor(name, tmp_path):
+    line, processor = LINES[name], processor_of(name, tmp_path)
+    families = {False: load_family(ProcessorKey(processor=processor))}
+    if line.films:
+        families[True] = load_family(ProcessorKey(processor=processor, use_audio_in_video=True))
+    assert families[False].name == line.family, "chosen by the processor's class"
+    talks = conversations(tmp_path / "media", line, families[False].takes)
+    tensors, seen = run_hf({processor: talks}, tmp_path), set()
+    for number, messages in enumerate(talks):
+        prefix = f"{Path(processor).name}/{number}/"
+        theirs = {key.removeprefix(prefix): torch.from_numpy(value) for key, value in tensors.items()
+                  if key.startswith(prefix)}  # fmt: skip
+        family = families[any("sound" in piece for turn in messages for piece in turn["content"])]
+        seen |= compare(messages, family, theirs, line)
+    assert seen == set(families[False].media), "no array was empty all along"
+
+
+def compare(messages: list[Any], family: Family, theirs: dict[str, torch.Tensor], line: Line) -> set[str]:
+    """The arrays that are filled."""
+    (measured,) = measure([from_conversation({"conversation": messages})], family)
+    assert not isinstance(measured, Skip), measured
+    whole = render_whole(measured, family, "torch")
+    known = len(whole.input_ids) - line.stop
+    assert whole.input_ids[:known].tolist() == theirs["input_ids"][0].tolist(), messages
+    assert set(whole.input_ids[known:].tolist()) <= {family.chat.markers.end}
+    assert measured.tokens == len(whole.input_ids) - 1, "the exact length"
+    # Of an array with a row for several media (LLaVA-OneVision's batch_num_images), one for each is planned.
+    sizes = {key: array.nbytes for key, array in whole.media.items()}
+    sizes |= {key: a.row_bytes * int(whole.media[key].sum()) for key, a in family.media.items() if a.groups}
+    assert measured.media_bytes == sum(sizes.values())
+    assert family.media_tokens(whole.media, family.facts) in (None, np.count_nonzero(whole.mm_token_type_ids))
+    types = theirs.get("mm_token_type_ids", theirs.get("token_type_ids"))
+    if types is not None and line.types:
+        assert whole.mm_token_type_ids[:known].tolist() == types[0].tolist()
+    if not family.chat.format.video_span:
+        kinds = {token: TOKEN_TYPES[kind] for kind, token in family.chat.placeholder_ids.items()}
+        assert whole.mm_token_type_ids.tolist() == [kinds.get(token, 0) for token in whole.input_ids.tolist()]
+    if line.rope:
+        assert np.array_equal(whole.position_ids, line.rope(whole, family, theirs))
+    elif family.position_axes == 1:
+        assert whole.position_ids.tolist() == list(range(len(whole.input_ids)))
+    compare_media(whole, family, theirs, line)
+    trained = whole.labels[whole.labels != -100]
+    end = family.chat.tokenizer.decode([family.chat.markers.end])
+    answers = [turn["content"][0]["text"] for turn in messages if turn["role"] == "assistant"]
+    said = family.chat.tokenizer.decode(trained).replace("<think>\n\n</think>", "").replace("<think></think>", "")
+    assert [word.strip() for word in said.split(end)] == [*(answer.strip() for answer in answers), ""]
+    return {key for key, array in whole.media.items() if len(array)}
+
+
+def compare_media(whole: Sample, family: Family, theirs: dict[str, torch.Tensor], line: Line) -> None:
+    stored = stored_arrays(family.media, family.tables("torch"))
+    media = {key: torch.from_numpy(array) for key, array in whole.media.items()}
+    batches = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        pixels = {key: restored(media[key], table, dtype) for key, table in stored.items()}
+        batches[dtype] = concatenated_media([media | pixels | {LAYOUT_KEY: family.media}])
+    batch = batches[torch.float32]
+    assert {key for key, array in whole.media.items() if len(array)} - theirs.keys() <= OURS
+    assert not {array.deliver.first for array in family.media.values()} & batch.keys()
+    for key, expected in theirs.items():
+        if key in TEXT:
+            continue
+        if key in line.without:  # models take their absence for ones
+            assert (expected == 1).all()
+            continue
+        if key in SOUND:
+            array = family.media[SOUND[key]]
+            compare_sounds(batch[key], expected, media[array.counts].tolist(), array.deliver.transposed, line)
+            continue
+        for dtype, found in (
+            batches.items() if key in stored and not family.media[key].deliver.first else [(None, batch)]
+        ):
+            ours, wanted = found[key], expected if dtype is None else expected.to(dtype)
+            if ours.ndim < wanted.ndim:  # of pictures that it pads to the most tiles of any
+                counts = media[family.media[key].counts].tolist()
+                wanted = torch.cat([tiles[:count] for tiles, count in zip(wanted, counts, strict=True)])
+            assert torch.equal(ours if dtype else ours.to(wanted.dtype), wanted), key
+
+
+def compare_sounds(
+    ours: torch.Tensor, expected: torch.Tensor, lengths: list[int], transposed: bool, line: Line
+) -> None:
+    """Padded further, and alone otherwise than beside a longer one: what is not padding counts."""
+    assert len(ours) == len(expected) == len(lengths)
+    if expected.ndim == 2:  # a mask
+        assert expected.sum(-1).tolist() == ours.sum(-1).tolist() == lengths
+    for own, other, length in zip(ours, expected, lengths, strict=True):
+        axis = -1 if transposed and own.ndim > 1 else 0
+        loose = 2 if line.loose_ends and len(lengths) > 1 and own.ndim > 1 else 0
+        own, other = (rows.narrow(axis, 0, length - loose) for rows in (own, other))
+        if loose:
+            assert torch.allclose(own, other.to(own.dtype), atol=1e-5)
+        else:
+            assert torch.equal(own.to(other.dtype), other)
 
 
 @pytest.mark.parametrize("name", ["qwen3.5", "kimi-k2.5"])
-def test_an_empty_thought_of_the_template_is_trained_on_or_not(name, loaded):
+def test_an_empty_thought_of_the_template_is_trained_on_or_not(name, tmp_path):
     """Their templates write one into answers; --reasoning mask leaves it to the prompt."""
-    if name not in loaded:
-        pytest.skip(f"../shared/processors/{LINES[name].real} is not here")
-    family, example = loaded[name], from_conversation({"conversation": asked()})
+    family = load_family(ProcessorKey(processor=processor_of(name, tmp_path)))
     said = {}
     for reasoning in ("train", "mask"):
-        (measured,) = measure([example], family, train_on=TrainOn(reasoning=reasoning))
+        (measured,) = measure(
+            [from_conversation({"conversation": asked()})], family, train_on=TrainOn(reasoning=reasoning)
+        )
         labels = render_whole(measured, family, "torch").labels
         said[reasoning] = family.chat.tokenizer.decode(labels[labels != -100])
     assert "<think>" in said["train"] and said["mask"] == "It is.<|im_end|>"

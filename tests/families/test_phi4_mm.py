@@ -1,4 +1,4 @@
-"""Phi-4 multimodal against transformers: every tensor of its processor, alone and in a batch; packed against alone."""
+"""Phi-4 multimodal: a batch of all media, what is refused, packed against alone. Its tensors: test_parity.py."""
 
 import shutil
 
@@ -29,9 +29,6 @@ from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
-# One crop and many, more than fit, exact ones, very long ones, and those with the aspect ratio of several grids.
-SIZES = [(40, 50), (64, 64), (301, 517), (128, 192), (33, 640), (700, 71), (500, 500), (10, 64), (131, 129), (1, 1)]
-
 
 @pytest.fixture(scope="module")
 def processor(tmp_path_factory):
@@ -45,20 +42,17 @@ def family(processor):
 
 @pytest.fixture(scope="module")
 def hf(processor, tmp_path_factory):
-    """Conversations, and what the HF processor makes of them; the last has all media in one call."""
+    """A conversation with all media in one call, and what the HF processor makes of it."""
     folder = tmp_path_factory.mktemp("hf")
-    paths = [str(picture(folder / f"{i}.png", *size, seed=i)) for i, size in enumerate(SIZES)]
+    sizes = [(40, 50), (301, 517), (128, 192)]
+    paths = [str(picture(folder / f"{i}.png", *size, seed=i)) for i, size in enumerate(sizes)]
     images = [{"type": "image", "image": path, "path": path} for path in paths]
     sounds = []
-    for number, seconds in enumerate((0.5, 1.237, 6.0, 0.025)):
+    for number, seconds in enumerate((0.5, 1.237, 6.0)):
         path = tone(folder / f"{number}.wav", seconds)
         np.save(path.with_suffix(".npy"), decode_audio(MediaRef(kind="audio", path=str(path)), 16_000))
         sounds.append({"type": "audio", "audio": str(path), "samples": str(path.with_suffix(".npy"))})
-    conversations = [asked(part) for part in (*images, *sounds)]
-    conversations += [
-        [{"role": "system", "content": [{"type": "text", "text": "Be brief."}]}, *asked(answer="\n\nJa, 这个.\n")],
-        asked(images[0], sounds[1], images[2]) + asked(images[3], sounds[0], sounds[2], answer="No."),
-    ]
+    conversations = [asked(images[0], sounds[1], images[1]) + asked(images[2], sounds[0], sounds[2], answer="No.")]
     return conversations, run_hf({str(processor): conversations}, folder)
 
 
@@ -73,31 +67,6 @@ def rendered(family, messages):
     whole = render_whole(measured, family, "torch")
     assert measured.tokens == len(whole.input_ids) - 1
     return whole
-
-
-def test_every_tensor_equals_the_hf_processors(hf, family, processor):
-    conversations, found = hf
-    table = Stored(torch.from_numpy(family.tables("torch")["image"]))
-    for number, messages in enumerate(conversations):
-        tensors, whole = tensors_of(found, processor, number), rendered(family, messages)
-        media = {name: torch.from_numpy(array) for name, array in whole.media.items()}
-        assert whole.input_ids.tolist() == tensors["input_ids"][0].tolist(), number
-        assert whole.position_ids.tolist() == list(range(len(whole.input_ids)))
-        kinds = {family.chat.placeholder_ids["image"]: 1, family.chat.placeholder_ids["audio"]: 3}
-        assert whole.mm_token_type_ids.tolist() == [kinds.get(token, 0) for token in whole.input_ids.tolist()]
-        assert family.media_tokens(whole.media, family.facts) == np.count_nonzero(whole.mm_token_type_ids)
-        if "image_pixel_values" in tensors:
-            assert torch.equal(media["image_sizes"], tensors["image_sizes"])
-            floats = {"image_pixel_values": restored(media["image_pixel_values"], table, torch.float32)}
-            batch = concatenated_media([media | floats | {"media_layout": family.media}])
-            assert torch.equal(batch["image_attention_mask"].float(), tensors["image_attention_mask"])
-            assert torch.equal(batch["image_pixel_values"], tensors["image_pixel_values"]), number
-        if "audio_input_features" in tensors:
-            assert torch.equal(media["audio_embed_sizes"], tensors["audio_embed_sizes"])
-            theirs = tensors["audio_input_features"]
-            ours = media["audio_input_features"].split(media["audio_frames"].tolist())
-            for features, expected in zip(ours, theirs, strict=True):
-                assert torch.equal(features, expected[: len(features)])
 
 
 @settings(max_examples=300)
