@@ -151,9 +151,17 @@ def _probing(environment: Any, source: str) -> Any:
         if isinstance(node, nodes.Call):
             if not isinstance(node.node, nodes.Name) or node.node.name not in _CALLED:
                 return None
-        elif type(node).__name__ not in _NODES:
+        elif type(node).__name__ not in _NODES or (isinstance(node, nodes.Compare) and _looks_inside(node)):
             return None
     probing = environment.overlay()
     probing.filters = dict.fromkeys(environment.filters, _refuse)
     probing.tests = {name: test if name in _TESTS else _refuse for name, test in environment.tests.items()}
     return probing.from_string(source)
+
+
+def _looks_inside(node: Any) -> bool:
+    """Whether it may ask for one text within another: a string does not tell what it is asked for that it is."""
+    from jinja2 import nodes
+
+    inside = [operand.expr for operand in node.ops if operand.op in ("in", "notin")]
+    return not isinstance(node.expr, nodes.Const) and not all(isinstance(e, nodes.List | nodes.Tuple) for e in inside)
