@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from helpers import DEMO_PROCESSOR
 from tokenizers.normalizers import Lowercase
-from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+from transformers.models.auto.auto_mappings import PROCESSOR_MAPPING_NAMES
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import Family, ProcessorKey, identity_of

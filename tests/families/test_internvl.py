@@ -1,6 +1,7 @@
 """InternVL: frames, smaller and shorter ones, what is refused, packed against alone. Its tensors: test_parity.py."""
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -55,7 +56,9 @@ def test_smaller_and_shorter_videos(tiny, tmp_path):
 
 # Total frames and frames per second; 34 and 14 frames is where steps of a float go beyond the end.
 VIDEOS = [(1, 5.0), (7, 25.0), (34, 24.0), (100, 29.97), (301, 30.0), (1000, 23.976), (4321, 60.0)]
-SETTINGS = [{"num_frames": 1}, {"num_frames": 7}, {"num_frames": 14, "initial_shift": False}, {"fps": 1}, {"fps": 2.5},
+SETTINGS: list[dict[str, Any]] = [
+            {"num_frames": 1}, {"num_frames": 7}, {"num_frames": 14, "initial_shift": False},
+            {"fps": 1}, {"fps": 2.5},
             {"num_frames": 6, "initial_shift": 0.9}, {"num_frames": 7, "initial_shift": 3}]  # fmt: skip
 
 
