@@ -19,7 +19,8 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 
 # Tests need no annotations, and may take apart what could also be a Skip or None without asking: they fail if it is.
-UNTYPED_TESTS := --explicit-package-bases --exclude tests/install/project --allow-untyped-defs --allow-incomplete-defs \
+# In a cache of their own: what mypy keeps is of no use to a run with other options, and would be thrown away each time.
+UNTYPED_TESTS := --cache-dir .mypy_cache_tests --explicit-package-bases --exclude tests/install/project --allow-untyped-defs --allow-incomplete-defs \
 	--allow-untyped-calls --no-warn-return-any --no-warn-unused-ignores \
 	--disable-error-code union-attr --disable-error-code arg-type \
 	--disable-error-code list-item --disable-error-code dict-item --disable-error-code assignment \
