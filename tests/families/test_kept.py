@@ -68,6 +68,6 @@ def test_another_tokenizer_or_another_code_is_another_proof(
     other.add_special_tokens({"additional_special_tokens": ["<|new|>"]})
     kept_encoder(tokenizer, tmp_path)
     assert kept_encoder(other, tmp_path).encode(["<|new|>"])[0].tolist() == [len(tokenizer)]
-    monkeypatch.setattr(kept.importlib.metadata, "version", lambda name: "0")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0")
     kept_encoder(tokenizer, tmp_path)
     assert found_out == ["proved"] * 3 == ["proved"] * len(list(tmp_path.iterdir()))
