@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from neatpack.pipeline.config import PackConfig, UserError, absolute, add_flags, fingerprint, load_config
+from neatpack.pipeline.config import PackConfig, UserError, absolute, fingerprint
+from neatpack.pipeline.flags import add_flags, load_config
 
 REQUIRED = ("--meta", "/m.json", "--processor", "p", "--out", "/o")
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ..config import PackConfig, UserError, add_flags, load_config, place_of
+from ..config import PackConfig, UserError, place_of
 from ..display import shown
+from ..flags import add_flags, load_config
 from ..runtime.again import run_again
 from ..runtime.progress import (
     COMMITTING,

@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import PackConfig, UserError, add_flags, load_config, place_of
+from ..config import PackConfig, UserError, place_of
+from ..flags import add_flags, load_config
 from ..manifest import Manifest
 from ..runtime.again import run_again
 from ..runtime.storage import Place, write_whole

@@ -12,7 +12,8 @@ from ..media.pixels import Resize, resize_torch, tiles_of
 from ..records import MeasuredMedia, MediaKind, Turn
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import TilesAndWhole, configured, refuse_settings, resampling
+from .rules import configured, refuse_settings, resampling
+from .tiles import TilesAndWhole
 
 OPENS, CLOSES = "<start_of_image>", "<end_of_image>"
 CHAT = ChatFormat(

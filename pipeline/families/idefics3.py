@@ -12,7 +12,8 @@ from ..media.pixels import Resize, resize_torch
 from ..records import MeasuredMedia
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import TilesAndWhole, configured, refuse_settings, resampling
+from .rules import configured, refuse_settings, resampling
+from .tiles import TilesAndWhole
 
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 PLACES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))

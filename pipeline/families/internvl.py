@@ -15,7 +15,8 @@ from ..media.resize import closest_tiles
 from ..records import TOKEN_TYPES, MeasuredMedia, Turn
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import FrameTiles, SquareTiles, TilesAndWhole, configured, refuse_settings, thinned
+from .rules import configured, refuse_settings, thinned
+from .tiles import FrameTiles, SquareTiles, TilesAndWhole
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant\n",

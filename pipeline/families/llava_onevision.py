@@ -28,7 +28,8 @@ from ..media.resize import best_resolution, fitted
 from ..records import MeasuredMedia
 from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import FrameTiles, SquareTiles, configured, refuse_settings, uniform_frames
+from .rules import configured, refuse_settings, uniform_frames
+from .tiles import FrameTiles, SquareTiles
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant \n",

@@ -12,7 +12,8 @@ from ..media.pixels import Resize, tiles_of
 from ..records import MeasuredMedia, Turn
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import TileImages, configured, refuse_settings
+from .rules import configured, refuse_settings
+from .tiles import TileImages
 
 CHAT = ChatFormat(
     assistant_header="[/INST]",

@@ -26,7 +26,8 @@ from ..media.resize import closest_tiles
 from ..records import MeasuredMedia, Turn
 from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import SoundFeatures, SquareTiles, refuse_settings
+from .rules import SoundFeatures, refuse_settings
+from .tiles import SquareTiles
 
 IMAGE_DEFAULTS: dict[str, Any] = {
     "size": {"height": 448, "width": 448},

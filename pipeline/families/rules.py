@@ -1,9 +1,9 @@
-"""Rules that several families share: pictures and videos as patches or tiles, frames by number or rate, sounds."""
+"""Rules that several families share: pictures and videos as patches, frames by number or rate, sounds."""
 
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..config import UserError
 from ..layout import Delivery, MediaArray
-from ..media.pixels import Resize, in_patches, patchify_video, pixel_table, resize_torch, tiles_of
+from ..media.pixels import Resize, in_patches, patchify_video, pixel_table, resize_torch
 from ..media.resize import smart_resize_image
 from ..records import MeasuredMedia
 from .base import Arrays, Grid, ImageRule, MediaRule, ProcessorKey, Size, SoundRule, VideoRule
@@ -264,82 +264,6 @@ class PatchVideos(Patches, VideoRule):
         resized = [resize_torch(frame, medium.size) for frame in frames]
         resized += [resized[-1]] * (-len(resized) % self.temporal_patch_size)
         return patchify_video(np.stack(resized), self.patch_size, self.merge_size, self.temporal_patch_size)
-
-
-# Tiles
-
-
-@dataclass(frozen=True, kw_only=True)
-class SquareTiles(PixelRule):
-    """Pictures or frames as square tiles of one size."""
-
-    side: int  # pixels
-
-    @property
-    def tile(self) -> tuple[int, int, int]:
-        """The shape of a stored tile."""
-        return len(self.image_mean), self.side, self.side
-
-    def in_tiles(self, rows: int, columns: int, longest_edge: int = 0) -> tuple[Size, Grid]:
-        """The size and the grid of so many: 2 rows of 3 tiles of 56 pixels -> (112, 168), (1, 2, 3).
-
-        longest_edge: what the longer side was brought to before, if it was.
-        """
-        if not rows * columns:
-            raise ValueError(f"a side of it vanishes when the other is brought to {longest_edge}; crop the picture")
-        return (rows * self.side, columns * self.side), (1, rows, columns)
-
-
-@dataclass(frozen=True, kw_only=True)
-class TileImages(SquareTiles, ImageRule):
-    """Pictures that are resized to whole tiles."""
-
-    @property
-    def smallest(self) -> MeasuredMedia:
-        return self.blank(*self.in_tiles(1, 1))
-
-
-@dataclass(frozen=True, kw_only=True)
-class TilesAndWhole(TileImages):
-    """Tiles of so many tokens each, and behind them the whole picture as one more, unless there is only one."""
-
-    tile_tokens: int
-
-    def num_rows(self, medium: MeasuredMedia) -> int:
-        """2 x 3 -> 7, 1 x 1 -> 1."""
-        tiles = math.prod(medium.grid)
-        return tiles + (tiles > 1)
-
-    def tokens(self, medium: MeasuredMedia) -> int:
-        return self.num_rows(medium) * self.tile_tokens
-
-    def tiles(self, resized: np.ndarray, whole: Callable[[Size], np.ndarray]) -> np.ndarray:
-        """Of a resized picture, and where there are several, of `whole`: the picture as large as it is told."""
-        tiles = tiles_of(resized, self.side)
-        if len(tiles) == 1:
-            return tiles
-        return np.concatenate([tiles, tiles_of(whole((self.side, self.side)), self.side)])
-
-
-@dataclass(frozen=True, kw_only=True)
-class FrameTiles(SquareTiles, VideoRule):
-    """Every frame is one tile; always as torchvision does, transformers' only backend for videos."""
-
-    fps: float | None
-    num_frames: int | None
-    max_frames: int  # 0: no bound
-    wishes = ("nframes", "max_frames")
-
-    def wished(self, asked: Mapping[str, int]) -> Self:
-        if "nframes" in asked:  # whatever bound the config has
-            return replace(self, num_frames=asked["nframes"], max_frames=0)
-        return replace(self, max_frames=asked["max_frames"])
-
-    def shape(self, num_frames: int, height: int, width: int) -> tuple[Size, Grid]:
-        return (self.side, self.side), (num_frames, 1, 1)
-
-    def tiles(self, frames: Iterable[np.ndarray]) -> np.ndarray:
-        return np.concatenate([tiles_of(resize_torch(frame, (self.side, self.side)), self.side) for frame in frames])
 
 
 # Frames

@@ -1,0 +1,125 @@
+"""PackConfig from flags and a YAML file. Unknown keys fail."""
+
+import argparse
+import dataclasses
+import types
+import typing
+from pathlib import Path
+from typing import Any, Literal
+
+from .config import PackConfig, UserError, absolute, flag
+
+
+def add_flags(parser: argparse.ArgumentParser, *, omit: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> None:
+    """One flag per config key. Flags have no defaults here, so that an absent flag leaves the YAML's value alone."""
+    parser.add_argument(
+        "--config", metavar="FILE.yaml", help="the same keys from a YAML file (pack_size: 8192); flags win"
+    )
+    for f in dataclasses.fields(PackConfig):
+        if f.name in omit:
+            continue
+        text, kind = f.metadata["help"], _field_types()[f.name]
+        if f.metadata["required"] and f.name not in optional:
+            text += " (required)"
+        elif f.default not in ("", (), None):
+            text += f" (default: {str(f.default).lower() if kind is bool else f.default})"
+        if bool in _members(kind):
+            parser.add_argument(flag(f.name), action=argparse.BooleanOptionalAction, default=None, help=text)
+        elif typing.get_origin(kind) is Literal:
+            parser.add_argument(flag(f.name), choices=typing.get_args(kind), help=text)
+        else:
+            parser.add_argument(flag(f.name), metavar=f.name.upper(), help=text)
+
+
+def load_config(args: argparse.Namespace, *, optional: tuple[str, ...] = ()) -> PackConfig:
+    """The YAML file's keys, overridden by the flags; paths made absolute against the caller's directory."""
+    known = {f.name: f for f in dataclasses.fields(PackConfig)}
+    values: dict[str, Any] = {}
+    if args.config:
+        values = _read_yaml(Path(args.config))
+        for key in values:
+            if key not in known:
+                raise UserError(f"{args.config}: unknown key {key!r}; known: {', '.join(known)}")
+    values |= {key: value for key, value in vars(args).items() if key in known and value is not None}
+    parsed = {key: _parse(key, value) for key, value in values.items()}
+    missing = [
+        flag(key) for key, f in known.items() if f.metadata["required"] and key not in optional and not parsed.get(key)
+    ]
+    if missing:
+        raise UserError(f"missing {', '.join(missing)}: give the flag, or the key in --config")
+    for key in ("meta", "out", "work"):
+        if parsed.get(key):
+            parsed[key] = absolute(flag(key), parsed[key])
+    if parsed.get("processor") and Path(parsed["processor"]).is_dir():
+        parsed["processor"] = str(Path(parsed["processor"]).resolve())
+    return PackConfig(**parsed)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml  # comes with neatpack[pack]; flags, --help and a training machine do without
+
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"--config {path}: no such file") from None
+    except OSError as error:
+        raise UserError(f"--config {path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--config {path}: not UTF-8: {error}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"--config {path}: not YAML: {error}") from None
+    except RecursionError:
+        raise UserError(f"--config {path}: nested too deep; expected keys and values like `pack_size: 8192`") from None
+    if not isinstance(values, dict):
+        raise UserError(
+            f"--config {path}: expected keys and values like `pack_size: 8192`, got {type(values).__name__}"
+        )
+    return values
+
+
+def _field_types() -> dict[str, Any]:
+    return typing.get_type_hints(PackConfig)
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+
+
+def _parse(key: str, value: Any) -> Any:
+    """A flag's text or a YAML value as the type of its key."""
+    kind = _field_types()[key]
+    wrong = UserError(f"{key}: {value!r} is not {_describe(kind)}")
+    if value is None and type(None) in _members(kind):
+        return None
+    if bool in _members(kind):
+        if not isinstance(value, bool):
+            raise wrong
+        return value
+    if typing.get_origin(kind) is Literal:
+        if value not in typing.get_args(kind):
+            raise wrong
+        return value
+    if typing.get_origin(kind) is tuple:
+        names = value.split(",") if isinstance(value, str) else value
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise wrong
+        return tuple(name.strip() for name in names if name.strip())
+    if isinstance(value, bool) or (kind is str and not isinstance(value, str)):
+        raise wrong
+    try:
+        number = kind(value)
+    except (TypeError, ValueError):
+        raise wrong from None
+    if kind is int and isinstance(value, float):  # int(1.5) would drop the half in silence
+        raise wrong
+    return number
+
+
+def _describe(kind: Any) -> str:
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    if typing.get_origin(kind) is tuple:
+        return "a list of names"
+    if bool in _members(kind):
+        return "true or false"
+    return {int: "a whole number", float: "a number", str: "a text"}[kind]
