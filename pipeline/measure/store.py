@@ -23,7 +23,8 @@ import pyarrow.compute as pc
 from ..ingest.lines import Part
 from ..media.stamp import content_of, is_changed
 from ..records import NO_MEDIA, Form, Measured, MeasuredMedia, MediaKind, MediaRef, Skip
-from ..runtime.storage import Place, Stretch, read_stretches, write_whole
+from ..runtime.storage import Place, write_whole
+from ..runtime.stretches import Stretch, read_stretches
 from ..runtime.tables import open_arrow, write_arrow
 
 # A row: crc32 of what follows, its number, how many ids, how many numbers of targets, bytes of JSON; then these three.

@@ -15,14 +15,11 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from urllib.parse import unquote
-
-import numpy as np
 
 from ..uris import SCHEME
 from .faults import naming
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
 
 MAX_NESTING = 100  # of JSON; ours has less than ten, and Python's own limit is a crash somewhere later
 BLOCK = 16 << 20  # bytes of a request, where a file is read from end to end
-NEAR = 64 << 10  # bytes between two stretches that are read as one: a request costs as much as reading these
 AT_ONCE = 16  # requests to a store that a process has under way
 _PART = re.compile(r"\.(.+)\.\d+\.part")
 
@@ -322,64 +318,6 @@ def local_copy(path: Place) -> Iterator[Path]:
         with open_file(path, BLOCK) as source, open(copy, "wb") as target:
             shutil.copyfileobj(source, target, BLOCK)
         yield copy
-
-
-class Stretch(NamedTuple):
-    """Some bytes of a file."""
-
-    file: Place
-    at: int
-    size: int
-
-
-def read_stretches(wanted: Sequence[Stretch]) -> list[memoryview]:
-    """The bytes of each, in this order: see `read_from`."""
-    files = list(dict.fromkeys(stretch.file for stretch in wanted))
-    which, at, size = (
-        np.array(values, dtype=np.int64)
-        for values in zip(*((files.index(file), at, size) for file, at, size in wanted), strict=True)
-    )
-    return read_from(files, which, at, size)
-
-
-def read_from(files: Sequence[Place], which: np.ndarray, at: np.ndarray, size: np.ndarray) -> list[memoryview]:
-    """`size` bytes from `at` on of files[which], for each of these; fewer where a file ends before. What lies close
-    together is read together, and from a store several reads run at once: few requests, and none waits for another."""
-    if not len(which):
-        return []
-    order = np.lexsort((at, which))
-    at, size, which = (values[order].astype(np.int64) for values in (at, size, which))
-    # As if the files lay behind each other, too far apart for any two to be read together.
-    before = which * int((at + size).max() + NEAR + 1)
-    reached = np.maximum.accumulate(before + at + size)
-    begins = np.flatnonzero(np.append(True, before[1:] + at[1:] - reached[:-1] > NEAR))
-    ends = (reached - before)[np.append(begins[1:], len(at)) - 1]
-    starts = at[begins]
-    runs = [Stretch(files[file], start, end - start) for file, start, end in
-            zip(which[begins].tolist(), starts.tolist(), ends.tolist(), strict=True)]  # fmt: skip
-    contents = list(_read_runs(runs))
-    run = np.repeat(np.arange(len(runs)), np.diff(np.append(begins, len(at))))
-    found: list[memoryview] = [memoryview(b"")] * len(order)
-    inside = at - starts[run]
-    places = zip(order.tolist(), run.tolist(), inside.tolist(), (inside + size).tolist(), strict=True)
-    for number, of_run, start, end in places:
-        found[number] = contents[of_run][start:end]
-    return found
-
-
-def _read_runs(runs: Sequence[Stretch]) -> Iterator[memoryview]:
-    if not any(isinstance(run.file, Remote) for run in runs):
-        yield from map(_read_run, runs)
-        return
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        yield from pool.map(_read_run, runs)
-
-
-def _read_run(run: Stretch) -> memoryview:
-    if isinstance(run.file, Remote):
-        return memoryview(run.file.opened().read_at(run.size, run.at))
-    with open(run.file, "rb", buffering=0) as file:
-        return memoryview(os.pread(file.fileno(), run.size, run.at))
 
 
 def append(path: Place, sink: Sink) -> None:

@@ -10,7 +10,8 @@ from ..measure.store import TextRow, read_measured, rows_beside, text_row, unpac
 from ..media.ahead import ahead
 from ..plan.table import Plan, PlanLine
 from ..records import Measured
-from ..runtime.storage import Place, read_from
+from ..runtime.storage import Place
+from ..runtime.stretches import read_from
 
 PACKS_AHEAD = 2  # whose media are read while one is rendered
 

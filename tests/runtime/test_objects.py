@@ -16,19 +16,18 @@ from s3_server import S3
 from neatpack.pipeline.runtime import objects, uploads
 from neatpack.pipeline.runtime.objects import Remote, Unreachable, glob_translated, parse
 from neatpack.pipeline.runtime.storage import (
-    Stretch,
     inside,
     local_copy,
     open_file,
     place,
     read_into,
-    read_stretches,
     remove,
     sha256_of,
     sizes_in,
     text_of,
     write_whole,
 )
+from neatpack.pipeline.runtime.stretches import Stretch, read_stretches
 from neatpack.pipeline.runtime.uploads import abort_uploads, created
 
 
