@@ -36,7 +36,7 @@ def test_a_node_is_lost(jobs: dict[str, Job]) -> None:
 
 def test_what_is_wrong_is_found(jobs: dict[str, Job], monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that tells no fault."""
-    monkeypatch.setattr("neatpack.pipeline.cli.sentence", lambda error: "")
+    monkeypatch.setattr("neatpack.pipeline.runtime.faults.sentence", lambda error: "")
     _, failures = chaos(by_seed(jobs, {"no space": INLINE["no space"]}, 0, iter(range(1))))
     assert len(failures) == 1
     assert "No space left on device" in failures[0]

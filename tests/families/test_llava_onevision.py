@@ -222,7 +222,10 @@ def test_frames_that_pad_a_video_are_zero_however_they_are_restored(tmp_path):
 
 
 def test_microbatches_have_their_own_media(out, tiny):
-    packs = list(PackedShards(out, pixels="uint8"))
+    with pytest.raises(ValueError, match="pixel_values_videos: bytes .* cannot be cut by microbatch"):
+        collated = neat_packed_vlm_collater(list(PackedShards(out, pixels="uint8")))
+        prepare_vlm_media_for_pp(collated, len(collated["input_ids"]), 1, tiny.media)
+    packs = list(PackedShards(out, pixels="fp32"))
     whole = neat_packed_vlm_collater(packs)
     frames = whole["pixel_values_videos"].clone()
     chunks = prepare_vlm_media_for_pp(whole, len(packs), len(packs), tiny.media)[VLM_PP_MEDIA_KEY]

@@ -1,6 +1,7 @@
 """A processor whose tokenizer is Python code of its own, as Kimi's published ones are: run only if it is trusted."""
 
 import json
+import sys
 from base64 import b64encode
 
 import pytest
@@ -66,6 +67,8 @@ def test_a_vocabulary_that_would_be_split_otherwise_is_refused(trusted, tmp_path
 @pytest.fixture
 def processor(tmp_path, monkeypatch):
     """Kimi-VL's, with that tokenizer in place of its own."""
+    for name in [name for name in sys.modules if name.startswith("transformers_modules")]:
+        monkeypatch.delitem(sys.modules, name)  # of a test before, whose files are gone
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder = kimi_vl.make(tmp_path / "kimi")

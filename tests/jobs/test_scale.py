@@ -16,7 +16,7 @@ from neatpack.pipeline.stages import render, shard_jobs
 def figures(rows: int, us: float, driver_us: float = 0.1, driver_bytes: float = 10.0) -> dict[str, Any]:
     return {"rows": rows, "partitions": 1, "packs": 1, "shards": 1, "driver_us_per_row": driver_us,
             "driver_bytes_per_row": driver_bytes, "tasks_us_per_row": us - driver_us, "us_per_row": us,
-            "largest_task_bytes": 0}  # fmt: skip
+            "serial_us_per_row": us, "largest_task_bytes": 0}  # fmt: skip
 
 
 def test_what_grows_is_missed():
