@@ -259,6 +259,8 @@ def timed_one_by_one(config: PackConfig, num_workers: int) -> Took:
 
     torch.set_num_threads(1)
     family = family_for(processor_key(config))
+    warm = warming(config)
+    warm.function(*warm.arguments)  # as workers do before their first task: it is no part of one
     running = Timing(task_environment(config), num_workers)
     (inputs,) = inputs_of(config, read_meta(Path(config.meta)), family, running)
     (planned,) = plan_all([inputs], running)
