@@ -144,7 +144,7 @@ def without_neatpack(folder: Path) -> Path:
 
 
 def test_workers_that_lack_neatpack_are_told_with_what_helps(tiny, tmp_path):
-    """Twice at most: beside other clusters on a busy machine the command has ended otherwise, and alone never."""
+    """Twice at most: beside other clusters on a busy machine the command has ended otherwise; why is not known."""
     python = without_neatpack(tmp_path / "venv")
     flags = {"meta": mixed_rows(tiny).write(), "processor": DEMO_PROCESSOR, "out": tmp_path / "out"}
     given = [str(text) for flag, value in flags.items() for text in (f"--{flag}", value)]
@@ -163,6 +163,7 @@ def test_workers_that_lack_neatpack_are_told_with_what_helps(tiny, tmp_path):
     assert told.startswith("neatpack: the workers of Ray cannot import neatpack: every node needs "), done.stderr[
         -4000:
     ]
+    assert sum(line.startswith("neatpack: ") for line in done.stderr.splitlines()) == 1
     for words in ("neatpack[pack]", "--working-dir", "--runtime-env-json", "RAY_ADDRESS"):
         assert words in told
     assert "Traceback" not in done.stderr
