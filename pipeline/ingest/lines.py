@@ -19,7 +19,7 @@ from ..runtime.work import did
 RANGE_BYTES = 4 << 20  # that have a digest of their own, of which that of the content is made
 # A part is of one range, and has so many seconds of measuring at most, unless a single row has more. Fixed, like the
 # range, so that parts do not depend on the number of workers.
-PART_SECONDS = 0.5
+PART_SECONDS = 0.25
 BEYOND = 64 << 10  # bytes that are read with a part of a file in a store: the rest of its last line
 MAX_ROW_BYTES: int = PackConfig().max_row_bytes  # where no config says otherwise
 # A row of a rewriting that could not be made: {PROBLEM: why}. It is a row all the same, and ends in the ledger.

@@ -14,7 +14,6 @@ import re
 import shutil
 import stat
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,20 +68,15 @@ class Sink(Protocol):
     def write(self, data: bytes | memoryview, /) -> object: ...
 
 
-class Hashed:
-    """A file that is hashed and counted while it is written; without one, only the hash is kept.
-
-    `crc32` is that of what was written since somebody set it to 0.
-    """
+class Counted:
+    """A file that is counted while it is written; without one, what is written goes nowhere."""
 
     def __init__(self, file: Sink | None = None) -> None:
-        self._file, self._sha256, self.size, self.crc32 = file, hashlib.sha256(), 0, 0
+        self._file, self.size = file, 0
 
     def write(self, data: bytes | memoryview, /) -> None:
         if self._file is not None:
             self._file.write(data)
-        self._sha256.update(data)
-        self.crc32 = zlib.crc32(data, self.crc32)
         self.size += len(data)
 
     def tell(self) -> int:
@@ -96,6 +90,18 @@ class Hashed:
         """Whoever opened the file flushes and closes it."""
 
     close = flush
+
+
+class Hashed(Counted):
+    """The same, and hashed."""
+
+    def __init__(self, file: Sink | None = None) -> None:
+        super().__init__(file)
+        self._sha256 = hashlib.sha256()
+
+    def write(self, data: bytes | memoryview, /) -> None:
+        super().write(data)
+        self._sha256.update(data)
 
     def digest(self) -> str:
         return self._sha256.hexdigest()

@@ -9,10 +9,11 @@ import json
 import math
 import re
 import tarfile
+import zlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from json.encoder import encode_basestring
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,17 +53,32 @@ def pack_key(number: int) -> str:
     return f"{number:09d}"
 
 
+class Written(NamedTuple):
+    """A pack in a tar."""
+
+    end: int
+    crc32: int  # of its bytes
+    members: list[tuple[int, int]]  # offset and size of each, in order
+
+
 def write_pack(
     file: Sink,
     offset: int,
     pack: Pack,
     stored: Mapping[str, np.ndarray] | None = None,
     codecs: Codecs = PLAIN,
-) -> tuple[int, list[tuple[int, int]]]:
-    """Append a pack to a tar that ends at `offset`; the new end, and (offset, size) of every member in order.
+) -> Written:
+    """Append a pack to a tar that ends at `offset`.
 
     `stored`: its arrays as an `PixelEncoder` of these codecs gives them; None: as they are.
     """
+    crc32 = 0
+
+    def write(data: bytes | memoryview) -> None:
+        nonlocal crc32
+        crc32 = zlib.crc32(data, crc32)
+        file.write(data)
+
     places = []
     small: list[bytes | memoryview] = []  # written together: a pack of text has 36 pieces of a few KB
     for member, head, body in _members(pack, pack.arrays if stored is None else stored, codecs):
@@ -71,14 +87,14 @@ def write_pack(
         if len(body) < LARGE:
             small.append(body)
         else:
-            file.write(b"".join(small))
-            file.write(body)
+            write(b"".join(small))
+            write(body)
             small.clear()
         small.append(bytes(-size % BLOCK))
         places.append((offset + BLOCK, size))
         offset += BLOCK + size + -size % BLOCK
-    file.write(b"".join(small))
-    return offset, places
+    write(b"".join(small))
+    return Written(offset, crc32, places)
 
 
 def tar_header(pack: int, member: str, size: int) -> bytes:

@@ -23,7 +23,7 @@ from ..plan.files import read_shard
 from ..runtime.engine import Call, Engine
 from ..runtime.even import even_ends
 from ..runtime.journal import journal
-from ..runtime.storage import Hashed, Place, append, sizes_in, write_whole
+from ..runtime.storage import Counted, Hashed, Place, append, sizes_in, write_whole
 from ..runtime.tables import read_arrow, write_arrow
 from ..runtime.work import timed
 from .codec import write_end
@@ -135,29 +135,30 @@ def _joining(job: ShardJob, pieces: Sequence[Piece]) -> Call:
 
 
 def piece_task(piece: Piece) -> None:
-    """Render a piece, and leave its index and a note beside it."""
+    """Render a piece, and leave its index and a note beside it, which has no sha256: nobody would compare it."""
     job = piece.job
     family, plan = loaded(job)
     with journal(piece.tar.with_suffix(".journal")) as watch, write_whole(piece.tar) as file:
-        note, lines = write_packs(Hashed(file), job, range(piece.first, piece.last), family, plan, watch)
+        note, lines = write_packs(Counted(file), job, range(piece.first, piece.last), family, plan, watch)
     write_arrow(piece.lines, lines)
     dataclasses.replace(note, fingerprint=piece.fingerprint).write(piece.done)
 
 
 def join_task(job: ShardJob, pieces: Sequence[Piece]) -> ShardDone:
     """The tar of a shard from its pieces, then its index and its note; then the pieces go."""
-    notes, lines = [], []
+    notes, lines, starts = [], [], []
     with timed("joining"), write_whole(job.tar) as file:
         hashed = Hashed(file)
         for piece in pieces:
             if (note := piece.note()) is None:
                 raise UserError(f"{piece.tar}: has gone or changed since it was rendered; run again")
             notes.append(note)
-            lines.append(moved(read_arrow(piece.lines), hashed.size))
+            lines.append(read_arrow(piece.lines))
+            starts.append(hashed.size)
             append(piece.tar, hashed)
         write_end(hashed)
     joined = dataclasses.replace(_joined(notes), fingerprint=job.fingerprint, bytes=hashed.size, sha256=hashed.digest())
-    write_arrow(job.lines, pa.concat_tables(lines))
+    write_arrow(job.lines, moved(pa.concat_tables(lines), np.repeat(starts, [len(own) for own in lines])))
     joined.write(job.done)
     for piece in pieces:
         for path in (piece.done, piece.tar, piece.lines):  # without its note, nobody takes it for a piece
@@ -165,19 +166,20 @@ def join_task(job: ShardJob, pieces: Sequence[Piece]) -> ShardDone:
     return joined.done
 
 
-def moved(lines: pa.Table, by: int) -> pa.Table:
-    """The index of packs that begin so many bytes later in the tar."""
+def moved(lines: pa.Table, by: np.ndarray) -> pa.Table:
+    """The index of packs that begin so many bytes later in the tar, each by its own number."""
     members = lines["members"].combine_chunks()
+    num_members = members.value_lengths().to_numpy(zero_copy_only=False)
     places = members.flatten()
     fields = [
-        pc.add(places.field(name), by) if name == "offset" else places.field(name)
+        pc.add(places.field(name), np.repeat(by, num_members)) if name == "offset" else places.field(name)
         for name in (field.name for field in places.type)
     ]
     shifted = pa.ListArray.from_arrays(
-        pa.array(np.concatenate([[0], np.cumsum(members.value_lengths().to_numpy(zero_copy_only=False))]), pa.int32()),
+        pa.array(np.concatenate([[0], np.cumsum(num_members)]), pa.int32()),
         pa.StructArray.from_arrays(fields, fields=list(places.type)),
     )
-    for name, values in (("offset", pc.add(lines["offset"], by)), ("members", shifted)):
+    for name, values in (("offset", pc.add(lines["offset"], pa.array(by))), ("members", shifted)):
         column = lines.schema.get_field_index(name)
         lines = lines.set_column(column, lines.schema.field(column), values)
     return lines

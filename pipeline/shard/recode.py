@@ -123,11 +123,11 @@ def recode_shard(job: Recoding, number: int) -> ShardDone:
             kept = {name + end: stored[name + end] for name in same for end in (CODED, MEDIA)}
             with timed("encoding"):
                 coded = encoder.stored(pack.arrays, kept=kept)
-            start, hashed.crc32 = hashed.size, 0
+            start = hashed.size
             with timed("writing"):
-                end, places = write_pack(hashed, start, pack, coded, job.codecs)
+                end, crc32, places = write_pack(hashed, start, pack, coded, job.codecs)
             described = zip(names, places, strict=True)
-            line |= {"offset": start, "bytes": end - start, "crc32": hashed.crc32}
+            line |= {"offset": start, "bytes": end - start, "crc32": crc32}
             line["members"] = [{"name": name, "offset": at, "size": size} for name, (at, size) in described]
             did(packs=1, bytes=end - start)
         write_end(hashed)

@@ -26,7 +26,7 @@ from ..records import TOKEN_TYPES, Documents, Measured, MeasuredMedia, MediaErro
 from ..render.pack import build_pack, spans_of
 from ..render.sample import Expanded, expanded
 from ..runtime.journal import Journal, journal
-from ..runtime.storage import Hashed, Place, sizes_in, write_whole
+from ..runtime.storage import Counted, Hashed, Place, sizes_in, write_whole
 from ..runtime.tables import write_arrow
 from ..runtime.work import did, each_timed, timed
 from .codec import member_names, write_end, write_pack
@@ -116,9 +116,10 @@ def write_shard(job: ShardJob, family: Family, plan: Plan) -> ShardNote:
 
 
 def write_packs(
-    file: Hashed, job: ShardJob, numbers: Sequence[int], family: Family, plan: Plan, watch: Journal
+    file: Counted, job: ShardJob, numbers: Sequence[int], family: Family, plan: Plan, watch: Journal
 ) -> tuple[ShardNote, pa.Table]:
-    """Write these packs to a tar that begins here, without its end; what a note says of them, and the index."""
+    """Write these packs to a tar that begins here, without its end; what a note says of them but for the sha256 of the
+    whole, and the index."""
     lines: list[PackLine] = []
     lost: list[LostRow] = []
     documents: list[Documents] = []
@@ -130,21 +131,21 @@ def write_packs(
             pack, failed = renderer.pack(number, rows)
         lost += failed
         if pack is not None:
-            start, file.crc32 = file.size, 0
+            start = file.size
             with timed("encoding"):
                 stored = encoder.stored(pack.arrays, renderer.sources, of_fake if pack.fake_image else None)
             if pack.fake_image:
                 of_fake = stored
             with timed("writing"):
-                end, members = write_pack(file, start, pack, stored, encoder.codecs)
-            lines.append(PackLine.of(pack, start, end, file.crc32, members))
+                written = write_pack(file, start, pack, stored, encoder.codecs)
+            lines.append(PackLine.of(pack, start, *written))
             documents.append(Documents.of(pack.documents))
         _tell(lines[-1:] if pack is not None else [], failed)
     note = ShardNote(
         fingerprint=job.fingerprint,
         shard=job.name,
         bytes=file.size,
-        sha256=file.digest(),
+        sha256="",
         first_pack=lines[0].pack if lines else -1,
         num_packs=len(lines),
         lost=tuple(lost),

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import tarfile
+import zlib
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def test_round_trip(written):
     file = io.BytesIO()
     offset, places = 0, []
     for pack in written:
-        offset, members = write_pack(file, offset, pack)
+        offset, _, members = write_pack(file, offset, pack)
         assert offset == file.tell()
         places.append(members)
     write_end(file)
@@ -146,8 +147,8 @@ def test_large_members_are_written_as_small_ones():
     arrays["pixel_values_videos"] = arrays["pixel_values"][:1]
     pack = Pack(number=3, arrays=arrays, documents=(), fake_image=False)
     file = io.BytesIO()
-    end, places = write_pack(file, 0, pack)
-    assert end == len(file.getvalue())
+    end, crc32, places = write_pack(file, 0, pack)
+    assert (end, crc32) == (len(file.getvalue()), zlib.crc32(file.getvalue()))
     write_end(file)
     with tarfile.open(fileobj=io.BytesIO(file.getvalue())) as tar:
         assert [(member.offset_data, member.size) for member in tar] == places
