@@ -68,7 +68,9 @@ class ShardEntry:
     num_packs: int
 
 
+_as_json = json.JSONEncoder(ensure_ascii=False).encode
 _SHARD_KEYS = ("name", "bytes", "sha256", "first_pack", "num_packs")
+_values_of, _values_in = attrgetter(*_SHARD_KEYS), itemgetter(*_SHARD_KEYS)
 
 
 class Shards(Sequence[ShardEntry]):
@@ -80,8 +82,7 @@ class Shards(Sequence[ShardEntry]):
     def __init__(self, entries: Iterable[ShardEntry] = ()) -> None:
         self.bytes, self.firsts, self._sha256 = array("q"), array("q", [0]), bytearray()
         for number, entry in enumerate(entries):
-            values = dict(zip(_SHARD_KEYS, attrgetter(*_SHARD_KEYS)(entry), strict=True))
-            if not _is_sound(values, number, self.firsts[-1]):
+            if not _is_sound(_values_of(entry), number, self.firsts[-1]):
                 raise ValueError(_shard_problem(entry, number, self.firsts[-1]))
             self._append(entry.bytes, entry.sha256, entry.num_packs)
 
@@ -90,7 +91,11 @@ class Shards(Sequence[ShardEntry]):
 
         So 150,000 of them take 6 MB and not 80, and half a second instead of four.
         """
-        if not _is_sound(found, len(self), self.firsts[-1]):
+        try:
+            values = _values_in(found)
+        except KeyError:
+            return found
+        if not _is_sound(values, len(self), self.firsts[-1]):
             return found
         self._append(found["bytes"], found["sha256"], found["num_packs"])
         return self
@@ -114,6 +119,15 @@ class Shards(Sequence[ShardEntry]):
         self.bytes.append(size)
         self.firsts.append(self.firsts[-1] + num_packs)
         self._sha256 += bytes.fromhex(sha256)
+
+    def as_json(self) -> list[str]:
+        """Each, with the keys of a ShardEntry: 2 us, where json takes 15 and a dict to begin with."""
+        sha256, packs = self._sha256.hex(), pairwise(self.firsts)
+        return [
+            f'{{"name": "{shard_name(number)}", "bytes": {size}, "sha256": "{sha256[64 * number : 64 * number + 64]}", '
+            f'"first_pack": {first}, "num_packs": {end - first}}}'
+            for number, (size, (first, end)) in enumerate(zip(self.bytes, packs, strict=True))
+        ]
 
     def __len__(self) -> int:
         return len(self.bytes)
@@ -196,15 +210,18 @@ class Manifest:
     index: IndexFile | None = None  # None: of format 5, which has no index.arrow
 
     def to_json(self) -> dict[str, Any]:
-        values, read = dataclasses.asdict(dataclasses.replace(self, shards=Shards())), attrgetter(*_SHARD_KEYS)
-        shards = [dict(zip(_SHARD_KEYS, read(shard), strict=True)) for shard in self.shards]
+        return self._values() | {"shards": list(map(json.loads, self.shards.as_json()))}
+
+    def _values(self) -> dict[str, Any]:
+        """As JSON has them, but for the shards."""
+        values = dataclasses.asdict(dataclasses.replace(self, shards=Shards()))
         if self.index is None:  # of format 5, which has no codec but one
-            return {"format": READ[0], **values, "pixels": values["pixels"] | {"codec": U8}, "shards": shards}
-        return {"format": FORMAT, **values, "shards": shards}
+            return {"format": READ[0], **values, "pixels": values["pixels"] | {"codec": U8}}
+        return {"format": FORMAT, **values}
 
     def write(self, out: Place) -> None:
         with write_whole(out / FILE) as file:
-            file.write(signed(self.to_json()))
+            file.write(signed(self._values() | {"shards": self.shards}))
 
     @classmethod
     def read(cls, out: Place) -> "Manifest":
@@ -257,9 +274,18 @@ def shard_name(number: int) -> str:
 
 
 def signed(found: dict[str, Any]) -> bytes:
-    """A manifest as it is on disk. Its last key is the sha256 of the file with that value empty."""
-    content = (json.dumps(found | {"digest": ""}, indent=1, ensure_ascii=False) + "\n").encode()
+    """A manifest as it is on disk, a line for each shard. Its last key is the sha256 of the file without that value."""
+    keys = [f" {_as_json(key)}: {_indented(value)}" for key, value in (found | {"digest": ""}).items()]
+    content = ("{\n" + ",\n".join(keys) + "\n}\n").encode()
     return content[: -len(_tail(""))] + _tail(hashlib.sha256(content).hexdigest())
+
+
+def _indented(value: Any) -> str:
+    """Of a list a line for each of its elements."""
+    if isinstance(value, Shards | list):
+        lines = value.as_json() if isinstance(value, Shards) else map(_as_json, value)
+        return "[\n  " + ",\n  ".join(lines) + "\n ]" if value else "[]"
+    return json.dumps(value, indent=1, ensure_ascii=False).replace("\n", "\n ")
 
 
 def _is_signed(content: bytes, digest: Any) -> bool:
@@ -302,13 +328,10 @@ def _check(manifest: Manifest) -> None:
             raise ValueError(f"identity.inputs.{name}.rows: expected how many there are, got {rows!r}")
 
 
-def _is_sound(entry: Any, number: int, first_pack: int) -> bool:
-    """As `_shard_problem`, for JSON, and fast."""
-    try:
-        name, size, sha256, first, num_packs = itemgetter(*_SHARD_KEYS)(entry)
-        is_named = name == shard_name(number) and _SHA256.fullmatch(sha256) is not None
-    except (KeyError, TypeError):
-        return False
+def _is_sound(values: tuple[Any, ...], number: int, first_pack: int) -> bool:
+    """As `_shard_problem`, for values from JSON, and fast."""
+    name, size, sha256, first, num_packs = values
+    is_named = name == shard_name(number) and isinstance(sha256, str) and _SHA256.fullmatch(sha256) is not None
     are_whole = type(size) is int and type(first) is int and type(num_packs) is int
     return is_named and are_whole and 0 <= size < _INT64 and first == first_pack and 0 < num_packs < _INT64 - first
 

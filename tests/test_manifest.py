@@ -57,7 +57,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 def test_the_keys_on_disk_are_those_that_other_readers_know(tmp_path: Path) -> None:
     MANIFEST.write(tmp_path)
-    found = json.loads((tmp_path / "manifest.json").read_text())
+    written = (tmp_path / "manifest.json").read_bytes()
+    assert signed(MANIFEST.to_json()) == written and b'\n  {"name": "pack-000000.tar", "bytes": 1024, ' in written
+    found = json.loads(written)
     assert list(found) == [
         "format", "neatpack", "fingerprint", "identity", "family", "pixels", "counts", "shards", "files", "index",
         "digest",

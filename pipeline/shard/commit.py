@@ -186,7 +186,7 @@ def commit(planned: Planned, shards: Sequence[ShardEntry], processor: ProcessorK
     )
     if planned.is_mended:
         _remove_others(out, manifest)
-    remove(out / "work" / GATHERED)
+    running.run(remove, [(out / "work" / GATHERED,)], title="clean", unit="folder")  # a tenth of a second per 2M rows
     remove_left_overs(out)
     manifest.write(out)
     return manifest
