@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from . import reused
+
 SMALL = 256 * 1024  # bytes, that travel by value; positions of 8,192 tokens on three axes are 192 KB
 HEADER = mmap.PAGESIZE  # before the bytes of a slot: its state, and the token of its worker
 FREE, TAKEN, RETIRED = range(3)
@@ -75,12 +77,11 @@ def is_small(num_bytes: int) -> bool:
 
 
 def own(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Memory of this process. If it is large, numpy's, which asks for huge pages: torch's is written at a sixth of the
-    speed."""
+    """Memory of this process."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if is_small(num_bytes):
         return torch.empty(*shape, dtype=dtype)
-    return torch.from_numpy(np.empty(num_bytes, np.uint8)).view(dtype).view(*shape)
+    return torch.from_numpy(reused.taken(num_bytes)).view(dtype).view(*shape)
 
 
 class Slot:

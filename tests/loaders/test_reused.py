@@ -1,0 +1,107 @@
+"""Memory that nobody has any more is used again; memory that somebody has is not."""
+
+import gc
+import mmap
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from neatpack.loaders import reused
+from neatpack.loaders.shared import own
+
+MB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_free(monkeypatch):
+    monkeypatch.setattr(reused, "_free", [])
+
+
+def place(array: np.ndarray) -> int:
+    return array.ctypes.data
+
+
+def test_what_is_dropped_is_used_again():
+    first = reused.taken(3 * MB)
+    was = place(first)
+    assert len(first) == 3 * MB and was % mmap.PAGESIZE == 0
+    del first
+    again = reused.taken(3 * MB + 5)  # a little larger
+    assert place(again) == was and len(again) == 3 * MB + 5
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda flat: flat[100:200],
+        lambda flat: flat.view(np.int32).reshape(-1, 4)[1:],
+        lambda flat: memoryview(flat)[5:],
+        lambda flat: torch.from_numpy(flat).view(torch.bfloat16)[7:9],
+        lambda flat: torch.from_numpy(flat)[1:].numpy(),
+    ],
+)
+def test_a_view_holds_it(kept):
+    flat = reused.taken(MB)
+    was, view = place(flat), kept(flat)
+    del flat
+    gc.collect()
+    assert place(reused.taken(MB)) != was
+    del view
+    assert was in {place(reused.taken(MB)), place(reused.taken(MB))}
+
+
+def test_tensors_of_a_process_take_it():
+    first = own((1024, 1024), torch.bfloat16)
+    was = first.data_ptr()
+    assert place(reused.taken(2 * MB)) != was
+    del first
+    assert own((1000, 1024), torch.bfloat16).data_ptr() == was
+
+
+def test_not_much_is_kept(monkeypatch):
+    monkeypatch.setattr(reused, "MOST", 10 * MB)
+    several = [reused.taken(3 * MB) for _ in range(6)]
+    last = place(several[-1])
+    while several:
+        several.pop(0)
+    far_larger = reused.taken(40 * MB)
+    assert sum(map(len, reused._free)) <= 10 * MB and len(far_larger) == 40 * MB
+    assert place(reused.taken(3 * MB)) == last, "that which was dropped last"
+
+
+def test_small_parts_do_not_use_up_large_memory():
+    large = reused.taken(64 * MB)
+    was = place(large)
+    del large
+    assert place(reused.taken(MB)) != was and place(reused.taken(64 * MB)) == was
+
+
+def test_threads_have_memory_of_their_own():
+    wrong: list[int] = []
+
+    def write(number: int) -> None:
+        for _ in range(200):
+            flat = reused.taken(MB)
+            flat[:: mmap.PAGESIZE] = number
+            if (flat[:: mmap.PAGESIZE] != number).any():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_what_a_forked_process_drops_is_not_kept_there():
+    flat = reused.taken(MB)
+    if (child := os.fork()) == 0:
+        del flat
+        os._exit(len(reused._free))
+    assert os.waitpid(child, 0)[1] == 0
+    del flat
+    assert len(reused._free) == 1
