@@ -8,7 +8,7 @@ All of them restore to the same arrays: see pipeline/shard/pixels.py.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import UserError
 
@@ -48,9 +48,20 @@ def parse_codecs(text: str, default: Codecs = DEFAULT) -> dict[str, str]:
     return {kind: found.get(kind, default[kind]) for kind in KINDS}
 
 
-def stored_share(text: str) -> float:
-    """About what share of the bytes of pixels is stored: as if all were pictures, which most are."""
-    return SHARES[parse_codecs(text)["image"]]
+class Shares(NamedTuple):
+    """About what share of the bytes of media is stored: of pictures, and of all others."""
+
+    pictures: float = 1.0
+    others: float = 1.0
+
+
+AS_THEY_ARE = Shares()
+
+
+def stored_shares(text: str) -> Shares:
+    """Others are taken for videos: sounds are stored as they are, and take twice as much at most."""
+    codecs = parse_codecs(text)
+    return Shares(SHARES[codecs["image"]], SHARES[codecs["video"]])
 
 
 def spelled(codecs: Codecs) -> str:

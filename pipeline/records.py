@@ -193,7 +193,8 @@ class Measured:
     media: tuple[MeasuredMedia, ...]
     tokens: int
     visual_tokens: int  # of images and videos
-    media_bytes: int  # on disk
+    media_bytes: int  # on disk, if they are stored as they are
+    picture_bytes: int = 0  # of which those of pictures
     audio_tokens: int = 0
     form: Form = "chat"
     loss: str = ""  # what its row asks of its assistant turns: see `measure.targets.asked_loss`

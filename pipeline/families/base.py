@@ -317,8 +317,14 @@ class Family(ABC):
         waiting = {kind: iter([medium for medium in media if medium.ref.kind == kind]) for kind in self.takes}
         return [next(waiting[kind]) for _, kind in places]
 
-    def stored_bytes(self, media: Iterable[MeasuredMedia]) -> int:
-        return sum(rule.stored_bytes(medium) for medium in media for rule in self.rules_of(medium))
+    def stored_bytes(self, media: Iterable[MeasuredMedia]) -> tuple[int, int]:
+        """Of all of them, and of the pictures among them."""
+        total = pictures = 0
+        for medium in media:
+            size = sum(rule.stored_bytes(medium) for rule in self.rules_of(medium))
+            total += size
+            pictures += size if medium.ref.kind == "image" else 0
+        return total, pictures
 
     def document_pieces(
         self, measured_ids: np.ndarray, media: Sequence[MeasuredMedia], decoded: Decoded, resize: Resize

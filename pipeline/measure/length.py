@@ -92,6 +92,7 @@ def with_lengths(
     if not media:
         return Measured(ids=ids, media=(), tokens=len(ids) - 1, visual_tokens=0, media_bytes=0, **said)
     counts = _plain_counts(media, family) or _counts(ids, media, family)
+    media_bytes, picture_bytes = family.stored_bytes(media)
     # Each placeholder gives way to its tokens, and the shift takes one: 10 ids, 1 image of 64 -> 10 - 1 + 64 - 1 = 72.
     return Measured(
         ids=ids,
@@ -99,7 +100,8 @@ def with_lengths(
         tokens=len(ids) + counts.more - 1,
         visual_tokens=counts.visual,
         audio_tokens=counts.audio,
-        media_bytes=family.stored_bytes(media),
+        media_bytes=media_bytes,
+        picture_bytes=picture_bytes,
         **said,
     )
 

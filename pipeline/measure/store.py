@@ -38,6 +38,7 @@ _OF_MEASURED = (
     "visual_tokens",
     "audio_tokens",
     "media_bytes",
+    "picture_bytes",
     "form",
     "loss",
 )  # fields of Measured that are kept as JSON
@@ -50,6 +51,7 @@ SCHEMA = pa.schema(
         ("visual_tokens", pa.int32()),
         ("audio_tokens", pa.int32()),
         ("media_bytes", pa.int64()),
+        ("picture_bytes", pa.int64()),
         ("reason", pa.string()),  # "" for a good row
         ("detail", pa.string()),
         ("id", pa.string()),  # what the row calls itself, or ""
@@ -85,7 +87,7 @@ def write_measured(path: Place, numbers: Sequence[int], ids: Sequence[str], resu
         "row": numbers,
         **{
             name: [getattr(result, name) if result else 0 for result in good]
-            for name in ("tokens", "visual_tokens", "audio_tokens", "media_bytes")
+            for name in ("tokens", "visual_tokens", "audio_tokens", "media_bytes", "picture_bytes")
         },
         **{name: [getattr(skip, name) if skip else "" for skip in skips] for name in ("reason", "detail")},
         "id": ids,

@@ -40,11 +40,14 @@ FROM_STORE = (
     "visual_tokens",
     "audio_tokens",
     "media_bytes",
+    "picture_bytes",
     "reason",
     "detail",
 )  # columns that a part of the store has
 # Fitting changes these.
-FITTED = ("tokens", "visual_tokens", "audio_tokens", "media_bytes", "limit", "shrink", "reason", "detail")
+FITTED = (
+    "tokens", "visual_tokens", "audio_tokens", "media_bytes", "picture_bytes", "limit", "shrink", "reason", "detail",
+)  # fmt: skip
 MAX_SHRINK = 16  # halvings: 768 frames are down to 4 after 8, and 100 megapixels to one patch after 16
 
 
@@ -160,7 +163,7 @@ def aligned(tokens: Tokens, align: int) -> Tokens:
 def _lines(parts: Sequence[TakenPart], corpora: Sequence[Share]) -> pa.Table:
     """One line per row and repetition, in source order."""
     pieces: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-    numbers = ("row", "at", "size", "tokens", "visual_tokens", "audio_tokens", "media_bytes")
+    numbers = ("row", "at", "size", "tokens", "visual_tokens", "audio_tokens", "media_bytes", "picture_bytes")
     for part, stored in zip(parts, open_arrows([part.path for part in parts]), strict=True):
         rows = stored["row"].to_numpy()
         repeats = part.rows.copies_of(rows)
@@ -292,6 +295,7 @@ class _Fitting:
                 "visual_tokens": fit.measured.visual_tokens,
                 "audio_tokens": fit.measured.audio_tokens,
                 "media_bytes": fit.measured.media_bytes,
+                "picture_bytes": fit.measured.picture_bytes,
                 "limit": fit.limit,
                 "shrink": fit.shrink,
             }

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from ..codecs import AS_THEY_ARE, Shares
 from ..runtime.storage import Place, place, read_json, text_of, write_whole
 from ..runtime.tables import open_arrow, read_batch, write_arrow, write_batches
 from .balance import step_ratios
@@ -109,12 +110,12 @@ def write_plan(
     num_corpora: int,
     shard_bytes: int,
     starts: Sequence[int] = (),
-    media_share: float = 1.0,
+    stored: Shares = AS_THEY_ARE,
 ) -> PlanFile:
     """Cut by bytes, or where shards were cut before: they stay there when a plan is mended, or all behind the first
-    hole would change. A further pack goes into the last shard. `media_share`: of the bytes of pixels, on disk."""
+    hole would change. A further pack goes into the last shard. `stored`: what is left of media on disk."""
     count = plan.num_packs
-    first = list(starts) if starts else shard_starts(plan, shard_bytes, media_share)[:-1]
+    first = list(starts) if starts else shard_starts(plan, shard_bytes, stored)[:-1]
     kept = [start for start in first if start < count]
     edges = plan.starts[[*kept, count]].tolist()  # in lines
     # All shards at once: one by one they would take 2.5 ms each, more than all else of planning.
@@ -125,7 +126,7 @@ def write_plan(
         name=path.name,
         number=number,
         num_packs=count,
-        num_bytes=int(pack_bytes(plan, media_share).sum()),
+        num_bytes=int(pack_bytes(plan, stored).sum()),
         largest=int(sizes.max(initial=0)),
         starts=tuple(first),
         cuts=tuple(

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..codecs import AS_THEY_ARE, Shares
 from ..runtime.tables import column_sum, value_counts
 
 # What a pack is made of, by columns of the plan; names of rows and counts follow from them.
@@ -36,6 +37,7 @@ class PlanLine(TypedDict):
     visual_tokens: Annotated[int, pa.int32()]
     audio_tokens: Annotated[int, pa.int32()]
     media_bytes: Annotated[int, pa.int64()]
+    picture_bytes: Annotated[int, pa.int64()]  # of which those of pictures
     limit: Annotated[int, pa.int32()]  # tokens to truncate to; 0: whole
     shrink: Annotated[int, pa.int32()]  # steps by which its media are made smaller
     times: Annotated[float, pa.float64()]  # how often its pack comes in an epoch
@@ -190,19 +192,20 @@ def cut_off(plan: Plan, num_packs: int) -> Plan:
     return in_order(lines, pack)
 
 
-def pack_bytes(plan: Plan, media_share: float = 1.0) -> np.ndarray:
-    """About what each pack takes: 21 bytes a token (ids, labels, 3 positions, type), pixels, headers.
+def pack_bytes(plan: Plan, stored: Shares = AS_THEY_ARE) -> np.ndarray:
+    """About what each pack takes: 21 bytes a token (ids, labels, 3 positions, type), media, headers.
 
-    `media_share`: of the bytes of its pixels, on disk; 1: in memory, and on disk where they are stored as they are.
+    `stored`: what is left of media on disk; as they are: in memory.
     """
-    media = (media_share * plan.per_pack("media_bytes")).astype(np.int64)
-    size: np.ndarray = 21 * plan.per_pack("tokens") + media + 16_384
+    pictures = plan.per_pack("picture_bytes")
+    media = stored.pictures * pictures + stored.others * (plan.per_pack("media_bytes") - pictures)
+    size: np.ndarray = 21 * plan.per_pack("tokens") + media.astype(np.int64) + 16_384
     return size
 
 
-def shard_starts(plan: Plan, shard_bytes: int, media_share: float = 1.0) -> list[int]:
+def shard_starts(plan: Plan, shard_bytes: int, stored: Shares = AS_THEY_ARE) -> list[int]:
     """First pack of each shard, and the number of packs at the end: cut where a shard would exceed `shard_bytes`."""
-    ends = np.cumsum(pack_bytes(plan, media_share))
+    ends = np.cumsum(pack_bytes(plan, stored))
     starts, before = [0], 0
     while starts[-1] < len(ends):
         fitting = int(np.searchsorted(ends, before + shard_bytes, side="right"))

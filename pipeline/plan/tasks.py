@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..codecs import stored_share
+from ..codecs import stored_shares
 from ..config import PackConfig, UserError
 from ..families.base import ProcessorKey
 from ..families.registry import family_for
@@ -92,7 +92,7 @@ def plan_partition(job: PartitionJob) -> PlanFile:
         plan,
         len(job.corpora),
         job.config.shard_mb << 20,
-        media_share=stored_share(job.config.pixels),
+        stored=stored_shares(job.config.pixels),
     )
     write_json(job.note, file.to_json())
     return file
@@ -141,7 +141,7 @@ def join_rests(
         plan if most is None else cut_off(plan, most),
         num_corpora,
         config.shard_mb << 20,
-        media_share=stored_share(config.pixels),
+        stored=stored_shares(config.pixels),
     )
 
 
@@ -153,7 +153,7 @@ def cut_partition(path: Place, new: Place, number: int, num_corpora: int, config
         cut_off(read_plan(path), most),
         num_corpora,
         config.shard_mb << 20,
-        media_share=stored_share(config.pixels),
+        stored=stored_shares(config.pixels),
     )
 
 
@@ -205,7 +205,7 @@ def mend(
             len(job.names),
             job.config.shard_mb << 20,
             file.starts,
-            stored_share(job.config.pixels),
+            stored_shares(job.config.pixels),
         )
     return written
 

@@ -47,6 +47,16 @@ def test_media_are_ordered_by_their_placeholders(demo_family):
     assert demo_family.in_text_order(ids[:1], [video, one]) == [video, one], "expanded already"
 
 
+def test_bytes_of_pictures_are_told_apart(demo_family):
+    """A picture of 2 x 2 patches and a video of 4 x 2: 588 bytes a patch, and 24 of a grid (three int64)."""
+    picture, video = (MeasuredMedia(ref=MediaRef(kind=kind, path=kind), grid=grid)
+                      for kind, grid in (("image", (1, 2, 2)), ("video", (2, 2, 2))))  # fmt: skip
+    sizes = {name: demo_family.stored_bytes(media) for name, media in
+             (("picture", [picture]), ("video", [video]), ("both", [video, picture]))}  # fmt: skip
+    assert sizes["picture"] == (4 * 588 + 24, 4 * 588 + 24) and sizes["video"][1] == 0
+    assert sizes["both"] == (sizes["picture"][0] + sizes["video"][0], sizes["picture"][0])
+
+
 def test_results_keep_their_places_around_a_skip(demo_family, image):
     missing = MediaRef(kind="image", path="/nowhere/a.png")
     sound = MediaRef(kind="audio", path="/nowhere/a.wav")

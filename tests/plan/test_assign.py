@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from helpers import corpus_of, plan_of
 
+from neatpack.pipeline.codecs import stored_shares
 from neatpack.pipeline.config import PackConfig, UserError
 from neatpack.pipeline.ingest.lines import Part
 from neatpack.pipeline.measure.store import MeasuredPart, write_measured
@@ -173,6 +174,20 @@ def test_shards_are_cut_by_bytes() -> None:
     assert pack_bytes(plan).tolist() == [18_484, 20_384, 18_484]
     assert shard_starts(plan, 40_000) == [0, 2, 3]
     assert shard_starts(plan, 1) == [0, 1, 2, 3]  # a pack above the size is a shard of its own
+
+
+def test_shards_are_cut_by_what_codecs_leave_of_media() -> None:
+    """Of 1 MB of pictures 0.12 MB where they are kept as they came, of 1 MB of video 0.55; and 16,384 of headers."""
+    million = 1_000_000
+    plan = plan_of(
+        {"pack": 0, "media_bytes": million, "picture_bytes": million},
+        {"pack": 1, "media_bytes": million},
+        {"pack": 2, "media_bytes": 2 * million, "picture_bytes": million},
+    )
+    assert pack_bytes(plan, stored_shares("")).tolist() == [136_384, 566_384, 686_384]
+    assert pack_bytes(plan, stored_shares("u8")).tolist() == pack_bytes(plan).tolist() == [1_016_384] * 2 + [2_016_384]
+    assert pack_bytes(plan, stored_shares("image=zstd,video=u8")).tolist() == [566_384, 1_016_384, 1_566_384]
+    assert shard_starts(plan, million, stored_shares("")) == [0, 2, 3]
 
 
 def test_texts_of_more_than_two_gib() -> None:
