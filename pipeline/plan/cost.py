@@ -5,9 +5,9 @@ import numpy as np
 from .table import Plan
 
 # Seconds that rendering takes on one core, by what the plan says: of a document, of a token, of a document with
-# pictures or videos, of a byte of its media after resizing. Measured on 200 packs of real conversations by Qwen2.5-VL's
-# rules: 2.8 ms for 6 documents and 2,048 tokens of text, 12 ms with a picture of 0.9 MB among them.
-DOCUMENT_SECONDS, TOKEN_SECONDS, VISUAL_SECONDS, BYTE_SECONDS = 300e-6, 0.1e-6, 2e-3, 8e-9
+# pictures or videos, of a byte of its media after resizing. By Qwen2.5-VL's rules: 0.5 ms for 6 documents and 2,048
+# tokens of text (jobs/bench.py text: 30 to 160 us a document), 10 ms with a picture of 0.9 MB among them.
+DOCUMENT_SECONDS, TOKEN_SECONDS, VISUAL_SECONDS, BYTE_SECONDS = 50e-6, 0.1e-6, 2.25e-3, 8e-9
 
 
 def pack_seconds(plan: Plan) -> np.ndarray:
