@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import lru_cache
@@ -220,17 +221,26 @@ def run_hf(conversations: dict[str, list[Any]], folder: Path) -> dict[str, np.nd
 @lru_cache(maxsize=1)
 def hf_worker() -> "subprocess.Popen[str]":
     """The process of `run_hf`, for all tests of this one; it ends when its input does."""
-    for extra in ([], ["--declare"]):
-        command = [sys.executable, str(ROOT / "tests" / "render" / "hf_processor.py"), *extra]
-        worker = subprocess.Popen(
-            command, env=torchvision_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        assert worker.stdout is not None
-        if worker.stdout.readline() == "ready\n":
-            return worker
-        assert worker.wait() == 3, f"tests/render/hf_processor.py ended with {worker.returncode}"
-    pytest.skip("torchvision cannot be imported here (the Makefile installs it into .venv/torchvision)")
+    return torchvision_process(ROOT / "tests" / "render" / "hf_processor.py")
+
+
+@lru_cache(maxsize=1)
+def torchvision_worker() -> "subprocess.Popen[str]":
+    """The process of `run_with_torchvision`, likewise."""
+    return torchvision_process(ROOT / "tests" / "with_torchvision.py")
+
+
+def torchvision_process(script: Path) -> "subprocess.Popen[str]":
+    """A process that says "ready" and then takes lines; the test is skipped where it has no torchvision."""
+    worker = subprocess.Popen(
+        [sys.executable, str(script)], env=torchvision_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert worker.stdout is not None
+    if worker.stdout.readline() != "ready\n":
+        assert worker.wait() == 3, f"{script} ended with {worker.returncode}"
+        pytest.skip("torchvision cannot be imported here (the Makefile installs it into .venv/torchvision)")
+    return worker
 
 
 def torchvision_environment() -> dict[str, str]:
@@ -241,15 +251,15 @@ def torchvision_environment() -> dict[str, str]:
 
 def run_with_torchvision(script: Path, *arguments: str) -> str:
     """What a script prints that imports tests/with_torchvision.py."""
-    for extra in ([], ["--declare"]):
-        command = [sys.executable, str(script), *arguments, *extra]
-        done = subprocess.run(command, env=torchvision_environment(), capture_output=True, text=True)
-        if done.returncode != 3:
-            break
-    if done.returncode == 3:
-        pytest.skip("torchvision cannot be imported here (the Makefile installs it into .venv/torchvision)")
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    worker = torchvision_worker()
+    assert worker.stdin is not None and worker.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "output"
+        worker.stdin.write(json.dumps([str(output), str(script), *arguments]) + "\n")
+        worker.stdin.flush()
+        code = worker.stdout.readline()
+        assert code == "0\n", Path(f"{output}.err").read_text()[-2000:]
+        return output.read_text()
 
 
 def film(path: Path, seconds: float = 3.0, rate: int = 5) -> Path:
