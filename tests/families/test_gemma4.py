@@ -16,7 +16,7 @@ from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.loaders.pixels import Stored, restored
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import load_family
+from neatpack.pipeline.families.registry import family_for, load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.labels import TrainOn
 from neatpack.pipeline.manifest import Manifest
@@ -147,7 +147,7 @@ def test_thoughts_of_a_row_are_taken_out_where_the_template_does(tmp_path):
 
 def test_the_published_template(shared):
     """Thoughts in the words are taken out, reasoning_content of the last turn is written, and nothing is added."""
-    family = load_family(ProcessorKey(processor=str(shared / "processors" / "gemma4")))
+    family = family_for(str(shared / "processors" / "gemma4"))
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": SAID}]
     for messages in (turns, [turns[0], {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}]):
         (measured,) = measure([from_conversation({"conversation": messages})], family)

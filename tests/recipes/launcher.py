@@ -18,6 +18,11 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp  # noqa: F401
 from transformers import AutoConfig, AutoModelForImageTextToText, Trainer  # noqa: F401
 
+import neatpack.loaders.hf
+import neatpack.loaders.stream
+import neatpack.pipeline.families.restore
+import neatpack.pipeline.media.image  # noqa: F401
+
 
 def main() -> None:
     for line in sys.stdin:
