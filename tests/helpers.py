@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from places import DEMO_PROCESSOR, RECIPE_PACKAGES, ROOT, SHARED
 from transformers import AutoConfig, Qwen2_5_VLModel, Qwen2VLModel, Qwen3VLModel
 
 from jobs.fuzzing.output import sign, write_indexes
@@ -38,11 +39,7 @@ from neatpack.pipeline.shard.codec import END, read_pack
 from neatpack.pipeline.shard.restoring import PixelDecoder
 from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
-ROOT = Path(__file__).resolve().parent.parent
-DEMO_PROCESSOR = ROOT / "jobs" / "demo" / "processor"
-SHARED = (ROOT.parent / "shared").resolve()
-RECIPE_PACKAGES = ROOT / ".venv" / "recipes"  # Energon, NeMo Automodel: what they pin must not move the environment
-REAL_PROCESSORS = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl")
+__all__ = ["DEMO_PROCESSOR", "RECIPE_PACKAGES", "ROOT", "SHARED"]  # for others, too
 
 
 def picture(path: Path, height: int, width: int, *, seed: int = 0, mode: str = "RGB", **save: Any) -> Path:

@@ -14,11 +14,12 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from places import SHARED
+
 from neatpack.loaders.online import processor as online
 from neatpack.pipeline.families import chat, registry
 from neatpack.pipeline.families.tokens import Encoder, encoder_of
 
-REAL = Path(__file__).resolve().parents[2] / "shared"  # as `helpers.SHARED`, which imports too much for here
 _load = registry._load_tokenizer
 _sharing: ContextVar[bool] = ContextVar("sharing", default=False)
 _sizes: dict[int, tuple[Any, int]] = {}  # by the vocabulary: the tokenizer that was loaded, and its tokens
@@ -28,8 +29,8 @@ _encoders: dict[int, Encoder] = {}
 def share() -> None:
     registry._load_tokenizer = _tokenizer
     registry.family_for = lru_cache(maxsize=None)(_with_shared(registry.family_for.__wrapped__))
-    online.processor_files = _with_shared(registry.processor_files)
-    chat.encoder_of = _encoder
+    vars(online)["processor_files"] = _with_shared(registry.processor_files)
+    vars(chat)["encoder_of"] = shared_encoder
 
 
 def unchanged() -> bool:
@@ -48,7 +49,7 @@ def _with_shared(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tokenizer(processor: str, trust_remote_code: bool) -> Any:
-    if not _sharing.get() or not Path(processor).resolve().is_relative_to(REAL.resolve()):
+    if not _sharing.get() or not Path(processor).resolve().is_relative_to(SHARED):
         return _load(processor, trust_remote_code)
     return copy.copy(_loaded(processor, trust_remote_code))
 
@@ -61,7 +62,8 @@ def _loaded(processor: str, trust_remote_code: bool) -> Any:
     return tokenizer
 
 
-def _encoder(tokenizer: Any) -> Encoder:
+def shared_encoder(tokenizer: Any) -> Encoder:
+    """As `encoder_of`; for a tokenizer that is shared, what that gave the first time."""
     vocabulary = id(getattr(tokenizer, "backend_tokenizer", None))
     if vocabulary not in _sizes:
         return encoder_of(tokenizer)

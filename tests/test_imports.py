@@ -21,6 +21,8 @@ from helpers import ROOT
         ("neatpack.pipeline.run", "torch"),  # what is wrong with the flags is told before
         ("neatpack.pipeline.run", "transformers"),
         ("neatpack.pipeline.stages", "transformers.processing_utils"),  # seconds: all of transformers' processors
+        ("neatpack.pipeline.shard.report", "torch"),  # inspect, diff and skipped look at tables
+        ("neatpack.pipeline.shard.verify", "transformers"),
         ("neatpack.loaders", "transformers"),
         ("neatpack.loaders", "PIL"),
     ],

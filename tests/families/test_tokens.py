@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from helpers import DEMO_PROCESSOR, SHARED
 from hypothesis import given, settings, strategies as st
+from shared_processors import shared_encoder
 from transformers import AutoTokenizer
 
-from neatpack.pipeline.families import chat
 from neatpack.pipeline.families.hard_strings import hard_strings
 from neatpack.pipeline.families.merges import are_ranked
 from neatpack.pipeline.families.registry import family_for
@@ -32,7 +32,7 @@ def loaded(name: str):
 
 @cache
 def encoder(name: str):
-    return chat.encoder_of(loaded(name))  # the same function, and what it gave before: tests/shared_processors.py
+    return shared_encoder(loaded(name))
 
 
 def assert_same(name: str, *texts: str) -> None:
