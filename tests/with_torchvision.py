@@ -7,6 +7,7 @@ python with_torchvision.py, and on each line of its input ["OUTPUT", "SCRIPT", a
 import this, each in a fork, and answers with a line, its exit code. To import all this takes longer than most of them.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -54,6 +55,7 @@ def run(output: str, script: str, *arguments: str) -> int:
 if __name__ == "__main__":
     from transformers import AutoProcessor  # noqa: F401 (for all of them)
 
+    gc.freeze()  # forks need not look at it, and so copy it, when they collect garbage
     print("ready", flush=True)
     for line in sys.stdin:
         print(run(*json.loads(line)), flush=True)
