@@ -6,6 +6,7 @@ Light on purpose: readers of a manifest need neither transformers nor Ray for it
 import dataclasses
 import importlib.metadata
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from . import __version__, measure
@@ -21,7 +22,13 @@ VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "av", "numpy", "py
 
 def versions() -> dict[str, str]:
     """Installed versions of the packages that shape the tensors. (simplejpeg does not: its bits are Pillow's.)"""
-    return {name: importlib.metadata.version(name) for name in VERSIONED}
+    return {name: _version(name) for name in VERSIONED}
+
+
+@cache
+def _version(name: str) -> str:
+    """Once in a process: it parses the package's whole description, 2 ms each."""
+    return importlib.metadata.version(name)
 
 
 def own_code(family_revision: int) -> dict[str, str | int]:

@@ -2,6 +2,7 @@
 
 import types
 import typing
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -10,11 +11,16 @@ if TYPE_CHECKING:
 
 def check_types(record: "DataclassInstance", name: str = "") -> None:
     """Raises ValueError where a field holds another type than it is declared with."""
-    for field, kind in typing.get_type_hints(type(record)).items():
+    for field, kind in _declared(type(record)).items():
         if not _is_of(value := getattr(record, field), kind):
             where = f"{name}.{field}" if name else field
             told = kind.__name__ if isinstance(kind, type) else str(kind)
             raise ValueError(f"{where}: expected {told}, got {str(value)[:60]!r}")
+
+
+@cache
+def _declared(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _is_of(value: Any, kind: Any) -> bool:

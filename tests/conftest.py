@@ -1,12 +1,20 @@
 """What tests share: the demo processor that the project ships, and the real processors where ../shared is."""
 
+import gc
 import os
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from places import DEMO_PROCESSOR, REAL_PROCESSORS, SHARED
+from s3_server import NOT_INSTALLED, S3, WEED, s3_server
+
+if TYPE_CHECKING:
+    from helpers import TinyData
+
+    from neatpack.pipeline.families.base import Family
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # no token in the home directory
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -14,20 +22,26 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process per core: threads of torch would wait for each other, spinning
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from neatpack.pipeline.families import registry
-
-# A run has one processor or two; the suite has dozens, and a real tokenizer takes seconds. Before anybody imports it.
-registry.family_for = lru_cache(maxsize=None)(registry.family_for.__wrapped__)
-
-from helpers import DEMO_PROCESSOR, REAL_PROCESSORS, SHARED, TinyData  # noqa: E402
-from s3_server import NOT_INSTALLED, S3, WEED, s3_server  # noqa: E402
-
-from neatpack.pipeline.families.registry import family_for  # noqa: E402
-
 # One profile for all property tests: machines are shared and busy, so time is no criterion, and a failure here must be
 # one everywhere, so examples are drawn by a fixed seed.
 settings.register_profile("neatpack", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 settings.load_profile("neatpack")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Not in the process that deals tests to others: it needs none of this, which takes seconds to import."""
+    if config.getoption("dist", "no") == "no":
+        import shared_processors
+
+        shared_processors.share()  # before anybody imports what it replaces
+
+
+def pytest_collection_finish() -> None:
+    """What was imported until here, a million objects, stays: the garbage collector need not look at it each time, a
+    matter of 0.3 s, and a tenth of all that tests did; nor need loader workers copy it when they do."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # nor at the rest as often as a small program would
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,6 +54,14 @@ def never_without_power() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def tokenizers_stay_as_they_are() -> Iterator[None]:
+    import shared_processors
+
+    yield
+    assert shared_processors.unchanged(), "a test has added tokens to a tokenizer that others use"
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of real data and processors beside the project."""
@@ -49,7 +71,9 @@ def shared() -> Path:
 
 
 @pytest.fixture(scope="session")
-def demo_family():
+def demo_family() -> "Family":
+    from neatpack.pipeline.families.registry import family_for
+
     return family_for(str(DEMO_PROCESSOR))
 
 
@@ -65,12 +89,16 @@ def processor(request) -> str:
 
 
 @pytest.fixture(scope="session")
-def family(processor):
+def family(processor: str) -> "Family":
+    from neatpack.pipeline.families.registry import family_for
+
     return family_for(processor)
 
 
 @pytest.fixture
-def tiny(tmp_path) -> TinyData:
+def tiny(tmp_path: Path) -> "TinyData":
+    from helpers import TinyData
+
     return TinyData(tmp_path / "data")
 
 

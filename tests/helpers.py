@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import lru_cache
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from places import DEMO_PROCESSOR, RECIPE_PACKAGES, ROOT, SHARED
 from transformers import AutoConfig, Qwen2_5_VLModel, Qwen2VLModel, Qwen3VLModel
 
 from jobs.fuzzing.output import sign, write_indexes
@@ -37,11 +39,7 @@ from neatpack.pipeline.shard.codec import END, read_pack
 from neatpack.pipeline.shard.restoring import PixelDecoder
 from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
-ROOT = Path(__file__).resolve().parent.parent
-DEMO_PROCESSOR = ROOT / "jobs" / "demo" / "processor"
-SHARED = (ROOT.parent / "shared").resolve()
-RECIPE_PACKAGES = ROOT / ".venv" / "recipes"  # Energon, NeMo Automodel: what they pin must not move the environment
-REAL_PROCESSORS = ("qwen2-vl", "qwen2.5-vl", "qwen3-vl")
+__all__ = ["DEMO_PROCESSOR", "RECIPE_PACKAGES", "ROOT", "SHARED"]  # for others, too
 
 
 def picture(path: Path, height: int, width: int, *, seed: int = 0, mode: str = "RGB", **save: Any) -> Path:
@@ -220,17 +218,26 @@ def run_hf(conversations: dict[str, list[Any]], folder: Path) -> dict[str, np.nd
 @lru_cache(maxsize=1)
 def hf_worker() -> "subprocess.Popen[str]":
     """The process of `run_hf`, for all tests of this one; it ends when its input does."""
-    for extra in ([], ["--declare"]):
-        command = [sys.executable, str(ROOT / "tests" / "render" / "hf_processor.py"), *extra]
-        worker = subprocess.Popen(
-            command, env=torchvision_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        assert worker.stdout is not None
-        if worker.stdout.readline() == "ready\n":
-            return worker
-        assert worker.wait() == 3, f"tests/render/hf_processor.py ended with {worker.returncode}"
-    pytest.skip("torchvision cannot be imported here (the Makefile installs it into .venv/torchvision)")
+    return torchvision_process(ROOT / "tests" / "render" / "hf_processor.py")
+
+
+@lru_cache(maxsize=1)
+def torchvision_worker() -> "subprocess.Popen[str]":
+    """The process of `run_with_torchvision`, likewise."""
+    return torchvision_process(ROOT / "tests" / "with_torchvision.py")
+
+
+def torchvision_process(script: Path) -> "subprocess.Popen[str]":
+    """A process that says "ready" and then takes lines; the test is skipped where it has no torchvision."""
+    worker = subprocess.Popen(
+        [sys.executable, str(script)], env=torchvision_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert worker.stdout is not None
+    if worker.stdout.readline() != "ready\n":
+        assert worker.wait() == 3, f"{script} ended with {worker.returncode}"
+        pytest.skip("torchvision cannot be imported here (the Makefile installs it into .venv/torchvision)")
+    return worker
 
 
 def torchvision_environment() -> dict[str, str]:
@@ -241,15 +248,15 @@ def torchvision_environment() -> dict[str, str]:
 
 def run_with_torchvision(script: Path, *arguments: str) -> str:
     """What a script prints that imports tests/with_torchvision.py."""
-    for extra in ([], ["--declare"]):
-        command = [sys.executable, str(script), *arguments, *extra]
-        done = subprocess.run(command, env=torchvision_environment(), capture_output=True, text=True)
-        if done.returncode != 3:
-            break
-    if done.returncode == 3:
-        pytest.skip("torchvision cannot be imported here (the Makefile installs it into .venv/torchvision)")
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
+    worker = torchvision_worker()
+    assert worker.stdin is not None and worker.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "output"
+        worker.stdin.write(json.dumps([str(output), str(script), *arguments]) + "\n")
+        worker.stdin.flush()
+        code = worker.stdout.readline()
+        assert code == "0\n", Path(f"{output}.err").read_text()[-2000:]
+        return output.read_text()
 
 
 def film(path: Path, seconds: float = 3.0, rate: int = 5) -> Path:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import types
 from dataclasses import fields
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -138,6 +139,7 @@ def commands(page: Path) -> list[str]:
     return found
 
 
+@cache
 def flags() -> set[str]:
     parser = _parser()
     (commands,) = (action for action in parser._actions if isinstance(action.choices, dict))
@@ -146,11 +148,12 @@ def flags() -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_commands_parse(page):
+    parser = _parser()
     for line in commands(page):
         arguments = [word for word in shlex.split(line, comments=True)[1:] if word != "…"]
         if arguments in (["verify"], ["show"], ["skipped"], ["pack", "--help"]):
             continue  # named, not called
-        _parser().parse_args(arguments)
+        parser.parse_args(arguments)
     for code in inline_code(page):
         if code.startswith("--"):
             assert code.split()[0] in flags(), code

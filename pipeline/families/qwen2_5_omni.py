@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-from transformers import WhisperFeatureExtractor
 
 from ..records import AUDIO, IMAGE, TEXT
 from .base import Family, ProcessorFiles, ProcessorKey
@@ -79,6 +78,8 @@ class Qwen25Omni(Family):
 
     @classmethod
     def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
+        from transformers import WhisperFeatureExtractor
+
         image = PatchImages.of(image_config(files, key, cls.name))
         thinker = files.model.get("thinker_config", files.model)
         tokens_per_second = thinker.get("position_id_per_seconds", 25)

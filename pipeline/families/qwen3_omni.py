@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from transformers import WhisperFeatureExtractor
 
 from ..layout import Delivery, MediaArray
 from ..records import IMAGE, TEXT, VIDEO, MeasuredMedia
@@ -102,6 +101,8 @@ class Qwen3Omni(Family):
 
     @classmethod
     def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
+        from transformers import WhisperFeatureExtractor
+
         image = PatchImages.of(image_config(files, key, cls.name))
         sound = OmniSound(extractor=WhisperFeatureExtractor.from_dict({"feature_size": 128, **files.audio}))
         thinker = files.model.get("thinker_config", files.model)

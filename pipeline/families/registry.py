@@ -2,13 +2,10 @@
 
 import json
 import logging
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-from huggingface_hub.errors import StrictDataclassError
-from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils.hub import cached_file
+from typing import TYPE_CHECKING, Any
 
 from ..config import UserError
 from ..records import MASKED_LAYERS
@@ -30,6 +27,10 @@ from .qwen2_5_omni import Qwen25Omni
 from .qwen2_vl import Qwen2VL
 from .qwen3_omni import Qwen3Omni
 from .qwen3_vl import Qwen3VL
+
+# transformers takes two seconds to import: what loads a processor imports it, and who checks an output does without.
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -132,12 +133,21 @@ def recurrent_layers(model: dict[str, Any]) -> list[str] | None:
     text = model.get("text_config") or model
     types = text.get("layer_types") or text.get("layers_block_type")
     model_type = str(text.get("model_type") or model.get("model_type"))
-    if types is None and model_type in CONFIG_MAPPING:
+    if types is None:
+        types = _layer_types(model_type, text)
+    return None if types is None else sorted(set(types) - MASKED_LAYERS)
+
+
+def _layer_types(model_type: str, text: dict[str, Any]) -> Iterable[str] | None:
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING
+
+    if model_type in CONFIG_MAPPING:
         try:
-            types = getattr(CONFIG_MAPPING[model_type](**text), "layer_types", None) or ()
+            return getattr(CONFIG_MAPPING[model_type](**text), "layer_types", None) or ()
         except (StrictDataclassError, TypeError, ValueError) as error:  # a config that this transformers cannot read
             logger.warning("config.json: whether the model has recurrent layers cannot be told: %s", error)
-    return None if types is None else sorted(set(types) - MASKED_LAYERS)
+    return None
 
 
 def processor_files(processor: str, *, trust_remote_code: bool = False) -> ProcessorFiles:
@@ -156,7 +166,9 @@ def processor_files(processor: str, *, trust_remote_code: bool = False) -> Proce
     )
 
 
-def _load_tokenizer(processor: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def _load_tokenizer(processor: str, trust_remote_code: bool) -> "PreTrainedTokenizerBase":
+    from transformers import AutoTokenizer
+
     converts = _has(processor, "tiktoken.model") and not _has(processor, "tokenizer.json")
     if converts and not trust_remote_code:
         raise UserError(OTHER_SPLITS.format(processor))
@@ -179,6 +191,8 @@ def _load_tokenizer(processor: str, trust_remote_code: bool) -> PreTrainedTokeni
 
 
 def _has(processor: str, name: str) -> bool:
+    from transformers.utils.hub import cached_file
+
     found = cached_file(
         processor,
         name,
@@ -191,6 +205,8 @@ def _has(processor: str, name: str) -> bool:
 
 def _read_config(processor: str, name: str) -> dict[str, Any]:
     """A config file of a processor directory or hub repository; {} where it has none."""
+    from transformers.utils.hub import cached_file
+
     try:
         path = cached_file(
             processor,

@@ -1,9 +1,11 @@
-"""Pictures as arrays: resize, cut into patches, and what a stored byte stands for. Imports no module of ours."""
+"""Pictures as arrays: resize, cut into patches, and what a stored byte stands for. Imports no module of ours.
+
+torch takes two seconds to import, and who looks into an output needs none of it: what calls it imports it.
+"""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from PIL import Image
 
 FIRST = "channels_first"  # as transformers calls the axis of an array
@@ -16,6 +18,8 @@ def resize_torch(pixels: np.ndarray, size: tuple[int, int], mode: str = "bicubic
     """Bit-equal to the HF torchvision backend, which calls the same kernel; a channels-last view makes it fast."""
     if pixels.shape[:2] == size:
         return pixels
+    import torch
+
     tensor = torch.from_numpy(np.require(pixels, requirements=["C", "W"])).permute(2, 0, 1)[None]
     resized = torch.nn.functional.interpolate(tensor, size=size, mode=mode, antialias=True)
     return resized[0].permute(1, 2, 0).numpy()
@@ -83,6 +87,8 @@ def pixel_table(rescale_factor: float, mean: Sequence[float], std: Sequence[floa
         scaled = rescale(ramp[:, None, :], rescale_factor, input_data_format=FIRST)
         floats: np.ndarray = normalize(scaled, mean, std, input_data_format=FIRST)[:, 0, :]
         return floats.astype(np.float32)
+    import torch
+
     # The torchvision backend folds the rescaling into mean and std.
     means, stds = (torch.tensor(values) * (1.0 / rescale_factor) for values in (mean, std))
     return ((torch.from_numpy(ramp).to(torch.float32) - means[:, None]) / stds[:, None]).numpy()
@@ -96,4 +102,6 @@ def rescale_table(rescale_factor: float, resize: str) -> np.ndarray:
 
         floats: np.ndarray = rescale(ramp[None, None], rescale_factor, input_data_format=FIRST)[0]
         return floats.astype(np.float32)
+    import torch
+
     return (torch.from_numpy(ramp)[None] * rescale_factor).numpy()

@@ -16,13 +16,16 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 from ..errors import UserError
-from .faults import behind, no_answer, not_started, of_ray, of_workers
+from .faults import HeadLost, behind, no_answer, not_joined, not_started, of_ray, of_workers
 from .journal import MAX_RETRIES
 from .logs import ROOT, LogLine, Relay, collected
 from .progress import STARTING, STOPPING, Progress
 from .work import Listener, Work, reported_to
 
 PATIENCE = 10  # seconds for a cluster to answer
+# While tasks run, how often it is looked whether the head of the cluster is there, and how long it may be away: a head
+# that is restarted comes back in seconds, and after 60 Ray ends this process.
+LOOK_SECONDS, AWAY_SECONDS = 5.0, 30.0
 # Seconds of work that calls of one task have together, if each alone has less: Ray starts about 1,000 tasks a second,
 # and a task costs it some 7 ms. Less where little is left, so that the last tasks end together: a quarter of each
 # worker's share of what waits, and no less than the second number, of which those 7 ms are a fifteenth.
@@ -209,15 +212,19 @@ class Engine:
 class RayEngine(Engine):
     """Runs Ray tasks, at most `window` in flight, on all nodes alike."""
 
-    def __init__(self, env: Mapping[str, str], ray: Any, num_workers: int, progress: Progress | None = None) -> None:
+    def __init__(
+        self, env: Mapping[str, str], ray: Any, num_workers: int, progress: Progress | None = None, head: str = ""
+    ) -> None:
+        """`head`: where the head of the cluster answers; "": nobody looks."""
         super().__init__(env, progress)
-        self._ray = ray
+        self._ray, self._head = ray, head
         self.num_workers = num_workers or int(ray.cluster_resources().get("CPU", 1))
         self._window = 2 * self.num_workers
         self._warmed: list[Any] = []
 
     def _outcomes(self, waiting: Waiting, memory: int) -> Generator[tuple[Call, Outcome[Any]], None, None]:
-        task = self._task(memory)
+        with _faults_told():
+            task = self._task(memory)
         level = logging.getLogger(ROOT).getEffectiveLevel()
         running: dict[Any, list[Call]] = {}
         try:
@@ -238,6 +245,9 @@ class RayEngine(Engine):
                             raise lacking from TaskTraceback(failed.traceback)
                 for reference, each in zip(done, outcomes, strict=True):
                     yield from zip(running.pop(reference), each, strict=False)  # a failed call is the last of its task
+        except HeadLost:
+            running.clear()  # nobody is there to cancel them
+            raise
         finally:
             for reference in running:
                 self._ray.cancel(reference, force=True)
@@ -252,7 +262,12 @@ class RayEngine(Engine):
 
     def _finished(self, references: list[Any]) -> list[Any]:
         """One at least, and all that are: asking for each apart would take as long as the tasks of a large cluster."""
-        self._ray.wait(references, num_returns=1)
+        seen = time.monotonic()
+        while not self._ray.wait(references, num_returns=1, timeout=LOOK_SECONDS)[0]:
+            if not self._head or _answers(self._head) is None:
+                seen = time.monotonic()
+            elif time.monotonic() - seen > AWAY_SECONDS:
+                raise HeadLost(self._head)
         done: list[Any] = self._ray.wait(references, num_returns=len(references), timeout=0)[0]
         return done
 
@@ -356,13 +371,14 @@ def _raise(failed: Failed) -> NoReturn:
     raise failed.error
 
 
-def _expect_answer(address: str) -> None:
-    """Ray itself would try for minutes, and tell each time."""
+def _answers(address: str) -> OSError | None:
+    """None if somebody does; else why not. What is no address is not asked."""
     if found := re.fullmatch(r"(?:ray://)?\[?([^\[\]/]+)\]?:(\d+)", address):
         try:
             socket.create_connection((found[1], int(found[2])), timeout=PATIENCE).close()
         except OSError as error:
-            raise no_answer(address, error) from error
+            return error
+    return None
 
 
 @contextlib.contextmanager
@@ -389,9 +405,10 @@ def engine(
     import ray
 
     def started() -> RayEngine:
-        running = RayEngine(env, ray, num_workers, progress)
-        if warm is not None:
-            running.warm(warm)
+        with _faults_told():
+            running = RayEngine(env, ray, num_workers, progress, ray.get_runtime_context().gcs_address)
+            if warm is not None:
+                running.warm(warm)
         return running
 
     if ray.is_initialized():
@@ -400,7 +417,8 @@ def engine(
     # "local" and not None: a stale cluster file would make a bare ray.init() hang.
     address = os.environ.get("RAY_ADDRESS") or "local"
     local: dict[str, Any] = {"num_cpus": num_workers or None, "include_dashboard": False} if address == "local" else {}
-    _expect_answer(address)
+    if (silent := _answers(address)) is not None:  # Ray itself would try for minutes, and tell each time
+        raise no_answer(address, silent) from silent
     chatty = logger.isEnabledFor(logging.INFO)  # -v: what Ray has to say, too
     try:
         ray.init(
@@ -412,9 +430,14 @@ def engine(
             **local,
         )
     except Exception as error:  # of any class; and none is about what we give it, which is always the same
-        raise not_started(error) from error
+        raise (not_started(error) if address == "local" else not_joined(address, error)) from error
+    is_there = True
     try:
         yield started()
+    except HeadLost:
+        is_there = False
+        raise
     finally:
         progress.enter(STOPPING)
-        ray.shutdown()
+        if is_there:  # else it would wait for it until Ray ends this process, before anybody is told
+            ray.shutdown()

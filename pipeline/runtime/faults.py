@@ -65,6 +65,16 @@ class MachineError(Exception):
     """A fault of the machine that is not the kernel's own: what happened, and the remedy."""
 
 
+class HeadLost(MachineError):
+    """The head of a cluster is gone. Ray itself would end the process for that, after a minute, without our words."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"the head of Ray at {address} does not answer any more; look why it ended (gcs_server.out in the logs of "
+            "Ray's session folder), and start it again"
+        )
+
+
 def of_ray(error: Exception) -> MachineError | None:
     """What an exception of Ray says of the machine; None if nothing."""
     for kind in type(error).__mro__:
@@ -102,11 +112,22 @@ def no_answer(address: str, error: OSError) -> MachineError:
 
 def not_started(error: Exception) -> MachineError:
     """Of Ray itself: its errors are of any class, and tell little in their first line and nothing in the others."""
-    told = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     return MachineError(
-        f"Ray does not start: {told}; it needs /dev/shm, and for its sockets a TMPDIR (or RAY_TMPDIR) that is short "
-        "and writable: see to that, or give --engine inline"
+        f"Ray does not start: {_first_line(error)}; it needs /dev/shm, and for its sockets a TMPDIR (or RAY_TMPDIR) "
+        "that is short and writable: see to that, or give --engine inline"
     )
+
+
+def not_joined(address: str, error: Exception) -> MachineError:
+    """Of a Ray that runs elsewhere, or has not come up yet: its ports answer before its node is there."""
+    return MachineError(
+        f"RAY_ADDRESS {address}: something answers there, and Ray cannot join it: {_first_line(error)}; look whether "
+        f"the cluster is up (`ray status --address {address}`) and has a node on this machine, or unset it to run here"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def sentence(error: Exception) -> str:

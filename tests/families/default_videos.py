@@ -1,6 +1,6 @@
 """Videos by family default, from rows to a model, in a process of its own: their processors need torchvision.
 
-python default_videos.py FOLDER [--declare]: prints what came out as JSON. Exit 3: no usable torchvision.
+python default_videos.py FOLDER: prints what came out as JSON. Exit 3: no usable torchvision.
 """
 
 import json

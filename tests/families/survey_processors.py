@@ -1,6 +1,6 @@
 """Every processor of text and pictures in transformers, made of its class's defaults, through family default.
 
-python survey_processors.py [CLASS …] [--declare]: prints {class: {"image": …, "video": …}}, each "u8" or "floats", as
+python survey_processors.py [CLASS …]: prints {class: {"image": …, "video": …}}, each "u8" or "floats", as
 they are stored, or why they do not work; "": there are none. Behind it, what videos are refused: "alone" (several in a
 conversation), "alike" (several of which lengths or sizes differ), "unmixed" (beside pictures).
 
@@ -193,7 +193,7 @@ def videos_of(family: Default, processor: Any, folder: Path, stored: str) -> str
 def main() -> None:
     named = import_module("transformers.models.auto.processing_auto").PROCESSOR_MAPPING_NAMES
     found: dict[str, dict[str, str]] = {}
-    chosen = [argument for argument in sys.argv[1:] if argument != "--declare"]
+    chosen = sys.argv[1:]
     with TemporaryDirectory() as folder:
         for model, name in sorted(named.items(), key=lambda pair: (pair[1], pair[0])):
             if chosen and name not in chosen:

@@ -16,7 +16,7 @@ from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.loaders.pixels import Stored, restored
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import load_family
+from neatpack.pipeline.families.registry import family_for, load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.labels import TrainOn
 from neatpack.pipeline.manifest import Manifest
@@ -147,7 +147,7 @@ def test_thoughts_of_a_row_are_taken_out_where_the_template_does(tmp_path):
 
 def test_the_published_template(shared):
     """Thoughts in the words are taken out, reasoning_content of the last turn is written, and nothing is added."""
-    family = load_family(ProcessorKey(processor=str(shared / "processors" / "gemma4")))
+    family = family_for(str(shared / "processors" / "gemma4"))
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": SAID}]
     for messages in (turns, [turns[0], {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}]):
         (measured,) = measure([from_conversation({"conversation": messages})], family)
@@ -281,13 +281,16 @@ def alone(batch):
     return {key: value for key, value in batch.items() if key not in ("position_ids", "attention_mask")}
 
 
-def differences(model, out, pack, batch):
-    logits, start = logits_of(model, batch), 0
-    for index, document in enumerate(documents_of(out, pack)):
-        length = len(document["input_ids"])
-        expected = logits_of(model, alone(neat_packed_vlm_collater([document])))
-        yield float((logits[:, start : start + length] - expected).abs().max())
-        start += int(pack["seq_lens_padded"][index])
+def logits_of_documents(model, out, pack):
+    return [logits_of(model, alone(neat_packed_vlm_collater([document]))) for document in documents_of(out, pack)]
+
+
+def differences(logits, pack, expected):
+    start = 0
+    for length, padded, document in zip(pack["seq_lens"], pack["seq_lens_padded"], expected, strict=True):
+        assert document.shape[1] == length
+        yield float((logits[:, start : start + int(length)] - document).abs().max())
+        start += int(padded)
 
 
 @pytest.mark.parametrize("bidirectional", [None, "vision"])
@@ -299,13 +302,13 @@ def test_packed_equals_alone(out, family, bidirectional):
     counts = {kind: sum(pack[f"n_{kind}s"] for pack in packs) for kind in ("image", "video", "audio")}
     assert counts == {"image": 5, "video": 2, "audio": 3}, "one image is the fake one"
     assert any(int(length) > 2 * gemma4.SLIDING_WINDOW for pack in packs for length in pack["seq_lens"])
-    for pack in packs:
-        assert max(differences(model, out, pack, neat_packed_vlm_collater([pack], **masks))) < 1e-5
+    singles = [logits_of(model, neat_packed_vlm_collater([pack], **masks)) for pack in packs]
+    for pack, single in zip(packs, singles, strict=True):
+        assert max(differences(single, pack, logits_of_documents(model, out, pack))) < 1e-5
     # several packs in a batch
     batch = neat_packed_vlm_collater(packs, max_length=640, **masks)
     logits = logits_of(model, batch)
-    for row, pack in enumerate(packs):
-        single = logits_of(model, neat_packed_vlm_collater([pack], **masks))
+    for row, single in enumerate(singles):
         assert (logits[row, : single.shape[1]] - single[0]).abs().max() < 1e-5
 
 
@@ -324,5 +327,6 @@ def test_the_comparison_sees_what_is_broken(out, family, bidirectional):
         {**good, "pixel_values": good["pixel_values"].flip(-1)},
     ]
     assert len(pack["seq_lens"]) > 1
+    expected = logits_of_documents(model, out, pack)
     for number, batch in enumerate(wrong):
-        assert max(differences(model, out, pack, batch)) > 0.01, number
+        assert max(differences(logits_of(model, batch), pack, expected)) > 0.01, number

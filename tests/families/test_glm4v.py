@@ -14,7 +14,7 @@ from neatpack.loaders.mended import mend
 from neatpack.loaders.model_inputs import PackCollater
 from neatpack.loaders.online.tokenized import tokenized_example
 from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import load_family
+from neatpack.pipeline.families.registry import family_for, load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.measure.length import measure, truncated
 from neatpack.pipeline.records import Example, Turn
@@ -34,7 +34,7 @@ def real():
     folder = SHARED / "processors" / "glm4.5v"
     if not folder.is_dir():
         pytest.skip("../shared/processors/glm4.5v is not here")
-    return load_family(ProcessorKey(processor=str(folder)))
+    return family_for(str(folder))
 
 
 def trained(family, *turns):

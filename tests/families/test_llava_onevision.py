@@ -17,7 +17,7 @@ from neatpack.loaders.pixels import Stored, restored
 from neatpack.loaders.pp_media import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import load_family
+from neatpack.pipeline.families.registry import family_for, load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.measure.length import measure, truncated
 from neatpack.pipeline.media.pixels import resize_pil
@@ -56,7 +56,7 @@ def any_family(request, tiny):
         return tiny
     if not (SHARED / "processors" / "llava-onevision").is_dir():
         pytest.skip("../shared/processors/llava-onevision is not here")
-    return load_family(ProcessorKey(processor=str(SHARED / "processors" / "llava-onevision")))
+    return family_for(str(SHARED / "processors" / "llava-onevision"))
 
 
 def test_pixels_of_the_pil_backend(tiny, tmp_path):

@@ -11,7 +11,7 @@ from processors import mistral3
 from neatpack.loaders.pixels import Stored, StoredPixels, put_together
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import load_family
+from neatpack.pipeline.families.registry import family_for, load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.measure.length import measure, shrunk
 from neatpack.pipeline.records import Example, Turn
@@ -45,7 +45,7 @@ def test_a_system_prompt_that_the_template_leaves_out_is_not_lost_in_silence():
     """Pixtral's writes it before a last question, and so never before a last answer."""
     if not Path(SHARED, "processors", "mistral3").is_dir():
         pytest.skip("../shared/processors/mistral3 is not here")
-    real = load_family(ProcessorKey(processor=str(SHARED / "processors" / "mistral3")))
+    real = family_for(str(SHARED / "processors" / "mistral3"))
     (skip,) = measure([Example(turns=TURNS)], real)
     assert skip.reason == "bad_row" and "a turn of role system: the chat template of mistral3 does not" in skip.detail
     (measured,) = measure([Example(turns=TURNS[1:])], real)

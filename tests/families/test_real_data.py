@@ -8,7 +8,7 @@ import pytest
 from helpers import SHARED, assert_verified, tiny_config
 
 from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
+from neatpack.pipeline.families.registry import FAMILIES, REFUSED, family_for
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger
 
@@ -70,7 +70,7 @@ def kinds_of(meta) -> dict[str, list[set[str]]]:
 
 @pytest.mark.parametrize("meta", ["meta.json", "meta_audio.json"])
 def test_what_a_family_supports_is_packed(named, meta, tmp_path):
-    takes = set(load_family(ProcessorKey(processor=named[1], family=named[0])).takes)
+    takes = set(family_for(ProcessorKey(processor=named[1], family=named[0])).takes)
     kinds = kinds_of(meta)
     for line in packed(named, a_third(meta, tmp_path), tmp_path / "out"):
         if line["reason"] == "sampled_out":
@@ -82,7 +82,7 @@ def test_what_a_family_supports_is_packed(named, meta, tmp_path):
 
 @pytest.mark.parametrize("meta", ["nasty/meta.json", "nasty/meta_audio.json"])
 def test_nasty_files_end_as_documented(named, meta, tmp_path):
-    takes = load_family(ProcessorKey(processor=named[1], family=named[0])).takes
+    takes = family_for(ProcessorKey(processor=named[1], family=named[0])).takes
     lines = (SHARED / "data/nasty/expected.jsonl").read_text(encoding="utf-8").split("\n")
     documented = {entry["file"]: entry["expected"] for entry in map(json.loads, filter(None, lines))}
     rows = {

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import load_family
+from neatpack.pipeline.families.registry import family_for, load_family
 from neatpack.pipeline.families.sentinel import derived_markers
 from neatpack.pipeline.labels import TurnMarkers
 
@@ -34,7 +34,7 @@ def test_real_templates(name):
     path = SHARED / "processors" / name
     if not path.is_dir():
         pytest.skip(f"../shared/processors/{name} is not here")
-    family = load_family(ProcessorKey(processor=str(path)))
+    family = family_for(str(path))
     assert derived_markers(family.chat.tokenizer) == family.chat.markers
 
 

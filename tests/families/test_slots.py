@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from helpers import DEMO_PROCESSOR, SHARED
 from hypothesis import given, settings, strategies as st
-from transformers import AutoTokenizer
 
+from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.families.slots import Slots
 from neatpack.pipeline.families.template import _compiled
 
@@ -104,7 +104,7 @@ def real(request) -> Jinja:
     folder = DEMO_PROCESSOR if request.param == "demo" else SHARED / "processors" / request.param
     if not folder.is_dir():
         pytest.skip(f"../shared/processors/{request.param} is not here")
-    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    tokenizer = family_for(str(folder)).chat.tokenizer
     jinja = Jinja(tokenizer.get_chat_template())
     jinja.names.update(tokenizer.special_tokens_map)
     known = jinja.slots.text([parts("user", "a"), parts("assistant", "b")]) is not None

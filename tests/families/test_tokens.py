@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from helpers import DEMO_PROCESSOR, SHARED
 from hypothesis import given, settings, strategies as st
+from shared_processors import shared_encoder
 from transformers import AutoTokenizer
 
 from neatpack.pipeline.families.hard_strings import hard_strings
 from neatpack.pipeline.families.merges import are_ranked
+from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.families.template import template_of
 from neatpack.pipeline.families.tokens import Fast, Own, agree, encoder_of
 
@@ -25,12 +27,12 @@ def loaded(name: str):
     folder = DEMO_PROCESSOR if name == "demo" else SHARED / "processors" / name
     if not folder.is_dir():
         pytest.skip(f"../shared/processors/{name} is not here")
-    return AutoTokenizer.from_pretrained(str(folder))
+    return family_for(str(folder)).chat.tokenizer
 
 
 @cache
 def encoder(name: str):
-    return encoder_of(loaded(name))
+    return shared_encoder(loaded(name))
 
 
 def assert_same(name: str, *texts: str) -> None:

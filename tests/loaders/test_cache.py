@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import many_packs, one_shard_per_pack, tiny_config
-from object_store import SPAWN, read_all, read_first, read_with_limit, serving, started, sums_of
+from object_store import ANEW, read_all, read_first, read_with_limit, serving, started, sums_of
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards
@@ -146,7 +146,7 @@ def test_sizes_of_many_shards_are_listed(bucket, store, tmp_path):
 
 
 def test_processes_at_once_download_each_shard_once(bucket, store, tmp_path):
-    barrier, results = SPAWN.Barrier(4), SPAWN.Queue()
+    barrier, results = ANEW.Barrier(4), ANEW.Queue()
     packs = cached(store, tmp_path)
     processes = [started(read_all, packs, barrier, results) for _ in range(4)]
     sums = [results.get(timeout=PATIENCE) for _ in processes]
@@ -165,7 +165,7 @@ def test_a_killed_downloader_blocks_and_poisons_nobody(bucket, store, tmp_path):
     victim = started(read_first, packs)
     assert store.reached.wait(PATIENCE)
     assert kept(tmp_path) == {f"{shard.sha256}.part"}
-    barrier, results = SPAWN.Barrier(2), SPAWN.Queue()
+    barrier, results = ANEW.Barrier(2), ANEW.Queue()
     waiting = started(read_all, packs, barrier, results)
     barrier.wait(PATIENCE)
     os.kill(victim.pid, signal.SIGKILL)
@@ -341,7 +341,7 @@ def test_a_store_that_fails_is_not_the_caches_fault(damaged, tmp_path):
 
 
 def test_without_room_packs_are_read_by_range_with_one_warning(bucket, store, tmp_path):
-    results = SPAWN.Queue()
+    results = ANEW.Queue()
     process = started(read_with_limit, cached(store, tmp_path), 900_000, results)
     sums, messages = results.get(timeout=PATIENCE)
     process.join()

@@ -11,7 +11,7 @@ import pytest
 from helpers import DEMO_PROCESSOR, SHARED, TinyData, assert_verified, packs_of, picture, tiny_config
 
 from neatpack.pipeline.families.base import Family, ProcessorKey
-from neatpack.pipeline.families.registry import load_family
+from neatpack.pipeline.families.registry import family_for, load_family
 from neatpack.pipeline.labels import TrainOn
 from neatpack.pipeline.measure.length import measure, truncated
 from neatpack.pipeline.records import IGNORE, Example, Measured, MediaRef, Skip, Turn
@@ -224,8 +224,7 @@ def test_ids_are_in_the_ledger_and_in_the_packs(tmp_path):
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/processors")
 @pytest.mark.parametrize("name", ["qwen3-vl", "qwen3-omni"])
 def test_tools_as_transformers_renders_them(name):
-    folder = SHARED / "processors" / name
-    family = load_family(ProcessorKey(processor=str(folder)))
+    family = family_for(str(SHARED / "processors" / name))
     said = {"name": "look", "arguments": {"at": "the sky"}}
     messages = [
         {"role": "user", "content": "Why?"},

@@ -4,6 +4,7 @@ Reads a line of JSON per run from stdin ({"script", "arguments", "environment", 
 ranks with RANK, WORLD_SIZE and so on, and writes a line with their exit codes. When one dies, the others are ended.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -18,8 +19,14 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp  # noqa: F401
 from transformers import AutoConfig, AutoModelForImageTextToText, Trainer  # noqa: F401
 
+import neatpack.loaders.hf
+import neatpack.loaders.stream
+import neatpack.pipeline.families.restore
+import neatpack.pipeline.media.image  # noqa: F401
+
 
 def main() -> None:
+    gc.freeze()  # what is imported stays: forks need not look at it, and so copy it, when they collect garbage
     for line in sys.stdin:
         print(json.dumps(run(**json.loads(line))), flush=True)
 

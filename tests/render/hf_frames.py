@@ -1,6 +1,6 @@
 """Which frames HF video processors choose, as JSON; a process of its own.
 
-python hf_frames.py '[["Glm4vVideoProcessor", {}, [[total, fps], …]], …]' [--declare]
+python hf_frames.py '[["Glm4vVideoProcessor", {}, [[total, fps], …]], …]'
 """
 
 import json

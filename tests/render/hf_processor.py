@@ -1,6 +1,6 @@
 """Run whole HF processors (torchvision backend) over conversations and save their tensors; a process of its own.
 
-python hf_processor.py [--declare], and on each line of its input ["SPEC.json", "OUT.npz"]; it answers by a line of
+python hf_processor.py, and on each line of its input ["SPEC.json", "OUT.npz"]; it answers by a line of
 JSON, null or what went wrong. One process serves a whole run of tests: to import all this takes longer than most of it.
 
 Exit 3: no usable torchvision.

@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import ray.exceptions
 
 from neatpack.pipeline.runtime.engine import RayEngine, engine
-from neatpack.pipeline.runtime.faults import MachineError, naming, of_ray, of_workers, sentence
+from neatpack.pipeline.runtime.faults import HeadLost, MachineError, naming, of_ray, of_workers, sentence
 from neatpack.pipeline.runtime.storage import write_json
 
 AGAIN = "; then run the same command again to go on"
@@ -131,6 +132,34 @@ def test_a_node_that_is_lost_ends_the_run_in_words() -> None:
         RayEngine({}, _LosesItsNode(error), 1).run(print, [(1,), (2,)], title="x")
 
 
+class _Waits(_LosesItsNode):
+    """No task ends. Once it was waited for, the head answers, or does not, as told."""
+
+    def __init__(self, head: socket.socket, *, leaves_at: int) -> None:
+        super().__init__(AssertionError("there is nothing to get"))
+        self._head, self._left = head, leaves_at
+
+    def wait(
+        self, waiting: list[object], num_returns: int, timeout: float | None = None
+    ) -> tuple[list[object], list[object]]:
+        assert timeout, "who waits for ever does not see that the head is gone"
+        self._left -= 1
+        if not self._left:
+            self._head.close()
+        return [], waiting
+
+
+def test_a_head_that_is_lost_ends_the_run_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there for two looks, and then away for too long; nothing is asked of it any more."""
+    monkeypatch.setattr("neatpack.pipeline.runtime.engine.AWAY_SECONDS", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        waits = _Waits(head, leaves_at=3)
+        with pytest.raises(HeadLost, match=f"^the head of Ray at {address} does not answer any more; look why it "):
+            RayEngine({}, waits, 1, head=address).run(print, [(1,), (2,)], title="x")
+    assert waits._left <= 0 and waits.cancelled == []
+
+
 @pytest.fixture
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     if ray.is_initialized():
@@ -157,6 +186,26 @@ def test_a_worker_that_lacks_a_package() -> None:
     assert of_workers(ValueError("No module named 'x'")) is None
     with pytest.raises(MachineError, match="cannot import neatpack: every node"):
         RayEngine({}, _LosesItsNode(of_ray), 1).run(print, [(1,)], title="x")
+
+
+def never_up(**_: Any) -> None:
+    """In Ray's own words, without the minute that it waits."""
+    raise RuntimeError("No node info found matching attributes: ''.\nMore")
+
+
+def test_a_cluster_that_is_not_up_yet(no_ray: pytest.MonkeyPatch) -> None:
+    """Its port answers, and its node is not there."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        no_ray.setenv("RAY_ADDRESS", address)
+        no_ray.setattr("ray.init", never_up)
+        with pytest.raises(MachineError) as caught:
+            engine("ray", 1).__enter__()
+    assert sentence(caught.value).startswith(
+        f"RAY_ADDRESS {address}: something answers there, and Ray cannot join it: No node info found matching "
+        f"attributes: ''; look whether the cluster is up (`ray status --address {address}`)"
+    )
+    assert "/dev/shm" not in sentence(caught.value) and "\n" not in sentence(caught.value)
 
 
 @pytest.mark.parametrize("folder", ["t" * 120, "file/ray"])

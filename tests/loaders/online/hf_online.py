@@ -1,6 +1,6 @@
 """The collates with real HF processor objects, against those processors' own calls; a process of its own.
 
-python hf_online.py FOLDER PROCESSOR... [--declare]    FOLDER has a.png and b.png. Exit 3: no usable torchvision.
+python hf_online.py FOLDER PROCESSOR...    FOLDER has a.png and b.png. Exit 3: no usable torchvision.
 Prints a line of JSON per processor: its directory's name, and what is wrong with it, or null.
 """
 
@@ -56,7 +56,7 @@ def compare(processor):
     assert sorted(LengthGroupedSampler(examples, processor=processor)) == [0, 1, 2]
 
 
-for folder in filter(lambda word: not word.startswith("--"), sys.argv[2:]):
+for folder in sys.argv[2:]:
     wrong = None
     try:
         compare(AutoProcessor.from_pretrained(folder))

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from conversations import saw, talk
-from helpers import DEMO_PROCESSOR, REAL_PROCESSORS, clip, picture, run_with_torchvision, tone
+from helpers import DEMO_PROCESSOR, clip, picture, run_with_torchvision, tone
 from PIL import Image
+from places import REAL_PROCESSORS
 from processors import default, gemma4, kimi_k25, kimi_vl, phi4_mm, qwen3_omni
 from transformers import AutoProcessor, AutoTokenizer
 

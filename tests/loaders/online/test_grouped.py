@@ -168,7 +168,7 @@ def _rank(rank: int, folder: str, results: Any) -> None:
 
 def test_all_ranks_have_equally_many(tmp_path: Path) -> None:
     """Two real processes: one has 11 samples and the other 11, of which one is too long. No epoch ends unevenly."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
     ranks = [context.Process(target=_rank, args=(rank, str(tmp_path), results)) for rank in range(2)]
     for process in ranks:

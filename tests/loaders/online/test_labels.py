@@ -20,6 +20,7 @@ from neatpack.loaders.online.labels import (
     _get_stop_token_id,
 )
 from neatpack.loaders.online.processor import family_of
+from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.labels import AS_USUAL, labels_of, spans_mask
 from neatpack.pipeline.measure.targets import target_spans
@@ -223,7 +224,7 @@ def test_search_markers_and_packing_agree(any_processor):
 @pytest.mark.parametrize("name", ["glm4.5v", "mistral3", "qwen2.5-omni"])
 def test_search_and_markers_agree_for_tokenizers_alone(shared, name):
     """Of processors that transformers loads with torchvision only."""
-    tokenizer = AutoTokenizer.from_pretrained(str(shared / "processors" / name))
+    tokenizer = family_for(str(shared / "processors" / name)).chat.tokenizer
     conversation = talk("a big house\n", "the house", "Say assistant", "assistant", "\nuser", " user 这个")
     ids = templated(tokenizer, conversation)
     by_search, by_template = (
@@ -312,7 +313,7 @@ def test_labels_three_ways_agree(tokenizer):
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real processors) is not here")
 def test_labels_of_a_real_tokenizer():
-    tokenizer = AutoTokenizer.from_pretrained(str(SHARED / "processors" / "qwen2.5-vl"))
+    tokenizer = family_for(str(SHARED / "processors" / "qwen2.5-vl")).chat.tokenizer
     conversations = [talk("Who?", "\n\nMe, 这个.\n", "And?", "You.")]
     ids = tokenizer(tokenizer.apply_chat_template(conversations[0], tokenize=False), return_tensors="pt")["input_ids"]
     labels = build_labels_from_template(ids, conversations, str(SHARED / "processors" / "qwen2.5-vl"))

@@ -1,6 +1,6 @@
 """The collates of Kimi K2.5, Phi-4 and Qwen3-Omni against the documented steps, done by hand with the real processors.
 
-python transcribed.py PROCESSORS FOLDER [--declare]    FOLDER has a.png, b.png and a.wav. Exit 3: no usable torchvision.
+python transcribed.py PROCESSORS FOLDER    FOLDER has a.png, b.png and a.wav. Exit 3: no usable torchvision.
 
 The steps: conversations through the chat template, the processor's own call, placeholders expanded where that is left
 to the collater, rows padded, labels built from the answers, the shift. A process of its own: see with_torchvision.py.

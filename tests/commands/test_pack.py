@@ -1,0 +1,256 @@
+"""`neatpack pack`: exit codes, words, and what is left on disk."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from command_line import PROCESSOR, Run, conversation, flags
+
+import neatpack.pipeline.measure.part
+from neatpack.pipeline.runtime.lock import locked
+
+
+@pytest.fixture
+def out(run: Run, meta: Path, tmp_path: Path) -> Path:
+    """Just made, and where it was made."""
+    assert run("pack", *flags(meta, tmp_path / "out"))[0] == 0
+    return tmp_path / "out"
+
+
+def test_pack_says_what_came_out(run: Run, meta: Path, tmp_path: Path) -> None:
+    code, printed, errors = run("pack", *flags(meta, tmp_path / "out"))
+    assert (code, errors) == (0, "")
+    lines = printed.splitlines()
+    assert lines[0] == str(tmp_path / "out")
+    assert lines[1] == "  samples   19 = 19 rows + 0 repeats = 16 packed + 3 skipped"
+    assert lines[2] == "  read as   messages (tiny)", "nobody said it: it was told from the rows"
+    assert f"  skipped   3 of 19; each of them: neatpack skipped {tmp_path / 'out'}" in lines
+    assert any(
+        line.endswith(
+            "2  bad_row: not a usable row: broken JSON, unknown keys, roles or types, or what the template cannot write"
+        )
+        for line in lines
+    )
+    assert any(line.endswith("1  missing_media: a media file does not exist or may not be read") for line in lines)
+    assert (tmp_path / "out" / "manifest.json").is_file()
+
+
+def test_a_second_run_says_that_there_is_nothing_to_do(run: Run, meta: Path, out: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    code, printed, errors = run("pack", *flags(meta, out))
+    assert (code, errors) == (0, "")
+    assert printed.splitlines()[0] == f"{out} is finished and made from the same inputs: nothing to do"
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_a_changed_config_is_refused_by_name_and_overwritten_on_demand(run: Run, meta: Path, out: Path) -> None:
+    before = (out / "manifest.json").read_bytes()
+    code, printed, errors = run("pack", *flags(meta, out, pack_size=128, seed=3))
+    assert (code, printed) == (2, "")
+    assert errors.splitlines() == [
+        f"neatpack: {out} was made from something else:",
+        "  config.pack_size: 256 -> 128",
+        "  config.seed: 0 -> 3",
+        "give --overwrite to start anew, or another --out",
+    ]
+    assert (out / "manifest.json").read_bytes() == before
+    code, _, errors = run("pack", *flags(meta, out, pack_size=128, seed=3), "--overwrite")
+    assert (code, errors) == (0, "")
+    assert json.loads((out / "manifest.json").read_text())["identity"]["config"]["pack_size"] == 128
+    assert run("verify", out)[0] == 0
+
+
+def test_other_data_sets_are_refused_by_name(run: Run, meta: Path, out: Path) -> None:
+    code, _, errors = run("pack", *flags(meta, out, datasets="tiny,again"))
+    assert code == 2
+    assert "inputs.again: None -> {" in errors
+    assert "inputs.tiny" not in errors
+
+
+def test_changed_rows_are_refused(run: Run, meta: Path, tmp_path: Path) -> None:
+    for name in ("meta.json", "rows.jsonl"):
+        (tmp_path / name).write_bytes((meta.parent / name).read_bytes())
+    assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "out", max_skipped=1))[0] == 0  # no pictures here
+    with open(tmp_path / "rows.jsonl", "a") as file:
+        file.write(json.dumps({"messages": conversation("More?", "Yes.")}) + "\n")
+    code, _, errors = run("pack", *flags(tmp_path / "meta.json", tmp_path / "out"))
+    assert code == 2
+    assert "inputs.tiny.rows: 19 -> 20" in errors
+    assert "inputs.tiny.content: " in errors
+
+
+def test_another_pack_size_reuses_the_token_store(
+    run: Run, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    measure = neatpack.pipeline.measure.part.measure  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        neatpack.pipeline.measure.part,
+        "measure",
+        lambda *arguments: calls.append(1) or measure(*arguments),  # type: ignore[func-returns-value]
+    )
+    work = tmp_path / "work"
+    assert run("pack", *flags(meta, tmp_path / "a", work=work))[0] == 0
+    assert calls
+    calls.clear()
+    before = {path: path.stat().st_mtime_ns for path in (work / "measured").rglob("*")}
+    assert run("pack", *flags(meta, tmp_path / "b", work=work, pack_size=128))[0] == 0
+    assert calls == []
+    assert {path: path.stat().st_mtime_ns for path in (work / "measured").rglob("*")} == before
+    assert run("verify", tmp_path / "b")[0] == 0
+    assert run("pack", *flags(meta, tmp_path / "c", work=work, max_pixels=10_000))[0] == 0
+    assert calls  # what changes lengths is measured anew
+
+
+def test_an_output_that_holds_strangers_is_refused(run: Run, meta: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").touch()
+    for more in ([], ["--overwrite"]):
+        code, _, errors = run("pack", *flags(meta, tmp_path / "out"), *more)
+        assert code == 2
+        assert errors == f"neatpack: --out {tmp_path / 'out'} holds other files (thesis.tex); give an empty directory\n"
+        assert (tmp_path / "out" / "thesis.tex").exists()
+
+
+def test_an_output_that_is_a_file_is_refused(run: Run, meta: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").touch()
+    code, _, errors = run("pack", *flags(meta, tmp_path / "out"))
+    assert (code, errors) == (2, f"neatpack: --out {tmp_path / 'out'}: is a file; give a directory\n")
+
+
+def test_rows_that_nobody_expects_do_not_stop_the_run(run: Run, tmp_path: Path) -> None:
+    """Each of these raises something else than a plain OSError or JSONDecodeError somewhere below."""
+    (tmp_path / "a.png").write_bytes(b"0123456789")
+
+    def image(entry: Any) -> str:
+        return json.dumps({"messages": conversation("<image>", "x"), "images": entry})
+
+    rows = {
+        image("a\0.png"): "missing_media",
+        image("\ud83d.png"): "bad_row",
+        image("x" * 300): "missing_media",
+        image("."): "missing_media",
+        image({"path": "a.png", "offset": 1 << 62, "length": 1 << 62}): "bad_media",
+        image({"path": "a.png", "offset": 10**30, "length": 1}): "bad_row",
+        '{"messages": ' + "9" * 5000 + "}": "bad_row",
+        "[" * 100_000: "bad_row",
+        json.dumps({"messages": conversation("\0 <|im_start|> <|image_pad|> \ue000 \u2028", "\ufffe")}): "",
+        json.dumps({"messages": conversation("Hi.", "\ud83d")}): "bad_row",
+        json.dumps({"messages": conversation("Hi.", ""), "_text_tokens": "?"}): "no_target",
+        json.dumps({"messages": conversation("Hi.", "x"), "_text_tokens": "?", "mm_inputs_meta": 7}): "",
+    }
+    (tmp_path / "rows.jsonl").write_text("".join(row + "\n" for row in rows))
+    (tmp_path / "meta.json").write_text(json.dumps({"odd": {"file_name": "rows.jsonl"}}))
+    assert run("pack", *flags(tmp_path / "meta.json", tmp_path / "out", datasets="odd", max_skipped=1))[0] == 0
+    assert run("verify", tmp_path / "out")[0] == 0
+    assert pq.read_table(tmp_path / "out" / "ledger")["reason"].to_pylist() == list(rows.values())
+
+
+def test_verbose_says_what_is_done(run: Run, meta: Path, tmp_path: Path) -> None:
+    code, printed, errors = run("pack", *flags(meta, tmp_path / "out"), "-v")
+    assert code == 0
+    assert printed.startswith(str(tmp_path / "out"))
+    lines = errors.splitlines()
+    assert all(re.match(r"I \d\d:\d\d:\d\d \S", line) for line in lines), "level, time, message"
+    said = [line[11:] for line in lines]
+    for words in (
+        "read: 1 task",
+        "tiny: 19 rows, 0 sampled out, 0 held out",
+        "parts: 1, of which 0 are in the token store already",
+        "plan: 16 samples in 2 packs",
+        "skipped by the plan: 2 bad_row, 1 missing_media",
+        "shards: 1, of which 0 were finished by an earlier run",
+        "skipped in all: 2 bad_row, 1 missing_media",
+    ):
+        assert words in said
+    assert any(line.startswith("render: 1 shard done in ") for line in said)
+    assert run("pack", *flags(meta, tmp_path / "quiet"))[2] == ""
+    detailed = run("pack", *flags(meta, tmp_path / "detailed"), "-vv")[2]
+    assert "D " in detailed and "tiny rows from 0: 16 measured, 3 skipped" in detailed
+
+
+def test_config_file(run: Run, meta: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        f"meta: {meta}\nprocessor: {PROCESSOR}\ndatasets: [tiny]\nout: {tmp_path / 'out'}\n"
+        "pack_size: 256\nengine: inline\nmax_skipped: 0.2\n"
+    )
+    assert run("pack", "--config", config, "--pack-size", 200)[0] == 0
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["identity"]["config"]["pack_size"] == 200
+
+
+def test_two_runs_into_one_output(run: Run, meta: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with locked([out / "work"]):
+        code, _, errors = run("pack", *flags(meta, out))
+    assert code == 2
+    assert errors.startswith(f"neatpack: {out}/work is in use by another run (process {os.getpid()} on ")
+    assert errors.count("\n") == 1
+    assert run("pack", *flags(meta, out))[0] == 0
+
+
+# A job that loses its data: exit code 1
+
+
+def test_a_job_that_loses_its_data_says_so(run: Run, meta: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, printed, errors = run("pack", *flags(meta, out, max_skipped=0.05))
+    assert code == 1
+    assert printed.startswith(f"{out}\n  samples   19 = 19 rows + 0 repeats = 16 packed + 3 skipped\n")
+    first, line, more, last = errors.splitlines()
+    assert first == f"neatpack: {out}: 3 of 19 samples skipped, 15.8%: more than max_skipped allows, 5.0%"
+    assert line.startswith("  tiny: 3 of 19 skipped: 1x bad_row: ")
+    assert "; 1x missing_media: " in line and f": is media_dir right? it is {meta.parent}" in line
+    assert more == f"  every row that is skipped: neatpack skipped {out}"
+    assert last == "  if that is right, raise --max-skipped; 1 takes whatever comes"
+    assert run("verify", out)[0] == 0, "the output is complete"
+    assert run("pack", *flags(meta, out, max_skipped=0.05))[::2] == (1, errors), "and stays what it is"
+    code, printed, errors = run("pack", *flags(meta, out, max_skipped=0.16))
+    assert (code, errors) == (0, "") and "nothing to do" in printed
+
+
+def test_nothing_packed_is_a_failure(run: Run, tmp_path: Path) -> None:
+    for rows, words in (
+        ("", "rows.jsonl has no rows"),
+        ('{"messages": []}\n', "1x bad_row: empty conversation (row 0)"),
+    ):
+        (tmp_path / "rows.jsonl").write_text(rows)
+        (tmp_path / "meta.json").write_text(json.dumps({"none": {"file_name": "rows.jsonl"}}))
+        values = flags(tmp_path / "meta.json", tmp_path / f"out{len(rows)}", datasets="none")
+        code, _, errors = run("pack", *values)
+        assert code == 1
+        told = errors[errors.index("neatpack: ") :].splitlines()  # after a warning: no format fits these rows
+        assert "nothing is packed" in told[0] and words in told[1]
+
+
+# What is wrong with the input: exit code 2
+
+WRONG_INPUTS: dict[str, tuple[dict[str, Any], str]] = {
+    "no meta": ({"meta": "/absent/meta.json"}, "--meta /absent/meta.json: no such file"),
+    "no such data set": ({"datasets": "huge"}, "--datasets huge: not in "),
+    "no processor": ({"processor": "/absent/processor"}, "--processor /absent/processor: "),
+    "no family": ({"family": "gpt"}, "--family gpt: unknown; known: qwen2_vl, qwen3_vl"),
+    "a tiny pack": ({"pack-size": 4}, "pack_size is 4; it must be at least 16"),
+    "all is held out": ({"holdout": 1}, "holdout is 1.0; it must be at least 0 and below 1"),
+    "not a number": ({"pack-size": "8k"}, "pack_size: '8k' is not a whole number"),
+    "an overlong row": ({"pack-size": 32, "overlong": "error"}, "tiny row "),
+    "no config file": ({"config": "/absent.yaml"}, "--config /absent.yaml: no such file"),
+}
+
+
+@pytest.mark.parametrize("command", ["pack", "plan"])
+@pytest.mark.parametrize(("change", "words"), WRONG_INPUTS.values(), ids=WRONG_INPUTS)
+def test_wrong_input(run: Run, meta: Path, tmp_path: Path, command: str, change: dict[str, Any], words: str) -> None:
+    code, printed, errors = run(command, *flags(meta, tmp_path / "out", **change))
+    assert (code, printed) == (2, "")
+    assert errors.startswith(f"neatpack: {words}")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_missing_flags(run: Run, meta: Path) -> None:
+    code, _, errors = run("pack", *flags(meta))
+    assert (code, errors) == (2, "neatpack: missing --out: give the flag, or the key in --config\n")
