@@ -13,7 +13,7 @@ from ..records import MeasuredMedia, MediaKind, Turn
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
 from .rules import configured, refuse_settings, resampling
-from .tiles import TilesAndWhole
+from .tiles import TileImages
 
 OPENS, CLOSES = "<start_of_image>", "<end_of_image>"
 CHAT = ChatFormat(
@@ -56,7 +56,7 @@ class Gemma3Chat(Chat):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquareImages(TilesAndWhole):
+class SquareImages(TileImages):
     resized_by = "torch"
     mode: str  # of resizing
 

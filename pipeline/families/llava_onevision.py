@@ -133,6 +133,10 @@ class TileVideos(FrameTiles):
     def tokens(self, medium: MeasuredMedia) -> int:
         return video_tokens(medium.grid[0], self.facts)
 
+    def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
+        """As it is: the model takes videos of one batch by one number of frames."""
+        return medium
+
     def render(self, content: Iterable[np.ndarray], medium: MeasuredMedia, resize: Resize) -> Arrays:
         tiles = self.tiles(content)
         return {"pixel_values_videos": tiles, "num_frames": np.array([len(tiles)], dtype=np.int64)}

@@ -65,9 +65,6 @@ class RowImages(TileImages):
             height, width = math.floor(height / ratio), math.floor(width / ratio)
         return self.in_tiles(-(-height // self.side), -(-width // self.side), self.longest_edge)
 
-    def tokens(self, medium: MeasuredMedia) -> int:
-        return self.num_rows(medium)
-
     def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
         """Rows of 3 tokens, 2 of them: [IMG] [IMG] [IMG] [IMG_BREAK] [IMG] [IMG] [IMG] [IMG_END]."""
         _, rows, columns = medium.grid

@@ -30,6 +30,7 @@ from .qwen2_5_omni import Qwen25Omni
 from .qwen2_vl import Qwen2VL
 from .qwen3_omni import Qwen3Omni
 from .qwen3_vl import Qwen3VL
+from .smolvlm import SmolVLM
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ FAMILIES: dict[str, type[Family]] = {
     InternVL.name: InternVL,
     Mistral3.name: Mistral3,
     Idefics3.name: Idefics3,
+    SmolVLM.name: SmolVLM,
     Phi4MM.name: Phi4MM,
     NemotronParse.name: NemotronParse,
     Default.name: Default,
