@@ -45,6 +45,8 @@ class InternChat(Chat):
 
 @dataclass(frozen=True, kw_only=True)
 class Tiles(TilesOfBoth):
+    """What pictures and videos have in common: the arrays, and how tiles are written."""
+
     counted = "num_patches"
 
     def written(self, num_tiles: int, chat: Chat) -> list[int]:

@@ -44,10 +44,10 @@ ONE_TILE = "gives every frame one tile"
 SKIPPED = 1.0  # seconds at each end of a long video
 
 _ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 
 
 def in_words(number: int) -> str:
@@ -108,7 +108,7 @@ def with_video_token(tokenizer: "PreTrainedTokenizerBase") -> "PreTrainedTokeniz
 @dataclass(frozen=True, kw_only=True)
 class SmolTiles(TilesOfBoth):
     counted = "num_tiles"
-    delivery = {"batch_axis": True}  # noqa: RUF012 (a ClassVar, declared as one)
+    delivery = {"batch_axis": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,8 @@ class SmolVideos(SmolTiles, FrameTiles):
 
     def resized(self, frame: np.ndarray) -> np.ndarray:
         """Twice, as a picture that is not cut."""
-        first = rescaled(*frame.shape[:2], min(self.longest_edge, MOST_PIXELS_ON_A_SIDE))
+        height, width, _ = frame.shape
+        first = rescaled(height, width, min(self.longest_edge, MOST_PIXELS_ON_A_SIDE))
         return resize_torch(resize_torch(frame, first, self.mode), (self.side, self.side), self.mode)
 
     def render(self, content: Iterable[np.ndarray], medium: MeasuredMedia, resize: Resize) -> Arrays:

@@ -171,7 +171,9 @@ def by_pil(family: Family, talks: list[Talk], folder: Path) -> Iterable[Tensors]
         encoded = family.chat.tokenizer(text, return_offsets_mapping=True)
         ids = torch.tensor([encoded["input_ids"]])
         # Tokens wholly between the line break of an assistant header and its <|im_end|>.
-        answers = [found.span(1) for found in re.finditer(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", text, re.DOTALL)]
+        answers = [
+            found.span(1) for found in re.finditer(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", text, re.DOTALL)
+        ]
         trained = [any(first <= start and end <= last for first, last in answers)
                    for start, end in encoded["offset_mapping"]]  # fmt: skip
         yield features | {
@@ -188,7 +190,9 @@ def by_double(family: Family, talks: list[Talk], folder: Path) -> Iterable[Tenso
     for talk in talks:
         text = family.chat.tokenizer.apply_chat_template(talk, tokenize=False)
         out = double([image.convert("RGB") for image in opened(talk)], text)
-        yield {key: torch.as_tensor(value) for key, value in out.items()} | {"input_ids": torch.tensor([out["input_ids"]])}
+        yield {key: torch.as_tensor(value) for key, value in out.items()} | {
+            "input_ids": torch.tensor([out["input_ids"]])
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,22 @@
-"""SmolVLM's videos: their words, frames, smaller ones, what is refused, packed against alone. Tensors: test_parity.py."""
+"""SmolVLM's videos: words, frames, smaller ones, what is refused, packed against alone. Its tensors: test_parity.py."""
 
 import json
 from typing import Any
 
 import pytest
 import torch
-from helpers import ROOT, TinyData, asked, assert_verified, clip, differences, picture, run_with_torchvision, tiny_config
-from num2words import num2words
+from helpers import (
+    ROOT,
+    TinyData,
+    asked,
+    assert_verified,
+    clip,
+    differences,
+    picture,
+    run_with_torchvision,
+    tiny_config,
+)
+from num2words import num2words  # type: ignore[import-untyped]
 from processors import idefics3, smolvlm
 from tiny_models import tiny_idefics3
 from tokenizers.normalizers import Strip
@@ -87,8 +97,10 @@ def test_rates_are_fractions():
 # Total frames and frames per second: short ones, ends that are skipped, and not, for there would be nothing left.
 VIDEOS = [(1, 5.0), (2, 30.0), (7, 25.0), (34, 24.0), (100, 29.97), (301, 30.0), (1000, 23.976), (4321, 60.0), (3, 0.5),
           (15000, 30000 / 1001), (90, 8.0), (5, 0.2)]  # fmt: skip
-SETTINGS: list[dict[str, Any]] = [{"fps": 1, "num_frames": 8}, {"fps": 1, "num_frames": 64}, {"fps": 2.5, "num_frames": 3},
-                                  {"fps": 0.1, "num_frames": 1}, {"fps": 30, "num_frames": 500}]  # fmt: skip
+SETTINGS: list[dict[str, Any]] = [
+    {"fps": 1, "num_frames": 8}, {"fps": 1, "num_frames": 64}, {"fps": 2.5, "num_frames": 3},
+    {"fps": 0.1, "num_frames": 1}, {"fps": 30, "num_frames": 500},
+]  # fmt: skip
 
 
 def test_frames_are_the_processors(tmp_path):

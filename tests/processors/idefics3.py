@@ -1,6 +1,6 @@
-"""Idefics3 (and SmolVLM, in smolvlm.py) on the demo's vocabulary: SmolVLM's template, tiles of 32 x 32 and four tokens each.
+"""Idefics3 on the demo's vocabulary: SmolVLM's template, tiles of 32 x 32 and four tokens each.
 
-Doubles: published files are not at hand.
+Doubles (and those of smolvlm.py): published files are not at hand.
 """
 
 import json

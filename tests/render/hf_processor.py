@@ -29,7 +29,7 @@ from transformers.video_utils import read_video_pyav
 def sampler(processor, fps):
     """The processor's own choice of frames; all of them where it is not configured to choose."""
     chooser = processor.video_processor
-    # SmolVLM's apply_chat_template hands on what its config has, and base classes choose wherever something is asked for.
+    # SmolVLM's apply_chat_template hands on what its config has; frames are chosen wherever something is asked for.
     is_configured = type(processor).__name__ == "SmolVLMProcessor" and chooser.fps is not None
     if fps is None and not chooser.do_sample_frames and not is_configured:
         return lambda metadata, **_: np.arange(metadata.total_num_frames)
