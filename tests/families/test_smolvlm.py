@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import (
     ROOT,
+    SHARED,
     TinyData,
     asked,
     assert_verified,
@@ -20,6 +21,7 @@ from num2words import num2words  # type: ignore[import-untyped]
 from processors import idefics3, smolvlm
 from tiny_models import tiny_idefics3
 from tokenizers.normalizers import Strip
+from transformers import AutoTokenizer
 from transformers.models.smolvlm import processing_smolvlm as theirs
 
 from neatpack import PackedShards
@@ -203,3 +205,24 @@ def test_packed_equals_alone(family, tmp_path):
     assert any(pack["n_images"] and pack["n_videos"] and len(pack["seq_lens"]) > 1 for pack in packs)
     for pack in packs:
         assert max(differences(logits_of, out, pack)) < 1e-9
+
+
+def test_words_merge_with_a_text_beside_them(tmp_path):
+    """With a vocabulary that has " You" and "\\n\\n\\n": ids are those of the whole text, encoded at once."""
+    if not (vocabulary := SHARED / "processors" / "qwen3-vl").is_dir():
+        pytest.skip("../shared/processors/qwen3-vl is not here")
+    made = smolvlm.make(tmp_path / "processor")
+    tokenizer = AutoTokenizer.from_pretrained(str(vocabulary))
+    tokenizer.add_special_tokens({"additional_special_tokens": idefics3.TOKENS}, replace_extra_special_tokens=False)
+    tokenizer.chat_template = idefics3.TEMPLATE
+    tokenizer.save_pretrained(str(made))
+    family = load_family(ProcessorKey(processor=str(made)))
+    film = clip(tmp_path / "a.mp4", frames=3, rate=1).path
+    merged = set()
+    for before in ("a", "See ", "\n", "You", "1"):
+        for after in ("b", " c", "\nd", "\n\n", "2"):
+            talk = asked({"type": "text", "text": before}, video(film), {"type": "text", "text": after})
+            ids = render_whole(measured(talk, family), family, "torch").input_ids.tolist()
+            assert tokenizer.encode(tokenizer.decode(ids)) == ids
+            merged |= {tokenizer.decode([token]) for token in ids}
+    assert {" You", "\n\n\n"} <= merged
