@@ -12,7 +12,7 @@ from ..media.pixels import Resize, resize_torch
 from ..records import MeasuredMedia
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import configured, refuse_settings, resampling
+from .rules import HALF, configured, refuse_settings, resampling
 from .tiles import TilesAndWhole
 
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
@@ -33,9 +33,7 @@ DEFAULTS = {  # of the processor's classes
     "max_image_size": {"longest_edge": 364},
     "do_image_splitting": True,
     "resample": 1,
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
+    **HALF,
 }
 MOST_PIXELS_ON_A_SIDE = 4096  # whatever the config says
 FIXED = "has tiles of one size; set size.longest_edge, the longer side of a picture, in its preprocessor_config.json"

@@ -13,8 +13,8 @@ from ..media.resize import closest_tiles
 from ..records import MeasuredMedia, Turn
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import configured, refuse_settings
-from .tiles import FrameTiles, TilesAndWhole, TilesOfBoth, check_alike
+from .rules import CLIP, configured, refuse_settings
+from .tiles import ONE_TILE, FrameTiles, TilesAndWhole, TilesOfBoth, check_alike
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant\n",
@@ -25,14 +25,11 @@ CHAT = ChatFormat(
 )
 PIXELS = {  # defaults of the processor's classes
     "size": {"height": 384, "width": 384},
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    **CLIP,
 }
 IMAGES = {**PIXELS, "min_patches": 1, "max_patches": 12}
 VIDEOS = {**PIXELS, "fps": None, "num_frames": None, "initial_shift": True}
 FIXED = "has tiles of one size; set max_patches, the most tiles of a picture, in its preprocessor_config.json"
-ONE_TILE = "gives every frame one tile"
 
 
 class InternChat(Chat):

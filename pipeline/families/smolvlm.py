@@ -18,7 +18,7 @@ from .chat import Chat
 from .idefics3 import CHAT, DEFAULTS, FIXED, MOST_PIXELS_ON_A_SIDE, Idefics3, PlacedTiles, one_tile, rescaled
 from .rules import configured, refuse_settings, resampling
 from .template import Template, template_of
-from .tiles import FrameTiles, TilesOfBoth, check_alike
+from .tiles import ONE_TILE, FrameTiles, TilesOfBoth, check_alike
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,7 +40,6 @@ TEMPLATE = """\
 """
 FRAMES = {**DEFAULTS, "fps": None, "num_frames": None}
 SHARED = ("max_image_size", "rescale_factor", "image_mean", "image_std")
-ONE_TILE = "gives every frame one tile"
 SKIPPED = 1.0  # seconds at each end of a long video
 
 _ONES = (

@@ -13,6 +13,8 @@ from ..records import TOKEN_TYPES, MeasuredMedia
 from .base import Arrays, Grid, ImageRule, Size, VideoRule
 from .rules import PixelRule, thinned
 
+ONE_TILE = "gives every frame one tile"  # why it has no sizes to set
+
 
 @dataclass(frozen=True, kw_only=True)
 class SquareTiles(PixelRule):

@@ -252,8 +252,8 @@ def test_pictures_whose_floats_are_no_bytes_are_refused_where_they_are_found(zer
     family = load(zeros)
     Image.new("RGB", (50, 40)).save(tmp_path / "black.png")
     wide, black = str(picture(tmp_path / "wide.png", 40, 200)), str(tmp_path / "black.png")
-    skip, found = measure([from_conversation({"conversation": asked({"type": "image", "image": path})})
-                           for path in (wide, black)], family)  # fmt: skip
+    (skip,), (found,) = (measure([from_conversation({"conversation": asked({"type": "image", "image": path})})], family)
+                         for path in (wide, black))  # fmt: skip
     assert skip.reason == "bad_media" and skip.detail.startswith(f"{wide}: {NO_BYTES}")
     with pytest.raises(MediaError, match=f"{black}: {NO_BYTES}"):
         render_whole(found, family, "torch")
