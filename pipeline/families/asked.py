@@ -103,7 +103,18 @@ class Alone:
     """What the processor makes of one medium of some look."""
 
     shapes: dict[str, tuple[int, ...]]  # of its arrays
+    unstorable: str  # why they cannot be stored as others are; "": they can
     tokens: np.ndarray | None  # that take the place of its placeholder; None: more than its place changes
+
+
+class NoBytes(ValueError):
+    """Floats that no byte stands for, in an array that is stored as bytes."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} has values that no byte stands for, though those of the media that it was tried with were bytes; "
+            "--float-pixels stores its floats as they are"
+        )
 
 
 class Asked:
@@ -112,7 +123,7 @@ class Asked:
     def __init__(self, processor: Any, source: str, kinds: Sequence[MediaKind]) -> None:
         self.processor, self.source, self.kinds = processor, source, tuple(kinds)
         self.in_batch_axis: set[str] = set()  # arrays that it gives a batch axis of 1, which is dropped here
-        self.as_stored: Callable[[Arrays, str], Arrays] = lambda arrays, where: arrays
+        self.as_stored: Callable[[Arrays], Arrays] = lambda arrays: arrays
         self._known: dict[Look, Alone] = {}
         self._placed: dict[frozenset[MediaKind], bool] = {}
 
@@ -176,13 +187,21 @@ class Asked:
             if len(self._known) == LOOKS_KEPT:
                 self._known.clear()
             ids, arrays = self.about([blank(look)])
-            size = f"{look.width}x{look.height}"
-            self.as_stored(arrays, f"a blank {look.kind} of {size}")  # says now what would be said after hours
             _, token = self.placeholders.get(look.kind, ("", -1))
             text = self.text_ids(asking([look.kind]))
-            shapes = {name: array.shape for name, array in arrays.items()}
-            self._known[look] = Alone(shapes=shapes, tokens=replaced(text, token, ids))
+            self._known[look] = Alone(
+                shapes={name: array.shape for name, array in arrays.items()},
+                unstorable=self._unstorable(arrays),
+                tokens=replaced(text, token, ids),
+            )
         return self._known[look]
+
+    def _unstorable(self, arrays: Arrays) -> str:
+        try:
+            self.as_stored(arrays)
+        except NoBytes as error:
+            return str(error)
+        return ""
 
     def shapes(self, look: Look) -> dict[str, tuple[int, ...]]:
         """Of the arrays of a medium: they do not depend on when its frames were."""

@@ -29,7 +29,7 @@ from ..labels import TurnMarkers
 from ..layout import MediaArray
 from ..media.pixels import Resize
 from ..records import Example, MeasuredMedia, MediaError, MediaKind, Skip, Turn
-from .asked import MISFITS, REFUSALS, Asked, Look, Shown, blank, look_of
+from .asked import MISFITS, REFUSALS, Asked, Look, NoBytes, Shown, blank, look_of
 from .base import Arrays, Decoded, Family, Grid, ImageRule, MediaRule, ProcessorFiles, ProcessorKey, Size, VideoRule
 from .chat import Chat, ChatFormat
 from .learnt import Learnt, bytes_of, learnt, with_counts
@@ -89,17 +89,22 @@ class ProcessorImages(ByProcessor, ImageRule):
 
     def shape(self, height: int, width: int, num_images: int) -> tuple[Size, Grid]:
         """As it is: the processor resizes. What it refuses, it refuses here."""
-        self.asked.alone(Look("image", height, width))
+        if why := self.asked.alone(Look("image", height, width)).unstorable:
+            raise ValueError(why)
         return (height, width), (1, 1, 1)
 
     @cached_property
     def smallest(self) -> MeasuredMedia:
         tokens: dict[int, int] = {}
+        said = ""
         for side in SMALLEST:
             try:
+                self.shape(side, side, 1)
                 tokens[side] = len(self.asked.about([blank(Look("image", side, side))])[0])
-            except ValueError:  # smaller than this processor takes
-                continue
+            except ValueError as error:  # smaller than this processor takes
+                said = str(error)
+        if not tokens:
+            raise UserError(f"--processor {self.asked.source}: takes no blank picture for text alone: {said}")
         side = min(tokens, key=lambda side: tokens[side])
         return self.blank((side, side), (1, 1, 1))
 
@@ -188,6 +193,9 @@ class ProcessorChat(Chat):
                         "take them together")  # fmt: skip
         messages = self.messages(example.turns)
         try:
+            for look, medium in zip(looks, media, strict=True):  # of pictures this was asked with their shapes
+                if look.kind == "video" and (why := self.asked.alone(look.untimed).unstorable):
+                    return Skip(reason="bad_media", detail=f"{medium.ref.path}: {why}")
             keep_their_place = self.asked.tokens_keep_their_place(kinds or frozenset(("image",)))
             if keep_their_place and (placed := self.asked.placed_ids(messages, looks, example.tools)) is not None:
                 return placed
@@ -246,18 +254,15 @@ class Default(Family):
             family.untaken["video"] = why_no_videos or f"{type(processor).__name__} has no video processor"
         return family
 
-    def as_stored(self, arrays: Arrays, where: str) -> Arrays:
-        """Floats as the bytes that stand for them, where that was learnt of their array."""
+    def as_stored(self, arrays: Arrays) -> Arrays:
+        """Floats as the bytes that stand for them, where that was learnt of their array. Raises NoBytes."""
         result = dict(arrays)
         for name, floats in arrays.items():
             kind = self.learnt.media[name].deliver.table if name in self.learnt.media else ""
             if kind:
                 found = bytes_of(floats, self.learnt.tables[kind])
                 if found is None:
-                    raise UserError(
-                        f"--processor {self.source}: {where}: {name} has values that no byte stands for, though those "
-                        "of the media that it was tried with were bytes; --float-pixels stores its floats as they are"
-                    )
+                    raise NoBytes(name)
                 result[name] = found
         return result
 
@@ -286,7 +291,10 @@ class Default(Family):
             fits = [side in (has, -1) for has, side in zip(shape, array.row, strict=False)]
             if len(shape) != len(array.row) or not all(fits):
                 raise MediaError("bad_media", f"{where}: {name} has rows {shape}, of other media {array.row}")
-        return [self.as_stored(arrays, where)]
+        try:
+            return [self.as_stored(arrays)]
+        except NoBytes as error:
+            raise MediaError("bad_media", f"{where}: {error}") from None
 
 
 def _pixels(content: Any) -> np.ndarray:

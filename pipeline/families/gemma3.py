@@ -12,8 +12,8 @@ from ..media.pixels import Resize, resize_torch, tiles_of
 from ..records import MeasuredMedia, MediaKind, Turn
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import configured, refuse_settings, resampling
-from .tiles import TilesAndWhole
+from .rules import HALF, configured, refuse_settings, resampling
+from .tiles import TileImages
 
 OPENS, CLOSES = "<start_of_image>", "<end_of_image>"
 CHAT = ChatFormat(
@@ -36,9 +36,7 @@ CHAT = ChatFormat(
 DEFAULTS = {  # of the processor's classes
     "size": {"height": 224, "width": 224},
     "resample": 2,
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
+    **HALF,
 }
 FIXED = "has pictures of one size"
 
@@ -56,7 +54,7 @@ class Gemma3Chat(Chat):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SquareImages(TilesAndWhole):
+class SquareImages(TileImages):
     resized_by = "torch"
     mode: str  # of resizing
 

@@ -1,9 +1,9 @@
-"""Idefics3 and SmolVLM: pictures as rows of square tiles, each named by its place, and behind them the whole in one."""
+"""Idefics3: pictures as rows of square tiles, each named by its place, and behind them the whole in one."""
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ..media.pixels import Resize, resize_torch
 from ..records import MeasuredMedia
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import configured, refuse_settings, resampling
+from .rules import HALF, configured, refuse_settings, resampling
 from .tiles import TilesAndWhole
 
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
@@ -33,12 +33,23 @@ DEFAULTS = {  # of the processor's classes
     "max_image_size": {"longest_edge": 364},
     "do_image_splitting": True,
     "resample": 1,
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
+    **HALF,
 }
 MOST_PIXELS_ON_A_SIDE = 4096  # whatever the config says
 FIXED = "has tiles of one size; set size.longest_edge, the longer side of a picture, in its preprocessor_config.json"
+
+
+def rescaled(height: int, width: int, longest_edge: int) -> Size:
+    """The longer side as configured, the other even: 100x333 (h, w), 96 -> (28, 96)."""
+    ratio = width / height
+    other = int(longest_edge / ratio if width >= height else longest_edge * ratio)
+    other = max(other + other % 2, 1)
+    return (other, longest_edge) if width >= height else (longest_edge, other)
+
+
+def one_tile(tile_tokens: int, chat: Chat) -> list[int]:
+    """A picture that is not cut, as the processor writes it."""
+    return [*chat.ids(AROUND, WHOLE), *[chat.placeholder_ids["image"]] * tile_tokens, *chat.ids(AROUND)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +68,11 @@ class PlacedTiles(TilesAndWhole):
             "pixel_values": self.pixels(*self.tile, counts="num_tiles", batch_axis=True),
         }
 
+    def as_arrays(self, tiles: np.ndarray) -> Arrays:
+        return {"num_tiles": np.array([len(tiles)]), "pixel_values": tiles}
+
     def first_size(self, height: int, width: int) -> Size:
-        """The longer side as configured, the other even: 100x333 (h, w), 96 -> (28, 96)."""
-        ratio, most = width / height, self.longest_edge
-        sides = (int(most / ratio), most) if width >= height else (most, int(most * ratio))
-        height, width = (max(side + (side % 2 if side != most else 0), 1) for side in sides)
+        height, width = rescaled(height, width, self.longest_edge)
         ratio, bound = width / height, MOST_PIXELS_ON_A_SIDE
         if max(height, width) > bound:
             height, width = (int(bound / ratio), bound) if width >= height else (bound, int(bound * ratio))
@@ -90,7 +101,7 @@ class PlacedTiles(TilesAndWhole):
             for column in range(1, columns + 1):
                 ids += [*chat.ids(AROUND, f"<row_{row}_col_{column}>"), *tile]
             ids += chat.ids("\n" if row < rows else "\n\n")
-        return np.array([*ids, *chat.ids(AROUND, WHOLE), *tile, *chat.ids(AROUND)], dtype=np.int32)
+        return np.array([*ids, *one_tile(self.tile_tokens, chat)], dtype=np.int32)
 
     def levels(self) -> Iterator[Self]:
         """This rule, and those for smaller and smaller pictures: each has a tile less on the longer side."""
@@ -108,23 +119,29 @@ class PlacedTiles(TilesAndWhole):
         rule = next((rule for rule in self.levels() if rule.shape(height, width)[0] == medium.size), self)
         first = resize_torch(content, rule.first_size(height, width), self.mode)
         resized = resize_torch(first, medium.size, self.mode)
-        tiles = self.tiles(resized, lambda size: resize_torch(resized, size, self.mode))
-        return {"num_tiles": np.array([len(tiles)]), "pixel_values": tiles}
+        return self.as_arrays(self.tiles(resized, lambda size: resize_torch(resized, size, self.mode)))
 
 
 class Idefics3(Family):
     name = "idefics3"
-    processor_classes = ("Idefics3Processor", "SmolVLMProcessor")
+    revision = 2
+    processor_classes = ("Idefics3Processor",)
+    image_rule: ClassVar[type[PlacedTiles]] = PlacedTiles
 
     @classmethod
     def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
         refuse_settings(key, cls.name, min_pixels=FIXED, max_pixels=FIXED)
-        config = configured(files.source, cls.name, DEFAULTS, files.image)
-        side, tokens = config["max_image_size"]["longest_edge"], files.processor.get("image_seq_len", 169)
-        image = PlacedTiles.of(config, side=side, longest_edge=config["size"]["longest_edge"], tile_tokens=tokens,
-                               mode=resampling(files.source, config))  # fmt: skip
+        image = cls.images(files)
         chat = Chat(CHAT, files.tokenizer, source=files.source, takes=("image",))
-        return cls(chat, image=image, facts={"tile_tokens": tokens})
+        return cls(chat, image=image, facts={"tile_tokens": image.tile_tokens})
+
+    @classmethod
+    def images(cls, files: ProcessorFiles) -> PlacedTiles:
+        config = configured(files.source, cls.name, DEFAULTS, files.image)
+        return cls.image_rule.of(
+            config, side=config["max_image_size"]["longest_edge"], longest_edge=config["size"]["longest_edge"],
+            tile_tokens=files.processor.get("image_seq_len", 169), mode=resampling(files.source, config),
+        )  # fmt: skip
 
     @staticmethod
     def media_tokens(media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> int | None:

@@ -8,15 +8,13 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ..config import UserError
-from ..layout import Delivery, MediaArray
 from ..media.pixels import Resize
 from ..media.resize import closest_tiles
-from ..records import TOKEN_TYPES, MeasuredMedia, Turn
+from ..records import MeasuredMedia, Turn
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import configured, refuse_settings, thinned
-from .tiles import FrameTiles, SquareTiles, TilesAndWhole
+from .rules import CLIP, configured, refuse_settings
+from .tiles import ONE_TILE, FrameTiles, TilesAndWhole, TilesOfBoth, check_alike
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant\n",
@@ -27,14 +25,11 @@ CHAT = ChatFormat(
 )
 PIXELS = {  # defaults of the processor's classes
     "size": {"height": 384, "width": 384},
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    **CLIP,
 }
 IMAGES = {**PIXELS, "min_patches": 1, "max_patches": 12}
 VIDEOS = {**PIXELS, "fps": None, "num_frames": None, "initial_shift": True}
 FIXED = "has tiles of one size; set max_patches, the most tiles of a picture, in its preprocessor_config.json"
-ONE_TILE = "gives every frame one tile"
 
 
 class InternChat(Chat):
@@ -46,25 +41,10 @@ class InternChat(Chat):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiles(SquareTiles):
+class Tiles(TilesOfBoth):
     """What pictures and videos have in common: the arrays, and how tiles are written."""
 
-    tile_tokens: int
-
-    @property
-    def arrays(self) -> dict[str, MediaArray]:
-        both: Any = {"kinds": ("image", "video")}
-        return {
-            "visual_kinds": MediaArray(**both, dtype="int64", row=()),
-            "num_patches": MediaArray(**both, dtype="int64", row=()),
-            "pixel_values": MediaArray(
-                **both, dtype="uint8", row=self.tile, counts="num_patches", deliver=Delivery(table="image")
-            ),
-        }
-
-    def as_arrays(self, tiles: np.ndarray) -> Arrays:
-        kind, number = (np.array([value], dtype=np.int64) for value in (TOKEN_TYPES[self.kind], len(tiles)))
-        return {"visual_kinds": kind, "num_patches": number, "pixel_values": tiles}
+    counted = "num_patches"
 
     def written(self, num_tiles: int, chat: Chat) -> list[int]:
         """Between markers that the processor writes, not the template."""
@@ -114,20 +94,12 @@ class TiledVideos(Tiles, FrameTiles):
         # By torch's own arithmetic, which for some numbers gives one index more, beyond the end.
         return torch.arange(first, total, step).int().numpy()[:wanted]
 
-    def tokens(self, medium: MeasuredMedia) -> int:
-        return medium.grid[0] * self.tile_tokens
-
     def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
         """A line for each frame; "Frame1: " is there already."""
         ids = self.written(1, chat)
         for number in range(2, medium.grid[0] + 1):
             ids += [*chat.ids(f"\nFrame{number}: "), *self.written(1, chat)]
         return np.array(ids, dtype=np.int32)
-
-    def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
-        """Each level halves the frames."""
-        frames = thinned(medium.frames, max(1, len(medium.frames) >> level))
-        return replace(medium, frames=frames, grid=(len(frames), 1, 1))
 
     def render(self, content: Iterable[np.ndarray], medium: MeasuredMedia, resize: Resize) -> Arrays:
         return self.as_arrays(self.tiles(content))
@@ -144,12 +116,7 @@ class InternVL(Family):
                         video_max_pixels=ONE_TILE, video_min_frames="takes frames by rate or number alone")  # fmt: skip
         images = configured(files.source, cls.name, IMAGES, files.image)
         videos = configured(files.source, cls.name, VIDEOS, files.video or files.image)
-        for name in PIXELS:
-            if images[name] != videos[name]:
-                raise UserError(
-                    f"--processor {files.source}: {name} of pictures is {images[name]}, and of videos {videos[name]}; "
-                    f"{cls.name} has both in one array, and needs the same"
-                )
+        check_alike(files.source, cls.name, images, videos, PIXELS)
         if key.video_fps:
             videos |= {"fps": key.video_fps, "num_frames": None}
         side, tokens = images["size"]["height"], files.processor.get("image_seq_length", 256)

@@ -26,16 +26,14 @@ from ..records import Example, MeasuredMedia, MediaKind, MediaRef
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size, VideoRule
 from .chat import Chat
 from .kimi_vl import CHAT, MoonViT, MoonViTImages, patches_within
-from .rules import configured, refuse_settings, thinned, uniform_frames
+from .rules import HALF, configured, refuse_settings, thinned, uniform_frames
 
 IMAGE_DEFAULTS = {
     "patch_size": 14,
     "merge_size": 2,
     "max_patches": 16384,
     "size": {"max_height": 512, "max_width": 512},  # in patches
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
+    **HALF,
 }
 VIDEO_DEFAULTS = {
     **IMAGE_DEFAULTS,

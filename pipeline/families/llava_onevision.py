@@ -28,7 +28,7 @@ from ..media.resize import best_resolution, fitted
 from ..records import MeasuredMedia
 from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import configured, refuse_settings, uniform_frames
+from .rules import CLIP, configured, refuse_settings, uniform_frames
 from .tiles import FrameTiles, SquareTiles
 
 CHAT = ChatFormat(
@@ -39,9 +39,7 @@ CHAT = ChatFormat(
 )
 PIXEL_DEFAULTS = {
     "size": {"height": 384, "width": 384},
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    **CLIP,
 }
 PINPOINTS = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
 IMAGE_DEFAULTS = {**PIXEL_DEFAULTS, "image_grid_pinpoints": PINPOINTS}
@@ -132,6 +130,10 @@ class TileVideos(FrameTiles):
 
     def tokens(self, medium: MeasuredMedia) -> int:
         return video_tokens(medium.grid[0], self.facts)
+
+    def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
+        """As it is: the model takes videos of one batch by one number of frames."""
+        return medium
 
     def render(self, content: Iterable[np.ndarray], medium: MeasuredMedia, resize: Resize) -> Arrays:
         tiles = self.tiles(content)

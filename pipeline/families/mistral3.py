@@ -12,7 +12,7 @@ from ..media.pixels import Resize, tiles_of
 from ..records import MeasuredMedia, Turn
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import configured, refuse_settings
+from .rules import CLIP, configured, refuse_settings
 from .tiles import TileImages
 
 CHAT = ChatFormat(
@@ -29,9 +29,7 @@ CHAT = ChatFormat(
 )  # fmt: skip
 DEFAULTS = {  # of the processor's classes
     "size": {"longest_edge": 1024},
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    **CLIP,
 }
 FIXED = "bounds the sides of a picture, and not its area; set size.longest_edge in its preprocessor_config.json"
 
@@ -64,9 +62,6 @@ class RowImages(TileImages):
         if ratio > 1:
             height, width = math.floor(height / ratio), math.floor(width / ratio)
         return self.in_tiles(-(-height // self.side), -(-width // self.side), self.longest_edge)
-
-    def tokens(self, medium: MeasuredMedia) -> int:
-        return self.num_rows(medium)
 
     def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
         """Rows of 3 tokens, 2 of them: [IMG] [IMG] [IMG] [IMG_BREAK] [IMG] [IMG] [IMG] [IMG_END]."""

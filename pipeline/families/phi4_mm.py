@@ -26,16 +26,14 @@ from ..media.resize import closest_tiles
 from ..records import MeasuredMedia, Turn
 from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import SoundFeatures, refuse_settings
+from .rules import HALF, SoundFeatures, refuse_settings
 from .tiles import SquareTiles
 
 IMAGE_DEFAULTS: dict[str, Any] = {
     "size": {"height": 448, "width": 448},
     "patch_size": 14,
     "dynamic_hd": 36,
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_std": [0.5, 0.5, 0.5],
+    **HALF,
 }
 AUDIO_KEYS = (
     "feature_size", "sampling_rate", "hop_length", "n_fft", "win_length", "preemphasis", "padding_value",

@@ -13,7 +13,7 @@ from ..records import AUDIO, IMAGE, TEXT
 from .base import Family, ProcessorFiles, ProcessorKey
 from .chat import Chat
 from .qwen2_vl import VIDEO_DEFAULTS, image_config, patch_tokens, video_config
-from .qwen3_omni import OMNI_CHAT, OmniSound, OmniVideos
+from .qwen3_omni import OMNI_CHAT, OmniSound, OmniVideos, video_bounds
 from .rules import PatchImages
 
 VISION = ("<|vision_bos|>",), ("<|vision_eos|>",)
@@ -28,12 +28,6 @@ CHAT = replace(
         "<|IMAGE|>", "<|VIDEO|>", "<|AUDIO|>",
     ),
 )  # fmt: skip
-# The processor passes these bounds to every call, whatever the video processor's own config says.
-VIDEO_BOUNDS = {
-    "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 768 * 28 * 28},
-    "min_pixels": None,
-    "max_pixels": None,
-}
 NOMINAL_FPS = 2.0  # what the processor takes for the rate of a video, where none is set
 
 
@@ -84,7 +78,7 @@ class Qwen25Omni(Family):
         thinker = files.model.get("thinker_config", files.model)
         tokens_per_second = thinker.get("position_id_per_seconds", 25)
         video = Videos.of(
-            video_config(files, key, cls.name, VIDEO_DEFAULTS, **VIDEO_BOUNDS),
+            video_config(files, key, cls.name, VIDEO_DEFAULTS, **video_bounds(28)),
             tokens_per_second=tokens_per_second,
         )
         return cls(

@@ -15,7 +15,7 @@ from ..mrope import mrope_positions
 from ..records import MeasuredMedia
 from .base import Arrays, Family, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import PatchImages, PatchVideos, configured, set_over
+from .rules import CLIP, PatchImages, PatchVideos, configured, set_over
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant\n",
@@ -34,9 +34,7 @@ IMAGE_DEFAULTS = {
     "patch_size": 14,
     "temporal_patch_size": 2,
     "merge_size": 2,
-    "rescale_factor": 1 / 255,
-    "image_mean": [0.48145466, 0.4578275, 0.40821073],
-    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    **CLIP,
 }
 VIDEO_DEFAULTS = {
     **IMAGE_DEFAULTS,

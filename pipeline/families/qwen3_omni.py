@@ -23,14 +23,15 @@ OMNI_CHAT = replace(
     closing={**CHAT.closing, "audio": ("<|audio_end|>",)},
     structural_tokens=(*CHAT.structural_tokens, "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>"),
 )
-# The processor passes these bounds to every call, whatever the video processor's own config says.
-VIDEO_BOUNDS = {
-    "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32},
-    "min_pixels": None,
-    "max_pixels": None,
-}
 NOMINAL_FPS = 1.0  # what the processor takes for the rate of a video, where none is set
 CHUNK, TOKENS_PER_CHUNK = 100, 13  # the audio tower takes feature frames in chunks of 100 and makes 13 tokens of each
+
+
+def video_bounds(side: int) -> dict[str, Any]:
+    """The processor passes these to every call, whatever the video processor's own config says. `side`: pixels of a
+    merged patch."""
+    size = {"shortest_edge": 128 * side**2, "longest_edge": 768 * side**2}
+    return {"size": size, "min_pixels": None, "max_pixels": None}
 
 
 def audio_tokens(feature_frames: int) -> int:
@@ -109,7 +110,7 @@ class Qwen3Omni(Family):
         tokens_per_second = thinker.get("position_id_per_seconds", 13)
         defaults = {**VIDEO_DEFAULTS, "patch_size": 16}
         video = OmniVideos.of(
-            video_config(files, key, cls.name, defaults, **VIDEO_BOUNDS),
+            video_config(files, key, cls.name, defaults, **video_bounds(32)),
             tokens_per_second=tokens_per_second,
             sound=sound if key.use_audio_in_video else None,
         )

@@ -27,6 +27,7 @@ from .qwen2_5_omni import Qwen25Omni
 from .qwen2_vl import Qwen2VL
 from .qwen3_omni import Qwen3Omni
 from .qwen3_vl import Qwen3VL
+from .smolvlm import SmolVLM
 
 # transformers takes two seconds to import: what loads a processor imports it, and who checks an output does without.
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ FAMILIES: dict[str, type[Family]] = {
     InternVL.name: InternVL,
     Mistral3.name: Mistral3,
     Idefics3.name: Idefics3,
+    SmolVLM.name: SmolVLM,
     Phi4MM.name: Phi4MM,
     NemotronParse.name: NemotronParse,
     Default.name: Default,

@@ -25,6 +25,7 @@ RULES = {
     "PatchImages": "rules",
     "PlacedTiles": "idefics3",
     "RowImages": "mistral3",
+    "SmolImages": "smolvlm",
     "SquareImages": "gemma3",
     "TiledImages": "internvl",
 }

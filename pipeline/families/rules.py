@@ -19,6 +19,14 @@ from .base import Arrays, Grid, ImageRule, MediaRule, ProcessorKey, Size, SoundR
 # Of a size that a row gives by itself (resized_height, resized_width), in tokens: as qwen-vl-utils has them.
 RESIZED_TOKENS = (4, 16384)
 
+# What bytes become, by defaults of the processors' classes.
+CLIP = {
+    "rescale_factor": 1 / 255,
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+HALF = {"rescale_factor": 1 / 255, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+
 RESAMPLING = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as torch names them, by their numbers in configs
 
 # A processor's settings

@@ -1,16 +1,19 @@
 """Rules that several families share: pictures and frames as square tiles of one size."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from ..config import UserError
+from ..layout import Delivery, MediaArray
 from ..media.pixels import resize_torch, tiles_of
-from ..records import MeasuredMedia
-from .base import Grid, ImageRule, Size, VideoRule
-from .rules import PixelRule
+from ..records import TOKEN_TYPES, MeasuredMedia
+from .base import Arrays, Grid, ImageRule, Size, VideoRule
+from .rules import PixelRule, thinned
+
+ONE_TILE = "gives every frame one tile"  # why it has no sizes to set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,17 @@ class SquareTiles(PixelRule):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TileImages(SquareTiles, ImageRule):
+class CountedTiles(SquareTiles):
+    """As many tokens for every tile."""
+
+    tile_tokens: int = 1
+
+    def tokens(self, medium: MeasuredMedia) -> int:
+        return self.num_rows(medium) * self.tile_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileImages(CountedTiles, ImageRule):
     """Pictures that are resized to whole tiles."""
 
     @property
@@ -45,17 +58,12 @@ class TileImages(SquareTiles, ImageRule):
 
 @dataclass(frozen=True, kw_only=True)
 class TilesAndWhole(TileImages):
-    """Tiles of so many tokens each, and behind them the whole picture as one more, unless there is only one."""
-
-    tile_tokens: int
+    """Behind the tiles the whole picture as one more, unless there is only one."""
 
     def num_rows(self, medium: MeasuredMedia) -> int:
         """2 x 3 -> 7, 1 x 1 -> 1."""
-        tiles = math.prod(medium.grid)
+        tiles = super().num_rows(medium)
         return tiles + (tiles > 1)
-
-    def tokens(self, medium: MeasuredMedia) -> int:
-        return self.num_rows(medium) * self.tile_tokens
 
     def tiles(self, resized: np.ndarray, whole: Callable[[Size], np.ndarray]) -> np.ndarray:
         """Of a resized picture, and where there are several, of `whole`: the picture as large as it is told."""
@@ -82,5 +90,49 @@ class FrameTiles(SquareTiles, VideoRule):
     def shape(self, num_frames: int, height: int, width: int) -> tuple[Size, Grid]:
         return (self.side, self.side), (num_frames, 1, 1)
 
+    def resized(self, frame: np.ndarray) -> np.ndarray:
+        return resize_torch(frame, (self.side, self.side))
+
+    def smaller(self, medium: MeasuredMedia, level: int) -> MeasuredMedia:
+        """Each level halves the frames."""
+        frames = thinned(medium.frames, max(1, len(medium.frames) >> level))
+        return replace(medium, frames=frames, grid=(len(frames), 1, 1))
+
     def tiles(self, frames: Iterable[np.ndarray]) -> np.ndarray:
-        return np.concatenate([tiles_of(resize_torch(frame, (self.side, self.side)), self.side) for frame in frames])
+        return np.concatenate([tiles_of(self.resized(frame), self.side) for frame in frames])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TilesOfBoth(CountedTiles):
+    """Tiles of pictures and frames of videos in one array, told apart by another: the model needs no such thing, but
+    readers need not guess.
+    """
+
+    counted: ClassVar[str]  # the array with the number of tiles of each medium
+    delivery: ClassVar[Mapping[str, Any]] = {}
+
+    @property
+    def arrays(self) -> dict[str, MediaArray]:
+        both: Any = {"kinds": ("image", "video")}
+        deliver = Delivery(table="image", **self.delivery)
+        return {
+            "visual_kinds": MediaArray(**both, dtype="int64", row=()),
+            self.counted: MediaArray(**both, dtype="int64", row=()),
+            "pixel_values": MediaArray(**both, dtype="uint8", row=self.tile, counts=self.counted, deliver=deliver),
+        }
+
+    def as_arrays(self, tiles: np.ndarray) -> Arrays:
+        kind, number = (np.array([value], dtype=np.int64) for value in (TOKEN_TYPES[self.kind], len(tiles)))
+        return {"visual_kinds": kind, self.counted: number, "pixel_values": tiles}
+
+
+def check_alike(
+    source: str, family: str, images: Mapping[str, Any], videos: Mapping[str, Any], names: Iterable[str]
+) -> None:
+    """What one array cannot have twice: settings of these names, in the configs of pictures and of videos."""
+    for name in names:
+        if images[name] != videos[name]:
+            raise UserError(
+                f"--processor {source}: {name} of pictures is {images[name]}, and of videos {videos[name]}; "
+                f"{family} has both in one array, and needs the same"
+            )

@@ -60,7 +60,8 @@ def rows_per_medium(name: str, arrays: Mapping[str, np.ndarray], layout: Layout)
     if not counts:
         return np.ones(len(arrays[name]), np.int64)
     counting = arrays[counts]
-    ends = np.cumsum(counting.prod(axis=tuple(range(1, counting.ndim)), dtype=np.int64))
+    per_row = counting.prod(axis=tuple(range(1, counting.ndim)), dtype=np.int64) // layout[name].counted
+    ends = np.cumsum(per_row)
     of_media = np.cumsum(rows_per_medium(counts, arrays, layout))
     return np.diff(np.append(0, ends)[of_media], prepend=0)
 

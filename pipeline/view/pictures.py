@@ -80,7 +80,9 @@ def types_of_kinds(types: np.ndarray, media: Arrays) -> np.ndarray:
     if KINDS not in media:
         return types
     blocks, is_video = mask_spans(types == IMAGE), media[KINDS] == VIDEO
-    counts = np.where(is_video, media["num_patches"], 1)
+    tiles = media["num_patches" if "num_patches" in media else "num_tiles"]
+    # SmolVLM writes each tile of a picture by itself, InternVL all of them in one block.
+    counts = tiles if tiles.sum() == len(blocks) else np.where(is_video, tiles, 1)
     if counts.sum() != len(blocks) or (counts < 1).any():
         return types
     result = types.copy()
@@ -167,39 +169,38 @@ def _moonvit_images(name: str) -> Callable[[Arrays, Layout, Facts], Iterator[See
     return images
 
 
-def _tiled_images(name: str) -> Callable[[Arrays, Layout, Facts], Iterator[Seen]]:
+def _tiled_images(name: str, *, block_per_tile: bool) -> Callable[[Arrays, Layout, Facts], Iterator[Seen]]:
     """`name`: the array with the number of a picture's tiles; the last of several is the whole."""
 
     def images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
-        counts = media[name].tolist()
+        counts, pieces = _tiles_of_kind(media, IMAGE, name)
         arrangements = [*facts["tiles"], *[None] * len(counts)]
-        for tiles, grid in zip(_cut(media["pixel_values"], counts), arrangements, strict=False):
+        for tiles, grid in zip(pieces, arrangements, strict=False):
+            blocks = len(tiles) if block_per_tile else 1
             if len(tiles) == 1:
                 yield Seen(pictures=(Picture(pixels=from_tiles(tiles, 1, 1)),))
                 continue
             whole = Picture(pixels=from_tiles(tiles[-1:], 1, 1), caption="the whole in one tile")
             if grid is None or math.prod(grid) != len(tiles) - 1:
                 untold = f"how its other {len(tiles) - 1} tiles are arranged is not stored, so they are not drawn"
-                yield Seen(pictures=(whole,), note=untold)
+                yield Seen(pictures=(whole,), note=untold, blocks=blocks)
             else:
                 rows, columns = grid
-                caption = f"{rows} x {columns} tiles"
-                yield Seen(pictures=(Picture(pixels=from_tiles(tiles[:-1], rows, columns), caption=caption), whole))
+                tiled = Picture(pixels=from_tiles(tiles[:-1], rows, columns), caption=f"{rows} x {columns} tiles")
+                yield Seen(pictures=(tiled, whole), blocks=blocks)
 
     return images
 
 
-def _of_kind(media: Arrays, kind: int) -> Arrays:
-    """Pictures or videos of an array that holds both; before there was an array to tell, it held pictures alone."""
-    if KINDS not in media:
-        return media
-    mine = media[KINDS] == kind
-    tiles = media["pixel_values"][np.repeat(mine, media["num_patches"])]
-    return {"num_patches": media["num_patches"][mine], "pixel_values": tiles}
-
-
-def _internvl_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
-    return _tiled_images("num_patches")(_of_kind(media, IMAGE), layout, facts)
+def _tiles_of_kind(media: Arrays, kind: int, name: str) -> tuple[list[int], list[np.ndarray]]:
+    """Numbers of tiles, and tiles, of pictures or videos in an array that may hold both; if nothing tells which is
+    which, it holds pictures alone.
+    """
+    counts, pixels = media[name], media["pixel_values"]
+    if KINDS in media:
+        mine = media[KINDS] == kind
+        counts, pixels = counts[mine], pixels[np.repeat(mine, counts)]
+    return counts.tolist(), _cut(pixels, counts.tolist())
 
 
 def _row_images(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
@@ -274,10 +275,12 @@ def _llava_videos(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]
         yield Seen(pictures=_frames([from_tiles(tile[None], 1, 1) for tile in tiles]))
 
 
-def _internvl_videos(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
-    mine = _of_kind(media, VIDEO)
-    for tiles in _cut(mine["pixel_values"], mine["num_patches"].tolist()):
-        yield Seen(pictures=_frames([from_tiles(tile[None], 1, 1) for tile in tiles]), blocks=len(tiles))
+def _tiled_videos(name: str) -> Callable[[Arrays, Layout, Facts], Iterator[Seen]]:
+    def videos(media: Arrays, layout: Layout, facts: Facts) -> Iterator[Seen]:
+        for tiles in _tiles_of_kind(media, VIDEO, name)[1]:
+            yield Seen(pictures=_frames([from_tiles(tile[None], 1, 1) for tile in tiles]), blocks=len(tiles))
+
+    return videos
 
 
 # Sounds, of every family: rows of features over time
@@ -305,8 +308,9 @@ IMAGES: dict[str, Callable[[Arrays, Layout, Facts], Iterator[Seen]]] = {
     "kimi_vl": _moonvit_images("image_grid_hws"),
     "kimi_k25": _moonvit_images("image_grid_thw"),
     "llava_onevision": _llava_images,
-    "internvl": _internvl_images,
-    "idefics3": _tiled_images("num_tiles"),
+    "internvl": _tiled_images("num_patches", block_per_tile=False),
+    "idefics3": _tiled_images("num_tiles", block_per_tile=True),
+    "smolvlm": _tiled_images("num_tiles", block_per_tile=True),
     "mistral3": _row_images,
     "phi4_mm": _phi_images,
 }
@@ -319,5 +323,6 @@ VIDEOS: dict[str, Callable[[Arrays, Layout, Facts], Iterator[Seen]]] = {
     "gemma4": _gemma_videos,
     "kimi_k25": _kimi_videos,
     "llava_onevision": _llava_videos,
-    "internvl": _internvl_videos,
+    "internvl": _tiled_videos("num_patches"),
+    "smolvlm": _tiled_videos("num_tiles"),
 }

@@ -14,7 +14,8 @@ from tokenizers.normalizers import Lowercase
 from transformers.models.auto.auto_mappings import PROCESSOR_MAPPING_NAMES
 
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import Family, ProcessorKey, identity_of
+from neatpack.pipeline.families.base import Family, ProcessorKey
+from neatpack.pipeline.families.identity import identity_of
 from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
 from neatpack.pipeline.layout import MediaArray, join_rows
 
@@ -136,3 +137,12 @@ def test_rows_are_joined_as_declared():
     assert join_rows([], free).shape == (0, 0, 2)
     assert join_rows([one, two], free)[0].tolist() == [[1, 1], [0, 0], [0, 0]], "padded to the largest"
     assert join_rows([one], free).dtype == np.uint8
+
+
+def test_the_fingerprint_is_of_the_processor_and_not_of_its_use(processor):
+    fresh, used = (load_family(ProcessorKey(processor=processor)) for _ in range(2))
+    used.chat.tokenizer(["a", "a b c"], padding=True, truncation=True, max_length=2)
+    assert fresh.fingerprint == used.fingerprint
+    changed = load_family(ProcessorKey(processor=processor))
+    changed.chat.tokenizer.chat_template += " "
+    assert changed.fingerprint != fresh.fingerprint

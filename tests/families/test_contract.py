@@ -249,6 +249,7 @@ def test_every_issue_family_is_there():
     assert set(FAMILIES) == {
         "qwen2_vl", "qwen3_vl", "qwen3_omni", "kimi_vl", "kimi_k25", "phi4_mm", "nemotron_parse", "gemma4",
         "llava_onevision", "default", "internvl", "qwen2_5_omni", "glm4v", "mistral3", "idefics3", "gemma3",
+        "smolvlm",
     }  # fmt: skip
     assert np.all([family.name == name for name, family in FAMILIES.items()])
 

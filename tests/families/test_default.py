@@ -9,6 +9,7 @@ from helpers import (
     DEMO_PROCESSOR,
     ROOT,
     TinyData,
+    assert_verified,
     differences,
     documents_of,
     packs_of,
@@ -21,6 +22,7 @@ from processors import default, gemma3
 from processors.common import write_processor
 from tiny_models import tiny_idefics3, tiny_llava
 from transformers import AutoProcessor
+from transformers.image_utils import make_flat_list_of_images
 
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.loaders.pixels import restored, stored_arrays
@@ -35,7 +37,7 @@ from neatpack.pipeline.measure.length import measure, truncated
 from neatpack.pipeline.records import MediaError, Skip
 from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
+from neatpack.pipeline.shard.verify import read_ledger, verify_ledger, verify_shard
 
 MAKERS = {"llava": default.make, "next": default.make_next, "tiles": default.make_tiles}
 SIZES = [(40, 50), (301, 517), (64, 64), (33, 340), (700, 71)]
@@ -206,19 +208,67 @@ def test_bytes_are_a_quarter_of_the_floats_and_restore_to_them(processor, tmp_pa
         assert ours["pixel_values"].numpy().tobytes() == theirs["pixel_values"].numpy().tobytes()
 
 
-def test_a_picture_whose_floats_are_no_bytes_stops_the_job_and_is_not_changed(tmp_path):
-    """As if a processor treated some pictures otherwise than those that it was tried with."""
-    family = load(default.make(tmp_path / "p"))
-    path = str(picture(tmp_path / "a.png", 60, 70))
-    messages = asked({"type": "image", "image": path})
-    (measured,) = measure([from_conversation({"conversation": messages})], family)
+@pytest.fixture
+def zeros(tmp_path, monkeypatch):
+    """A processor that pads some pictures by zeros once they are normalised: wide ones, and black ones, whose size says
+    nothing."""
+    made = default.make(tmp_path / "processor")
+    kind = type(load(made).image.asked.processor.image_processor)
+    preprocess = kind.preprocess
+
+    def padding(self, images, *args, **kwargs):
+        out = preprocess(self, images, *args, **kwargs)
+        for image, pixels in zip(make_flat_list_of_images(images), out["pixel_values"], strict=True):
+            if image.width > 3 * image.height or not np.asarray(image).any():
+                pixels[..., -1] = 0
+        return out
+
+    monkeypatch.setattr(kind, "preprocess", padding)
+    return str(made)
+
+
+NO_BYTES = (
+    "pixel_values has values that no byte stands for, though those of the media that it was tried with were bytes; "
+)
+
+
+def test_pictures_whose_floats_are_no_bytes_are_skipped_by_name(zeros, tmp_path):
+    """While they are measured, by a blank one of their size, or rendered, by themselves; nobody else is lost."""
+    data = TinyData(tmp_path / "data")
+    data.image(40, 50, answer="Sound.").image(40, 200, answer="Wide.").text("Who?", "Me.")
+    Image.new("RGB", (50, 40)).save(data.folder / "black.png")
+    data.row([("user", "<image>and<image>?"), ("assistant", "Black.")], images=["0.png", "black.png"])
+    meta, chosen = data.write(), {"processor": zeros, "family": "default", "pack_size": 400}
+    run_pack(tiny_config(meta, tmp_path / "bytes", **chosen))
+    lines = read_ledger(tmp_path / "bytes", assert_verified(tmp_path / "bytes")).to_pylist()
+    assert [line["reason"] for line in lines] == ["", "bad_media", "", "bad_media"]
+    remedy = "--float-pixels stores its floats as they are"
+    assert [line["detail"].partition(": ")[2] for line in lines if line["reason"]] == [NO_BYTES + remedy] * 2
+    run_pack(tiny_config(meta, tmp_path / "floats", float_pixels=True, **chosen))
+    assert assert_verified(tmp_path / "floats").counts.skipped == {}
+
+
+def test_pictures_whose_floats_are_no_bytes_are_refused_where_they_are_found(zeros, tmp_path):
+    family = load(zeros)
+    Image.new("RGB", (50, 40)).save(tmp_path / "black.png")
+    wide, black = str(picture(tmp_path / "wide.png", 40, 200)), str(tmp_path / "black.png")
+    (skip,), (found,) = (measure([from_conversation({"conversation": asked({"type": "image", "image": path})})], family)
+                         for path in (wide, black))  # fmt: skip
+    assert skip.reason == "bad_media" and skip.detail.startswith(f"{wide}: {NO_BYTES}")
+    with pytest.raises(MediaError, match=f"{black}: {NO_BYTES}"):
+        render_whole(found, family, "torch")
+
+
+def test_no_fake_image_is_changed_either(zeros):
+    """Sizes that cannot be stored are passed over; if none can be, that is said before anything is rendered."""
+    assert load(zeros).image.smallest.size == (28, 28)
+    family = load(zeros)
     family.image.asked.processor.image_processor.image_mean = [0.1, 0.2, 0.3]
-    remedy = "pixel_values has values that no byte stands for.*--float-pixels stores its floats"
-    with pytest.raises(UserError, match=f"{path}: {remedy}"):
-        render_whole(measured, family, "torch")
-    other = str(picture(tmp_path / "b.png", 61, 70))
-    with pytest.raises(UserError, match=f"a blank image of 70x61: {remedy}"):  # before anything is rendered
-        measure([from_conversation({"conversation": asked({"type": "image", "image": other})})], family)
+    with pytest.raises(UserError, match=f"takes no blank picture for text alone: {NO_BYTES}"):
+        _ = family.image.smallest
+
+
+def test_only_default_stores_floats():
     with pytest.raises(UserError, match="--float-pixels: qwen2_vl makes its pixels itself, of bytes; leave it out"):
         load_family(ProcessorKey(processor=str(DEMO_PROCESSOR), float_pixels=True))
 

@@ -1,4 +1,4 @@
-"""Gemma 4: the PIL backend, its labels, packed against alone with both its masks. Its tensors: test_parity.py."""
+"""Gemma 4: its labels, packed against alone with both its masks. Its tensors: test_parity.py."""
 
 import shutil
 
@@ -10,10 +10,8 @@ from hypothesis import given, settings, strategies as st
 from processors import gemma4
 from tiny_models import tiny_gemma4
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
-from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
 from neatpack import PackedShards, neat_packed_vlm_collater
-from neatpack.loaders.pixels import Stored, restored
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import family_for, load_family
@@ -23,12 +21,11 @@ from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.media.image import decode_image
 from neatpack.pipeline.media.pixels import resize_torch
-from neatpack.pipeline.records import Example, MediaRef, Skip, Turn
+from neatpack.pipeline.records import Example, Skip, Turn
 from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
-SIZES = [(301, 517), (3, 4), (1500, 90), (48, 5000), (336, 480), (1, 1)]
 NO_VIDEO = {"video_position_ids": np.zeros((0, 630, 2), dtype=np.int16)}
 HEADER = "<|turn>model\n"
 EMPTY = "<|channel>thought\n<channel|>"
@@ -47,24 +44,6 @@ def family(processor):
 @pytest.fixture(scope="module")
 def thinking(processor):
     return load_family(ProcessorKey(processor=str(processor), empty_thought=True))
-
-
-def pixels_of(family, whole, key, dtype, resize="torch"):
-    table = torch.from_numpy(family.tables(resize)[family.media[key].deliver.table])
-    return restored(torch.from_numpy(whole.media[key]), Stored(table), dtype)
-
-
-def test_the_pil_backend(family, tmp_path):
-    theirs = Gemma4ImageProcessorPil(max_soft_tokens=70)
-    for number, size in enumerate(SIZES):
-        path = picture(tmp_path / f"{number}.png", *size)
-        messages = asked({"type": "image", "image": str(path)})
-        (measured,) = measure([from_conversation({"conversation": messages})], family)
-        whole = render_whole(measured, family, "pil")
-        decoded = decode_image(MediaRef(kind="image", path=str(path)))  # 3 pixels high: it must be told the channels
-        expected = theirs(decoded, return_tensors="pt", input_data_format="channels_last")
-        assert torch.equal(pixels_of(family, whole, "pixel_values", torch.float32, "pil"), expected["pixel_values"])
-        assert np.array_equal(whole.media["image_position_ids"], expected["image_position_ids"].numpy())
 
 
 @settings(max_examples=200)

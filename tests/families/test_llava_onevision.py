@@ -1,33 +1,26 @@
-"""LLaVA-OneVision: the PIL backend, labels, frames, what is refused, packed = alone. Its tensors: test_parity.py."""
+"""LLaVA-OneVision: labels, frames, what is refused, packed = alone. Its tensors: test_parity.py."""
 
 import json
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from helpers import SHARED, TinyData, assert_verified, clip, differences, picture, tiny_config
-from PIL import Image
 from processors import llava_onevision
 from tiny_models import tiny_llava_onevision
-from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 
 from neatpack import PackedShards, neat_packed_vlm_collater, restore_pixels
-from neatpack.loaders.pixels import Stored, restored
 from neatpack.loaders.pp_media import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import family_for, load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.measure.length import measure, truncated
-from neatpack.pipeline.media.pixels import resize_pil
 from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger
 
 SIDE = llava_onevision.SIDE
 # Of every ratio, smaller and larger than the tiles; the fourth has more tokens than anyres_max_4 leaves it.
-SIZES = [(42, 42), (43, 41), (60, 130), (165, 168), (400, 300), (1, 90), (300, 2), (20, 21)]
 
 
 def part(kind, path, **more):
@@ -57,20 +50,6 @@ def any_family(request, tiny):
     if not (SHARED / "processors" / "llava-onevision").is_dir():
         pytest.skip("../shared/processors/llava-onevision is not here")
     return family_for(str(SHARED / "processors" / "llava-onevision"))
-
-
-def test_pixels_of_the_pil_backend(tiny, tmp_path):
-    """It needs no torchvision."""
-    files = json.loads(Path(tiny.source, "preprocessor_config.json").read_text())
-    names = ("size", "image_grid_pinpoints", "image_mean", "image_std")
-    reference = LlavaOnevisionImageProcessorPil(**{name: files[name] for name in names})
-    table = Stored(torch.from_numpy(tiny.tables("pil")["image"]))
-    pictures = [Image.open(picture(tmp_path / f"{i}.png", *size, seed=i)) for i, size in enumerate(SIZES)]
-    for images in ([pictures[1]], [pictures[2]], [pictures[3]], [pictures[4]], pictures[:3]):
-        for image, tiles in zip(images, reference([images], return_tensors="pt")["pixel_values"], strict=True):
-            medium = _measured(tiny, image.height, image.width, len(images))
-            ours = tiny.image.render(np.asarray(image), medium, resize_pil)["pixel_values"]
-            assert torch.equal(restored(torch.from_numpy(ours), table, torch.float32), tiles[: len(ours)])
 
 
 def test_labels_are_the_answers_and_their_ends(any_family, tmp_path):

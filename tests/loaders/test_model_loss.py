@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import TinyData, clip, documents_of, picture, tiny_config, tone
-from processors import default, glm4v, llava_onevision, mistral3
+from processors import default, glm4v, llava_onevision, mistral3, smolvlm
 from tiny_models import (
     attention,
     tiny_gemma3,
@@ -105,7 +105,10 @@ CASES = {
     ),
     "llava": Case(family="default", model=tiny_llava),
     "idefics3": Case(family="idefics3", model=tiny_idefics3),
-    "smolvlm": Case(family="idefics3", model=partial(tiny_idefics3, kind="SmolVLM")),
+    "smolvlm": Case(
+        family="smolvlm", model=partial(tiny_idefics3, kind="SmolVLM"), kinds="image video",
+        processor=smolvlm.make_all_frames,
+    ),
     "idefics3_by_default": Case(family="default", model=tiny_idefics3, processor=default.make_tiles),
 }  # fmt: skip
 

@@ -5,6 +5,9 @@ JSON, null or what went wrong. One process serves a whole run of tests: to impor
 
 Exit 3: no usable torchvision.
 
+SmolVLM's gives pictures and videos in one array, and of both only the videos; of several media of which one is a video,
+they are here those of each medium alone, in text order.
+
 A picture may have the min_pixels or max_pixels that the processor is called with; it is the only one then.
 
 Sounds are given as .npy files of samples: {"type": "audio", "samples": …}, or "sound" of a video whose sound is used.
@@ -25,9 +28,22 @@ from transformers.video_utils import read_video_pyav
 
 def sampler(processor, fps):
     """The processor's own choice of frames; all of them where it is not configured to choose."""
-    if fps is None and not processor.video_processor.do_sample_frames:
+    chooser = processor.video_processor
+    # SmolVLM's apply_chat_template hands on what its config has; frames are chosen wherever something is asked for.
+    is_configured = type(processor).__name__ == "SmolVLMProcessor" and chooser.fps is not None
+    if fps is None and not chooser.do_sample_frames and not is_configured:
         return lambda metadata, **_: np.arange(metadata.total_num_frames)
-    return lambda metadata, **_: processor.video_processor.sample_frames(metadata, fps=fps)
+    return lambda metadata, **_: chooser.sample_frames(metadata, fps=fps)
+
+
+def alone(processor, part, images, videos):
+    """The pixels of the next picture or video, [1, tiles, …]; both lists get shorter."""
+    if part["type"] == "image":
+        return processor.image_processor([[images.pop(0)]], return_tensors="pt")["pixel_values"]
+    (frames,), metadata = videos["videos"], videos["video_metadata"]
+    return processor.video_processor(
+        [frames.pop(0)], video_metadata=[metadata.pop(0)], do_sample_frames=False, return_tensors="pt"
+    )["pixel_values"]
 
 
 def process(spec, out_path):
@@ -67,9 +83,14 @@ def process(spec, out_path):
             )
             if type(processor).__name__ == "LlavaOnevisionProcessor":  # a list for each text: else each image is alone
                 images = [images] if images else None
+            if type(processor).__name__ == "SmolVLMProcessor" and clips:
+                videos["videos"] = [videos["videos"]]
             if processor.tokenizer.bos_token and text.startswith(processor.tokenizer.bos_token):
                 more["add_special_tokens"] = False  # as apply_chat_template(tokenize=True) does
             out = processor(text=[text], images=images or None, return_tensors="pt", **videos, **more)
+            if type(processor).__name__ == "SmolVLMProcessor" and clips and len(clips) + len(images) > 1:
+                out["pixel_values"] = torch.cat([alone(processor, part, images, videos) for part in parts
+                                                 if part["type"] != "text"], dim=1)  # fmt: skip
             for key, value in out.items():
                 if isinstance(value, torch.Tensor):
                     arrays[f"{Path(processor_path).name}/{number}/{key}"] = value.numpy()

@@ -167,6 +167,13 @@ def test_rows_of_media_are_counted_through_arrays_that_are_counted_themselves() 
     assert rows_per_medium("video_pixels", arrays, LAYOUT).tolist() == [7, 0, 8]
 
 
+def test_rows_of_pictures_are_counted_by_their_sizes() -> None:
+    sizes = MediaArray(kinds=("image",), dtype="int64", row=(2,))
+    tiles = dataclasses.replace(sizes, dtype="uint8", row=(3, 14, 14), counts="sizes", deliver=Delivery(pictures=True))
+    arrays = {"sizes": np.array([[28, 42], [14, 14]]), "tiles": np.zeros((7, 3, 14, 14), np.uint8)}
+    assert rows_per_medium("tiles", arrays, {"sizes": sizes, "tiles": tiles}).tolist() == [6, 1]
+
+
 def test_more_than_a_pack_may_restore_to_is_stored_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pixels, "BYTES_ALWAYS", 100)
     monkeypatch.setattr(pixels, "BYTES_PER_TOKEN", 1)

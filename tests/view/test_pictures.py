@@ -80,7 +80,7 @@ def expected_images(family, pixels, medium):
     if family.name == "llava_onevision":
         whole = resize_torch(pixels, (side, side))
         return [padded(resized, (rows * side, columns * side), centred=True), whole]
-    if family.name == "idefics3":
+    if family.name in ("idefics3", "smolvlm"):
         first = resize_torch(pixels, family.image.first_size(*pixels.shape[:2]), "lanczos")
         resized = resize_torch(first, medium.size, "lanczos")
         return [resized, resize_torch(resized, (side, side), "lanczos")] if rows * columns > 1 else [resized]
@@ -126,6 +126,8 @@ def test_a_video_is_its_frames(family, tmp_path):
     media, sample = rendered(family, clip(tmp_path / "a.mp4", frames=9))
     (found,) = seen(family, media, sample)["video"]
     frames = [resize_torch(frame, media[0].size) for frame in wanted_frames(media[0])]
+    if family.name == "smolvlm":
+        frames = [expected_images(family, frame, media[0])[0] for frame in wanted_frames(media[0])]
     if family.name == "kimi_k25":
         patch = family.video.patch_size
         frames = [padded(frame, tuple(side * patch for side in media[0].grid[1:])) for frame in frames]
@@ -135,27 +137,30 @@ def test_a_video_is_its_frames(family, tmp_path):
     assert all(np.array_equal(*pair) for pair in zip(drawn, frames, strict=True))
 
 
-def test_frames_in_the_array_of_pictures_are_told_from_them(tmp_path):
-    """InternVL's: by an array that says which is which, in text order; outputs from before it have pictures alone."""
-    family = load_family(ProcessorKey(processor=str(import_module("processors.internvl").make(tmp_path / "p"))))
+@pytest.mark.parametrize(("name", "counted", "tiles"), [("internvl", "num_patches", [1, 3, 3]),
+                                                        ("smolvlm", "num_tiles", [10, 3, 7])])  # fmt: skip
+def test_frames_in_the_array_of_pictures_are_told_from_them(name, counted, tiles, tmp_path):
+    """By an array that says which is which, in text order; outputs from before it have pictures alone."""
+    family = load_family(ProcessorKey(processor=str(import_module(f"processors.{name}").make(tmp_path / "p"))))
     (first, a), (last, b) = gradient(tmp_path / "a.png", 50, 50), gradient(tmp_path / "b.png", 120, 56)
-    film = clip(tmp_path / "a.mp4", frames=3)
+    film = clip(tmp_path / "a.mp4", frames=3, rate=1)
     media, sample = rendered(family, first, film, last)
     found = seen(family, media, sample)
     for one, pixels, medium in zip(found["image"], (a, b), (media[0], media[2]), strict=True):
         wanted = expected_images(family, pixels, medium)
         assert all(np.array_equal(p.pixels, w) for p, w in zip(one.pictures, wanted, strict=True))
     (one,) = found["video"]
-    frames = [resize_torch(frame, media[1].size) for frame in wanted_frames(media[1])]
+    frames = [expected_images(family, frame, media[1])[0] for frame in wanted_frames(media[1])]
     assert all(np.array_equal(p.pixels, frame) for p, frame in zip(one.pictures, frames, strict=True))
     types = types_of_kinds(sample.mm_token_type_ids, sample.media)
-    assert [len(list(run)) for kind, run in groupby(types[types > 0])] == [4, 3 * 4, 3 * 4], "two tiles and the whole"
+    assert sample.media[counted].tolist() == tiles, "two tiles and the whole; 3 x 3, 3 x 2"
+    assert [len(list(run)) for kind, run in groupby(types[types > 0])] == [4 * number for number in tiles]
     assert np.unique(types).tolist() == [0, 1, 2]
-    wrong = {**sample.media, "num_patches": np.array([1, 2, 3])}
+    wrong = {**sample.media, counted: np.array([1, 2, 3])}
     assert np.array_equal(types_of_kinds(sample.mm_token_type_ids, wrong), sample.mm_token_type_ids)
     media, sample = rendered(family, first, last)
     old = {name: array for name, array in sample.media.items() if name != "visual_kinds"}
-    images = seen_media("internvl", old, family.media, family.facts, {"image": 2, "video": 0, "audio": 0})["image"]
+    images = seen_media(name, old, family.media, family.facts, {"image": 2, "video": 0, "audio": 0})["image"]
     assert [len(one.pictures) for one in images] == [1, 1]
 
 
