@@ -8,7 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as npst
 
 from neatpack.pipeline.codecs import PLAIN, spelled
@@ -61,6 +61,7 @@ def packs(draw):
     )
 
 
+@settings(max_examples=40)  # each of up to four packs, with all arrays there are
 @given(st.lists(packs(), max_size=4, unique_by=lambda pack: pack.number))
 def test_round_trip(written):
     file = io.BytesIO()
