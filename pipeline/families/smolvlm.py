@@ -12,7 +12,7 @@ import numpy as np
 
 from ..config import UserError
 from ..media.pixels import Resize, resize_torch
-from ..records import MeasuredMedia, Turn
+from ..records import Example, MeasuredMedia, Turn
 from .base import Arrays, ProcessorFiles, ProcessorKey
 from .chat import Chat
 from .idefics3 import CHAT, DEFAULTS, FIXED, MOST_PIXELS_ON_A_SIDE, Idefics3, PlacedTiles, one_tile, rescaled
@@ -71,13 +71,17 @@ def seconds_of(total: int, fps: float) -> float:
     return float(total / Fraction(fps).limit_denominator(1_000_000))
 
 
+def has_video(turns: Sequence[Turn]) -> bool:
+    return any(not isinstance(part, str) and part.kind == "video" for turn in turns for part in turn.parts)
+
+
 class SmolChat(Chat):
     """The processor writes words before and behind a video. They merge with a text beside them, so they are there
     before it is encoded; what tells of the video comes with its frames.
     """
 
     def template(self, turns: Sequence[Turn], tools: Sequence[Any] = ()) -> str:
-        if not any(not isinstance(part, str) and part.kind == "video" for turn in turns for part in turn.parts):
+        if not has_video(turns):
             return super().template(turns, tools)
         return self.with_videos(self.messages(turns), tools).replace(VIDEO, self.medium_text("video"))
 
@@ -86,6 +90,16 @@ class SmolChat(Chat):
         tokenizer = copy.copy(self.tokenizer)
         tokenizer.chat_template = TEMPLATE
         return template_of(tokenizer)
+
+    def untold(self, example: Example) -> str:
+        said = {
+            "tools": example.tools,
+            "tool_calls": any(turn.tool_calls for turn in example.turns),
+            "reasoning_content": any(turn.reasoning for turn in example.turns),
+        }
+        if has_video(example.turns) and (names := [name for name, value in said.items() if value]):
+            return f"{', '.join(names)} beside a video: transformers' template for videos does not write it; remove it"
+        return super().untold(example)
 
     def splits_the_sentence(self) -> bool:
         """Whether what `OPENS` opens is the same tokens in two halves as in one, whatever number comes next."""

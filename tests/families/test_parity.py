@@ -3,39 +3,27 @@
 Each is asked for the same conversations: pictures of many sizes, several of them, several turns, text alone, and videos
 and sounds where the family takes them. Compared are the ids, and the media as a batch of one document has them: what
 the model is given. Real processors are those of ../shared; `tests/processors` has small ones on the demo's vocabulary.
-
-What they are compared with is `theirs` of a line: whole processors by torchvision, as users have them; their tokenizer
-and Pillow's backend; or, of a processor that is remote code and cannot be run here, a double of its call.
+What they are compared with is `theirs` of a line: see tests/references.py.
 """
 
-import copy
-import json
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
-from helpers import DEMO_PROCESSOR, SHARED, asked, bare_model, clip, film, picture, run_hf, tone
-from PIL import Image, ImageOps
-from processors import kimi_vl
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
-    Qwen3OmniMoePreTrainedModelForConditionalGeneration as PositionedOmni,
-)
+from helpers import DEMO_PROCESSOR, SHARED, asked, clip, film, picture, tone
+from PIL import Image
+from references import Talk, Tensors, by_double, by_pil, by_torchvision, omni_axes, pictures_by_pil, three_axes
 
 from neatpack.loaders.media import LAYOUT_KEY, concatenated_media
 from neatpack.loaders.pixels import restored, stored_arrays
 from neatpack.pipeline.families.base import Family, ProcessorKey
-from neatpack.pipeline.families.qwen2_vl import image_config
-from neatpack.pipeline.families.registry import family_for, processor_files
+from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.labels import TrainOn, shifted
 from neatpack.pipeline.measure.length import measure
@@ -57,17 +45,8 @@ KIMI: Sizes = [(28, 28), (29, 29), (200, 130), (1, 1), (13, 300), (400, 700), (2
 LLAVA: Sizes = [(42, 42), (43, 41), (60, 130), (165, 168), (400, 300), (1, 90), (300, 2), (20, 21)]
 # One crop and many, more than fit, exact ones, very long ones, and those with the aspect ratio of several grids.
 PHI: Sizes = [
-    (40, 50),
-    (64, 64),
-    (301, 517),
-    (128, 192),
-    (33, 640),
-    (700, 71),
-    (500, 500),
-    (10, 64),
-    (131, 129),
-    (1, 1),
-]
+    (40, 50), (64, 64), (301, 517), (128, 192), (33, 640), (700, 71), (500, 500), (10, 64), (131, 129), (1, 1),
+]  # fmt: skip
 SOUND = {  # features and masks of sounds, by the array that they are made from
     "input_features": "input_features", "input_features_mask": "input_features",
     "feature_attention_mask": "input_features", "audio_input_features": "audio_input_features",
@@ -99,113 +78,6 @@ def at(fps: float, *clips: Clip) -> tuple[Clip, ...]:
     return tuple(Clip(frames=c.frames, height=c.height, width=c.width, rate=c.rate, asked=fps) for c in clips or CLIPS)
 
 
-def three_axes(name: str, whole: Sample, family: Family, theirs: dict[str, torch.Tensor]) -> np.ndarray:
-    """By transformers' own arithmetic, which needs no weights. `name`: of its model; "": as the config.json says."""
-    if name:
-        kind = getattr(transformers, name)
-        model = kind.__new__(kind)
-        torch.nn.Module.__init__(model)
-        model.config = SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=family.facts["merge_size"]))
-    else:
-        model = bare_model(family.source)
-    grids = {key: torch.from_numpy(array) for key, array in whole.media.items() if key.endswith("_grid_thw")}
-    more = {key: grid for key, grid in grids.items() if len(grid)}
-    more |= {key: theirs[key] for key in ("second_per_grid_ts",) if key in theirs}
-    ids, types = (torch.from_numpy(array)[None].long() for array in (whole.input_ids, whole.mm_token_type_ids))
-    positions, _ = model.get_rope_index(ids, types, **more)
-    return np.asarray(positions[:, 0])
-
-
-def omni_axes(whole: Sample, family: Family, theirs: dict[str, torch.Tensor]) -> np.ndarray:
-    model = PositionedOmni.__new__(PositionedOmni)
-    torch.nn.Module.__init__(model)
-    token = {f"{kind}_token_id": number for kind, number in family.chat.placeholder_ids.items()}
-    start = {f"{name}_start_token_id": family.chat.token_id(f"<|{name}_start|>") for name in ("vision", "audio")}
-    model.config = SimpleNamespace(
-        **token, **start, position_id_per_seconds=13, audio_config=SimpleNamespace(n_window=50)
-    )
-    model.spatial_merge_size = 2
-    mask = theirs.get("feature_attention_mask")
-    positions, _ = model.get_rope_index(
-        theirs["input_ids"],
-        image_grid_thw=theirs.get("image_grid_thw"),
-        video_grid_thw=theirs.get("video_grid_thw"),
-        attention_mask=torch.ones_like(theirs["input_ids"]),
-        use_audio_in_video=family.video is not None and family.video.sound is not None,
-        audio_seqlens=mask.sum(-1) if mask is not None else None,
-        second_per_grids=theirs.get("video_second_per_grid"),
-    )
-    return np.asarray(positions[:, 0])
-
-
-Positions = Callable[[Sample, Family, dict[str, torch.Tensor]], np.ndarray]
-Talk = list[dict[str, Any]]
-Tensors = dict[str, torch.Tensor]
-
-
-def by_torchvision(family: Family, talks: list[Talk], folder: Path) -> Iterable[Tensors]:
-    tensors, name = run_hf({family.source: talks}, folder), Path(family.source).name
-    for number in range(len(talks)):
-        prefix = f"{name}/{number}/"
-        yield {key.removeprefix(prefix): torch.from_numpy(value) for key, value in tensors.items()
-               if key.startswith(prefix)}  # fmt: skip
-
-
-def opened(talk: Talk) -> list[Image.Image]:
-    paths = [part["path"] for turn in talk for part in turn["content"] if part["type"] == "image"]
-    return [ImageOps.exif_transpose(Image.open(path)) for path in paths]
-
-
-def by_pil(family: Family, talks: list[Talk], folder: Path) -> Iterable[Tensors]:
-    """Qwen's: text that is expanded before it is encoded, and labels by places in it."""
-    config = image_config(processor_files(family.source), ProcessorKey(processor=""), "")
-    config.pop("image_processor_type", None)
-    for talk in talks:
-        images = opened(talk)
-        processor = Qwen2VLImageProcessorPil(**copy.deepcopy(config))  # which writes into what it is given
-        features = dict(processor(images=images, return_tensors="pt")) if images else {}
-        text = family.chat.tokenizer.apply_chat_template(talk, tokenize=False)
-        for grid in features.get("image_grid_thw", []):
-            text = text.replace("<|image_pad|>", "<|hole|>" * int(grid.prod() // family.facts["merge_size"] ** 2), 1)
-        text = text.replace("<|hole|>", "<|image_pad|>")
-        encoded = family.chat.tokenizer(text, return_offsets_mapping=True)
-        ids = torch.tensor([encoded["input_ids"]])
-        # Tokens wholly between the line break of an assistant header and its <|im_end|>.
-        answers = [
-            found.span(1) for found in re.finditer(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>)", text, re.DOTALL)
-        ]
-        trained = [any(first <= start and end <= last for first, last in answers)
-                   for start, end in encoded["offset_mapping"]]  # fmt: skip
-        yield features | {
-            "input_ids": ids,
-            "labels": ids.where(torch.tensor([trained]), torch.tensor(-100)),
-            "mm_token_type_ids": (ids == family.chat.placeholder_ids["image"]).int(),
-        }
-
-
-def pictures_by_pil(name: str, family: Family, talks: list[Talk], folder: Path) -> Iterable[Tensors]:
-    """Of pictures alone, by this class of transformers."""
-    kind, config = getattr(transformers, name), processor_files(family.source).image
-    processor = kind(**{key: value for key, value in config.items() if key in kind.valid_kwargs.__annotations__})
-    for talk in talks:
-        images = [np.asarray(image.convert("RGB")) for image in opened(talk)]
-        # A picture may be 3 pixels high, so it must be told the channels; pictures of one conversation are a list.
-        out = processor([images], return_tensors="pt", input_data_format="channels_last") if images else {}
-        yield {key: value for key, value in out.items() if key in family.media}  # not what it tells of the text
-
-
-def by_double(family: Family, talks: list[Talk], folder: Path) -> Iterable[Tensors]:
-    """Kimi-VL's: vocabulary, template and config are the real ones where ../shared is; what is doubled is the call."""
-    config = json.loads((Path(family.source) / "preprocessor_config.json").read_text())
-    double = kimi_vl.Double(family.chat.tokenizer, config)
-    for talk in talks:
-        text = family.chat.tokenizer.apply_chat_template(talk, tokenize=False)
-        out = double([image.convert("RGB") for image in opened(talk)], text)
-        yield {key: torch.as_tensor(value) for key, value in out.items()} | {
-            "input_ids": torch.tensor([out["input_ids"]])
-        }
-
-
 @dataclass(frozen=True, kw_only=True)
 class Line:
     family: str
@@ -222,7 +94,7 @@ class Line:
     seconds: tuple[float, ...] = (0.5, 1.237)  # of sounds
     sound_rate: int = 16_000
     films: tuple[float, ...] = ()  # with their sound tracks heard, at these rates
-    rope: Positions | None = None  # positions on three axes
+    rope: Callable[[Sample, Family, Tensors], np.ndarray] | None = None  # positions on three axes
     without: tuple[str, ...] = ()  # tensors of the processor that are all ones, and that we leave out
     types: bool = True  # whether its mm_token_type_ids are of the placeholders alone
     system: bool = True  # whether its template takes a system prompt in parts

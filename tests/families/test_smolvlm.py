@@ -32,6 +32,7 @@ from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import chosen_family, load_family, processor_files
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.measure.length import measure, shrunk, truncated
+from neatpack.pipeline.records import Skip
 from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
 
@@ -171,6 +172,20 @@ def test_what_is_refused(family, tmp_path):
     files.tokenizer.backend_tokenizer.normalizer = Strip()
     with pytest.raises(UserError, match="its tokenizer merges words, and smolvlm needs them apart"):
         chosen_family(ProcessorKey(processor=family.source), files)
+
+
+def test_what_the_template_of_videos_leaves_out_is_said(tmp_path):
+    """Whatever the processor's own writes."""
+    made = smolvlm.make(tmp_path / "p")
+    template = made / "chat_template.jinja"
+    template.write_text(template.read_text() + "{{- messages[-1].reasoning_content -}}")
+    family, film = load_family(ProcessorKey(processor=str(made))), clip(tmp_path / "a.mp4").path
+    thought = [*asked()[:-1], {**asked()[-1], "reasoning_content": "Hm."}]
+    assert not isinstance(measured(thought, family), Skip)
+    skip = measured([*asked(video(film))[:-1], thought[-1]], family)
+    assert skip.reason == "bad_row" and skip.detail == (
+        "reasoning_content beside a video: transformers' template for videos does not write it; remove it"
+    )
 
 
 def test_idefics3_takes_no_videos(tmp_path):

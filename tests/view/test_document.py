@@ -145,6 +145,27 @@ def test_media_tokens_are_collapsed(tmp_path, family_name):
     assert (still.tokens, film.tokens) == (documents[1].media[0].tokens or still.tokens, documents[2].visual_tokens)
 
 
+def test_tiles_that_stand_apart_are_parts_of_their_picture(tmp_path):
+    """SmolVLM writes each tile by itself, between marks, and frames of videos by the token of pictures."""
+    from helpers import clip, picture
+
+    def rows(data):
+        for number in range(2):
+            picture(data.folder / f"{number}.png", 40 + 80 * number, 80, seed=number)
+        clip(data.folder / "a.mp4", frames=3, rate=1)
+        data.row([("user", "<image>or <video><image>?"), ("assistant", "All.")], images=["0.png", "1.png"],
+                 videos=["a.mp4"])  # fmt: skip
+
+    (document,) = packed_documents(tmp_path, "smolvlm", rows).values()
+    labels = [run.label for run in document.runs if isinstance(run, MediaRun)]
+    assert [label.partition(":")[0] for label in labels] == [
+        *(f"image 1, part {part} of 7" for part in range(1, 8)),
+        *(f"video 1, part {part} of 3" for part in range(1, 4)),
+        *(f"image 2, part {part} of 7" for part in range(1, 8)),
+    ]
+    assert [(medium.kind, medium.tokens) for medium in document.media] == [("image", 28), ("image", 28), ("video", 12)]
+
+
 def test_a_video_and_its_sound_are_one(tmp_path):
     """Qwen3-Omni writes tokens of a video and of its sound in turns."""
     from neatpack.pipeline.view.of_pack import _blocks
