@@ -1,8 +1,7 @@
 """Which tokens are trained on, and the shift: both written here and nowhere else."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -25,6 +24,11 @@ class TurnMarkers:
     end: int
     tail: int = 1
     other_ends: tuple[int, ...] = ()
+    needles: tuple[bytes, ...] = field(init=False, repr=False, compare=False)  # header and ends, for `token_at`
+
+    def __post_init__(self) -> None:
+        needles = [as_bytes(tokens) for tokens in (self.header, (self.end,), *zip(self.other_ends))]
+        object.__setattr__(self, "needles", tuple(needles))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +54,7 @@ def target_mask(ids: np.ndarray, markers: TurnMarkers) -> np.ndarray:
 def assistant_spans(ids: np.ndarray, markers: TurnMarkers) -> list[Span]:
     """What the assistant says in each of its turns, with the end-of-turn token after it."""
     content, length = as_bytes(ids), len(ids)
-    header, *closing = _needles(markers)
+    header, *closing = markers.needles
     skipped = len(markers.header) + markers.tail
     ends = [-1] * len(closing)  # where each of them comes next, as far as it was looked for; `length`: nowhere
     spans: list[Span] = []
@@ -65,12 +69,6 @@ def assistant_spans(ids: np.ndarray, markers: TurnMarkers) -> list[Span]:
         spans.append((min(start, length), min(min(ends) + 1, length)))
         at = token_at(content, header, at + 1)
     return spans
-
-
-@lru_cache(maxsize=16)
-def _needles(markers: TurnMarkers) -> tuple[bytes, ...]:
-    """The header, and the tokens that end a turn."""
-    return tuple(as_bytes(tokens) for tokens in (markers.header, (markers.end,), *zip(markers.other_ends)))
 
 
 def as_bytes(ids: np.ndarray | Sequence[int]) -> bytes:
@@ -103,11 +101,12 @@ def mask_spans(mask: np.ndarray) -> np.ndarray:
 
 
 def disjoint_spans_mask(spans: np.ndarray, length: int) -> np.ndarray:
-    """As `spans_mask`, of many at once, [n, 2], of which no two begin or end together."""
-    steps = np.zeros(length + 1, dtype=np.int8)
-    steps[spans[:, 0]] += 1
-    steps[spans[:, 1]] -= 1
-    return steps[:-1].cumsum(dtype=np.int8).view(bool)
+    """As `spans_mask`, of many at once, [n, 2], in order: none begins before the one before it ends."""
+    edges = np.empty(spans.size + 2, dtype=np.int64)
+    edges[0], edges[1:-1], edges[-1] = 0, spans.reshape(-1), length
+    is_inside = np.zeros(spans.size + 1, dtype=bool)  # each run of tokens between two edges
+    is_inside[1::2] = True
+    return is_inside.repeat(edges[1:] - edges[:-1])
 
 
 def labels_of(ids: np.ndarray, mask: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The nouns that cross stage boundaries. Imports no other module of neatpack but uris.py, which is about text."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -128,14 +128,15 @@ class Example:
 
     turns: tuple[Turn, ...]
     tools: tuple[Any, ...] = ()  # JSON: the functions that the assistant may call
+    media: tuple[MediaRef, ...] = field(init=False, repr=False, compare=False)  # of its turns, in order
+
+    def __post_init__(self) -> None:
+        media = [part for turn in self.turns for part in turn.parts if not isinstance(part, str)]
+        object.__setattr__(self, "media", tuple(media))
 
     @property
     def is_document(self) -> bool:
         return self.turns[0].role == "document"
-
-    @property
-    def media(self) -> tuple[MediaRef, ...]:
-        return tuple([part for turn in self.turns for part in turn.parts if not isinstance(part, str)])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,12 +12,12 @@ _HTTP = re.compile(r"https?://", re.IGNORECASE)
 
 def is_stored(path: str) -> bool:
     """Whether it is an object of a store, or could be one: what it is called by begins with a scheme."""
-    scheme = SCHEME.match(path)
+    scheme = SCHEME.match(path) if "://" in path else None  # that is asked of every path, and few have one
     return scheme is not None and scheme[1].lower() not in _NO_STORE
 
 
 def is_http(path: str) -> bool:
-    return _HTTP.match(path) is not None
+    return "://" in path and _HTTP.match(path) is not None
 
 
 def is_uri(path: str) -> bool:

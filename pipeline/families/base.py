@@ -136,7 +136,7 @@ class MediaRule(ABC):
         return medium
 
     def stored_bytes(self, medium: MeasuredMedia) -> int:
-        return sum(count * self._row_bytes[name] for name, count in self.rows(medium).items())
+        return sum([count * self._row_bytes[name] for name, count in self.rows(medium).items()])
 
     def table(self, resize: str) -> np.ndarray | None:
         """What each stored byte stands for, float32 [channels, 256]; None where this rule stores no bytes."""
@@ -299,12 +299,12 @@ class Family(ABC):
         """The ids that the placeholder of a medium gives way to."""
         return self.rules[medium.ref.kind].expansion(medium, self.chat)
 
-    def rules_of(self, medium: MeasuredMedia) -> Iterable[MediaRule]:
+    def rules_of(self, medium: MeasuredMedia) -> tuple[MediaRule, ...]:
         """The rules that make arrays of a medium: one, and for a video whose sound is used, another."""
         rule = self.rules[medium.ref.kind]
-        yield rule
-        if isinstance(rule, VideoRule) and rule.sound and medium.num_samples:
-            yield rule.sound
+        if medium.num_samples and isinstance(rule, VideoRule) and rule.sound:
+            return rule, rule.sound
+        return (rule,)
 
     def in_text_order(self, ids: np.ndarray, media: Sequence[MeasuredMedia]) -> list[MeasuredMedia]:
         """The media by their placeholders in `ids`; as they come where ids are expanded already.
@@ -321,7 +321,7 @@ class Family(ABC):
         """Of all of them, and of the pictures among them."""
         total = pictures = 0
         for medium in media:
-            size = sum(rule.stored_bytes(medium) for rule in self.rules_of(medium))
+            size = sum([rule.stored_bytes(medium) for rule in self.rules_of(medium)])
             total += size
             pictures += size if medium.ref.kind == "image" else 0
         return total, pictures

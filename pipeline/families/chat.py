@@ -176,7 +176,7 @@ class Chat:
     def untold(self, example: Example) -> str:
         """What a conversation says that the chat template would leave out in silence, in words; "": nothing."""
         if not example.tools and not any(
-            turn.tool_calls or turn.reasoning or turn.role in ("tool", "system") for turn in example.turns
+            [turn.tool_calls or turn.reasoning or turn.role in ("tool", "system") for turn in example.turns]
         ):
             return ""  # nearly all
         said = {

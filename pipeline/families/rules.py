@@ -139,8 +139,10 @@ class PatchImages(Patches, ImageRule):
         if "resized_height" in self.asked:
             size = self.as_asked(self.asked)
         else:
-            bounds = asked_bounds(self.asked, "pixels", self.min_pixels, self.max_pixels)
-            size = self.fitted(height, width, *bounds)
+            least, most = self.min_pixels, self.max_pixels
+            if self.asked:
+                least, most = asked_bounds(self.asked, "pixels", least, most)
+            size = self.fitted(height, width, least, most)
         return size, (1, size[0] // self.patch_size, size[1] // self.patch_size)
 
     def fitted(self, height: int, width: int, least: int, most: int) -> Size:

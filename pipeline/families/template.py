@@ -48,7 +48,7 @@ def _written_by(tokenizer: "PreTrainedTokenizerBase") -> Template:
 
     def direct(messages: list[dict[str, Any]], tools: Sequence[Any]) -> str:
         # Reasoning is known by several names, tools are checked, and no message at all is an error: transformers'.
-        if tools or not messages or any(message.keys() != _PLAIN for message in messages):
+        if tools or not messages or any([message.keys() != _PLAIN for message in messages]):
             return whole(messages, tools)
         text: str | None = slots.text(messages)
         return compiled.render(names, messages=messages) if text is None else text

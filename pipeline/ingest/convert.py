@@ -21,6 +21,8 @@ from .meta import Dataset
 NUM_FIRST_ROWS = 100  # that tell a format: enough for a set of which a few rows have pictures
 FIRST_BYTES = 16 << 20  # of them; rows with media in them are long, and the driver waits
 
+_JSON = json.JSONDecoder()
+
 logger = logging.getLogger(__name__)
 
 
@@ -31,7 +33,8 @@ def parse_row(line: bytes, line_number: int | str, max_bytes: int = MAX_ROW_BYTE
             reason="bad_row", detail=f"line {line_number}: {len(line)} bytes, above --max-row-bytes {max_bytes}"
         )
     try:
-        row = json.loads(line)
+        # json.loads asks first in which of five encodings bytes are; what begins so can be in UTF-8 alone.
+        row = _JSON.decode(line.decode("utf-8", "surrogatepass")) if line[:2] == b'{"' else json.loads(line)
     except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, a number of thousands of digits
         return Skip(reason="bad_row", detail=f"line {line_number}: broken JSON: {error}")
     if not isinstance(row, dict):

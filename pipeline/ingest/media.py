@@ -128,7 +128,7 @@ def _medium(entry: Any, kind: MediaKind, at: Steps) -> tuple[Any, str, Steps]:
 
 def _path(text: str, folders: MediaFolders) -> str | Skip:
     """Where a file is: a path, or a URI."""
-    scheme = SCHEME.match(text)
+    scheme = SCHEME.match(text) if "://" in text else None
     # Of stores, those that pyarrow knows: a row may not name just any host. A media_dir may be in any store.
     if scheme and scheme[1].lower() in SCHEMES:
         return text
@@ -161,7 +161,7 @@ def _found(path: str, folders: MediaFolders) -> str | Skip:
 
     Two files of that name are one too many: which of them is meant, only the user knows.
     """
-    if os.path.isabs(path):
+    if path.startswith("/"):
         return _bounded(path, folders.bounds, path)
     places = {located(path, folder): folder for folder in reversed(folders.search)}  # the first of two alike stays
     *others, first = places

@@ -80,6 +80,8 @@ class Dataset:
     def id_of(self, row: Mapping[str, Any]) -> str:
         """What a row calls itself; "" where it does not, or by something that is neither a text nor a number."""
         found = row.get(self.id_column)
+        if found is None:
+            return ""
         if isinstance(found, bool) or not isinstance(found, str | int | float):
             return ""
         return str(found) if is_unicode(str(found)) else ""

@@ -3,12 +3,14 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from ..families.base import Family, MediaRule
 from ..labels import AS_USUAL, TrainOn, mask_spans, spans_mask
+from ..media.limits import Limits, limits
 from ..records import AUDIO, IMAGE, VIDEO, Example, Form, Measured, MeasuredMedia, MediaError, MediaRef, Skip
 from ..runtime.work import timed
 from .media import measure_medium
@@ -24,19 +26,18 @@ def measure(
 ) -> list[Measured | Skip]:
     """Many at once: the tokenizer is fastest in batches. Media are probed first, so that bad rows are not tokenized.
 
-    `before` is told the index of each example before its media are opened. What has nothing to train on is a Skip,
-    unless it is not meant for that (`needs_target`): then nothing of it is.
+    `before` is told the index of an example before a decoder sees its media, which most pictures are measured without.
+    What has nothing to train on is a Skip, unless it is not meant for that (`needs_target`): then nothing of it is.
     """
     if train_on.reasoning == "drop":
         examples = [without_reasoning(example, family.chat) for example in examples]
     results: dict[int, Measured | Skip] = {}
     media: dict[int, tuple[MeasuredMedia, ...]] = {}
+    bounds = limits()
     with timed("probing media"):
         for index, example in enumerate(examples):
             refs = example.media
-            if refs:
-                before(index)
-            probed = _probe(refs, family)
+            probed = _probe(refs, family, bounds, partial(before, index)) if refs else ()
             if isinstance(probed, Skip):
                 results[index] = probed
             else:
@@ -47,8 +48,7 @@ def measure(
         measured = ids if isinstance(ids, Skip) else _measured(ids, found, examples[index], family, train_on)
         if isinstance(measured, Skip) and measured.reason == "no_target" and not needs_target:
             assert not isinstance(ids, Skip)
-            form: Form = "document" if examples[index].is_document else "chat"
-            measured = with_lengths(ids, np.zeros((0, 2), np.int32), found, family, form=form)
+            measured = with_lengths(ids, np.zeros((0, 2), np.int32), found, family, _form(examples[index]))
         results[index] = measured
     return [results[index] for index in range(len(examples))]
 
@@ -61,17 +61,22 @@ def _measured(
     targets = target_spans(ids, example, family.chat, train_on)
     if isinstance(targets, Skip):
         return targets
-    form: Form = "document" if example.is_document else "chat"
-    return with_lengths(ids, targets, media, family, form=form, loss=asked_loss(example))
+    return with_lengths(ids, targets, media, family, _form(example), asked_loss(example))
+
+
+def _form(example: Example) -> Form:
+    return "document" if example.is_document else "chat"
 
 
 def _not_written(ids: np.ndarray, media: Sequence[MeasuredMedia], family: Family) -> Skip | None:
     """Media that the chat template left out: some write those of user turns only."""
     if family.chat.expands_media or not media:
         return None
-    written = [kind for _, kind in family.chat.places(ids)]
-    for kind in {medium.ref.kind for medium in media}:
-        count = sum(medium.ref.kind == kind for medium in media)
+    written, given = [kind for _, kind in family.chat.places(ids)], [medium.ref.kind for medium in media]
+    if written == given:  # most
+        return None
+    for kind in set(given):
+        count = given.count(kind)
         if written.count(kind) != count:
             return Skip(
                 reason="bad_row",
@@ -82,27 +87,42 @@ def _not_written(ids: np.ndarray, media: Sequence[MeasuredMedia], family: Family
 
 
 def with_lengths(
-    ids: np.ndarray, targets: np.ndarray, media: tuple[MeasuredMedia, ...], family: Family, **said: Any
+    ids: np.ndarray,
+    targets: np.ndarray,
+    media: tuple[MeasuredMedia, ...],
+    family: Family,
+    form: Form = "chat",
+    loss: str = "",
 ) -> Measured:
     """Ids with one placeholder per medium (or, in family default, expanded already), and what they come to.
 
-    targets: which of the ids are trained on, as spans. said: form and loss of the example.
+    targets: which of the ids are trained on, as spans. form and loss: of the example.
     """
-    said["targets"] = targets
     if not media:
-        return Measured(ids=ids, media=(), tokens=len(ids) - 1, visual_tokens=0, media_bytes=0, **said)
+        return Measured(
+            ids=ids,
+            targets=targets,
+            media=(),
+            tokens=len(ids) - 1,
+            visual_tokens=0,
+            media_bytes=0,
+            form=form,
+            loss=loss,
+        )
     counts = _plain_counts(media, family) or _counts(ids, media, family)
     media_bytes, picture_bytes = family.stored_bytes(media)
     # Each placeholder gives way to its tokens, and the shift takes one: 10 ids, 1 image of 64 -> 10 - 1 + 64 - 1 = 72.
     return Measured(
         ids=ids,
+        targets=targets,
         media=media,
         tokens=len(ids) + counts.more - 1,
         visual_tokens=counts.visual,
         audio_tokens=counts.audio,
         media_bytes=media_bytes,
         picture_bytes=picture_bytes,
-        **said,
+        form=form,
+        loss=loss,
     )
 
 
@@ -195,12 +215,14 @@ def shrunk(whole: Measured, level: int, family: Family) -> Measured | None:
     return with_lengths(whole.ids, whole.targets, media, family, form=whole.form, loss=whole.loss)
 
 
-def _probe(refs: Sequence[MediaRef], family: Family) -> tuple[MeasuredMedia, ...] | Skip:
+def _probe(
+    refs: Sequence[MediaRef], family: Family, bounds: Limits, before: Callable[[], None]
+) -> tuple[MeasuredMedia, ...] | Skip:
     for ref in refs:  # before any file is opened
-        if ref.kind not in family.takes:
+        if ref.kind not in family.rules:
             return Skip(reason=f"{ref.kind}_unsupported", detail=family.refusal(ref.kind))
-    num_images = sum(ref.kind == "image" for ref in refs)
+    num_images = [ref.kind for ref in refs].count("image")
     try:
-        return tuple(measure_medium(ref, family, num_images) for ref in refs)
+        return tuple([measure_medium(ref, family, num_images, bounds, before) for ref in refs])
     except MediaError as error:
         return error.skip

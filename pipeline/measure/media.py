@@ -1,25 +1,35 @@
 """MediaRef -> MeasuredMedia: what a header says, and what the family's rules make of it."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ..errors import UserError
 from ..families.base import Family, ImageRule, MediaRule, SoundRule, VideoRule
 from ..media.audio import count_samples, has_audio
 from ..media.image import image_size, size_by_header
-from ..media.limits import limits
+from ..media.limits import Limits, limits
 from ..media.stamp import Stamped, stamped
 from ..media.video import VideoFacts, video_facts
 from ..records import NO_WISHES, MeasuredMedia, MediaError, MediaRef
 
 
-def measure_medium(ref: MediaRef, family: Family, num_images: int = 1) -> MeasuredMedia:
-    """`num_images`: of the conversation. Raises MediaError where the medium cannot be used."""
+def measure_medium(
+    ref: MediaRef,
+    family: Family,
+    num_images: int = 1,
+    bounds: Limits | None = None,
+    before: Callable[[], None] = lambda: None,
+) -> MeasuredMedia:
+    """`num_images`: of the conversation; `bounds`: what `limits` gives, where many are measured; `before`: is called
+    before a decoder sees the medium. Raises MediaError where it cannot be used."""
     found = stamped(ref)  # before it is read: if it changes meanwhile, that is noticed later
     rule = family.rules.get(ref.kind)
-    if rule is not None and ref.wishes != NO_WISHES:
+    if rule is not None and ref.wishes is not NO_WISHES and ref.wishes != NO_WISHES:
         rule = _wished(ref, rule, ref.wishes.given, family)
     if isinstance(rule, ImageRule):
-        return _measure_image(ref, rule, num_images, found)
+        return _measure_image(ref, rule, num_images, found, bounds or limits(), before)
+    before()
     if isinstance(rule, VideoRule):
         return _measure_video(ref, rule, found.stamp)
     if isinstance(rule, SoundRule):
@@ -44,10 +54,14 @@ def _refusal(ref: MediaRef, error: ValueError) -> Exception:
     return error if isinstance(error, UserError) else MediaError("bad_media", f"{ref.path}: {error}")
 
 
-def _measure_image(ref: MediaRef, rule: ImageRule, num_images: int, found: Stamped) -> MeasuredMedia:
-    bounds = limits()
+def _measure_image(
+    ref: MediaRef, rule: ImageRule, num_images: int, found: Stamped, bounds: Limits, before: Callable[[], None]
+) -> MeasuredMedia:
     told = size_by_header(found.beginning, bounds) if found.size <= bounds.max_media_bytes else None
-    height, width = told or image_size(ref)
+    if told is None:
+        before()
+        told = image_size(ref)
+    height, width = told
     try:
         size, grid = rule.shape(height, width, num_images)
     except ValueError as error:

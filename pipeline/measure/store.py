@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from json.encoder import encode_basestring
+from math import isfinite
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -27,6 +29,8 @@ from ..runtime.storage import Place, write_whole
 from ..runtime.stretches import Stretch, read_stretches
 from ..runtime.tables import open_arrow, write_arrow
 
+_INT32 = np.dtype("<i4")
+_CRC32 = struct.Struct("<I")
 # A row: crc32 of what follows, its number, how many ids, how many numbers of targets, bytes of JSON; then these three.
 _HEAD = struct.Struct("<IqIII")
 _NO_MEDIA = b'"media":[]}'  # how the JSON of a row ends that has none: see `_packed`
@@ -43,7 +47,9 @@ _OF_MEASURED = (
     "loss",
 )  # fields of Measured that are kept as JSON
 _NAMES = (*_OF_REF, "files", *_OF_MEDIUM)  # of a medium in JSON
-_of_ref, _of_medium, _of_measured = (attrgetter(*names) for names in (_OF_REF, _OF_MEDIUM, _OF_MEASURED))
+_of_ref, _of_medium, _of_measured = (attrgetter(*names) for names in ((*_OF_REF, "frames"), _OF_MEDIUM, _OF_MEASURED))
+_MEDIUM = "{" + ",".join(f'"{name}":%s' for name in _NAMES) + "}"
+_MEASURED = "{" + ",".join(f'"{name}":%s' for name in _OF_MEASURED) + ',"media":[%s]}'
 SCHEMA = pa.schema(
     [
         ("row", pa.int64()),
@@ -76,17 +82,18 @@ def rows_beside(path: Place) -> Place:
 
 def write_measured(path: Place, numbers: Sequence[int], ids: Sequence[str], results: Sequence[Measured | Skip]) -> None:
     """`ids`: what each row calls itself. The index is last: its existence means that the part is measured."""
-    sizes = np.zeros(len(results), dtype=np.int64)
+    rows = [
+        _packed(number, result) if isinstance(result, Measured) else b""
+        for number, result in zip(numbers, results, strict=True)
+    ]
     with write_whole(rows_beside(path), durable=False) as file:  # each row has a checksum
-        for line, (number, result) in enumerate(zip(numbers, results, strict=True)):
-            if isinstance(result, Measured):
-                sizes[line] = file.write(_packed(number, result))
-    good = [result if isinstance(result, Measured) else None for result in results]
+        file.write(b"".join(rows))
+    sizes = np.array(list(map(len, rows)), dtype=np.int64)
     skips = [result if isinstance(result, Skip) else None for result in results]
     columns: dict[str, Any] = {
         "row": numbers,
         **{
-            name: [getattr(result, name) if result else 0 for result in good]
+            name: [getattr(result, name) if isinstance(result, Measured) else 0 for result in results]
             for name in ("tokens", "visual_tokens", "audio_tokens", "media_bytes", "picture_bytes")
         },
         **{name: [getattr(skip, name) if skip else "" for skip in skips] for name in ("reason", "detail")},
@@ -98,16 +105,27 @@ def write_measured(path: Place, numbers: Sequence[int], ids: Sequence[str], resu
 
 
 def _packed(number: int, measured: Measured) -> bytes:
-    media = [
-        dict(zip(_NAMES, (*_of_ref(medium.ref), medium.ref.frames, *_of_medium(medium)), strict=True))
-        for medium in measured.media
-    ]
-    values = dict(zip(_OF_MEASURED, _of_measured(measured), strict=True)) | {"media": media}
-    text = _as_json(values).encode(errors="surrogatepass")
-    ids, targets = measured.ids.astype("<i4", copy=False), measured.targets.astype("<i4", copy=False)
-    content = b"".join([ids.tobytes(), targets.tobytes(), text])
-    rest = _HEAD.pack(0, number, ids.size, targets.size, len(text))[4:] + content
-    return struct.pack("<I", zlib.crc32(rest)) + rest
+    """A row as bytes: see `_HEAD`."""
+    media = [_MEDIUM % _all_written((*_of_ref(each.ref), *_of_medium(each))) for each in measured.media]
+    text = (_MEASURED % (*_all_written(_of_measured(measured)), ",".join(media))).encode(errors="surrogatepass")
+    ids, targets = measured.ids.astype(_INT32, copy=False), measured.targets.astype(_INT32, copy=False)
+    head = _HEAD.pack(0, number, ids.size, targets.size, len(text))
+    rest = b"".join([head[_CRC32.size :], ids.tobytes(), targets.tobytes(), text])
+    return _CRC32.pack(zlib.crc32(rest)) + rest
+
+
+def _all_written(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Each as `_as_json` writes it, once it is formatted by %s: the values of a row in a third of the time."""
+    return tuple([value if type(value) is int else _written(value) for value in values])
+
+
+def _written(value: Any) -> str:
+    kind = type(value)
+    if kind is str:
+        return encode_basestring(value)
+    if kind is tuple:
+        return f"[{','.join(map(str, _all_written(value)))}]" if value else "[]"
+    return repr(value) if kind is float and isfinite(value) else _as_json(value)
 
 
 def _plain(value: Any) -> Any:

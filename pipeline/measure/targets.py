@@ -43,17 +43,17 @@ def target_spans(ids: np.ndarray, example: Example, chat: Chat, train_on: TrainO
             detail=f"the chat template writes {len(spans)} assistant turns of {len(answers)}; which is which is not "
             "told: join turns of the assistant that follow each other",
         )
-    chosen = [is_trained(number, len(answers), asked, train_on) for number in range(len(answers))]
-    if not any(turn.says_something for turn, is_chosen in zip(answers, chosen, strict=True) if is_chosen):
+    trained = [number for number in range(len(answers)) if is_trained(number, len(answers), asked, train_on)]
+    if not any([answers[number].says_something for number in trained]):
         return Skip(reason="no_target", detail="no assistant turn that is trained on says anything")
-    targets = [span for span, is_chosen in zip(spans, chosen, strict=True) if is_chosen]
-    with_media = any(not isinstance(part, str) for turn in answers for part in turn.parts)
+    targets = [spans[number] for number in trained]
+    with_media = not all([isinstance(part, str) for turn in answers for part in turn.parts])
     if train_on == AS_USUAL and not with_media and _are_apart(targets):  # nearly all
         return _some(np.array(targets, dtype=np.int32), "nothing is said")
     if train_on.turns == "all":
         mask = _without_media(ids, chat)
-        for (start, stop), is_chosen in zip(spans, chosen, strict=True):
-            mask[start:stop] &= is_chosen
+        for number, (start, stop) in enumerate(spans):
+            mask[start:stop] &= number in trained
     else:
         mask = spans_mask(targets, len(ids))
         if with_media:

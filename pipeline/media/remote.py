@@ -28,8 +28,10 @@ _TRY_LATER = (408, 429)  # of the 4xx statuses, these say nothing about the file
 
 def located(path: str, media_dir: str) -> str:
     """Where a medium is that a row names. A store's query (endpoint_override=…) stays at the end."""
-    if is_uri(path) or os.path.isabs(path) or not is_uri(media_dir):
-        return path if is_uri(path) else os.path.join(media_dir, path)
+    if path.startswith("/") or is_uri(path):
+        return path
+    if not is_uri(media_dir):
+        return os.path.join(media_dir, path)
     if is_stored(media_dir):
         return text_of(place(media_dir) / path)
     folder, mark, query = media_dir.partition("?")

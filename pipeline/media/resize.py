@@ -49,7 +49,7 @@ def _within(
     Whether an area is within the bounds goes by the frames in whole temporal patches, how far to scale by the others:
     so transformers has it.
     """
-    new_height, new_width = (round(side / factor) * factor for side in (height, width))
+    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
     if counted_frames * new_height * new_width > high:
         shrink = math.sqrt((num_frames * height * width) / high)
         new_height, new_width = (max(factor, math.floor(side / shrink / factor) * factor) for side in (height, width))
@@ -60,7 +60,7 @@ def _within(
 
 
 def _check_aspect_ratio(height: int, width: int) -> None:
-    ratio = max(height, width) / min(height, width)
+    ratio = height / width if height > width else width / height
     if ratio > MAX_ASPECT_RATIO:
         raise ValueError(
             f"aspect ratio {ratio:.0f}:1 is above {MAX_ASPECT_RATIO}:1 ({width}x{height}); crop the picture"

@@ -37,10 +37,13 @@ def stamped(ref: MediaRef) -> Stamped:
     try:
         if is_stored(files[0]):
             return Stamped(_tagged(files))
-        found = [read_ends(file, BEGINNING, END) for file in files]
+        if len(files) == 1:  # nearly all: without lists of one
+            status, first, last = read_ends(files[0], BEGINNING, END)
+            size = status.st_size
+            return Stamped(f"{size} {status.st_mtime_ns} {_digest(first[:END] + last)}", size, first)
+        found = [read_ends(file, END, END) for file in files]
         size, time = _status([status for status, _, _ in found])
-        stamp = f"{size} {time} {_digest(found)}"
-        return Stamped(stamp, size, found[0][1]) if len(found) == 1 else Stamped(stamp)
+        return Stamped(f"{size} {time} {_digest(_ends(found))}")
     except Unreachable:
         raise
     except OSError as error:
@@ -61,7 +64,7 @@ def is_changed(ref: MediaRef, stamp: str) -> bool:
             return _tagged(files) != stamp
         now = _status([os.stat(file) for file in files])
         return now[0] != int(size) or (
-            now[1] != int(time) and _digest([read_ends(file, END, END) for file in files]) != ends
+            now[1] != int(time) and _digest(_ends([read_ends(file, END, END) for file in files])) != ends
         )
     except Unreachable:
         raise
@@ -99,5 +102,9 @@ def _status(found: Sequence[os.stat_result]) -> tuple[int, int]:
     return sum(status.st_size for status in found), max(status.st_mtime_ns for status in found)
 
 
-def _digest(found: Sequence[tuple[os.stat_result, bytes, bytes]]) -> str:
-    return hashlib.sha256(b"".join(end for _, first, last in found for end in (first[:END], last))).hexdigest()[:16]
+def _ends(found: Sequence[tuple[os.stat_result, bytes, bytes]]) -> bytes:
+    return b"".join([first + last for _, first, last in found])
+
+
+def _digest(ends: bytes) -> str:
+    return hashlib.sha256(ends).hexdigest()[:16]

@@ -101,15 +101,21 @@ def tar_header(pack: int, member: str, size: int) -> bytes:
     """As tarfile writes it, which takes 15 times as long: only number, size and the sum of all bytes differ."""
     if size > MAX_SIZE or pack > MAX_PACK:
         return _tar_header(f"{pack_key(pack)}.{member}", size)
-    head, middle, tail, total = _header_of(member)
-    key, octal = pack_key(pack).encode(), b"%011o" % size
-    return b"".join([key, head, octal, middle, b"%06o\0 " % (total + sum(key) + sum(octal)), tail])
+    (head, middle, tail, total), (key, of_key), octal = _header_of(member), _key_of(pack), b"%011o" % size
+    return b"".join([key, head, octal, middle, b"%06o\0 " % (total + of_key + sum(octal)), tail])
 
 
 def _tar_header(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, 0o444
     return info.tobuf(format=tarfile.USTAR_FORMAT)
+
+
+@lru_cache(maxsize=4)  # a pack has one for all its members
+def _key_of(pack: int) -> tuple[bytes, int]:
+    """And the sum of its bytes."""
+    key = pack_key(pack).encode()
+    return key, sum(key)
 
 
 @lru_cache(maxsize=256)

@@ -319,7 +319,8 @@ def test_tags_of_the_system_turn_are_text() -> None:
 
 
 def test_lookalikes_are_text() -> None:
-    assert parts(convert(row("< image> <images> <img> <image", "x"), PLAIN))[0] == ("< image> <images> <img> <image",)
+    for text in ("< image> <images> <img> <image", "<v\u0131deo>", "<\u0130mage>"):  # an i without a dot, an I with one
+        assert parts(convert(row(text, "x"), PLAIN))[0] == (text,)
 
 
 def test_lenient_surplus_tags_stay_as_text() -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from helpers import picture
+from PIL import ExifTags, Image
 
 from neatpack.pipeline.measure.length import expansions, measure, shrunk, truncated
 from neatpack.pipeline.records import Example, Measured, MeasuredMedia, MediaRef, Skip, Turn
@@ -60,13 +61,27 @@ def test_bytes_of_pictures_are_told_apart(demo_family):
 def test_results_keep_their_places_around_a_skip(demo_family, image):
     missing = MediaRef(kind="image", path="/nowhere/a.png")
     sound = MediaRef(kind="audio", path="/nowhere/a.wav")
-    opened: list[int] = []
+    seen: list[int] = []
     examples = [talk(("A",), ("B",)), talk((missing, "A"), ("B",)), talk((sound,), ("B",)), talk((image,), ("B",))]
-    results = measure(examples, demo_family, opened.append)
+    results = measure(examples, demo_family, seen.append)
     assert [result.reason if isinstance(result, Skip) else "" for result in results] == [
         "", "missing_media", "audio_unsupported", "",
     ]  # fmt: skip
-    assert opened == [1, 2, 3], "told before the media of an example are opened"
+    assert seen == [1, 3], "told before a decoder sees the media of an example; the sound is not even opened"
+
+
+def test_a_plain_jpeg_is_measured_without_a_decoder(demo_family, tmp_path):
+    """The journal has a row on disk before a decoder may crash at it, and not else."""
+    turned_by_exif = Image.Exif()
+    turned_by_exif[ExifTags.Base.Orientation] = 6
+    plain, turned = (
+        MediaRef(kind="image", path=str(picture(tmp_path / name, 56, 112, **more)))
+        for name, more in (("a.jpg", {}), ("b.jpg", {"exif": turned_by_exif}))
+    )
+    seen: list[int] = []
+    results = measure([talk((each, "A"), ("B",)) for each in (plain, turned)], demo_family, seen.append)
+    assert [result.media[0].grid for result in results] == [(1, 4, 8), (1, 8, 4)]
+    assert seen == [1], "EXIF is Pillow's"
 
 
 def test_truncation_ends_outside_a_medium(demo_family, image):

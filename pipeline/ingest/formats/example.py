@@ -1,7 +1,7 @@
 """What a row says -> an Example: media looked up, each in its place, or a Skip with the reason."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,10 @@ from ..dialect import Dialect
 from .parts import KINDS, is_bare, kind_of, media_part, plain, reference, text_part, unknown_in, unknown_key
 from .said import Named, Said, bad_row
 
-_PLACEHOLDER = re.compile(r"(<image>|<video>|<audio>)", re.IGNORECASE)
+# ASCII: without it "<v\u0131deo>" is one, too, for a dotless i is an I in upper case.
+_PLACEHOLDER = re.compile(r"(<image>|<video>|<audio>)", re.IGNORECASE | re.ASCII)
+_TAGS = {f"<{kind}>": kind for kind in KINDS}
+_NONE: Iterator[MediaRef] = iter(())
 TAGGED = ("user", "document")  # roles in whose text tags stand for media; elsewhere they are text
 
 
@@ -24,28 +27,31 @@ def example_of(said: Said, dialect: Dialect) -> Example | Skip:
     Where the content of a turn is a list of parts, all text is taken as it is, and the parts, not tags, say where media
     go.
     """
-    if any(isinstance(turn.content, list) for turn in said.turns):
+    if any([isinstance(turn.content, list) for turn in said.turns]):
         return in_parts(said, dialect)
     return _unknown_in_turns(said) or _tagged(said, dialect)
 
 
 def _unknown_in_turns(said: Said) -> Skip | None:
-    return next((unknown_key(turn.label, turn.unknown[0]) for turn in said.turns if turn.unknown), None)
+    for turn in said.turns:
+        if turn.unknown:
+            return unknown_key(turn.label, turn.unknown[0])
+    return None
 
 
 def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
-    media: dict[MediaKind, list[MediaRef]] = {kind: [] for kind in KINDS}
-    for kind, named in said.media.items():
-        for one in named:
+    media: dict[MediaKind, list[MediaRef]] = {}
+    for kind in KINDS if said.media else ():
+        for one in said.media.get(kind, ()):
             ref = reference(one.entry, {}, kind, one.column, dialect.folders, one.at)
             if isinstance(ref, Skip):
                 return ref
-            media[kind].append(ref)
+            media.setdefault(kind, []).append(ref)
     texts = " ".join([str(turn.content) for turn in said.turns if turn.role in TAGGED])
-    tags = [tag.lower().strip("<>") for tag in _PLACEHOLDER.findall(texts)] if "<" in texts else []
+    tags = [_TAGS[tag.lower()] for tag in _PLACEHOLDER.findall(texts)] if "<" in texts else []
     surplus: list[MediaRef] = []
-    for kind, refs in media.items():
-        count = tags.count(kind)
+    for kind in KINDS if tags or media else ():
+        count, refs = tags.count(kind), media.get(kind, [])
         if count != len(refs) and not dialect.lenient and not (said.media_first and not count):
             return Skip(
                 reason="bad_placeholders",
@@ -146,23 +152,16 @@ def _shared(said: Said, items: list[Any], dialect: Dialect, *, surplus_matters: 
 def _finished(
     said: Said, contents: list[tuple[str | MediaRef, ...]], surplus: list[MediaRef], dialect: Dialect
 ) -> Example | Skip:
-    first = next((number for number, turn in enumerate(said.turns) if turn.role in TAGGED), None)
-    if surplus and first is not None:
+    first = next((number for number, turn in enumerate(said.turns) if turn.role in TAGGED), None) if surplus else None
+    if first is not None:
         contents[first] = (*surplus, *contents[first])
     turns = tuple(
         [
-            Turn(
-                role=turn.role,
-                parts=parts,
-                loss=turn.loss,
-                reasoning=turn.reasoning,
-                tool_calls=turn.tool_calls,
-                name=turn.name,
-                call_id=turn.call_id,
-            )
+            Turn(role=turn.role, parts=parts, loss=turn.loss, reasoning=turn.reasoning, tool_calls=turn.tool_calls,
+                 name=turn.name, call_id=turn.call_id)
             for turn, parts in zip(said.turns, contents, strict=True)
         ]
-    )
+    )  # fmt: skip
     if dialect.needs_target and (problem := _no_target(turns)):
         return Skip(reason="no_target", detail=problem)
     if surplus and first is None:
@@ -182,19 +181,18 @@ def _no_target(turns: tuple[Turn, ...]) -> str:
     return "no assistant turn that is trained on has text, reasoning or tool calls"
 
 
-def _cut(text: str, waiting: dict[MediaKind, Iterator[MediaRef]], *, strip: bool) -> tuple[str | MediaRef, ...]:
+def _cut(text: str, waiting: Mapping[MediaKind, Iterator[MediaRef]], *, strip: bool) -> tuple[str | MediaRef, ...]:
     """Pieces of text and media in order: "<image>\\nWho?" -> (image, "Who?")."""
     if "<" not in text:  # as nearly all are, but for the first
         return (text.strip() if strip else text,)
     parts: list[str | MediaRef] = []
-    literal = ""  # text so far, with placeholders that no medium is left for
-    for piece in _PLACEHOLDER.split(text):
-        medium = next(waiting[piece.lower().strip("<>")], None) if _PLACEHOLDER.fullmatch(piece) else None  # type: ignore[index]
+    literal, *rest = _PLACEHOLDER.split(text)  # so far, with placeholders that no medium is left for
+    for tag, piece in zip(rest[::2], rest[1::2], strict=True):
+        medium = next(waiting.get(_TAGS[tag.lower()], _NONE), None)
         if medium is None:
-            literal += piece
+            literal += tag + piece
             continue
         parts += [literal.strip() if strip else literal, medium]
-        literal = ""
+        literal = piece
     parts.append(literal.strip() if strip else literal)
-    kept = tuple(part for part in parts if part != "")
-    return kept or ("",)
+    return tuple(filter(None, parts)) or ("",)

@@ -43,7 +43,7 @@ def read(row: Row, dialect: Dialect) -> Said | Skip:
     tools = tools_of(row, dialect.columns.tools)
     if isinstance(tools, Skip):
         return tools
-    return Said(turns=(*system, *turns), media=media_of(row, dialect.columns), tools=tools)
+    return Said((*system, *turns), media_of(row, dialect.columns), tools)
 
 
 def system_of(row: Row, dialect: Dialect) -> tuple[Spoken, ...] | Skip:
@@ -69,6 +69,7 @@ class _Names:
 
     tags: Tags
     roles: dict[str, Role]
+    plain: frozenset[str]  # keys of a turn that says nothing beside its role and content
     ignored: frozenset[str]
     known: frozenset[str]
 
@@ -81,15 +82,20 @@ def _names(tags: Tags, ignore_keys: tuple[str, ...]) -> _Names:
     return _Names(
         tags=tags,
         roles={**named, **others},
+        plain=frozenset(own),
         ignored=frozenset(ignore_keys).difference(own),
         known=frozenset((*own, *HONOURED)),
     )
 
 
 def _turn(message: Any, number: int, column: str, names: _Names) -> Spoken | Skip:
+    tags, roles = names.tags, names.roles
+    if type(message) is dict and message.keys() == names.plain:  # nearly all: nothing is to be left out or looked up
+        tag, content = message[tags.role_tag], message[tags.content_tag]
+        if type(content) is str and type(tag) is str and tag in roles and is_unicode(content):
+            return Spoken(roles[tag], content, (column, number, tags.content_tag), f"turn {number}")
     if not isinstance(message, Mapping):
         return bad_row(f"turn {number} is a JSON {json_name(message)}; expected an object")
-    tags, roles = names.tags, names.roles
     turn = {key: value for key, value in message.items() if value is not None and key not in names.ignored}
     tag, content = turn.get(tags.role_tag), turn.get(tags.content_tag)
     role = roles.get(tag) if isinstance(tag, str) else None

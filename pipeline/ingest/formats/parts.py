@@ -125,6 +125,8 @@ def reference(
     given: Any, asked: Mapping[str, Any], kind: MediaKind, column: str, folders: MediaFolders, at: Steps
 ) -> MediaRef | Skip:
     """A medium of a column or a part, also one that a program holds; `asked` is what a part says beside it."""
+    if type(given) is str:  # nearly all
+        return media_reference(given, kind, column, folders, at, asked)
     if isinstance(given, Mapping) and kind == "audio" and given.get("array") is not None and "bytes" not in given:
         if given.get("sampling_rate") is None:
             return bad_row("a sound with array but without sampling_rate")

@@ -5,7 +5,8 @@ format goes where the row goes.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...records import MediaKind, Role, Skip
@@ -26,9 +27,9 @@ ALSO = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Named:
-    """A medium as a row names it, and where in the row."""
+class Named(NamedTuple):
+    """A medium as a row names it, and where in the row. A tuple, like all that is made of every row here: it takes a
+    quarter of a frozen dataclass' time."""
 
     entry: Any
     column: str
@@ -36,10 +37,7 @@ class Named:
 
 
 class Spoken(NamedTuple):
-    """A turn. Content is a text, in which tags stand for media, or a list of parts.
-
-    A tuple, which is made in a quarter of a frozen dataclass' time: every turn of every row is one.
-    """
+    """A turn. Content is a text, in which tags stand for media, or a list of parts."""
 
     role: Role
     content: str | list[Any]
@@ -59,10 +57,9 @@ class Spoken(NamedTuple):
         return {name: value for name, value in said.items() if value}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
+class Said(NamedTuple):
     turns: tuple[Spoken, ...]
-    media: Mapping[MediaKind, tuple[Named, ...]] = field(default_factory=dict)
+    media: Mapping[MediaKind, tuple[Named, ...]] = MappingProxyType({})
     tools: tuple[Any, ...] = ()
     media_first: bool = False  # where no tag of their kind says where media go, they go before the first user text
 
@@ -88,15 +85,22 @@ def bad_row(detail: str) -> Skip:
 
 def column_of(row: Row, name: str) -> str:
     """The name under which the row has a column."""
-    for each in (name, *ALSO.get(name, ())):
-        if row.get(each) is not None:
-            return each
+    if row.get(name) is None:
+        for other in ALSO.get(name, ()):
+            if other in row and row[other] is not None:
+                return other
     return name
 
 
 def media_of(row: Row, columns: Columns) -> dict[MediaKind, tuple[Named, ...]]:
-    """By kind; a column is a list, one entry, null or absent. A sound as (samples, rate) is one entry."""
-    return {kind: named(row, column_of(row, getattr(columns, field))) for field, kind in MEDIA_COLUMNS.items()}
+    """By kind, of those that it has; a column is a list, one entry, null or absent. A sound as (samples, rate) is one
+    entry."""
+    found: dict[MediaKind, tuple[Named, ...]] = {}
+    for field, kind in MEDIA_COLUMNS.items():
+        column = column_of(row, getattr(columns, field))
+        if column in row:
+            found[kind] = named(row, column)
+    return found
 
 
 def named(row: Row, column: str) -> tuple[Named, ...]:
@@ -104,8 +108,8 @@ def named(row: Row, column: str) -> tuple[Named, ...]:
     if value is None:
         return ()
     if isinstance(value, list):
-        return tuple(Named(entry=entry, column=column, at=(column, at)) for at, entry in enumerate(value))
-    return (Named(entry=value, column=column, at=(column,)),)
+        return tuple([Named(entry, column, (column, at)) for at, entry in enumerate(value)])
+    return (Named(value, column, (column,)),)
 
 
 def text_of(row: Row, column: str) -> str | Skip:
