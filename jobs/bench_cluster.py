@@ -46,7 +46,8 @@ from neatpack.pipeline.ingest.written import write_data
 from neatpack.pipeline.inputs import inputs_of, read_rows
 from neatpack.pipeline.measure.part import measure_part
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime.engine import Call, Done, Engine, Outcome, RayEngine, Waiting, engine
+from neatpack.pipeline.runtime.calls import Call, Done, Outcome, Waiting
+from neatpack.pipeline.runtime.engine import Engine, RayEngine, engine
 from neatpack.pipeline.runtime.progress import LOADING, STARTING, STOPPING, Progress
 from neatpack.pipeline.runtime.work import Work
 from neatpack.pipeline.shard.pieces import join_task, write_shards

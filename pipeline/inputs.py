@@ -20,7 +20,8 @@ from .ingest.meta import Dataset
 from .ingest.written import SplitRows
 from .plan.assign import reserved
 from .planned import Inputs
-from .runtime.engine import Call, Engine
+from .runtime.calls import Call
+from .runtime.engine import Engine
 from .runtime.progress import READING
 from .runtime.storage import Place, place
 from .shard.pixels import pixels_for

@@ -18,7 +18,8 @@ from .families.hub import check_processor
 from .finished import FILE as FINISHED, Seen, finished, leave_record, seen_by
 from .ingest.meta import Dataset, read_meta
 from .manifest import Manifest
-from .runtime.engine import Call, engine
+from .runtime.calls import Call
+from .runtime.engine import engine
 from .runtime.lock import locked
 from .runtime.progress import FILE as TIMING, LOADING, SPLITTING, Progress
 from .runtime.storage import Place, place

@@ -25,7 +25,8 @@ from .media.remote import DOWNLOADS
 from .plan.files import write_paths
 from .planned import Inputs, Planned
 from .planning import keep, mended, planned_of
-from .runtime.engine import Call, Engine
+from .runtime.calls import Call
+from .runtime.engine import Engine
 from .runtime.progress import CHECKING, COMMITTING, MEASURING, PLANNING, RENDERING, RENDERING_AGAIN
 from .runtime.storage import Place, remove, sizes_in, text_of
 from .shard.commit import commit

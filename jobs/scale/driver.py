@@ -28,7 +28,8 @@ from neatpack.pipeline.measure.store import MeasuredPart
 from neatpack.pipeline.plan.files import read_shard
 from neatpack.pipeline.planned import Planned
 from neatpack.pipeline.planning import planned_of
-from neatpack.pipeline.runtime.engine import Arguments, Call, Engine, Outcome, Waiting, _outcome
+from neatpack.pipeline.runtime.calls import Arguments, Call, Outcome, Waiting, outcome_of
+from neatpack.pipeline.runtime.engine import Engine
 from neatpack.pipeline.runtime.logs import ROOT
 from neatpack.pipeline.runtime.tables import write_arrow
 from neatpack.pipeline.shard.codec import member_names
@@ -73,7 +74,7 @@ class Children(Engine):
 
 def _measured(function: Callable[..., Result], arguments: Arguments) -> tuple[Outcome[Result], float, int]:
     started = time.process_time()
-    outcome = _outcome(function, arguments, logging.getLogger(ROOT).getEffectiveLevel())
+    outcome = outcome_of(function, arguments, logging.getLogger(ROOT).getEffectiveLevel())
     return outcome, time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 
 

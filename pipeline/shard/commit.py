@@ -20,7 +20,8 @@ from ..identity import Identity
 from ..manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels, ShardEntry, Shards
 from ..planned import Planned
 from ..records import REASONS
-from ..runtime.engine import Call, Engine
+from ..runtime.calls import Call
+from ..runtime.engine import Engine
 from ..runtime.faults import sentence
 from ..runtime.objects import Remote
 from ..runtime.storage import Hashed, Place, read_json, remove, remove_parts, write_json, write_whole

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ..manifest import FETCHED, INDEX, MEDIA, IndexFile
 from ..media.remote import Fetched
-from ..runtime.engine import Call
+from ..runtime.calls import Call
 from ..runtime.storage import Place
 from ..runtime.tables import ROW_GROUP, column_sum, parquet_groups, read_arrow, write_arrow, write_parquet
 from .index import SCHEMA, write_places

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from ..config import UserError, fingerprint
 from ..plan.cost import pack_seconds
 from ..plan.files import read_shard
-from ..runtime.engine import Call, Engine
+from ..runtime.calls import Call
+from ..runtime.engine import Engine
 from ..runtime.even import even_ends
 from ..runtime.journal import journal
 from ..runtime.storage import Counted, Hashed, Place, append, sizes_in, write_whole

@@ -10,7 +10,8 @@ import pytest
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.records import MediaError
-from neatpack.pipeline.runtime.engine import Call, Engine, RayEngine, TaskTraceback, Waiting, engine
+from neatpack.pipeline.runtime.calls import Call, TaskTraceback, Waiting
+from neatpack.pipeline.runtime.engine import Engine, RayEngine, engine
 
 # Tasks are functions inside functions: Ray sends those by value, so that its workers need not import this file.
 

@@ -6,12 +6,13 @@ import pickle
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray.exceptions
 
-from neatpack.pipeline.runtime.engine import RayEngine, engine
+from neatpack.pipeline.runtime.engine import RayEngine, _head_of, engine
 from neatpack.pipeline.runtime.faults import HeadLost, MachineError, naming, of_ray, of_workers, sentence
 from neatpack.pipeline.runtime.storage import write_json
 
@@ -158,6 +159,15 @@ def test_a_head_that_is_lost_ends_the_run_in_words(monkeypatch: pytest.MonkeyPat
         with pytest.raises(HeadLost, match=f"^the head of Ray at {address} does not answer any more; look why it "):
             RayEngine({}, waits, 1, head=address).run(print, [(1,), (2,)], title="x")
     assert waits._left <= 0 and waits.cancelled == []
+
+
+def test_a_head_that_never_answered_is_not_looked_for() -> None:
+    """As where Ray's client leads into a network of its own: the address in there tells nothing out here."""
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        ray = SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(gcs_address=address))
+        assert _head_of(ray) == address
+    assert _head_of(ray) == ""
 
 
 @pytest.fixture
