@@ -14,7 +14,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
@@ -204,6 +204,18 @@ def sizes_in(folder: Place) -> dict[str, int]:
             return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
     except FileNotFoundError:
         return {}
+
+
+def sizes_of(folder: Place, names: Iterable[str]) -> dict[str, int]:
+    """Bytes of these files of a folder, of those that are there. On disk each is asked for: the others may be many."""
+    if isinstance(folder, Remote):
+        there = folder.sizes()
+        return {name: there[name] for name in names if name in there}
+    found = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            found[name] = os.stat(os.path.join(folder, name)).st_size
+    return found
 
 
 def read_json(path: Place) -> Any:

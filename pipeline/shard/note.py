@@ -114,14 +114,27 @@ class DatasetSums(NamedTuple):
     num_audios: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ShardDone:
-    """What the driver needs to know of a shard."""
+class ShardDone(NamedTuple):
+    """What the driver needs to know of a shard. A tuple: there may be 100,000, and it unpickles each of them."""
 
-    entry: ShardEntry
+    name: str
+    bytes: int
+    sha256: str
+    first_pack: int
+    num_packs: int
     num_lost: int
     num_changed: int  # of which such that are measured again
     changed_parts: tuple[int, ...]  # of the token store, in which these are
+
+    @property
+    def entry(self) -> ShardEntry:
+        return ShardEntry(
+            name=self.name,
+            bytes=self.bytes,
+            sha256=self.sha256,
+            first_pack=self.first_pack,
+            num_packs=self.num_packs,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,13 +154,11 @@ class ShardNote:
     def done(self) -> ShardDone:
         changed = [row for row in self.lost if row.reason == CHANGED]
         return ShardDone(
-            entry=ShardEntry(
-                name=self.shard,
-                bytes=self.bytes,
-                sha256=self.sha256,
-                first_pack=self.first_pack,
-                num_packs=self.num_packs,
-            ),
+            name=self.shard,
+            bytes=self.bytes,
+            sha256=self.sha256,
+            first_pack=self.first_pack,
+            num_packs=self.num_packs,
             num_lost=len(self.lost),
             num_changed=len(changed),
             changed_parts=tuple(sorted({row.part for row in changed})),

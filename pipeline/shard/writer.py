@@ -26,7 +26,7 @@ from ..records import TOKEN_TYPES, Documents, Measured, MeasuredMedia, MediaErro
 from ..render.pack import build_pack, spans_of
 from ..render.sample import Expanded, expanded
 from ..runtime.journal import Journal, journal
-from ..runtime.storage import Counted, Hashed, Place, sizes_in, write_whole
+from ..runtime.storage import Counted, Hashed, Place, sizes_of, write_whole
 from ..runtime.tables import write_arrow
 from ..runtime.work import did, each_timed, timed
 from .codec import member_names, write_end, write_pack
@@ -81,12 +81,16 @@ class ShardJob:
 def finished_shards(out: Place, shards: Sequence[tuple[int, str]]) -> dict[int, ShardDone]:
     """The task that looks for what earlier runs with the same fingerprint finished: of these, numbers and fingerprints,
     by number. Their tars must still be whole in size."""
-    tars, notes = sizes_in(out / "shards"), sizes_in(note_path(out, 0).parent)
+    folder = note_path(out, 0).parent
+    beside = {number: (note_path(out, number), lines_path(out, number)) for number, _ in shards}
+    notes = sizes_of(folder, [path.name for paths in beside.values() for path in paths])
+    tars = sizes_of(out / "shards", [shard_name(number) for number, _ in shards])
     found = {}
     for number, fingerprint in shards:
-        if {note_path(out, number).name, lines_path(out, number).name} <= notes.keys():
-            note = ShardNote.read(note_path(out, number), fingerprint)
-            if note is not None and tars.get(shard_name(number)) == note.bytes:
+        path, lines = beside[number]
+        if path.name in notes and lines.name in notes and tars.get(shard_name(number)) is not None:
+            note = ShardNote.read(path, fingerprint)
+            if note is not None and tars[shard_name(number)] == note.bytes:
                 found[number] = note.done
     return found
 

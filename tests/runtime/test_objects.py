@@ -24,6 +24,7 @@ from neatpack.pipeline.runtime.storage import (
     remove,
     sha256_of,
     sizes_in,
+    sizes_of,
     text_of,
     write_whole,
 )
@@ -132,7 +133,7 @@ def test_what_is_there(folder: Remote) -> None:
     assert (folder / "a b ü.txt").stat().st_size == 3 and (folder / "a b ü.txt").read_text() == "123"
     assert [path.name for path in folder.iterdir()] == ["a b ü.txt", "deep"]
     assert [path.name for path in folder.glob("*.json")] == [] and len(list(folder.rglob("*.json"))) == 1
-    assert sizes_in(folder) == {"a b ü.txt": 3}
+    assert sizes_in(folder) == sizes_of(folder, ["a b ü.txt", "absent"]) == {"a b ü.txt": 3}
     assert (folder / "**" / "*.json").matches() == [folder / "deep" / "c.json"]
     remove(folder)
     assert not folder.exists()
