@@ -136,7 +136,7 @@ def test_however_parts_are_cut_rows_and_digest_are_the_same(
         (b'{"image": "cat.JPG"}', 0.3e-3),
         (b'{"images": ["a.png", "b.webp?x=1"], "video": "c.mkv"}', 14.6e-3),
         (b'{"audios": ["a.wav"]}', 5e-3),
-        (b'{"image": {"path": "/work/media.bin", "offset": 0, "length": 9}}', 0.3e-3),
+        (b'{"image": {"path": "/data/media.bin", "offset": 0, "length": 9}}', 0.3e-3),
         (b'{"image": {"path": "a.parquet", "cell": "0.0"}}', 0.3e-3),
     ],
 )
