@@ -10,10 +10,10 @@ import this, each in a fork, and answers with a line, its exit code. To import a
 import gc
 import json
 import os
-import runpy
 import sys
 
 import torch
+from forked import become
 
 try:
     import torchvision
@@ -33,23 +33,10 @@ except RuntimeError:
 
 def run(output: str, script: str, *arguments: str) -> int:
     """The exit code of a script; what it prints goes to a file, and what it complains of to OUTPUT.err."""
-    if child := os.fork():
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    code = 1
-    try:
-        for number, path in ((1, output), (2, f"{output}.err")):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), number)
-        sys.path[0], sys.argv = os.path.dirname(script), [script, *arguments]
-        runpy.run_path(script, run_name="__main__")
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else bool(end.code)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if not (child := os.fork()):
+        sys.path[0] = os.path.dirname(script)
+        become(script, arguments, output, f"{output}.err")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 if __name__ == "__main__":

@@ -7,16 +7,19 @@ ranks with RANK, WORLD_SIZE and so on, and writes a line with their exit codes. 
 import gc
 import json
 import os
-import runpy
 import signal
 import socket
 import sys
 from pathlib import Path
+from typing import NoReturn
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 import accelerate  # noqa: F401
 import lightning  # noqa: F401
 import torch.distributed.checkpoint
 import torch.distributed.fsdp  # noqa: F401
+from forked import become
 from transformers import AutoConfig, AutoModelForImageTextToText, Trainer  # noqa: F401
 
 import neatpack.loaders.hf
@@ -40,7 +43,7 @@ def run(script: str, arguments: list[str], environment: dict[str, str], processe
         if not (pid := os.fork()):
             where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes,
                      "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
-            become(
+            rank_of(
                 script, arguments, environment | {key: str(value) for key, value in where.items()}, f"{output}.{rank}"
             )
         ranks[pid] = rank
@@ -54,24 +57,11 @@ def run(script: str, arguments: list[str], environment: dict[str, str], processe
     return codes
 
 
-def become(script: str, arguments: list[str], environment: dict[str, str], output: str) -> None:
-    """Never returns."""
+def rank_of(script: str, arguments: list[str], environment: dict[str, str], output: str) -> NoReturn:
     os.environ.update(environment)
     sys.path[:0] = [str(Path(script).parent), *environment.get("PYTHONPATH", "").split(os.pathsep)]
-    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    sys.argv = [script, *arguments]
-    code = 1
-    try:
-        runpy.run_path(script, run_name="__main__")
-        code = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    Path(output).unlink(missing_ok=True)
+    become(script, arguments, output, output)
 
 
 if __name__ == "__main__":
