@@ -88,9 +88,9 @@ def finished_shards(out: Place, shards: Sequence[tuple[int, str]]) -> dict[int, 
     found = {}
     for number, fingerprint in shards:
         path, lines = beside[number]
-        if path.name in notes and lines.name in notes and tars.get(shard_name(number)) is not None:
+        if path.name in notes and lines.name in notes:
             note = ShardNote.read(path, fingerprint)
-            if note is not None and tars[shard_name(number)] == note.bytes:
+            if note is not None and tars.get(shard_name(number)) == note.bytes:
                 found[number] = note.done
     return found
 
