@@ -7,7 +7,7 @@ from jobs.demo.make_data import make_demo
 from neatpack.pipeline.families.base import Family
 from neatpack.pipeline.ingest.convert import convert, first_rows, parse_row, resolved
 from neatpack.pipeline.ingest.imported import lines_of, num_files
-from neatpack.pipeline.ingest.lines import joined, part_ranges, rows, scan, source_of
+from neatpack.pipeline.ingest.lines import joined, part_ranges, rows as rows_of, scan, source_of
 from neatpack.pipeline.ingest.meta import Dataset, read_meta
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.records import Example, Measured, MediaError
@@ -38,7 +38,7 @@ def _examples(dataset: Dataset, folder: Path) -> Iterator[Example]:
     parts = joined(sources).parts
     dataset = resolved(dataset, first_rows(parts))
     for part in parts:
-        for _, number, _, line in rows(part):
+        for _, number, _, line in rows_of(part):
             row = parse_row(line, number)
             example = convert(row, dataset) if isinstance(row, dict) else row
             if isinstance(example, Example):
