@@ -45,15 +45,16 @@ def main() -> int:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     found: dict[str, list[Row]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        options = Options(
-            folder=Path(folder),
-            meta=args.meta and args.meta.resolve(),
-            processor=os.path.abspath(args.processor),
-            repeats=args.repeats,
-        )
         print(f"{'':12}{'':58}{'figure':>10}{'wanted':>10}", flush=True)
         for name in args.sections or known:
             found[name] = []
+            options = Options(
+                folder=Path(folder) / name,  # of its own: sections call their folders what they like
+                meta=args.meta and args.meta.resolve(),
+                processor=os.path.abspath(args.processor),
+                repeats=args.repeats,
+            )
+            options.folder.mkdir()
             for row in rows_of(name, options):
                 found[name].append(row)
                 print(line(name, row), flush=True)
