@@ -108,6 +108,7 @@ def compared(examples: list[Example], processor_folder: str, repeats: int) -> di
 def examples_of(meta: str, folder: Path) -> list[Example]:
     """Conversations with one picture: of the data sets, or drawn."""
     paths = _pictures_of(Path(meta)) if meta else _drawn(folder)
+    paths = paths[:: max(1, len(paths) // NUM_PICTURES)][:NUM_PICTURES]  # from all over: folders have kinds of their own
     return [
         {
             "conversation": [
@@ -118,7 +119,7 @@ def examples_of(meta: str, folder: Path) -> list[Example]:
                 {"role": "assistant", "content": [{"type": "text", "text": "It is a picture. " * 20}]},
             ]
         }
-        for path in paths[:NUM_PICTURES]
+        for path in paths
     ]
 
 

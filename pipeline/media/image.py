@@ -144,8 +144,10 @@ def _rgb(image: Image.Image) -> np.ndarray:
     if image.mode.startswith("I;16") or image.mode == "I":
         image = _eight_bits(image)
     if "A" in image.getbands() or image.info.get("transparency") is not None:
-        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(white, image.convert("RGBA"))
+        image = image if image.mode == "RGBA" else image.convert("RGBA")
+        if image.getchannel("A").getextrema() != (255, 255):  # else white would add nothing, in a third of the time
+            white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+            image = Image.alpha_composite(white, image)
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))  # convert copies what is RGB already
 
 

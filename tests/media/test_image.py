@@ -303,3 +303,17 @@ def test_pixels_are_those_of_transformers(tmp_path: Path, mode: str) -> None:
         image.info["transparency"] = image.getpixel((0, 0))
         assert np.array_equal(decode_image(held), convert_to_rgb(image, return_numpy=True))
         assert decode_image(held)[0, 0].tolist() == [255, 255, 255]
+
+
+@pytest.mark.parametrize("least", [255, 254, 0])
+def test_alpha_that_hides_nothing(least: int) -> None:
+    """Every value of a channel, under an alpha of 255 but for one pixel."""
+    from transformers.image_transforms import convert_to_rgb
+
+    pixels = np.full((16, 16, 4), 255, dtype=np.uint8)
+    pixels[..., :3] = np.arange(256, dtype=np.uint8).reshape(16, 16, 1)
+    pixels[0, 7, 3] = least
+    image = Image.fromarray(pixels)
+    decoded = decode_image(MediaRef(kind="image", path="", held=image))
+    assert np.array_equal(decoded, convert_to_rgb(image, return_numpy=True))
+    assert np.array_equal(decoded, pixels[..., :3]) == (least == 255)
