@@ -40,7 +40,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 from jobs.demo.make_data import make_demo
 from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.families.registry import family_for
-from neatpack.pipeline.ingest.lines import BYTE_SECONDS, ROW_SECONDS, row_seconds, rows
+from neatpack.pipeline.ingest.lines import media_seconds, rows
 from neatpack.pipeline.ingest.meta import Dataset, read_meta
 from neatpack.pipeline.ingest.written import write_data
 from neatpack.pipeline.inputs import inputs_of, read_rows
@@ -119,7 +119,7 @@ def read(meta: Path, folder: Path) -> list[tuple[Dataset, list[bytes]]]:
 
 
 def has_media(text: bytes) -> bool:
-    return row_seconds(text) > 1.001 * (ROW_SECONDS + BYTE_SECONDS * len(text))
+    return media_seconds(text) > 0
 
 
 def repeated(

@@ -108,7 +108,7 @@ def compared(examples: list[Example], processor_folder: str, repeats: int) -> di
 def examples_of(meta: str, folder: Path) -> list[Example]:
     """Conversations with one picture: of the data sets, or drawn."""
     paths = _pictures_of(Path(meta)) if meta else _drawn(folder)
-    paths = paths[:: max(1, len(paths) // NUM_PICTURES)][:NUM_PICTURES]  # from all over: folders have kinds of their own
+    paths = paths[:: max(1, len(paths) // NUM_PICTURES)][:NUM_PICTURES]  # from all folders: each has its kind
     return [
         {
             "conversation": [

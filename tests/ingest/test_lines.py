@@ -133,21 +133,29 @@ def test_however_parts_are_cut_rows_and_digest_are_the_same(
     ("line", "media"),
     [
         (b'{"text": "See cat.jpg for more."}', 0.0),
-        (b'{"image": "cat.JPG"}', 0.3e-3),
-        (b'{"images": ["a.png", "b.webp?x=1"], "video": "c.mkv"}', 14.6e-3),
+        (b'{"image": "cat.JPG"}', 0.18e-3),
+        (b'{"images": ["a.png", "b.webp?x=1"], "video": "c.mkv"}', 18.76e-3),
         (b'{"audios": ["a.wav"]}', 5e-3),
-        (b'{"image": {"path": "/data/media.bin", "offset": 0, "length": 9}}', 0.3e-3),
-        (b'{"image": {"path": "a.parquet", "cell": "0.0"}}', 0.3e-3),
+        (b'{"image": {"path": "/data/media.bin", "offset": 0, "length": 9}}', 0.38e-3),
+        (b'{"image": {"path": "a.parquet", "cell": "0.0"}}', 0.38e-3),
     ],
 )
 def test_media_in_a_row_are_counted_by_their_names(line: bytes, media: float) -> None:
-    bare = module.ROW_SECONDS + module.BYTE_SECONDS * len(line)
-    assert module.row_seconds(line) == pytest.approx(bare + media)
+    assert module.media_seconds(line) == pytest.approx(media)
+    assert module.row_seconds(line) == pytest.approx(media + module.text_seconds(line))
+
+
+def test_text_is_weighed_by_its_turns_and_its_writing() -> None:
+    row, turn, byte, other = 130e-6, 8.5e-6, 0.08e-6, 0.18e-6
+    assert module.text_seconds(b'{"text": "ab"}') == pytest.approx(row + turn + 14 * byte)
+    assert module.text_seconds('{"text": "日本"}'.encode()) == pytest.approx(row + turn + 12 * byte + 6 * other)
+    assert module.text_seconds(b'{"turns": [{"user": "a"}, {"bot": ""}]}') == pytest.approx(row + 3 * turn + 39 * byte)
+    assert module.text_seconds(b'{"text": "{\\"quoted\\": 1}"}') == pytest.approx(row + turn + 27 * byte)
 
 
 def test_a_picture_inside_a_row_is_no_text() -> None:
     assert module.row_seconds(b'{"image": "' + b"iVBORw0KGgo" * 10_000 + b'"}') < 3e-3
-    assert module.row_seconds(b'{"text": "' + b"word after word " * 7_000 + b'"}') > 25e-3
+    assert module.row_seconds(b'{"text": "' + b"word after word " * 7_000 + b'"}') > 8e-3
     assert module.row_seconds(b" \r\n") == 0
 
 
