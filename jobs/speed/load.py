@@ -59,8 +59,7 @@ def of_packs(name: str, out: Path, options: Options, *, read: float, batch: floa
     """In one process. Every side ends with all arrays of the pack at hand, and every byte of its pixels seen."""
     packs = PackedShards(out, pixels="uint8", shuffle=False)
     urls = sorted(str(path) for path in (out / "shards").iterdir())
-    source = next(iter(packs.loader(collate_fn=collated)))
-    target = {name: torch.empty_like(source[name]) for name in tensors_of(source)}
+    sizes = [sum(batch[name].nbytes for name in tensors_of(batch)) for batch in packs.loader(collate_fn=collated)]
 
     def theirs() -> None:
         for sample in wds.WebDataset(urls, shardshuffle=False).decode():
@@ -74,12 +73,7 @@ def of_packs(name: str, out: Path, options: Options, *, read: float, batch: floa
         for _ in packs.loader(collate_fn=collated):
             pass
 
-    def memcpy() -> None:
-        for _ in range(len(packs)):
-            for name, tensor in target.items():
-                np.copyto(tensor.numpy(), source[name].numpy())
-
-    sides = {"webdataset": theirs, "views": views, "batches": batches, "memcpy": memcpy}
+    sides = {"webdataset": theirs, "views": views, "batches": batches, "memcpy": partial(memcpys, sizes)}
     if litdata:
         folder = written_for_litdata(packs, options.folder / f"lit-{name}")
 
@@ -110,8 +104,8 @@ def of_workers(out: Path, as_they_came: Path, options: Options) -> Iterator[Row]
     decoded = PackedShards(as_they_came, pixels="uint8", shuffle=False)
     workers: dict[str, Any] = {"num_workers": NUM_WORKERS, "persistent_workers": True,
                                "multiprocessing_context": "fork"}  # fmt: skip
-    sources = {name: next(iter(kind.loader(collate_fn=collated)))["pixel_values"] for name, kind in
-               (("bytes", packs), ("bf16", as_bf16))}  # fmt: skip
+    sizes = {name: [batch["pixel_values"].nbytes for batch in kind.loader(collate_fn=collated)] for name, kind in
+             (("bytes", packs), ("bf16", as_bf16))}  # fmt: skip
     epochs = max(1, BATCHES // len(packs))
     makers: dict[str, Callable[[], Iterable[Item]]] = {
         "bytes": lambda: packs.loader(collate_fn=collated, **workers),
@@ -127,8 +121,8 @@ def of_workers(out: Path, as_they_came: Path, options: Options) -> Iterator[Row]
         if len({tuple(digests(makers[side]())) for side in ("bytes", "decoded", "litdata")}) > 1:
             raise SystemExit("the batches of both sides differ: the comparison would mean nothing")
     sides: dict[str, Callable[[], object]] = {name: partial(passes, make, epochs) for name, make in makers.items()}
-    for name, source in sources.items():
-        sides[f"memcpy of {name}"] = partial(memcpys, source, epochs * len(packs))
+    for name, own in sizes.items():
+        sides[f"memcpy of {name}"] = partial(memcpys, epochs * own)
     took = side_by_side(sides, options.repeats)
     yield Row(what=f"pictures: {NUM_WORKERS} workers / LitData's{WITHOUT}", of=took, wanted=1.0 if litdata else None,
               figure=took["bytes"] / took["litdata" if litdata else "memcpy of bytes"])  # fmt: skip
@@ -208,13 +202,11 @@ def passes(make: Callable[[], Iterable[Item]], epochs: int) -> None:
     assert not (left := multiprocessing.active_children()), f"workers live on, whose time would be another's: {left}"
 
 
-def memcpys(source: torch.Tensor, times: int) -> None:
-    """Into memory that was written before."""
-    kind = torch.uint8 if source.dtype == torch.uint8 else torch.int16
-    array = source.view(kind).numpy()
-    target = np.empty_like(array)
-    for _ in range(times):
-        np.copyto(target, array)
+def memcpys(sizes: Sequence[int]) -> None:
+    """Of so many bytes each, into memory that was written before."""
+    source, target = np.ones((2, max(sizes)), dtype=np.uint8)
+    for size in sizes:
+        np.copyto(target[:size], source[:size])
 
 
 def tensors_of(batch: Mapping[str, Any]) -> list[str]:

@@ -1,18 +1,24 @@
 """Text documents from the token store to the tar: us of CPU each, all of a shard's task but what it does once.
 
-Of every data set without media: rows drawn from all over the store, read, labelled, positioned, shifted, laid end to
-end, written and hashed, with the lines of the index. Beside it the limit: the bytes of the finished tar, which are 21 a
-token, written, digested and summed up once more, and nothing else.
+Of every data set's rows without media, each as often as gives thousands of documents, as a shard of text has: read from
+all over the store, labelled, positioned, shifted, laid end to end, written and hashed, with the lines of the index.
+Beside it the limit: the bytes of the finished tar, which are 21 a token, written, digested and summed up once more, and
+nothing else.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from neatpack.pipeline.config import PackConfig
+from neatpack.pipeline.ingest.lines import media_seconds, rows as rows_of
 from neatpack.pipeline.ingest.meta import read_meta
+from neatpack.pipeline.ingest.written import write_data
+from neatpack.pipeline.inputs import read_rows
 from neatpack.pipeline.run import run_plan
+from neatpack.pipeline.runtime.engine import Engine
 from neatpack.pipeline.runtime.journal import journal
 from neatpack.pipeline.runtime.storage import Hashed
 from neatpack.pipeline.shard.writer import ShardJob, loaded, write_packs
@@ -22,28 +28,35 @@ from .data import meta_of
 from .side_by_side import Options, Row, side_by_side
 
 WANTED = 25.0  # us a document
-LEAST = 20  # documents, for a figure that says anything
+DOCUMENTS = 4096  # at least
+LEAST = 20  # rows, for a figure that says anything
 BLOCK = 180 << 10  # bytes: a pack of 8,192 tokens
 
 
 def rows(options: Options) -> Iterator[Row]:
-    meta = meta_of(options)
-    for name in (dataset.name for dataset in read_meta(meta)):
-        config = PackConfig(meta=str(meta), processor=options.processor, out=str(options.folder / "text" / name),
-                            datasets=(name,), engine="inline", pack_size=8192, max_skipped=1.0)  # fmt: skip
+    datasets = [dataclasses.replace(each, sample_ratio=1.0, weight=None) for each in read_meta(meta_of(options))]
+    for number, (dataset, source, _) in enumerate(
+        read_rows(datasets, PackConfig(), options.folder / "imported", Engine({}))
+    ):
+        lines = (row.text.strip() for part in source.parts for row in rows_of(part))
+        texts = [text for text in lines if not media_seconds(text)]
+        if len(texts) < LEAST:
+            continue
+        folder = options.folder / str(number)
+        times = -(-DOCUMENTS // len(texts))
+        write_data(folder, [(dataclasses.replace(dataset, sample_ratio=times), texts)])
+        config = PackConfig(meta=str(folder / "meta.json"), processor=options.processor, out=str(folder / "out"),
+                            engine="inline", pack_size=8192, max_skipped=1.0)  # fmt: skip
         planned = run_plan(config)
         jobs = shard_jobs(planned)
-        lines = [line for job in jobs for line in loaded(job)[1].packed.to_pylist()]
-        if len(lines) < LEAST or any(line["media_bytes"] for line in lines):
-            continue
-        tar = options.folder / "text.tar"
+        tar = folder / "text.tar"
         write(jobs, tar)
-        sides = {name: partial(write, jobs, tar), "limit": partial(bare, tar.read_bytes(), tar.with_suffix(".bare"))}
+        sides = {"ours": partial(write, jobs, tar), "limit": partial(bare, tar.read_bytes(), folder / "bare.tar")}
         seconds = side_by_side(sides, options.repeats)
-        tokens = sum(line["tokens"] for line in lines) / len(lines)
-        what = f"a text document, {len(lines)} of {tokens:.0f} tokens"
-        yield Row(what=what, figure=1e6 * seconds[name] / len(lines), wanted=WANTED, unit="us", of=seconds)
-        yield Row(what="… the bytes alone", figure=1e6 * seconds["limit"] / len(lines), unit="us")
+        tokens = sum(sums.tokens for sums in planned.sums) / planned.num_packed
+        what = f"a text document, {planned.num_packed:,} of {tokens:.0f} tokens"
+        yield Row(what=what, figure=1e6 * seconds["ours"] / planned.num_packed, wanted=WANTED, unit="us", of=seconds)
+        yield Row(what="… the bytes alone", figure=1e6 * seconds["limit"] / planned.num_packed, unit="us")
 
 
 def bare(content: bytes, tar: Path) -> None:
