@@ -16,7 +16,7 @@ from ..config import PackConfig, UserError
 from ..families.base import ProcessorKey
 from ..families.registry import family_for
 from ..records import Skip
-from ..runtime.storage import Place, read_json, write_json
+from ..runtime.storage import Place
 from ..runtime.tables import open_arrow, write_arrow
 from .assign import (
     SCHEMA,
@@ -34,7 +34,7 @@ from .assign import (
     tokens_of,
 )
 from .balance import balanced_order
-from .files import PlanFile, first_packs, read_plan, write_plan
+from .files import PlanFile, first_packs, read_list, read_plan, write_list, write_plan
 from .repair import repaired
 
 
@@ -80,8 +80,8 @@ def survey(job: PartitionJob) -> Survey:
 
 def plan_partition(job: PartitionJob) -> PlanFile:
     """The task of a partition: its plan on disk, and the figures of it. Those of an earlier run are taken."""
-    if job.note.exists():
-        return PlanFile.from_json(read_json(job.note))
+    if (done := read_list(job.note)) is not None:
+        return done[0]
     plan = make_plan(job.parts, job.corpora, family_for(job.processor), job.config, job.tokens_in_all)
     if job.rest is not None:
         plan, rest = _without_rest(plan, job.config.group_size)
@@ -94,7 +94,7 @@ def plan_partition(job: PartitionJob) -> PlanFile:
         job.config.shard_mb << 20,
         stored=stored_shares(job.config.pixels),
     )
-    write_json(job.note, file.to_json())
+    write_list(job.note, [file])
     return file
 
 

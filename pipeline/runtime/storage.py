@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_NESTING = 100  # of JSON; ours has less than ten, and Python's own limit is a crash somewhere later
 BLOCK = 16 << 20  # bytes of a request, where a file is read from end to end
+WRITE_BUFFER = 1 << 18  # bytes: a plan has a batch of some KB for each shard, and 8 KB, the usual, are a write for each
 AT_ONCE = 16  # requests to a store that a process has under way
 _PART = re.compile(r"\.(.+)\.\d+\.part")
 
@@ -139,7 +140,7 @@ def write_whole(path: Place, *, durable: bool = True) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with io.BufferedWriter(_Part(part, path)) as file:
+        with io.BufferedWriter(_Part(part, path), WRITE_BUFFER) as file:
             yield file
             file.flush()
             if durable:
