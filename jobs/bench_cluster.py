@@ -297,20 +297,21 @@ class Simulated(Engine):
         self.num_tasks = 0
 
     def _outcomes(self, waiting: Waiting, memory: int) -> Generator[tuple[Call, Outcome[Any]], None, None]:
-        sent: deque[list[Call]] = deque()
+        sent: deque[tuple[float, list[Call]]] = deque()  # and when: workers begin while others are sent theirs
         running: list[tuple[float, int, list[Call]]] = []
         driver = self.clock
         while waiting or sent or running:
             while waiting and len(sent) + len(running) < 2 * self.num_workers:
                 driver = max(driver, self.clock) + SEND_SECONDS
-                sent.append(waiting.bundle(self.num_workers) if self._bundled else [waiting.take()])
+                sent.append((driver, waiting.bundle(self.num_workers) if self._bundled else [waiting.take()]))
             while sent and len(running) < self.num_workers:
-                calls = sent.popleft()
+                sent_at, calls = sent.popleft()
                 seconds = [self._took.of(call, self._rng) for call in calls]
                 self.work += sum(seconds)
                 self.joining += sum(seconds) if calls[0].function is join_task else 0.0
                 self.num_tasks += 1
-                heapq.heappush(running, (max(driver, self.clock) + TASK_SECONDS + sum(seconds), self.num_tasks, calls))
+                ends = max(sent_at, self.clock) + TASK_SECONDS + sum(seconds)
+                heapq.heappush(running, (ends, self.num_tasks, calls))
             self.clock, _, calls = heapq.heappop(running)
             for call in calls:
                 yield call, Done(result=None, logs=[], work=Work())
