@@ -31,7 +31,7 @@ from .runtime.progress import CHECKING, COMMITTING, MEASURING, PLANNING, RENDERI
 from .runtime.storage import Place, remove, sizes_in, text_of
 from .shard.commit import commit
 from .shard.note import ShardDone, note_path
-from .shard.pieces import FOLDER as PIECES, write_shards
+from .shard.pieces import pieces_folder, write_shards
 from .shard.writer import ShardJob, finished_shards
 
 PART_SECONDS = 3e-3  # that a part takes to measure beside its rows: files that are opened, written and synced
@@ -184,7 +184,7 @@ def render(planned: Planned, running: Engine) -> Rendered:
             raise UserError(f"media change while they are packed, {num_lost} the last time; pack a copy of them")
         planned = _mended(planned, holed, done, running)
     running.progress.enter(COMMITTING)
-    remove(planned.inputs.place / "work" / PIECES)
+    remove(pieces_folder(planned.inputs.place))
     entries = [done[job.number].entry for job in jobs]
     manifest = commit(planned, entries, processor_key(planned.inputs.config), running)
     counts = manifest.counts

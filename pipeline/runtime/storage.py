@@ -31,6 +31,7 @@ MAX_NESTING = 100  # of JSON; ours has less than ten, and Python's own limit is 
 BLOCK = 16 << 20  # bytes of a request, where a file is read from end to end
 WRITE_BUFFER = 1 << 18  # bytes: a plan has a batch of some KB for each shard, and 8 KB, the usual, are a write for each
 AT_ONCE = 16  # requests to a store that a process has under way
+_NESTING = (dict, list)  # what JSON is nested by
 _PART = re.compile(r"\.(.+)\.\d+\.part")
 
 
@@ -229,16 +230,13 @@ def parse_json(content: bytes, object_hook: Callable[[dict[str, Any]], Any] | No
         value = json.loads(content, object_hook=object_hook)
     except RecursionError:
         raise ValueError(f"nested deeper than {MAX_NESTING} levels") from None
-    level = [value]
+    level = [value] if type(value) in _NESTING else []
     for _ in range(MAX_NESTING):
-        level = [inner for outer in level for inner in _inner(outer) if isinstance(inner, dict | list)]
+        values = (outer.values() if type(outer) is dict else outer for outer in level)
+        level = [inner for inners in values for inner in inners if type(inner) in _NESTING]
         if not level:
             return value
     raise ValueError(f"nested deeper than {MAX_NESTING} levels")
-
-
-def _inner(value: Any) -> Any:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def inside(root: Place, name: str) -> Place:

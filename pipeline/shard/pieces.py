@@ -10,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -52,15 +53,19 @@ class Piece:
 
     @property
     def tar(self) -> Place:
-        return self.job.out / "work" / FOLDER / f"{self.job.number:06d}-{self.first:09d}-{self.last:09d}.tar"
+        return self._file("tar")
 
     @property
     def done(self) -> Place:
-        return self.tar.with_suffix(".json")
+        return self._file("json")
 
     @property
     def lines(self) -> Place:
-        return self.tar.with_suffix(".arrow")
+        return self._file("arrow")
+
+    def _file(self, ending: str) -> Place:
+        name = f"{self.job.number:06d}-{self.first:09d}-{self.last:09d}.{ending}"
+        return pieces_folder(self.job.out) / name
 
     @property
     def fingerprint(self) -> str:
@@ -69,8 +74,15 @@ class Piece:
     def note(self) -> ShardNote | None:
         """What it holds, if it is finished: as of a shard, and offsets from where it begins."""
         note = ShardNote.read(self.done, self.fingerprint)
-        is_whole = note is not None and self.lines.exists() and self.tar.exists()
-        return note if note is not None and is_whole and self.tar.stat().st_size == note.bytes else None
+        if note is None:
+            return None
+        tar, lines = self.tar, self.lines
+        return note if lines.exists() and tar.exists() and tar.stat().st_size == note.bytes else None
+
+
+@lru_cache(maxsize=8)  # of a shard there are a hundred pieces, of three files each
+def pieces_folder(out: Place) -> Place:
+    return out / "work" / FOLDER
 
 
 def write_shards(jobs: Sequence[ShardJob], largest: int, running: Engine) -> dict[int, ShardDone]:
@@ -80,7 +92,7 @@ def write_shards(jobs: Sequence[ShardJob], largest: int, running: Engine) -> dic
     """
     if not jobs:
         return {}
-    there = sizes_in(jobs[0].out / "work" / FOLDER)
+    there = sizes_in(pieces_folder(jobs[0].out))
     begun = {int(name.split("-")[0]) for name in there if name.endswith(".json")}
     pieces = _pieces(jobs, running.num_workers, begun)
     missing: dict[int, set[Piece]] = {}
