@@ -130,13 +130,8 @@ def shifted_together(arrays: Mapping[str, np.ndarray], ends: np.ndarray) -> dict
     return {name: values.take(kept + 1 if name == "labels" else kept) for name, values in arrays.items()}
 
 
-def shifted_spans(spans: np.ndarray) -> tuple[Span, ...]:
-    """Spans of tokens that are trained on, as those of the labels after the shift: (0, 3), (5, 6) -> (0, 2), (4, 5)."""
-    return tuple((max(start - 1, 0), stop - 1) for start, stop in spans.tolist() if stop > 1)
-
-
 def shifted_spans_together(spans: np.ndarray, counts: np.ndarray) -> list[list[list[int]]]:
-    """As `shifted_spans`, of documents with so many spans each, as lists.
+    """Spans of tokens that are trained on, as those of the labels after the shift; of documents with so many each.
 
     [[0, 3], [5, 6], [0, 1]], of which 2 and 1 -> [[0, 2], [4, 5]] and [].
     """

@@ -86,7 +86,7 @@ def _packed(config: PackConfig, datasets: list[Dataset], seen: Views, progress: 
     from .inputs import inputs_of
     from .shard.commit import claim, refuse_old_holdout, refuse_strangers
     from .shard.exchange import place_for, put_in_place
-    from .shard.report import describe_output
+    from .shard.summary import describe_output
     from .shard.troubles import troubles_of_output
     from .stages import plan_all, processor_key, render, task_environment, warming, with_media
     from .view.report.page import add_report

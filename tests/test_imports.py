@@ -19,7 +19,7 @@ from helpers import ROOT
         ("neatpack.pipeline.cli", ["torch", "yaml"]),  # --help works without the extra that brings yaml
         ("neatpack.pipeline.run", ["torch", "transformers"]),  # what is wrong with the flags is told before
         ("neatpack.pipeline.stages", ["transformers.processing_utils"]),  # seconds: all of transformers' processors
-        ("neatpack.pipeline.shard.report", ["torch"]),  # inspect, diff and skipped look at tables
+        ("neatpack.pipeline.shard.summary", ["torch"]),  # inspect, diff and skipped look at tables
         ("neatpack.pipeline.shard.verify", ["transformers"]),
         ("neatpack.loaders", ["transformers", "PIL"]),
     ],

@@ -15,7 +15,7 @@ from neatpack.pipeline.config import PackConfig, UserError
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack, run_plan
 from neatpack.pipeline.shard import pieces
-from neatpack.pipeline.shard.report import describe_plan
+from neatpack.pipeline.shard.summary import describe_plan
 from neatpack.pipeline.shard.tables import ledger_names
 from neatpack.pipeline.shard.verify import read_ledger
 from neatpack.pipeline.shard.writer import shard_task

@@ -32,7 +32,7 @@ from neatpack.pipeline.finished import FILE as FINISHED
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack, run_plan
 from neatpack.pipeline.shard import pieces, writer
-from neatpack.pipeline.shard.report import describe_output
+from neatpack.pipeline.shard.summary import describe_output
 from neatpack.pipeline.shard.verify import read_ledger
 from neatpack.pipeline.shard.writer import shard_task
 

@@ -132,7 +132,7 @@ def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: boo
         from ..run import run_plan, write_plan_lengths
 
         planned = run_plan(config, progress)
-    from ..shard.report import describe_plan
+    from ..shard.summary import describe_plan
 
     print(describe_plan(planned), flush=True)
     if args.write_lengths:

@@ -34,7 +34,7 @@ def _verify(args: argparse.Namespace) -> int:
     stages = [LOADING, STARTING, VERIFYING, STOPPING] if args.engine == "ray" else [LOADING, VERIFYING]
     with shown(f"neatpack verify {out}", stages, visible=args.in_fork) as progress:
         from ..runtime.engine import engine
-        from ..shard.report import describe_verified
+        from ..shard.summary import describe_verified
         from ..shard.verify import verify_output
 
         with engine(args.engine, progress=progress) as running:

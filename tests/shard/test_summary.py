@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import Packed, run_pack, run_plan
-from neatpack.pipeline.shard.report import describe_output, describe_plan, describe_verified
+from neatpack.pipeline.shard.summary import describe_output, describe_plan, describe_verified
 from neatpack.pipeline.shard.words import counted, percent, size
 
 SUM = re.compile(r"  samples   ([\d,]+) = ([\d,]+) rows? \+ ([\d,]+) repeats? = ([\d,]+) \S.* \+ ([\d,]+) skipped")
