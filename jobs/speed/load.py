@@ -73,7 +73,12 @@ def of_packs(name: str, out: Path, options: Options, *, read: float, batch: floa
         for _ in packs.loader(collate_fn=collated):
             pass
 
-    sides = {"webdataset": theirs, "views": views, "batches": batches, "memcpy": partial(memcpys, sizes)}
+    sides: dict[str, Callable[[], object]] = {
+        "webdataset": theirs,
+        "views": views,
+        "batches": batches,
+        "memcpy": partial(memcpys, sizes),
+    }
     if litdata:
         folder = written_for_litdata(packs, options.folder / f"lit-{name}")
 

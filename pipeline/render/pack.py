@@ -31,13 +31,13 @@ def build_pack(
     num_media = {kind: sum(told.columns[f"num_{kind}s"]) for kind in TOKEN_TYPES}
     add_fake = fake_image and family.wants_fake_image(num_media["image"] + num_media["video"], num_media["audio"])
     text = laid_out(documents, family, align=align)
-    media = [piece for document in documents for piece in document.media]
-    if add_fake:
-        fake = _fake_image(family, align)
-        text = {name: np.concatenate([values, fake.text[name]], axis=-1) for name, values in text.items()}
-        media.append(fake.media)
-        told += [fake.document]
-    return Pack(number=number, arrays=text | family.joined(media), documents=told, fake_image=add_fake)
+    pieces = [piece for document in documents for piece in document.media]
+    if not add_fake:
+        return Pack(number=number, arrays=text | family.joined(pieces), documents=told, fake_image=False)
+    fake = _fake_image(family, align)
+    text = {name: np.concatenate([values, fake.text[name]], axis=-1) for name, values in text.items()}
+    media = family.joined([*pieces, fake.media]) if pieces else fake.alone  # beside a sound, or, in nearly all, alone
+    return Pack(number=number, arrays=text | media, documents=told + fake.document, fake_image=True)
 
 
 def laid_out(documents: Sequence[Expanded | TextRow], family: Family, *, align: int = 1) -> Arrays:
@@ -158,9 +158,10 @@ def end_to_end(documents: Sequence[Mapping[str, np.ndarray]], *, padding_id: int
 class _Fake(NamedTuple):
     """The fake image as the last document of a pack."""
 
-    document: Document
+    document: Documents
     text: Arrays
     media: Arrays
+    alone: Arrays  # the media arrays of a pack with nothing else to see or hear
 
 
 @lru_cache(maxsize=8)
@@ -172,4 +173,4 @@ def _fake_image(family: Family, align: int) -> _Fake:
                         tokens=len(sample.input_ids), visual_tokens=visual_tokens, num_images=1, num_videos=0,
                         num_audios=0)  # fmt: skip
     text = end_to_end([sample.per_token], padding_id=family.chat.padding_id, align=align)
-    return _Fake(document, text, sample.media)
+    return _Fake(Documents.of([document]), text, sample.media, family.joined([sample.media]))
