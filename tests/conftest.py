@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ settings.load_profile("neatpack")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Not in the process that deals tests to others: it needs none of this, which takes seconds to import."""
+    config.addinivalue_line("markers", "on_ray: of what tasks do on Ray, and not of its start: a Ray runs already")
     if config.getoption("dist", "no") == "no":
         import shared_processors
 
@@ -42,6 +44,32 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)  # nor at the rest as often as a small program would
+
+
+# To start Ray, and to have its workers import what tasks need, takes 10 s: tests that are marked come one after the
+# other, and share one. `engine` uses a Ray that is there, and leaves it alone.
+_ray = ExitStack()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("on_ray") is None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("on_ray"):
+        import ray
+
+        from neatpack.pipeline.runtime.engine import engine
+
+        if not ray.is_initialized():
+            _ray.enter_context(engine("ray", num_workers=2))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.get_closest_marker("on_ray") is None:
+        _ray.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -216,6 +216,7 @@ def test_same_bytes_whenever_it_is_killed(
     assert not list(tmp_path.rglob("*.part")), "left-overs of killed runs"
 
 
+@pytest.mark.on_ray
 def test_same_bytes_on_ray(data: Path, outputs: tuple[Path, Path], tmp_path: Path) -> None:
     run_pack(tiny_config(data, tmp_path / "out", holdout=SHARE, engine="ray", num_workers=2))
     assert files_of(tmp_path / "out") == files_of(outputs[0])
