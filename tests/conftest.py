@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from launcher import Launcher
 from places import DEMO_PROCESSOR, REAL_PROCESSORS, SHARED
 from s3_server import NOT_INSTALLED, S3, WEED, s3_server
 
@@ -52,7 +53,14 @@ _ray = ExitStack()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("on_ray") is None)
+    """What tests share is made once if they come one after the other, in one process."""
+
+    def place(item: pytest.Item) -> int:
+        if item.get_closest_marker("on_ray"):
+            return 0
+        return 1 if "launcher" in getattr(item, "fixturenames", ()) else 2
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -128,6 +136,13 @@ def tiny(tmp_path: Path) -> "TinyData":
     from helpers import TinyData
 
     return TinyData(tmp_path / "data")
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    started = Launcher()
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="session")
