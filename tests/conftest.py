@@ -52,13 +52,27 @@ def pytest_collection_finish() -> None:
 _ray = ExitStack()
 
 
+# Real processors take 2 to 8 s to load, and all of them a minute.
+LOAD_REAL_PROCESSORS = (
+    "tests/families/", "tests/loaders/online/", "tests/loaders/test_codecs.py", "tests/measure/",
+    "tests/media/test_audio.py",
+    "tests/ingest/test_conversation.py", "tests/test_nasty.py", "tests/test_run.py", "tests/view/test_pictures.py",
+    "tests/view/test_tokens.py",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What tests share is made once if they come one after the other, in one process."""
+    """What tests share is made once if they come one after the other, in one process: processes begin at the start and
+    in the middle, and take over from each other's end."""
+
+    launched = {item.path for item in items if "launcher" in getattr(item, "fixturenames", ())}
 
     def place(item: pytest.Item) -> int:
         if item.get_closest_marker("on_ray"):
             return 0
-        return 1 if "launcher" in getattr(item, "fixturenames", ()) else 2
+        if item.path in launched:
+            return 1
+        return 2 if item.nodeid.startswith(LOAD_REAL_PROCESSORS) else 3
 
     items.sort(key=place)
 
