@@ -1,5 +1,6 @@
 """What tests share: the demo processor that the project ships, and the real processors where ../shared is."""
 
+import ctypes
 import gc
 import os
 from collections.abc import Iterator
@@ -30,12 +31,21 @@ settings.register_profile("neatpack", deadline=None, suppress_health_check=[Heal
 settings.load_profile("neatpack")
 
 
+def keep_freed_memory() -> None:
+    """Large arrays are of fresh pages each time, which the kernel clears: a quarter of the time of models. By glibc's
+    mallopt none is mapped by itself (M_MMAP_MAX), and the heap stays as large as it was (M_TRIM_THRESHOLD)."""
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(-4, 0)
+        mallopt(-1, (1 << 31) - 1)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Not in the process that deals tests to others: it needs none of this, which takes seconds to import."""
     config.addinivalue_line("markers", "on_ray: of what tasks do on Ray, and not of its start: a Ray runs already")
     if config.getoption("dist", "no") == "no":
         import shared_processors
 
+        keep_freed_memory()
         shared_processors.share()  # before anybody imports what it replaces
 
 
