@@ -4,6 +4,8 @@ BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check
 # Ray's token authentication writes a token into the home directory; nothing of this needs it.
 export RAY_AUTH_MODE ?= disabled
+# Tests start Python two hundred times; where nothing compiled may be kept, each time compiles all it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint format types check bench clean
 

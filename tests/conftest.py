@@ -1,13 +1,16 @@
 """What tests share: the demo processor that the project ships, and the real processors where ../shared is."""
 
+import ctypes
 import gc
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from launcher import Launcher
 from places import DEMO_PROCESSOR, REAL_PROCESSORS, SHARED
 from s3_server import NOT_INSTALLED, S3, WEED, s3_server
 
@@ -28,11 +31,21 @@ settings.register_profile("neatpack", deadline=None, suppress_health_check=[Heal
 settings.load_profile("neatpack")
 
 
+def keep_freed_memory() -> None:
+    """Large arrays are of fresh pages each time, which the kernel clears: a quarter of the time of models. By glibc's
+    mallopt none is mapped by itself (M_MMAP_MAX), and the heap stays as large as it was (M_TRIM_THRESHOLD)."""
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
+        mallopt(-4, 0)
+        mallopt(-1, (1 << 31) - 1)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Not in the process that deals tests to others: it needs none of this, which takes seconds to import."""
+    config.addinivalue_line("markers", "on_ray: of what tasks do on Ray, and not of its start: a Ray runs already")
     if config.getoption("dist", "no") == "no":
         import shared_processors
 
+        keep_freed_memory()
         shared_processors.share()  # before anybody imports what it replaces
 
 
@@ -42,6 +55,53 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)  # nor at the rest as often as a small program would
+
+
+# To start Ray, and to have its workers import what tasks need, takes 10 s: tests that are marked come one after the
+# other, and share one. `engine` uses a Ray that is there, and leaves it alone.
+_ray = ExitStack()
+
+
+# Real processors take 2 to 8 s to load, and all of them a minute.
+LOAD_REAL_PROCESSORS = (
+    "tests/families/", "tests/loaders/online/", "tests/loaders/test_codecs.py", "tests/measure/",
+    "tests/media/test_audio.py",
+    "tests/ingest/test_conversation.py", "tests/test_nasty.py", "tests/test_run.py", "tests/view/test_pictures.py",
+    "tests/view/test_tokens.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What tests share is made once if they come one after the other, in one process: processes begin at the start and
+    in the middle, and take over from each other's end."""
+
+    launched = {item.path for item in items if "launcher" in getattr(item, "fixturenames", ())}
+
+    def place(item: pytest.Item) -> int:
+        if item.get_closest_marker("on_ray"):
+            return 0
+        if item.path in launched:
+            return 1
+        return 2 if item.nodeid.startswith(LOAD_REAL_PROCESSORS) else 3
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("on_ray"):
+        import ray
+
+        from neatpack.pipeline.runtime.engine import engine
+
+        if not ray.is_initialized():
+            _ray.enter_context(engine("ray", num_workers=2))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.get_closest_marker("on_ray") is None:
+        _ray.close()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -100,6 +160,13 @@ def tiny(tmp_path: Path) -> "TinyData":
     from helpers import TinyData
 
     return TinyData(tmp_path / "data")
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    started = Launcher()
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="session")

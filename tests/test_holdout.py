@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,12 @@ def outputs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     out = tmp_path_factory.mktemp("packed") / "out"
     run_pack(tiny_config(data, out, holdout=SHARE))
     return out, beside(out)
+
+
+def copied(outputs: tuple[Path, Path], out: Path) -> None:
+    """OUT and OUT-holdout as they are after such a run."""
+    for each, copy in zip(outputs, (out, beside(out)), strict=True):
+        shutil.copytree(each, copy)
 
 
 def beside(out: Path) -> Path:
@@ -216,6 +223,7 @@ def test_same_bytes_whenever_it_is_killed(
     assert not list(tmp_path.rglob("*.part")), "left-overs of killed runs"
 
 
+@pytest.mark.on_ray
 def test_same_bytes_on_ray(data: Path, outputs: tuple[Path, Path], tmp_path: Path) -> None:
     run_pack(tiny_config(data, tmp_path / "out", holdout=SHARE, engine="ray", num_workers=2))
     assert files_of(tmp_path / "out") == files_of(outputs[0])
@@ -224,7 +232,7 @@ def test_same_bytes_on_ray(data: Path, outputs: tuple[Path, Path], tmp_path: Pat
 
 def test_a_lost_shard_of_the_holdout_is_made_again(data: Path, outputs: tuple[Path, Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
-    run_pack(tiny_config(data, out, holdout=SHARE))
+    copied(outputs, out)
     for path in ("manifest.json", "shards/pack-000000.tar"):
         (beside(out) / path).unlink()
     run_pack(tiny_config(data, out, holdout=SHARE))
@@ -243,9 +251,11 @@ def test_a_second_run_does_nothing(data: Path, tmp_path: Path, capsys: pytest.Ca
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_another_share_is_refused_and_overwrites_both_on_demand(data: Path, tmp_path: Path) -> None:
+def test_another_share_is_refused_and_overwrites_both_on_demand(
+    data: Path, outputs: tuple[Path, Path], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    run_pack(tiny_config(data, out, holdout=SHARE))
+    copied(outputs, out)
     before = files_of(tmp_path)
     with pytest.raises(UserError, match="out was made from something else:\n  config.holdout: 0.3 -> 0.1\n"):
         run_pack(tiny_config(data, out, holdout=0.1))
@@ -268,10 +278,10 @@ def test_a_refused_holdout_leaves_both_as_they_were(data: Path, tmp_path: Path) 
     assert not (tmp_path / "strange").exists()
 
 
-def test_what_was_held_out_is_not_packed_beside_it(data: Path, tmp_path: Path) -> None:
+def test_what_was_held_out_is_not_packed_beside_it(data: Path, outputs: tuple[Path, Path], tmp_path: Path) -> None:
     """Nobody should validate on rows that a newer output trains on."""
     config = tiny_config(data, tmp_path / "out", holdout=SHARE)
-    run_pack(config)
+    copied(outputs, tmp_path / "out")
     for overwrite in (False, True):
         with pytest.raises(UserError, match="out-holdout has rows that an earlier run held out, and without --holdout"):
             run_pack(dataclasses.replace(config, holdout=0.0, overwrite=overwrite))

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -60,10 +61,12 @@ def imported(name: str, text: str, is_package: bool) -> Iterator[str]:
             yield from (module if module in MODULES else base for module in full)
 
 
-GRAPH = {
-    name: set(imported(name, path.read_text(encoding="utf-8"), path.name == "__init__.py")) - {name}
-    for name, path in MODULES.items()
-}
+@cache
+def graph() -> dict[str, set[str]]:
+    return {
+        name: set(imported(name, path.read_text(encoding="utf-8"), path.name == "__init__.py")) - {name}
+        for name, path in MODULES.items()
+    }
 
 
 def group(module: str) -> str:
@@ -74,9 +77,9 @@ def group(module: str) -> str:
     return "neatpack" if not parts else parts[1] if len(parts) > 1 else parts[0]
 
 
-def groups(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+def groups() -> dict[str, set[str]]:
     result: dict[str, set[str]] = {}
-    for name, others in graph.items():
+    for name, others in graph().items():
         result.setdefault(group(name), set()).update(group(other) for other in others if group(other) != group(name))
     return result
 
@@ -86,14 +89,14 @@ def test_imports_are_read_wherever_they_stand():
     assert sorted(imported("neatpack.pipeline.plan.assign", text, is_package=False)) == [
         "neatpack.a", "neatpack.pipeline.plan.plan", "neatpack.pipeline.records",
     ]  # fmt: skip
-    assert len(GRAPH) > 90 and "neatpack.pipeline.records" in GRAPH["neatpack.pipeline.layout"]
+    assert len(graph()) > 90 and "neatpack.pipeline.records" in graph()["neatpack.pipeline.layout"]
     with pytest.raises(CycleError):
         TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
 
 
-@pytest.mark.parametrize("graph", [GRAPH, groups(GRAPH)], ids=["modules", "groups"])
-def test_no_cycles(graph):
-    TopologicalSorter(graph).prepare()
+@pytest.mark.parametrize("found", [graph, groups], ids=["modules", "groups"])
+def test_no_cycles(found):
+    TopologicalSorter(found()).prepare()
 
 
 def test_the_directions_are_those_that_are_written_down():
@@ -103,7 +106,7 @@ def test_the_directions_are_those_that_are_written_down():
     assert block is not None
     lines = [line.split("->") for line in block[1].splitlines() if "->" in line]
     allowed = {name.strip(): {other.strip() for other in others.split(",")} for name, others in lines}
-    assert {name: others for name, others in groups(GRAPH).items() if others} == allowed
+    assert {name: others for name, others in groups().items() if others} == allowed
 
 
 # What opens files of this machine beside the storage layer, and why it may.

@@ -441,6 +441,7 @@ def expected(data, tmp_path_factory):
     return files
 
 
+@pytest.mark.on_ray
 @pytest.mark.parametrize("workers", [1, 2])
 def test_same_bytes_on_ray(data, expected, workers, tmp_path):
     run_pack(tiny_config(data, tmp_path / "out", engine="ray", num_workers=workers))

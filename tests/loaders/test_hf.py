@@ -1,9 +1,6 @@
 """HF Trainer and accelerate: packs by index, and what is refused because half of the packs would be lost."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -52,24 +49,19 @@ def test_a_pack_that_trainer_has_cut_down_is_explained(out):
     assert not isinstance(IndexedPacks(out)[0], dict)
 
 
-def run(out, folder, processes):
-    """What tests/loaders/hf_trainers.py prints, by rank."""
-    script = ROOT / "tests" / "loaders" / "hf_trainers.py"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes),
-               "--redirects", "1", "--log-dir", str(folder / "logs"),
-               str(script), str(out), str(DEMO_PROCESSOR), str(folder)]  # fmt: skip
-    search = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": search}
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    logs = sorted((folder / "logs").rglob("stdout.log"), key=str)
-    return [json.loads(log.read_text().splitlines()[-1]) for log in logs]
+def run(launcher, out, folder, processes):
+    """What tests/loaders/hf_trainers.py tells, by rank."""
+    script, arguments = ROOT / "tests" / "loaders" / "hf_trainers.py", [out, DEMO_PROCESSOR, folder]
+    codes, printed = launcher.launch(script, arguments, folder / "output", processes=processes)
+    assert not any(codes), printed[0][-3000:]
+    lines = [[line for line in text.splitlines() if line.startswith('{"defaults"')] for text in printed]
+    return [json.loads(told) for (told,) in lines]
 
 
 @pytest.fixture(scope="module")
-def ranks(out, tmp_path_factory):
+def ranks(launcher, out, tmp_path_factory):
     """Of two processes."""
-    return run(out, tmp_path_factory.mktemp("two"), 2)
+    return run(launcher, out, tmp_path_factory.mktemp("two"), 2)
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +84,8 @@ def test_trainer_with_its_defaults_trains_every_pack_once_and_resumes(ranks, sum
     assert_each_once_and_resumed(ranks, sums)
 
 
-def test_trainer_with_its_defaults_in_one_process(out, sums, tmp_path):
-    (alone,) = run(out, tmp_path, 1)
+def test_trainer_with_its_defaults_in_one_process(launcher, out, sums, tmp_path):
+    (alone,) = run(launcher, out, tmp_path, 1)
     assert_each_once_and_resumed([alone], sums)
     assert "give it neatpack.loaders.hf.IndexedPacks" in alone["trainer"], "of an item, only what forward names is left"
     assert alone["dispatch True"] == alone["dispatch False"] == "not refused", "one process shards nothing"

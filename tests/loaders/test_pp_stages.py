@@ -1,21 +1,20 @@
 """A model cut into two pipeline stages, in two processes, computes what the whole model does in one.
 
 Packs go through the packed collater, wrapped for pipeline parallelism; stage 0 takes its media where
-`stage_vlm_media_for_pp` put them. Run as a script, this file is one of the two processes: RANK FOLDER.
+`stage_vlm_media_for_pp` put them. Run as a script, this file is one of the two processes.
 """
 
 import os
-import subprocess
 import sys
-import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import DEMO_PROCESSOR, ROOT
+from helpers import DEMO_PROCESSOR
 from tiny_models import tiny_model
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
@@ -43,7 +42,6 @@ CASES = {
     "shapes-inferred-4": (ScheduleGPipe, 4, PACKS, False),
     "text-only-2": (ScheduleGPipe, 2, TEXT_PACKS, True),
 }
-TIME_LIMIT = 120
 
 
 def pack_of(documents, rng, model_config):
@@ -184,30 +182,11 @@ def run_stage(rank, folder):
     dist.destroy_process_group()
 
 
-def piped(folder):
+def piped(launcher, folder):
     """Results of both processes, by case."""
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
-    if sys.platform == "linux":
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
-    logs = [folder / f"{rank}.log" for rank in range(2)]
-    processes = []
-    try:
-        for rank, log in enumerate(logs):
-            command = [sys.executable, __file__, str(rank), str(folder)]
-            with log.open("wb") as output:
-                processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT))
-        # A stage that fails leaves the other waiting for it: look at both.
-        for _ in range(TIME_LIMIT * 10):
-            codes = [process.poll() for process in processes]
-            if any(codes) or all(code == 0 for code in codes):
-                break
-            time.sleep(0.1)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    report = "\n".join(f"--- rank {rank}\n{log.read_text()[-3000:]}" for rank, log in enumerate(logs))
-    assert codes == [0, 0], f"exit codes {codes} (None: still running after {TIME_LIMIT} s)\n{report}"
+    codes, printed = launcher.launch(Path(__file__), [folder], folder / "output")
+    report = "\n".join(f"--- rank {rank}\n{text[-3000:]}" for rank, text in enumerate(printed))
+    assert codes == [0, 0], f"exit codes {codes}\n{report}"
     first, last = (torch.load(folder / f"{rank}.pt") for rank in range(2))
     return {case: (first[case], last[case]) for case in CASES}
 
@@ -228,10 +207,10 @@ def whole(model, packs, **changed):
     return logits.detach(), loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 
 
-def test_stages_equal_the_whole_model(tmp_path, model):
+def test_stages_equal_the_whole_model(launcher, tmp_path, model):
     """One test for all cases: starting two processes takes ten times as long as what they compute."""
     close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
-    for case, (first, last) in piped(tmp_path).items():
+    for case, (first, last) in piped(launcher, tmp_path).items():
         print(case)  # shown if it fails
         packs = CASES[case][2]
         logits, loss, gradients = whole(model, packs)
@@ -265,4 +244,4 @@ def test_the_comparison_sees_swapped_images(model):
 
 
 if __name__ == "__main__":
-    run_stage(int(sys.argv[1]), sys.argv[2])
+    run_stage(int(os.environ["RANK"]), sys.argv[1])

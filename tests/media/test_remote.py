@@ -269,7 +269,7 @@ def test_what_is_no_url(allowed: Path, url: str) -> None:
     assert reason == "missing_media" and "secret" not in detail
 
 
-@pytest.mark.parametrize("engine", ["inline", "ray"])
+@pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.on_ray)])
 def test_packing_with_downloads(web: Web, tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DOWNLOADS, raising=False)
     web.answers["/cat.png"] = [(200, picture(tmp_path / "cat.png", 40, 60).read_bytes()), (500, b"")]

@@ -62,7 +62,7 @@ BOUNDS = st.one_of(
 @example(height=1, width=201, factor=28, bounds=(3136, 12_845_056))
 @example(height=14, width=42, factor=28, bounds=(1, 10**12))  # halves: round to even
 @example(height=1, width=1, factor=32, bounds=(1, 1))
-@settings(max_examples=1000)
+@settings(max_examples=400)
 def test_image(height: int, width: int, factor: int, bounds: tuple[int, int]) -> None:
     arguments = (height, width, factor, *bounds)
     assert outcome(smart_resize_image, *arguments) == outcome(hf_image, *arguments)
@@ -74,7 +74,7 @@ def test_image(height: int, width: int, factor: int, bounds: tuple[int, int]) ->
 @example(frames=2, height=1, width=201, factor=28, bounds=(3136, 12_845_056))
 @example(frames=2, height=10, width=175, factor=28, bounds=(1, 10**12))  # cut to 489, not rounded to 490
 @example(frames=2, height=1, width=100, factor=28, bounds=(1, 10**12))  # blown up to 28 x 2800
-@settings(max_examples=1000)
+@settings(max_examples=400)
 def test_video(frames: int, height: int, width: int, factor: int, bounds: tuple[int, int]) -> None:
     arguments = (frames, height, width, 2, factor, *bounds)
     assert outcome(smart_resize_video, *arguments) == outcome(hf_video, *arguments)
@@ -113,7 +113,7 @@ def test_too_long_pictures_are_refused_in_words(height: int, width: int) -> None
 @example(height=20_000, width=3, patch=16, pooling=3, tokens=280)
 @example(height=1, width=1, patch=16, pooling=3, tokens=1120)
 @example(height=10, width=10, patch=16, pooling=3, tokens=1)  # may round to nothing
-@settings(max_examples=1000)
+@settings(max_examples=400)
 def test_budget(height: int, width: int, patch: int, pooling: int, tokens: int) -> None:
     ours = outcome(budget_resize, height, width, patch * pooling, tokens)
     assert ours == outcome(hf_budget, height, width, patch, tokens * pooling**2, pooling)
@@ -132,7 +132,7 @@ hf_navit = hf_function("models.kimi_k25.image_processing_kimi_k25", "navit_resiz
 @given(height=SIDE, width=SIDE, merge=st.integers(1, 3), patches=st.integers(1, 20_000), side=st.integers(2, 600))
 @example(height=20_000, width=3, merge=2, patches=16384, side=512)
 @example(height=7169, width=7169, merge=2, patches=10**6, side=512)
-@settings(max_examples=1000)
+@settings(max_examples=400)
 def test_navit(height: int, width: int, merge: int, patches: int, side: int) -> None:
     assert navit_resize(height, width, 14, merge, patches, side) == hf_navit(height, width, 14, merge, patches, side)
 
@@ -150,7 +150,7 @@ RESOLUTIONS = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns i
 @given(height=SIDE, width=SIDE, count=st.integers(1, 36))
 @example(height=500, width=300, count=36)
 @example(height=20_000, width=1, count=36)
-@settings(max_examples=1000)
+@settings(max_examples=400)
 def test_best_resolution(height: int, width: int, count: int) -> None:
     best = best_resolution(height, width, RESOLUTIONS[:count])
     assert best == select_best_resolution((height, width), RESOLUTIONS[:count])

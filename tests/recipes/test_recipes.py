@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -40,18 +39,6 @@ def digest(ids):
     return hashlib.sha256(ids.numpy().tobytes()).hexdigest()
 
 
-@pytest.fixture(scope="module")
-def launcher():
-    """tests/recipes/launcher.py, running."""
-    command = [sys.executable, str(ROOT / "tests" / "recipes" / "launcher.py")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        yield process
-        process.stdin.close()
-
-
 def run(launcher, recipe, out, folder, *, processes=2, kill_at=0):
     """What the recipe prints, and what its model was given: a list of steps, each a list of digests."""
     seen, output = folder / f"seen-{kill_at}", folder / f"output-{kill_at}"
@@ -60,13 +47,10 @@ def run(launcher, recipe, out, folder, *, processes=2, kill_at=0):
         if not (RECIPE_PACKAGES / package).is_dir():
             pytest.skip(f"{package} is not in .venv/recipes, where the Makefile installs it")
         environment["PYTHONPATH"] = str(RECIPE_PACKAGES)
-    arguments = [str(out), "--checkpoint", str(folder / "checkpoint")]
-    wanted = {"script": str(ROOT / "jobs" / "recipes" / f"{recipe}.py"), "arguments": arguments,
-              "environment": environment, "processes": processes, "output": str(output)}  # fmt: skip
-    launcher.stdin.write(json.dumps(wanted) + "\n")
-    launcher.stdin.flush()
-    codes = json.loads(launcher.stdout.readline())
-    printed = [Path(f"{output}.{rank}").read_text() for rank in range(processes)]
+    codes, printed = launcher.launch(
+        ROOT / "jobs" / "recipes" / f"{recipe}.py", [out, "--checkpoint", folder / "checkpoint"], output,
+        processes=processes, environment=environment,
+    )  # fmt: skip
     assert any(codes) == bool(kill_at), f"exit codes {codes}\n{printed[0][-3000:]}"
     return what_came_out(printed[0], seen, processes)
 

@@ -16,7 +16,7 @@ from neatpack.pipeline.runtime.engine import Engine, RayEngine, engine
 # Tasks are functions inside functions: Ray sends those by value, so that its workers need not import this file.
 
 
-@pytest.fixture(scope="module", params=["inline", "ray"])
+@pytest.fixture(params=["inline", pytest.param("ray", marks=pytest.mark.on_ray)])
 def running(request: pytest.FixtureRequest) -> Iterator[Engine]:
     with engine(request.param, num_workers=1) as started:
         yield started
@@ -133,6 +133,7 @@ def test_workers_are_silent(running: Engine, capfd: pytest.CaptureFixture[str]) 
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.on_ray
 @pytest.mark.parametrize("running", ["ray"], indirect=True)  # in-process, a crash is the end
 def test_a_crashed_worker_is_tried_again(running: Engine, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
@@ -268,6 +269,7 @@ def test_a_task_asks_for_no_more_memory_than_the_largest_node_has(memory: int, a
     assert options["scheduling_strategy"] == "SPREAD"
 
 
+@pytest.mark.on_ray
 @pytest.mark.parametrize("running", ["ray"], indirect=True)
 def test_workers_are_warmed(running: Engine, tmp_path: Path) -> None:
     """What fails there is told by who needs it."""

@@ -79,7 +79,7 @@ def test_time_inside_time_counts_once(monkeypatch: pytest.MonkeyPatch, clock: Cl
     assert heard.task_seconds == 17.5
 
 
-@pytest.mark.parametrize("kind", ["inline", "ray"])
+@pytest.mark.parametrize("kind", ["inline", pytest.param("ray", marks=pytest.mark.on_ray)])
 def test_work_of_tasks_comes_to_the_stage_that_is_on(kind: str):
     def task(number: int) -> None:
         did(rows=number, skipped={"bad_row": 1})

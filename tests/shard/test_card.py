@@ -37,16 +37,6 @@ def card(out: Path) -> str:
     return (out / "README.md").read_text(encoding="utf-8")
 
 
-def in_fresh_process(script: str, folder: Path) -> str:
-    """From outside: no test of ours is imported, and nothing is asked of the hub."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
 READ = """
 import datasets, numpy
 for streaming in (False, True):
@@ -57,30 +47,53 @@ for streaming in (False, True):
 """
 
 
-def test_load_dataset_takes_the_folder(packed):
+GUESS = """
+import datasets
+print(list(next(iter(datasets.load_dataset("without/packed", split="train", streaming=True)))))
+"""
+
+
+def examples(out: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", card(out), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def printed(packed: Path) -> list[str]:
+    """By READ, the examples of the card, and GUESS. From outside: no test of ours is imported, and nothing is asked of
+    the hub; in one process, because `datasets` takes seconds to import."""
+    folder = packed.parent
+    shutil.copytree(packed, folder / "without" / "packed", ignore=shutil.ignore_patterns("README.md"))
+    scripts = [READ, "\n".join(examples(packed)), GUESS]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
+    done = subprocess.run(
+        [sys.executable, "-c", f"for script in {scripts!r}:\n    exec(script, {{}})\n    print('---')"],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.split("---\n")
+
+
+def test_load_dataset_takes_the_folder(packed, printed):
     """Whole and streamed, every pack with the numbers that it has."""
     expected = [
         f"{pack.number:09d} {len(pack.arrays['input_ids'])} {pack.arrays['input_ids'].sum()} "
         f"{pack.arrays['pixel_values'].sum(dtype=np.int64)}"
         for pack in packs_of(packed)
     ]
-    lines = in_fresh_process(READ, packed.parent).splitlines()
+    lines = printed[0].splitlines()
     assert len(expected) > 20
     for streaming in ("False", "True"):
         assert [line.removeprefix(f"{streaming} ") for line in lines if line.startswith(streaming)] == expected
 
 
-def test_without_a_card_load_dataset_does_not(packed, tmp_path):
+def test_without_a_card_load_dataset_does_not(printed):
     """What the card is for: `datasets` guesses by what most files are, and takes the manifest for data."""
-    shutil.copytree(packed, tmp_path / "packed", ignore=shutil.ignore_patterns("README.md"))
-    script = "import datasets; print(list(next(iter(datasets.load_dataset('packed', split='train', streaming=True)))))"
-    assert in_fresh_process(script, tmp_path).startswith("['format', 'neatpack', 'fingerprint', ")
+    assert printed[2].startswith("['format', 'neatpack', 'fingerprint', ")
 
 
-def test_the_examples_of_the_card_run(packed):
-    blocks = re.findall(r"^```python\n(.*?)^```$", card(packed), re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
-    said = in_fresh_process("\n".join(blocks), packed.parent).splitlines()
+def test_the_examples_of_the_card_run(packed, printed):
+    assert len(examples(packed)) == 3
+    said = printed[1].splitlines()
     first = next(iter(packs_of(packed)))
     length, number = len(first.arrays["input_ids"]), len(first.documents)
     assert said == [f"000000000 {length} {number}", f"000000000 ({length},) {number}"]

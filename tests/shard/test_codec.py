@@ -61,7 +61,7 @@ def packs(draw):
     )
 
 
-@settings(max_examples=40)  # each of up to four packs, with all arrays there are
+@settings(max_examples=20)  # each of up to four packs, with all arrays there are
 @given(st.lists(packs(), max_size=4, unique_by=lambda pack: pack.number))
 def test_round_trip(written):
     file = io.BytesIO()

@@ -1,6 +1,7 @@
 """A finished output that is overwritten: at every instant there is the old one or the new one, whole."""
 
 import os
+import shutil
 
 import pytest
 from helpers import assert_verified, files_of, tiny_config
@@ -39,11 +40,11 @@ def test_the_old_output_stays_until_the_new_one_is_complete(meta, tmp_path, monk
 
 def test_killed_at_any_rename_the_next_run_finishes_the_exchange(meta, tmp_path, monkeypatch):
     run_pack(tiny_config(meta, tmp_path / "new", pack_size=256))
+    run_pack(tiny_config(meta, tmp_path / "old"))
     wanted = files_of(tmp_path / "new")
     moves = 0
     for at in range(100):
-        out = tmp_path / f"out{at}"
-        run_pack(tiny_config(meta, out))
+        out = shutil.copytree(tmp_path / "old", tmp_path / f"out{at}")
         left = at
 
         def replace_until(source, target, replaced=os.replace):

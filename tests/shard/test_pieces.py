@@ -151,6 +151,7 @@ def test_an_output_by_pieces_is_the_same(meta: Path, tmp_path: Path, monkeypatch
     assert not (tmp_path / "out/work/pieces").exists()
 
 
+@pytest.mark.on_ray
 def test_an_output_by_pieces_on_ray_is_the_same(meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they are cut is the driver's matter."""
     run_pack(tiny_config(meta, tmp_path / "whole", pack_size=256))
