@@ -56,6 +56,7 @@ from neatpack.pipeline.stages import plan_all, processor_key, render, shard_jobs
 
 NOT_WORK = (LOADING, STARTING, STOPPING)  # stages of a run that more workers do not shorten
 MEDIA = " (media)"  # after the name of a data set: those of its rows that have some
+DRAWS = 5  # simulations of a job, each with other calls as long as some were; means are told
 TASK_SECONDS, SEND_SECONDS = 5e-3, 1e-3  # that a task costs Ray, on the worker and in the driver
 
 
@@ -289,10 +290,10 @@ def print_calls(took: Took) -> None:
 class Simulated(Engine):
     """Workers on paper, and a clock that is a number."""
 
-    def __init__(self, num_workers: int, took: Took, *, bundled: bool) -> None:
+    def __init__(self, num_workers: int, took: Took, *, bundled: bool, seed: int) -> None:
         super().__init__({})
         self.num_workers, self._took, self._bundled = num_workers, took, bundled
-        self._rng = random.Random(0)
+        self._rng = random.Random(seed)
         self.clock = self.work = self.joining = 0.0
         self.num_tasks = 0
 
@@ -351,8 +352,11 @@ def simulate(
     for name, way in (("cut", cut), ("uncut", uncut)):
         found[name] = {}
         for number in numbers:
-            running = Simulated(number, took, bundled=way is cut)
-            found[name][str(number)] = staged(way(running), running)
+            runs = []
+            for seed in range(DRAWS):
+                running = Simulated(number, took, bundled=way is cut, seed=seed)
+                runs.append(staged(way(running), running))
+            found[name][str(number)] = {key: statistics.mean(run[key] for run in runs) for key in runs[0]}
     return found
 
 
@@ -377,7 +381,7 @@ def print_simulated(found: dict[str, dict[str, dict[str, float]]], num_rows: int
     for way, by_workers in found.items():
         for number, figures in by_workers.items():
             shown = "".join(
-                f"{figures[name]:17.0f}" if name.endswith("tasks") else f"{figures[name]:17.2f}" for name in columns
+                f"{figures[name]:17.0f}" if name.endswith("tasks") else f"{figures[name]:17.3f}" for name in columns
             )
             print(f"{way:8}{number:>8}{shown}")
 
