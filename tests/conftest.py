@@ -33,10 +33,16 @@ settings.load_profile("neatpack")
 
 def keep_freed_memory() -> None:
     """Large arrays are of fresh pages each time, which the kernel clears: a quarter of the time of models. By glibc's
-    mallopt none is mapped by itself (M_MMAP_MAX), and the heap stays as large as it was (M_TRIM_THRESHOLD)."""
+    mallopt none is mapped by itself (M_MMAP_MAX), and the heap stays as large as it was (M_TRIM_THRESHOLD) until a file
+    of tests is done."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(-4, 0)
         mallopt(-1, (1 << 31) - 1)
+
+
+def return_freed_memory() -> None:
+    if malloc_trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        malloc_trim(0)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -99,7 +105,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or nextitem.path != item.path:
+        return_freed_memory()
     if nextitem is None or nextitem.get_closest_marker("on_ray") is None:
         _ray.close()
 
