@@ -8,7 +8,9 @@ Kimi K2.5   cuts the pooled features of videos by grids that count all frames, a
             frames at once: chunks run one by one
 LLaVA-OneVision  takes the frames that pad a video in a batch for others: videos run one by one, each with its own
 Phi-4-multimodal projects all sounds of a batch by the weights for speech beside pictures as soon as there is a
-            picture in it: those of a document without pictures are projected as speech, as if it were alone
+            picture in it: those of a document without pictures are projected as speech, as if it were alone. Its
+            vision tower looks back only (is_causal) where no picture of a batch has white padding, and both ways, as
+            it was trained, where one has: it looks both ways
 """
 
 import logging
@@ -30,8 +32,12 @@ def mend(model: Any) -> Any:
         return model
     if (kind := type(model).__name__) == KIMI:
         model.model.get_video_features = partial(_chunk_by_chunk, model.model)
-    else:
-        model.register_forward_pre_hook(BEFORE[kind], with_kwargs=True)
+        return model
+    if kind == PHI4:
+        for module in model.modules():
+            if type(module).__name__ == "Phi4MultimodalVisionAttention":
+                module.is_causal = False
+    model.register_forward_pre_hook(BEFORE[kind], with_kwargs=True)
     return model
 
 
@@ -149,12 +155,12 @@ def _beside_pictures(is_image: torch.Tensor, positions: torch.Tensor | None) -> 
     return with_picture[documents].view_as(is_image)
 
 
-KIMI = "Kimi_K25ForConditionalGeneration"
+KIMI, PHI4 = "Kimi_K25ForConditionalGeneration", "Phi4MultimodalForCausalLM"
 BEFORE: dict[str, Callable[..., Any]] = {  # by class: what changes the arguments that it is called with
     "Gemma4ForConditionalGeneration": _with_features,
     "Glm4vForConditionalGeneration": _with_features_in_order,
     "Glm4vMoeForConditionalGeneration": _with_features_in_order,
     "Glm46VForConditionalGeneration": _with_features_in_order,
     "LlavaOnevisionForConditionalGeneration": _video_by_video,
-    "Phi4MultimodalForCausalLM": _sounds_by_document,
+    PHI4: _sounds_by_document,
 }

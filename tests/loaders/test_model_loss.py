@@ -261,6 +261,26 @@ def test_every_kind_of_attention_keeps_documents_apart(made, name, way):
         assert float(made.loss(collater(made.packs))) == expected
 
 
+@torch.no_grad()
+def test_a_picture_without_padding_beside_one_with_some(tmp_path):
+    """60 x 60 fills its crop and 120 x 48 does not: in one batch, Phi-4's vision tower sees the first one otherwise."""
+    processor = str(import_module("processors.phi4_mm").make(tmp_path / "processor"))
+    data = TinyData(tmp_path / "data").image(60, 60).image(120, 48)
+    run_pack(tiny_config(data.write(), tmp_path / "out", pack_size=4096, processor=processor))
+    (pack,) = PackedShards(tmp_path / "out", pixels="fp32")
+    model = tiny_phi4_mm(load_family(ProcessorKey(processor=processor)))
+    documents = list(documents_of(tmp_path / "out", pack))
+
+    def difference() -> float:
+        made = Made(tmp_path / "out", model, [pack], documents)
+        packed = made.loss(PackedShards(tmp_path / "out").collater(model)([pack]))
+        return abs(float(packed) - made.alone[0])
+
+    assert difference() > 1e-3
+    mend(model)
+    assert difference() < 1e-5
+
+
 # The model that a collater is made for
 
 
