@@ -12,9 +12,10 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/ready
 	$(BIN)/python jobs/demo/run.py demo-out
 
-# What tests write, 5 GB in all, is kept of those that fail.
+# What tests write, 5 GB in all, is kept of those that fail. Three processes on two cores: some tests wait for others' time
+# to pass, for a head of Ray that is gone, say.
 test: .venv/ready
-	$(BIN)/python -m pytest -n 2 --dist worksteal -o tmp_path_retention_policy=failed -o tmp_path_retention_count=1
+	$(BIN)/python -m pytest -n 3 --dist worksteal -o tmp_path_retention_policy=failed -o tmp_path_retention_count=1
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

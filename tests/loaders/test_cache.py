@@ -259,12 +259,20 @@ def test_the_least_recently_used_go_first(bucket, tmp_path):
     assert file_of_first.read() == (bucket / "out/shards" / first.name).read_bytes(), "evicted, and still readable"
 
 
+def size_now(path):
+    """What is read ahead may drive it out between the listing and this."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def test_a_small_cache_keeps_its_bound_and_the_items(bucket, store, tmp_path):
     largest = max(shard.bytes for shard in shards_of(bucket))
     packs = cached(store, tmp_path, gb=largest / 1e9)
     for item, local in zip(packs, PackedShards(bucket / "out"), strict=True):
         assert_same([item], [local])
-        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= largest
+        assert sum(map(size_now, tmp_path.iterdir())) <= largest
 
 
 def test_shards_in_download_are_not_evicted(bucket, tmp_path):

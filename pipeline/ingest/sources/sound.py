@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ...media.audio import decode_audio, own_rate
 from ...records import MediaError, MediaRef
 
 
@@ -23,8 +24,6 @@ def decoded_sound(value: Any, sampling_rate: int | None = None) -> tuple[np.ndar
 
 
 def _decoded(ref: MediaRef, sampling_rate: int | None) -> tuple[np.ndarray, int]:
-    from ...media.audio import decode_audio, own_rate  # FFmpeg, which every command would wait 0.1 s for
-
     try:
         rate = own_rate(ref) if sampling_rate is None else sampling_rate
         return decode_audio(ref, rate), rate
