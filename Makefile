@@ -12,8 +12,8 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: .venv/ready
 	$(BIN)/python jobs/demo/run.py demo-out
 
-# What tests write, 5 GB in all, is kept of those that fail. Three processes on two cores: some tests wait for others' time
-# to pass, for a head of Ray that is gone, say.
+# What tests write, 5 GB in all, is kept of those that fail. Three processes for two cores: tests wait, too, for servers
+# and for nodes that die.
 test: .venv/ready
 	$(BIN)/python -m pytest -n 3 --dist worksteal -o tmp_path_retention_policy=failed -o tmp_path_retention_count=1
 

@@ -79,16 +79,18 @@ LOAD_REAL_PROCESSORS = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What tests share is made once if they come one after the other, in one process: processes begin at the start and
-    in the middle, and take over from each other's end."""
+    in the middle, and take over from each other's end. What waits for minutes comes first: nobody waits for it then."""
 
     launched = {item.path for item in items if "launcher" in getattr(item, "fixturenames", ())}
 
     def place(item: pytest.Item) -> int:
-        if item.get_closest_marker("on_ray"):
+        if item.nodeid.startswith("tests/chaos/"):
             return 0
-        if item.path in launched:
+        if item.get_closest_marker("on_ray"):
             return 1
-        return 2 if item.nodeid.startswith(LOAD_REAL_PROCESSORS) else 3
+        if item.path in launched:
+            return 2
+        return 3 if item.nodeid.startswith(LOAD_REAL_PROCESSORS) else 4
 
     items.sort(key=place)
 
