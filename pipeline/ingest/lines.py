@@ -160,8 +160,8 @@ def media_seconds(line: bytes) -> float:
 
 
 def text_seconds(line: bytes) -> float:
-    """All else. A text that quotes JSON has {\\" where an object of the row has {" """
-    seconds = ROW_SECONDS + OBJECT_SECONDS * line.count(b'{"')
+    """All else that measuring it takes."""
+    seconds = ROW_SECONDS + OBJECT_SECONDS * line.count(b'{"')  # JSON that a text quotes has a backslash between
     if line.isascii():
         if len(line) > _LONG and 50 * line.count(b" ") < len(line):  # base64 has no spaces, text has
             return seconds + INSIDE_SECONDS + INSIDE_BYTE_SECONDS * len(line)
