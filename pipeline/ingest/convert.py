@@ -17,6 +17,7 @@ from .formats.said import Said
 from .lines import MAX_ROW_BYTES, PROBLEM, Part, rows
 from .media import json_name
 from .meta import Dataset
+from .unread import unread
 
 NUM_FIRST_ROWS = 100  # that tell a format: enough for a set of which a few rows have pictures
 FIRST_BYTES = 16 << 20  # of them; rows with media in them are long, and the driver waits
@@ -124,4 +125,7 @@ def resolved(dataset: Dataset, first: Sequence[dict[str, Any]]) -> Dataset:
     used, unused = (", ".join(keys) or "none" for keys in used_and_unused(first, uses))
     words = "%s: format %s, %s; columns used: %s; not used: %s"
     logger.log(level, words, dataset.name, dataset.format, how, used, unused)
+    dialect = _dialect(dataset)
+    for problem in unread(first, [_said(row, dataset, dialect) for row in first], dataset.format, dataset.columns):
+        logger.warning("%s: %s", dataset.name, problem)
     return dataset

@@ -30,7 +30,7 @@ from ..runtime.storage import Place, Sink, local_copy, open_file, sha256_of, tex
 from ..uris import without_secrets
 from .arrow import arrow_rows, rows_of
 from .lines import BLANK, BOM, PROBLEM, Lines, dumped, media_beside
-from .tars import COLUMNS, tar_rows
+from .tars import COLUMNS, KIND_OF, tar_rows
 
 TEXT_KINDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 BINARY_KINDS = (".parquet", ".arrow", ".feather", ".tar")
@@ -102,7 +102,7 @@ def as_lines(
         )
     if kind == ".tar":
         names = [columns[medium] for medium in COLUMNS]
-        return _rewrite(file, imported, partial(_tar_rows, columns), text_of(file), *names)
+        return _rewrite(file, imported, partial(_tar_rows, columns), text_of(file), *names, *KIND_OF)
     if kind in (".arrow", ".feather"):
         return _rewrite(file, imported, _arrow_rows, text_of(file))
     if kind == ".parquet":

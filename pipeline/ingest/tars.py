@@ -18,12 +18,15 @@ from .lines import PROBLEM
 
 # Under which column of a row media go, if its JSON does not say where.
 COLUMNS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "audios"}
+# Also those that few decoders read, or none: a picture that cannot be decoded is in the ledger, and one that is not
+# looked at leaves its caption behind, to be trained on alone.
 KINDS: dict[MediaKind, tuple[str, ...]] = {
-    "image": ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff"),
-    "video": ("mp4", "webm", "mkv", "avi", "mov"),
-    "audio": ("wav", "mp3", "flac", "ogg", "m4a", "opus"),
-}
-_KIND_OF = {extension: kind for kind, extensions in KINDS.items() for extension in extensions}
+    "image": ("jpg", "jpeg", "jpe", "jfif", "png", "apng", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "heif",
+              "jp2", "svg"),
+    "video": ("mp4", "m4v", "webm", "mkv", "avi", "mov", "mpg", "mpeg", "wmv", "flv", "3gp"),
+    "audio": ("wav", "mp3", "flac", "ogg", "oga", "m4a", "opus", "aac", "wma", "aiff", "aif"),
+}  # fmt: skip
+KIND_OF = {extension: kind for kind, extensions in KINDS.items() for extension in extensions}
 _BLOCK = 512
 
 logger = logging.getLogger(__name__)
@@ -95,7 +98,7 @@ def _members(file: str, content: BinaryIO) -> Iterator[tarfile.TarInfo]:
 
 def _means_something(extension: str) -> bool:
     last = extension.rpartition(".")[2]
-    return last in _KIND_OF or last in ("json", "txt", "cls")
+    return last in KIND_OF or last in ("json", "txt", "cls")
 
 
 def _row(sample: Sample, content: BinaryIO, path: str, columns: Mapping[MediaKind, str]) -> dict[str, Any]:
@@ -107,7 +110,7 @@ def _row(sample: Sample, content: BinaryIO, path: str, columns: Mapping[MediaKin
     places = {
         extension: {"path": path, "offset": member.offset_data, "length": member.size}
         for extension, member in sample.items()
-        if extension.rpartition(".")[2] in _KIND_OF
+        if extension.rpartition(".")[2] in KIND_OF
     }
     names = {sample[extension].name.rpartition("/")[2]: extension for extension in places}
     named: set[str] = set()  # extensions of media that the JSON names
@@ -135,9 +138,9 @@ def _row(sample: Sample, content: BinaryIO, path: str, columns: Mapping[MediaKin
         others = [
             place
             for extension, place in places.items()
-            if extension not in named and _KIND_OF[extension.rpartition(".")[2]] == kind
+            if extension not in named and KIND_OF[extension.rpartition(".")[2]] == kind
         ]
-        if others and row.get(column) is None:
+        if others and not row.get(column):  # an empty list names nothing
             row[column] = others
     return row
 

@@ -80,6 +80,7 @@ def test_samples_literally(tmp_path: Path) -> None:
         ({"image": "0.jpg"}, {"image": b"zero", "images": [b"one"]}),
         ({"images": ["elsewhere.jpg"]}, {"images": ["elsewhere.jpg"]}),
         ({"images": None}, {"images": [b"zero", b"one"]}),
+        ({"images": []}, {"images": [b"zero", b"one"]}),
         ({"videos": [{"path": "0.jpg", "fps": 2}]}, {"videos": [{"": b"zero", "fps": 2}], "images": [b"one"]}),
         ({"texts": [{"content": "0.jpg"}]}, {"texts": [{"content": "0.jpg"}], "images": [b"zero", b"one"]}),
         (
@@ -91,6 +92,15 @@ def test_samples_literally(tmp_path: Path) -> None:
 def test_media_that_the_json_names(tmp_path: Path, row: Any, expected: Any) -> None:
     members = [("k.0.jpg", b"zero"), ("k.json", js(**row)), ("k.1.jpg", b"one")]
     assert read(tar(tmp_path / "a.tar", members)) == [{**expected, "__key__": "k"}]
+
+
+@pytest.mark.parametrize(
+    ("extension", "column"), [("jfif", "images"), ("avif", "images"), ("m4v", "videos"), ("aac", "audios")]
+)
+def test_no_caption_is_left_without_its_medium(tmp_path: Path, extension: str, column: str) -> None:
+    """What no decoder reads is for the ledger to say."""
+    members = [("1.txt", b"A cat."), (f"1.{extension}", b"bytes")]
+    assert read(tar(tmp_path / "a.tar", members)) == [{"caption": "A cat.", column: [b"bytes"], "__key__": "1"}]
 
 
 def test_columns_of_the_data_set(tmp_path: Path) -> None:

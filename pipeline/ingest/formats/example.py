@@ -7,12 +7,20 @@ from typing import Any
 
 from ...records import Example, MediaKind, MediaRef, Skip, Turn
 from ..dialect import Dialect
+from ..media import shown
 from .parts import KINDS, is_bare, kind_of, media_part, plain, reference, text_part, unknown_in, unknown_key
 from .said import Named, Said, bad_row
 
 # ASCII: without it "<v\u0131deo>" is one, too, for a dotless i is an I in upper case.
 _PLACEHOLDER = re.compile(r"(<image>|<video>|<audio>)", re.IGNORECASE | re.ASCII)
 _TAGS = {f"<{kind}>": kind for kind in KINDS}
+# How others write a tag: <image 1>, <image_1>, <|image_1|>, <img>a.jpg</img>. HTML has <img src=…>, which is none.
+_NUMBERED = r"<\|?(?:{})[ _-]?\d+\|?>"
+_OTHER_TAGS: dict[MediaKind, re.Pattern[str]] = {
+    "image": re.compile(_NUMBERED.format("image|img|picture") + "|<img>[^<>]*</img>", re.IGNORECASE | re.ASCII),
+    "video": re.compile(_NUMBERED.format("video"), re.IGNORECASE | re.ASCII),
+    "audio": re.compile(_NUMBERED.format("audio"), re.IGNORECASE | re.ASCII),
+}
 _NONE: Iterator[MediaRef] = iter(())
 TAGGED = ("user", "document")  # roles in whose text tags stand for media; elsewhere they are text
 
@@ -52,11 +60,16 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
     surplus: list[MediaRef] = []
     for kind in KINDS if tags or media else ():
         count, refs = tags.count(kind), media.get(kind, [])
-        if count != len(refs) and not dialect.lenient and not (said.media_first and not count):
-            return Skip(
-                reason="bad_placeholders",
-                detail=f"{count} <{kind}> tags but {len(refs)} {kind}s; fix the row or set placeholders: lenient",
-            )
+        if count != len(refs) and not dialect.lenient:
+            # Media that come first would leave such a tag behind as text.
+            other = _OTHER_TAGS[kind].search(texts) if len(refs) > count else None
+            if other or not (said.media_first and not count):
+                told = f" ({shown(other[0])} is none)" if other else ""
+                return Skip(
+                    reason="bad_placeholders",
+                    detail=f"{count} <{kind}> tags but {len(refs)} {kind}s{told}; fix the row or set placeholders: "
+                    "lenient",
+                )
         surplus += refs[count:]
     waiting = {kind: iter(refs) for kind, refs in media.items()}
     contents = [

@@ -42,14 +42,18 @@ def read(row: Row, dialect: Dialect) -> Said | Skip:
 
 
 def _pair(row: Row, columns: Columns) -> tuple[str, str]:
-    """Names of the two columns: those that are given, else the first of the known pairs that the row has."""
+    """Names of the two columns: those that are given, else the known pair of which the row has the most."""
     fitting = [
         (prompt, response)
         for prompt, response in PAIRS
         if columns.prompt in ("", prompt) and columns.response in ("", response)
     ]
-    found = next((pair for pair in fitting if all(row.get(column) is not None for column in pair)), None)
-    prompt, response = found or next(iter(fitting), PAIRS[0])
+
+    def num_there(pair: tuple[str, str]) -> int:
+        return sum(row.get(column) is not None for column in pair)
+
+    # Where none is whole, the one of which the row has a half: it is the other half that is missing.
+    prompt, response = max(fitting or PAIRS[:1], key=num_there)  # the first of equals
     return columns.prompt or prompt, columns.response or response
 
 

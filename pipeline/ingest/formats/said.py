@@ -15,14 +15,18 @@ from ..media import Steps, json_name
 
 Row = Mapping[str, Any]
 
-# Other names of a column, where the row does not have it under the first. Only these: names that a user gives are taken
-# at their word, unless they are one of those on the left.
+# Other names of a column, where the row has nothing under the first. Only these: names that a user gives are taken at
+# their word, unless they are one of those on the left. Media go both ways: a set of LLaVA's has `image`, and rows with
+# two of them may have `images`.
 ALSO = {
     "messages": ("conversation", "conversations"),
     "conversations": ("conversation", "messages"),
     "images": ("image",),
+    "image": ("images",),
     "videos": ("video",),
+    "video": ("videos",),
     "audios": ("audio",),
+    "audio": ("audios",),
     "tools": ("functions",),
 }
 
@@ -84,10 +88,12 @@ def bad_row(detail: str) -> Skip:
 
 
 def column_of(row: Row, name: str) -> str:
-    """The name under which the row has a column."""
-    if row.get(name) is None:
+    """The name under which the row has a column. An empty list is less than anything that another name has: tables
+    fill columns of rows that lack them."""
+    found = row.get(name)
+    if found is None or (isinstance(found, list) and not found):
         for other in ALSO.get(name, ()):
-            if other in row and row[other] is not None:
+            if row.get(other) is not None:
                 return other
     return name
 

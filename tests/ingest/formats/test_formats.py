@@ -223,6 +223,24 @@ BAD: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "entry 0 is no [question",
     ),
     "an empty answer": ("alpaca", {"instruction": "a", "output": ""}, "no_target", "no assistant turn that is trained"),
+    "half of a pair": (
+        "prompt_response",
+        {"question": "a"},
+        "bad_row",
+        "column 'answer' is absent; expected a text; the row has 'question'",
+    ),
+    "a tag of others": (
+        "prompt_response",
+        {"prompt": "What is in <image 1>?", "response": "a", "image": "a.jpg"},
+        "bad_placeholders",
+        "0 <image> tags but 1 images ('<image 1>' is none); fix the row",
+    ),
+    "a tag of others, in a document": (
+        "document",
+        {"text": "<img>a.jpg</img> A cat.", "image": "a.jpg"},
+        "bad_placeholders",
+        "('<img>a.jpg</img>' is none)",
+    ),
     "an empty document": ("document", {"text": ""}, "no_target", "a document without text"),
     "only a picture": ("document", {"image": "a.jpg"}, "no_target", "a document without text"),
     "no document": ("document", {"foo": 1}, "bad_row", "column 'text' is absent; expected a text; the row has 'foo'"),
@@ -247,6 +265,23 @@ def test_bad_rows(name: str, row: dict[str, Any], reason: str, words: str) -> No
     skip = convert(row, dataset(name))
     assert isinstance(skip, Skip)
     assert skip.reason == reason and words in skip.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "media"),
+    [
+        ("prompt_response", {"images": [], "image": "a.jpg"}),
+        ("prompt_response", {"images": None, "image": "a.jpg"}),
+        ("llava", {"images": ["a.jpg"]}),
+        ("llava", {"image": [], "images": "a.jpg"}),
+    ],
+)
+def test_the_other_name_of_a_column_of_media(name: str, media: dict[str, Any]) -> None:
+    """A picture under it is not left behind, whichever of the two the format begins with, and what tables fill in."""
+    turns = {"prompt": "Who?", "response": "Tom.", "conversations": SHAREGPT}
+    example = convert({**turns, **media}, dataset(name))
+    assert isinstance(example, Example)
+    assert [ref.path for ref in example.media] == ["/media/a.jpg"]
 
 
 # ---------------------------------------------------------------- which format
