@@ -1,10 +1,13 @@
 """PackLoader: the batches of a rank, epoch after epoch, from any position."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
+
+logger = logging.getLogger(__name__)
 
 _OURS = ("batch_sampler", "drop_last", "sampler", "shuffle")  # settled by the packs' order
 
@@ -14,6 +17,8 @@ class Packs(Protocol):
 
     batch_size: int
 
+    @property
+    def rank(self) -> int: ...
     @property
     def num_left(self) -> int: ...
     def set_epoch(self, epoch: int) -> None: ...
@@ -28,10 +33,11 @@ class Packs(Protocol):
 class PackLoader(DataLoader[Any]):
     """A DataLoader over `PackedShards` that counts what it gives out: made by `PackedShards.loader`.
 
-    for batch in loader: one epoch, or what is left of it; the next time, the next epoch. `epoch` is that of the next
-    batch, `len(loader)` the number of batches of a whole epoch. `state_dict()` is the position after the batches given
-    out so far, one for all ranks, whatever the workers have read ahead; `load_state_dict` goes on there, with any
-    number of ranks, workers and packs in a batch.
+    for batch in loader: one epoch, or what is left of it; the next time, the next epoch. A loop that was left in the
+    middle begins again where it began, and a warning says so. `epoch` is that of the next batch, `len(loader)` the
+    number of batches of a whole epoch. `state_dict()` is the position after the batches given out so far, one for all
+    ranks, whatever the workers have read ahead; `load_state_dict` goes on there, with any number of ranks, workers and
+    packs in a batch.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class PackLoader(DataLoader[Any]):
         packs.batch_size = batch_size
         self.packs = packs
         self._given = 0  # batches of this iteration
+        self._has_warned = False
         super().__init__(
             packs,  # type: ignore[arg-type]  # a Dataset, too
             batch_size=batch_size,
@@ -69,6 +76,8 @@ class PackLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if self._given and self._given * self.packs.batch_size >= self.packs.num_left:
             self.packs.advance()  # the consumer, which counts, stopped at the last batch and not after it
+        elif self._given:
+            self._warn_of_leaving()
         self.packs.restart()
         self.packs.prepare()
         self._given = 0
@@ -79,6 +88,16 @@ class PackLoader(DataLoader[Any]):
             yield batch
         self.packs.advance()
         self._given = 0
+
+    def _warn_of_leaving(self) -> None:
+        """Once. Whoever leaves each epoch after so many batches would train on the same ones for ever."""
+        if not self._has_warned and self.packs.rank == 0:
+            self._has_warned = True
+            logger.warning(
+                "a loop over the packs was left after %d batches of epoch %d and begins again where it began: they "
+                "come once more. loader.load_state_dict(loader.state_dict()) before the loop goes on behind them, "
+                "loader.set_epoch(loader.epoch + 1) begins the next epoch", self._given, self.epoch,
+            )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
         return self.packs.state_at(self._given)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import shutil
+from itertools import islice
 
 import pytest
 import torch
@@ -144,6 +145,28 @@ def test_a_loader_that_was_left_begins_its_epoch_again(out):
     whole = list(loader)
     assert whole[0] == first and len(whole) == len(loader)
     assert loader.epoch == 1
+
+
+def test_what_comes_again_after_a_loop_was_left_is_told(out, caplog):
+    """Once; and what the warning names does as it says."""
+
+    def left(loader, num_batches):
+        return list(islice(loader, num_batches))
+
+    loader = stream(out).loader(collate_fn=numbers)
+    whole, following = list(loader), list(loader)
+    assert not caplog.messages
+    loader.set_epoch(0)
+    assert [left(loader, 2) for _ in range(3)] == [whole[:2]] * 3
+    (told,) = caplog.messages
+    assert told.startswith("a loop over the packs was left after 2 batches of epoch 0 and begins again where it began")
+    loader.load_state_dict(loader.state_dict())
+    assert list(loader) == whole[2:]
+    loader.set_epoch(0)
+    left(loader, 2)
+    loader.set_epoch(loader.epoch + 1)
+    assert left(loader, 2) == following[:2]
+    assert len(caplog.messages) == 1
 
 
 # The loader
