@@ -10,6 +10,7 @@ Light on purpose: a training machine reads it without transformers, Ray, pyarrow
 import dataclasses
 import hashlib
 import json
+import os
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from .codecs import PLAIN, SOURCE, U8, checked_codecs
 from .identity import Identity, fields_from_json
 from .runtime.storage import Place, inside, parse_json, write_whole
 from .typed import check_types
+from .uris import SCHEME
 
 FORMAT = 7  # of everything in OUT but work/; raise it when a reader of the older format would fail or misread
 READ = (5, 6, FORMAT)  # formats that are read; 5 has no files for the loader beside index.parquet, 5 and 6 have u8
@@ -390,5 +392,13 @@ def _check_index(index: IndexFile, num_packs: int) -> None:
 
 
 def missing_manifest(out: str) -> OutputError:
-    """The error for an output without a manifest."""
+    """The error for an output without a manifest; for a path that is none, what is there instead."""
+    expected = "expected the OUT of a finished `neatpack pack`"
+    if not SCHEME.match(out):
+        if not os.path.isdir(out):
+            what = "is a file" if os.path.exists(out) else "no such directory"
+            return OutputError(f"{out}: {what}; {expected}")
+        above = os.path.dirname(os.path.abspath(out))
+        if os.path.isfile(os.path.join(above, FILE)):
+            return OutputError(f"{out}: is a part of an output; {expected}, which is {above}")
     return OutputError(f"{out}/{FILE}: missing, so packing has not finished; run pack again")

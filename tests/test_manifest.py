@@ -240,11 +240,23 @@ def test_not_an_object() -> None:
 
 
 def test_no_manifest(tmp_path: Path) -> None:
+    """A path that is no output is told as such: packing again would not help."""
     (tmp_path / "file").touch()
-    for out in (tmp_path, tmp_path / "absent", tmp_path / "file"):
+    (tmp_path / "packed" / "shards").mkdir(parents=True)
+    (tmp_path / "packed" / "manifest.json").touch()
+    expected = "expected the OUT of a finished `neatpack pack`"
+    for out, words in (
+        (tmp_path, f"{tmp_path}/manifest.json: missing, so packing has not finished; run pack again"),
+        (tmp_path / "absent", f"{tmp_path}/absent: no such directory; {expected}"),
+        (tmp_path / "file", f"{tmp_path}/file: is a file; {expected}"),
+        (
+            tmp_path / "packed" / "shards",
+            f"{tmp_path}/packed/shards: is a part of an output; {expected}, which is {tmp_path}/packed",
+        ),
+    ):
         with pytest.raises(OutputError) as caught:
             Manifest.read(out)
-        assert str(caught.value) == f"{out}/manifest.json: missing, so packing has not finished; run pack again"
+        assert str(caught.value) == words
 
 
 def test_reading_it_needs_next_to_nothing() -> None:

@@ -154,7 +154,7 @@ WRONG = {
     ("OUT",): "give OUT and the number of a PACK, or --meta, --processor and --row DATASET:N",
     ("OUT", "0", "--doc", "x"): "--doc x: expected a whole number",
     ("OUT", "0", "--train-on", "all"): "--train-on: is for --row DATASET:N; a pack is shown as it was made",
-    ("OUT/absent", "0"): "missing, so packing has not finished",
+    ("OUT/absent", "0"): "no such directory; expected the OUT of a finished `neatpack pack`",
     ("--meta", "META", "--processor", "P", "--row", "tiny"): "--row tiny: expected DATASET:N, as in coco:17",
     ("--meta", "META", "--processor", "P", "--row", "tiny:x"): "--row x: expected a whole number, from 0",
     ("--meta", "META", "--processor", "P", "--row", "tiny:9"): "--row tiny:9: tiny has 6 rows, numbered from 0",
