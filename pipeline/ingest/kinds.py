@@ -7,11 +7,13 @@ Parquet can be read in place, too, if the user wants it, but only by whole row g
 decompressed for one.
 """
 
+import codecs
 import csv
 import io
 import json
 import logging
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +38,8 @@ TEXT_KINDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 BINARY_KINDS = (".parquet", ".arrow", ".feather", ".tar")
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 KNOWN = f"{' '.join(TEXT_KINDS)} (also with {' or '.join(COMPRESSED)}) {' '.join(BINARY_KINDS)}"
+_GOES_ON = re.compile(rb"\s*\{[ \t]*\r?\n")  # as what is indented begins
+_TO_UTF8 = "Save it as UTF-8 (Excel: CSV UTF-8), or iconv -f ENCODING -t UTF-8"
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 logger = logging.getLogger(__name__)
@@ -95,6 +99,8 @@ def as_lines(
     if start.startswith(b"version https://git-lfs"):
         raise UserError(f"{file}: a git-LFS pointer, not the data; run `git lfs pull`")
     kind, is_compressed = kind_of(file), file.suffix.lower() in COMPRESSED
+    if kind in TEXT_KINDS and not is_compressed:
+        _check_start(file, kind, start)
     if kind == ".tar.*":
         raise UserError(
             f"{file}: a compressed tar, which cannot be read in place; unpack the compression (gunzip, unzstd …) and "
@@ -116,6 +122,17 @@ def as_lines(
     if kind:
         return _rewrite(file, imported, _unpacked_lines) if is_compressed else Lines(file=text_of(file))
     raise UserError(f"{file}: unknown kind of file; known: {KNOWN}")
+
+
+def _check_start(file: Place, kind: str, start: bytes) -> None:
+    """Refuses a text whose every line would be a broken row."""
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UserError(f"{file}: UTF-16; expected UTF-8. {_TO_UTF8}")
+    if kind not in (".csv", ".tsv") and _GOES_ON.match(start.removeprefix(BOM)):
+        raise UserError(
+            f"{file}: an object that goes on over several lines; expected an object on each line, or an array of them "
+            f"in a .json: jq -c . {file.name} > new.jsonl, or .data[] instead of . if that is where its rows are"
+        )
 
 
 def _json_lines(file: Place, imported: Place, *, is_compressed: bool) -> Lines:
@@ -232,6 +249,12 @@ def _table_rows(file: DataFile, _: _Beside) -> Iterator[bytes]:
                 return  # an empty file
             if not header or "" in header or len(set(header)) < len(header):
                 raise UserError(f"{file}: the first line must name the columns, each differently; got {header}")
+            if len(header) == 1 and (other := next((mark for mark in ";\t," if mark in header[0]), None)):
+                mark = "tabs" if dialect == "excel-tab" else "commas"
+                raise UserError(
+                    f"{file}: one column, {header[0]!r}, with {other!r} in its name; expected {mark} between columns: "
+                    "commas in a .csv, tabs in a .tsv. Save it with these, or under the other name"
+                )
             for cells in table:
                 if len(cells) > len(header):
                     told = f"line {table.line_num}: {len(cells)} cells where the first line names {len(header)} columns"
@@ -241,7 +264,7 @@ def _table_rows(file: DataFile, _: _Beside) -> Iterator[bytes]:
         except csv.Error as error:
             raise UserError(f"{file}: line {table.line_num}: {error}; is a quotation mark not doubled?") from None
         except UnicodeDecodeError as error:
-            raise UserError(f"{file}: not UTF-8: {error}") from None
+            raise UserError(f"{file}: not UTF-8: {error}. {_TO_UTF8}") from None
 
 
 def _parquet_rows(file: DataFile, media: _Beside) -> Iterator[bytes]:

@@ -285,7 +285,10 @@ BROKEN_TABLES = {
     "a name twice": (b"a,a\n1,2\n", "the first line must name the columns, each differently; got ['a', 'a']"),
     "a blank line first": (b"\na\n1\n", "the first line must name the columns, each differently; got []"),
     "no name": (b"a,\n1,2\n", "the first line must name the columns"),
-    "latin-1": ("a\né\n".encode("latin-1"), "not UTF-8"),
+    "latin-1": ("a\né\n".encode("latin-1"), "not UTF-8: "),
+    "UTF-16": ("a\n1\n".encode("utf-16"), "UTF-16; expected UTF-8. Save it as UTF-8 (Excel: CSV UTF-8), or iconv"),
+    "semicolons": (b"a;b\n1;2\n", "one column, 'a;b', with ';' in its name; expected commas between columns"),
+    "tabs": (b"a\tb\n1\t2\n", "expected commas between columns: commas in a .csv, tabs in a .tsv"),
 }
 
 
@@ -296,6 +299,22 @@ def test_broken_tables(tmp_path: Path, content: bytes, words: str) -> None:
         as_lines(tmp_path / "a.csv", tmp_path / "imported")
     assert words in str(caught.value)
     assert [path for path in (tmp_path / "imported").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (json.dumps({"a": 1}, indent=1).encode(), "an object that goes on over several lines; expected an object on"),
+        (b'\xef\xbb\xbf{\r\n  "data": []\r\n}', "or .data[] instead of . if that is where its rows are"),
+        ('{"a": 1}\n'.encode("utf-16"), "UTF-16; expected UTF-8"),
+    ],
+)
+def test_texts_whose_every_line_would_be_a_broken_row(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        as_lines(tmp_path / name, tmp_path / "imported")
+    assert str(caught.value).startswith(f"{tmp_path / name}: ") and words in str(caught.value)
 
 
 # ---------------------------------------------------------------- holdout
