@@ -53,7 +53,7 @@ class IndexedPacks(Dataset[Item]):
         )  # fmt: skip
         self._ordered = -1  # the epoch whose order this process has made
         self._order: Order | np.ndarray = np.empty(0, np.int64)
-        self._seen: list[int] = []  # first and last index of this epoch in this process
+        self._seen: list[int] = []  # first and last index of this epoch in this process, and how often it fell
         self._has_warned = False
 
     @property
@@ -86,10 +86,12 @@ class IndexedPacks(Dataset[Item]):
         return Item(self.packs.item(int(self._order[index : index + 1][0])))
 
     def _warn_of_random_order(self, index: int) -> None:
-        """Once. In order, indices rise until an epoch is read again from where it began."""
-        first, last = self._seen or (index, -1)
-        self._seen = [first, index]
-        if index < last and index != first and not self._has_warned:
+        """Once. In order, indices rise until an epoch is read again from where it began. They fall once before that,
+        where accelerate fills up the last step with packs from the epoch's start."""
+        first, last, num_falls = self._seen or (index, -1, 0)
+        num_falls = 0 if index == first else num_falls + (index < last)
+        self._seen = [first, index, num_falls]
+        if num_falls > 1 and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "packs are drawn in random order: each comes once, but those of a step are of any size. For balanced "

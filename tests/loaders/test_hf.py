@@ -41,6 +41,15 @@ def test_a_random_order_is_said_once(out, caplog):
     assert caplog.text.count('train_sampling_strategy="sequential"') == 1
 
 
+def test_a_last_step_that_is_filled_up_is_no_random_order(out, caplog):
+    """Rank 1 of 3, as accelerate shares out eight packs: the last step has the first pack again. Twice, untold of
+    epochs."""
+    packs = IndexedPacks(out)
+    for index in (1, 4, 7, 0, 1, 4, 7, 0):
+        packs[index]
+    assert not caplog.messages
+
+
 def test_a_pack_that_trainer_has_cut_down_is_explained(out):
     pack = PackedShards(out).pack(0)
     cut = {key: pack[key] for key in ("input_ids", "labels", "attention_mask", "pixel_values")}
