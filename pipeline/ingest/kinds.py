@@ -39,6 +39,8 @@ BINARY_KINDS = (".parquet", ".arrow", ".feather", ".tar")
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 KNOWN = f"{' '.join(TEXT_KINDS)} (also with {' or '.join(COMPRESSED)}) {' '.join(BINARY_KINDS)}"
 _GOES_ON = re.compile(rb"\s*\{[ \t]*\r?\n")  # as what is indented begins
+_ARRAY = re.compile(rb"\s*\[\s*\{")
+_MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"PAR1": ".parquet", b"ARROW1\0\0": ".arrow"}
 _TO_UTF8 = "Save it as UTF-8 (Excel: CSV UTF-8), or iconv -f ENCODING -t UTF-8"
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
@@ -128,6 +130,10 @@ def _check_start(file: Place, kind: str, start: bytes) -> None:
     """Refuses a text whose every line would be a broken row."""
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError(f"{file}: UTF-16; expected UTF-8. {_TO_UTF8}")
+    if other := next((suffix for magic, suffix in _MAGIC.items() if start.startswith(magic)), None):
+        raise UserError(f"{file}: its content is that of a {other}; give it a name that ends so")
+    if kind in (".jsonl", ".ndjson") and _ARRAY.match(start.removeprefix(BOM)):
+        raise UserError(f"{file}: an array of objects; expected an object on each line. Call it .json, or jq -c '.[]'")
     if kind not in (".csv", ".tsv") and _GOES_ON.match(start.removeprefix(BOM)):
         raise UserError(
             f"{file}: an object that goes on over several lines; expected an object on each line, or an array of them "

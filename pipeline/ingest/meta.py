@@ -114,7 +114,7 @@ def read_meta(path: Place, select: tuple[str, ...] = (), *, strict: bool = False
         return dict(pairs)
 
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique)
+        meta = json.loads(path.read_text(encoding="utf-8").removeprefix("\ufeff"), object_pairs_hook=unique)
     except FileNotFoundError:
         raise UserError(f"--meta {path}: no such file") from None
     except OSError as error:

@@ -317,6 +317,21 @@ def test_texts_whose_every_line_would_be_a_broken_row(tmp_path: Path, name: str,
     assert str(caught.value).startswith(f"{tmp_path / name}: ") and words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (gzip.compress(b'{"a": 1}\n'), "its content is that of a .gz; give it a name that ends so"),
+        (b"PAR1....", "its content is that of a .parquet"),
+        (b'[\n {"a": 1}]', "an array of objects; expected an object on each line. Call it .json"),
+    ],
+)
+def test_names_that_are_another_kinds(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        as_lines(tmp_path / "a.jsonl", tmp_path / "imported")
+    assert words in str(caught.value)
+
+
 # ---------------------------------------------------------------- holdout
 
 

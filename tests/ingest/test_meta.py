@@ -50,6 +50,12 @@ def test_defaults(folder: Path) -> None:
     )
 
 
+def test_a_byte_order_mark_is_no_part_of_it(folder: Path) -> None:
+    """Windows' editors write one, and data files may have one."""
+    (dataset,) = read_meta(write(folder, '\ufeff{"a": {"file_name": "a.jsonl"}}'))
+    assert dataset.name == "a"
+
+
 def test_every_key(folder: Path) -> None:
     tags = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt", "system_tag": "s"}
     columns = {"messages": "conversations", "images": "image", "videos": "video", "audios": "audio"}
