@@ -1,5 +1,6 @@
 """Several outputs read as one: which packs an epoch has, and where each lies."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..pipeline.identity import differences
-from ..pipeline.manifest import Manifest, OutputError
+from ..pipeline.manifest import LOADS, Manifest, OutputError
 from .order import Drawn, Order, Source, apportioned, lazy_order, shares
 from .reader import ShardReader
 
@@ -66,6 +67,13 @@ class Mix:
         mix = [[self.outputs[output].name, len(source.packs), source.per_epoch]
                for output, source in zip(firsts, self._sources, strict=True)]  # fmt: skip
         return {"num_packs": self.num_packs, "mix": mix}
+
+    @property
+    def plan(self) -> str:
+        """Stands for what is in which pack, as far as the packs' loads tell, and for the shuffles that they allow. The
+        same however pixels are stored; "" of outputs that are older than the file of loads."""
+        digests = [output.reader.manifest.files.get(LOADS, "") for output in self.outputs]
+        return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if all(digests) else ""
 
     @property
     def num_sources(self) -> int:

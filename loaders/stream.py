@@ -278,6 +278,13 @@ class PackedShards(IterableDataset[dict[str, Any]]):
                     f"{', '.join(f'{key} is {here[key]}, was {state[key]}' for key in differing)}; give it to the "
                     "dataset before the loader is made: packs.load_state_dict(state)"
                 )
+        if state["position"] and state.get("plan", self.mix.plan) != self.mix.plan and self.rank == 0:
+            logger.warning(
+                "the state is at position %d of epoch %d of an output that was packed otherwise, with as many packs: "
+                "other documents are in them, and in the rest of this epoch some come twice and others not at all. "
+                "set_epoch(%d) goes on with the next epoch instead",
+                state["position"], state["epoch"], state["epoch"] + 1,
+            )  # fmt: skip
         self._start.begin(state["epoch"], state["position"])
         self._loaded, self._skip, self._yielded = True, state.get("yielded", 0), 0
 
@@ -286,7 +293,10 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         epoch, position = self.epoch, self.position + num_items * self.world_size
         if not share_length(self.mix.num_packs, position, self.world_size, drop_last=self.drop_last):
             epoch, position = epoch + 1, 0
-        return {"seed": self.seed, "epoch": epoch, "position": position, **self.mix.describe()}
+        state = {"seed": self.seed, "epoch": epoch, "position": position, **self.mix.describe()}
+        # Not before anything was trained: torch.distributed.checkpoint asks a new loader for the keys of the state that
+        # it is to load, and states of older releases do not have this one.
+        return state | {"plan": self.mix.plan} if position and self.mix.plan else state
 
     # Packs
 

@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 import torch
-from helpers import many_packs
+from helpers import many_packs, packed_rows
 from hypothesis import given, settings, strategies as st
 from object_store import ANEW
 from pack_numbers import numbers
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.pipeline.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +117,28 @@ def test_states_that_do_not_fit_are_refused(out):
     resumed.load_state_dict(state | {"epoch": 2})
     with pytest.raises(ValueError, match=r"set_epoch\(0\) after a state of epoch 2 .* begin the loop at `packs.epoch`"):
         resumed.set_epoch(0)
+
+
+def test_a_state_of_an_output_that_was_packed_otherwise(tmp_path, caplog):
+    """A row more, and as many packs as before, but other documents in them. How pixels are stored is no matter."""
+    first, other = [
+        packed_rows(tmp_path / str(num_text), num_text, 4, pack_size=310, group_size=2, pixels="u8")
+        for num_text in (8, 9)
+    ]
+    assert len(stream(first)) == len(stream(other))
+    assert main(["recode", str(first), "--pixels", "zstd", "--out", str(tmp_path / "zstd"), "--engine", "inline"]) == 0
+    caplog.clear()
+    loader = stream(first).loader(collate_fn=numbers)
+    assert "plan" not in loader.state_dict(), "as states of older releases, which have to be found"
+    next(iter(loader))
+    state = loader.state_dict()
+    for out in (first, tmp_path / "zstd"):
+        stream(out).load_state_dict(state)
+    stream(other).load_state_dict({key: value for key, value in state.items() if key != "plan"})
+    assert not caplog.messages
+    stream(other).load_state_dict(state)
+    (told,) = caplog.messages
+    assert told.startswith("the state is at position 1 of epoch 0 of an output that was packed otherwise")
 
 
 # Epochs
