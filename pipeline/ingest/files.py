@@ -1,9 +1,12 @@
 """`file_name` of a meta JSON -> data files: a path, a list, a glob, a folder, or a folder that save_to_disk wrote."""
 
 import glob
+import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,13 @@ from ..runtime.storage import Place, read_json, text_of
 from ..uris import SCHEME
 from .kinds import KNOWN, kind_of
 
+logger = logging.getLogger(__name__)
+
 # JSON that `datasets` writes beside data.
 _ABOUT_DATA = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
+# What folders are called that we rewrite data into and keep tokens in: by digests.
+_OF_WORK = ("imported", "measured")
+_DIGEST = re.compile("[0-9a-f]{20}(?:[0-9a-f]{44})?")
 
 
 def data_files(meta_path: Place, where: str, file_name: Any, split: str | None) -> tuple[str, ...]:
@@ -70,7 +78,19 @@ def _like(path: Place) -> Sequence[Place]:
     """The files whose names are like a pattern: * and ? stand for what has no slash, ** for folders."""
     if isinstance(path, Remote):
         return path.matches()
-    return sorted(Path(found) for found in glob.glob(str(path), recursive=True) if os.path.isfile(found))
+    known: dict[Path, bool] = {}  # folders above what is found, and whether they are ours
+
+    def is_ours(folder: Path) -> bool:
+        if folder not in known:
+            above = folder != folder.parent and is_ours(folder.parent)
+            known[folder] = above or _is_ours(folder)
+        return known[folder]
+
+    found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name))
+    # Only below where the pattern begins: who writes down the folder of an output means it.
+    start = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+    known |= dict.fromkeys((start, *start.parents), False)
+    return [file for file in found if not is_ours(file.parent)]
 
 
 def _walked(folder: Place) -> list[Place]:
@@ -83,10 +103,25 @@ def _walked(folder: Place) -> list[Place]:
         if _is_saved(path):
             files += _saved_files(path, "train", str(folder))
         elif path.is_dir():
-            files += _walked(path)
+            files += [] if _is_ours(path) else _walked(path)
         elif kind_of(path) and path.name not in _ABOUT_DATA:
             files.append(path)
     return files
+
+
+def _is_ours(folder: Place) -> bool:
+    """Whether it is an output of neatpack, begun or finished, or its work folder. What is in it is made from data and
+    would be taken for more of it: by the second run, where OUT lies among the data."""
+
+    def is_work(place: Place) -> bool:
+        names = [inner.name for name in _OF_WORK if (place / name).is_dir() for inner in (place / name).iterdir()]
+        return bool(names) and all(map(_DIGEST.fullmatch, names))
+
+    is_output = (folder / "manifest.json").is_file() and (folder / "shards").is_dir()
+    if not is_output and not is_work(folder) and not is_work(folder / "work"):
+        return False
+    logger.warning("%s: an output of neatpack or its work folder, and no data: it is left out", folder)
+    return True
 
 
 def _is_saved(folder: Place) -> bool:

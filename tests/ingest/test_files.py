@@ -157,3 +157,30 @@ def test_a_saved_data_set_with_a_file_missing(tmp_path: Path) -> None:
     (tmp_path / "saved" / "data-00001-of-00002.arrow").unlink()
     with pytest.raises(UserError, match=r"data-00001-of-00002\.arrow is not there"):
         dataset_of(tmp_path, "saved")
+
+
+@pytest.mark.parametrize("file_name", ["data", "data/**/*.*"])
+def test_an_output_among_the_data_is_no_data(tmp_path: Path, file_name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Or the second run would take the first one's tables, shards and rewritten rows for rows."""
+    put(tmp_path / "data" / "b.jsonl", "b0")
+    (tmp_path / "data" / "a.json").write_text(json.dumps([said("a0")]))  # is rewritten, under OUT/work/imported
+    (tmp_path / "meta.json").write_text(json.dumps({"all": {"file_name": file_name}}))
+    out = tmp_path / "data" / "packed"
+    config = tiny_config(tmp_path / "meta.json", out)
+    expected = read_meta(tmp_path / "meta.json")[0].files
+    run_pack(config)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert run_pack(config).already_done
+    assert read_meta(tmp_path / "meta.json")[0].files == expected
+    assert f"{out}: an output of neatpack or its work folder, and no data: it is left out" in caplog.text
+    for path in (out / "manifest.json", out / "work" / "run.json"):  # as a run is killed before it knows its input
+        path.unlink()
+    assert read_meta(tmp_path / "meta.json")[0].files == expected
+
+
+def test_folders_of_data_are_not_taken_for_ours(tmp_path: Path) -> None:
+    put(tmp_path / "data" / "imported" / "0123456789abcdef0123" / "a.jsonl", "a")
+    put(tmp_path / "data" / "imported" / "2024" / "b.jsonl", "b")
+    put(tmp_path / "data" / "shards" / "c.jsonl", "c")
+    (tmp_path / "meta.json").write_text(json.dumps({"all": {"file_name": "data"}}))
+    assert [Path(file).name for file in read_meta(tmp_path / "meta.json")[0].files] == ["a.jsonl", "b.jsonl", "c.jsonl"]
