@@ -1,5 +1,5 @@
-"""What the first rows of a data set have and nothing reads, where that is surely not meant: media, and columns that the
-meta JSON names.
+"""What the first rows of a data set have and nothing reads, where that is surely not meant: media, columns that the
+meta JSON names, and a loss or weight.
 
 Columns that no format knows are no error, for most of them mean nothing. A picture under one of them is another matter:
 its row is packed as text, with success.
@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 from ..records import MediaKind, Skip
 from .dialect import MEDIA_COLUMNS, Columns
 from .formats import FORMATS
+from .formats.messages import TRAINED
 from .formats.parts import kind_of
 from .formats.said import ALSO, Row, Said, column_of
-from .media import AS_BASE64, AS_PLACE, is_base64
+from .media import AS_BASE64, AS_PLACE, is_base64, shown
 from .tars import KIND_OF
 
 _FIELDS: dict[str, str] = {kind: field for field, kind in MEDIA_COLUMNS.items()}
@@ -28,6 +29,7 @@ _OPTIONAL = ("system", "tools", "query", "history")
 def unread(rows: Sequence[Row], said: Sequence[Said | Skip], format_: str, columns: Columns) -> Iterator[str]:
     """What to warn of, in words. `said`: what the format makes of each of the rows."""
     yield from _absent(rows, format_, columns)
+    yield from _losses(rows, FORMATS[format_].uses(columns))
     found: Counter[tuple[str, str]] = Counter()
     read: dict[str, str] = {}  # column that is not read -> the one that is
     used = FORMATS[format_].uses(columns)
@@ -69,6 +71,17 @@ def _absent(rows: Sequence[Row], format_: str, columns: Columns) -> Iterator[str
         if not any(column_of(row, name) in row for row in rows):
             keys = ", ".join(dict.fromkeys(key for row in rows for key in row))
             yield f"columns.{field} is {name!r}, which none of the first {len(rows)} rows has; they have {keys}"
+
+
+def _losses(rows: Sequence[Row], used: set[str]) -> Iterator[str]:
+    """Rows that say of themselves what turns may say: whether they are trained on."""
+    for key in (key for key in TRAINED if key not in used):
+        values = [row[key] for row in rows if row.get(key) not in (None, 1)]  # 1 is True, and what is done anyway
+        if values:
+            yield (
+                f"column {key!r} is set in {len(values)} of the first {len(rows)} rows ({shown(values[0])}, for one), "
+                "and is not read; it may be said of turns, and the share of a data set in the meta JSON"
+            )
 
 
 def _names(column: str) -> tuple[str, ...]:

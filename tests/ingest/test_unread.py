@@ -66,3 +66,12 @@ def test_a_column_that_no_row_has(caplog: pytest.LogCaptureFixture) -> None:
         "chat: columns.system is 'sys', which none of the first 1 rows has; they have messages, system_prompt, "
         "functions"
     ]
+
+
+def test_a_loss_of_a_row(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"text": "A cat.", "loss": loss} for loss in (None, True, 1.0, False, 0)]
+    resolved(Dataset(name="chat", format="auto"), rows)
+    assert caplog.messages == [
+        "chat: column 'loss' is set in 2 of the first 5 rows (False, for one), and is not read; it may be said of "
+        "turns, and the share of a data set in the meta JSON"
+    ]
