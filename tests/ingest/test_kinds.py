@@ -309,6 +309,7 @@ def test_broken_tables(tmp_path: Path, content: bytes, words: str) -> None:
         (b'\xef\xbb\xbf{\r\n  "data": []\r\n}', "or .data[] instead of . if that is where its rows are"),
         ('{"a": 1}\n'.encode("utf-16"), "UTF-16; expected UTF-8"),
     ],
+    ids=["indented", "marked", "UTF-16"],
 )
 def test_texts_whose_every_line_would_be_a_broken_row(tmp_path: Path, name: str, content: bytes, words: str) -> None:
     (tmp_path / name).write_bytes(content)
@@ -320,10 +321,11 @@ def test_texts_whose_every_line_would_be_a_broken_row(tmp_path: Path, name: str,
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (gzip.compress(b'{"a": 1}\n'), "its content is that of a .gz; give it a name that ends so"),
+        (b"\x1f\x8b\x08....", "its content is that of a .gz; give it a name that ends so"),
         (b"PAR1....", "its content is that of a .parquet"),
         (b'[\n {"a": 1}]', "an array of objects; expected an object on each line. Call it .json"),
     ],
+    ids=["gzip", "parquet", "array"],
 )
 def test_names_that_are_another_kinds(tmp_path: Path, content: bytes, words: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
