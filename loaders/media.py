@@ -35,7 +35,7 @@ _COUNTED_BY = {"image": "image_grid_thw", "video": "video_grid_thw", "audio": "i
 def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.dtype | None = None) -> dict[str, Any]:
     """Media arrays over the batch, in sample order; a kind that no sample has is absent, as models want it.
 
-    pixel_dtype: of pixels that are floats; None: as they are. Bytes stay bytes.
+    pixel_dtype: of pixels that are floats, or become float32 here; None: as they are. Bytes stay bytes.
     """
     layout: Mapping[str, MediaArray] = samples[0].get(LAYOUT_KEY) or {}
     stored: Mapping[str, Stored] = samples[0].get(STORED_KEY, {})
@@ -47,10 +47,13 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.
             continue
         is_padded = name in layout and layout[name].deliver.per_medium
         how = stored.get(name) if dtype is not None else None
+        # At once as what they are cast to: a table of rounded values gives the same bits as rounding float32.
+        is_rounded = dtype == torch.float32 and pixel_dtype is not None and name in PIXEL_KEYS
+        restored_as = pixel_dtype if is_rounded else dtype
         if how is not None and not is_padded and _are_of_one_shape(arrays):
-            rows = restored_end_to_end(arrays, how, dtype)
+            rows = restored_end_to_end(arrays, how, restored_as)
         else:  # what pads rows is zero, and not what a byte of zero stands for: they are restored before
-            arrays = [array if how is None else restored(array, how, dtype) for array in arrays]
+            arrays = [array if how is None else restored(array, how, restored_as) for array in arrays]
             if is_padded:
                 counts = [sample[layout[name].counts] for sample in samples]
                 result |= _padded(name, layout[name].deliver, arrays, counts)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from . import reused
+from ..pipeline.runtime import reused
 
 SMALL = 256 * 1024  # bytes, that travel by value; positions of 8,192 tokens on three axes are 192 KB
 HEADER = mmap.PAGESIZE  # before the bytes of a slot: its state, and the token of its worker

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .records import TOKEN_TYPES, MediaKind
+from .runtime import reused
 from .typed import check_types
 
 # What arrays of a pack may hold: numbers of a fixed size, and so nothing that would be unpickled.
@@ -247,7 +248,7 @@ def join_rows(pieces: Sequence[np.ndarray], array: MediaArray) -> np.ndarray:
     if len(pieces) == 1 and pieces[0].shape[1:] == row:  # it may be large: no copy
         return pieces[0].astype(array.dtype, copy=False)
     counts = [len(piece) if piece.shape[1:] == row else piece.size // math.prod(row) for piece in pieces]
-    result = np.empty((sum(counts), *row), dtype=array.dtype)
+    result = reused.empty((sum(counts), *row), array.dtype)
     ends = itertools.accumulate(counts)
     for piece, count, end in zip(pieces, counts, ends, strict=True):
         _copy(piece, result[end - count : end].reshape(piece.shape))

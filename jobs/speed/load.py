@@ -10,7 +10,9 @@ against memcpy, and say so.
 
 import gc
 import hashlib
+import itertools
 import json
+import math
 import multiprocessing
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +29,7 @@ from jobs.speed.side_by_side import Options, Row, side_by_side
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.loaders.masks import block_causal_mask
 from neatpack.loaders.media import LAYOUT_KEY, document_numbers
-from neatpack.loaders.pixels import STORED_KEY, restored
+from neatpack.loaders.pixels import STORED_KEY, restored, restored_shape
 from neatpack.loaders.reader import ShardReader
 from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.records import TOKEN_TYPES
@@ -40,6 +42,7 @@ except ImportError:
 
 WORDS = ("apple", "anchor", "basket", "bridge", "candle", "castle", "desert", "dragon", "engine", "feather", "forest")
 NUM_WORKERS, MASK_TOKENS, MASK_DOCUMENTS = 2, 32768, 12
+IN_FLIGHT = 3 * NUM_WORKERS  # batches: two that wait and one in work, of each
 BATCHES = 192  # at least, of a pass with workers: starting them is part of it, and must not be most of it
 WITHOUT = "" if litdata else " (not installed: / memcpy)"
 Item = dict[str, Any]
@@ -77,7 +80,7 @@ def of_packs(name: str, out: Path, options: Options, *, read: float, batch: floa
         "webdataset": theirs,
         "views": views,
         "batches": batches,
-        "memcpy": partial(memcpys, sizes),
+        "memcpy": memcpys(sizes),
     }
     if litdata:
         folder = written_for_litdata(packs, options.folder / f"lit-{name}")
@@ -127,7 +130,7 @@ def of_workers(out: Path, as_they_came: Path, options: Options) -> Iterator[Row]
             raise SystemExit("the batches of both sides differ: the comparison would mean nothing")
     sides: dict[str, Callable[[], object]] = {name: partial(passes, make, epochs) for name, make in makers.items()}
     for name, own in sizes.items():
-        sides[f"memcpy of {name}"] = partial(memcpys, epochs * own)
+        sides[f"memcpy of {name}"] = memcpys(own, epochs, IN_FLIGHT)
     took = side_by_side(sides, options.repeats)
     yield Row(what=f"pictures: {NUM_WORKERS} workers / LitData's{WITHOUT}", of=took, wanted=1.0 if litdata else None,
               figure=took["bytes"] / took["litdata" if litdata else "memcpy of bytes"])  # fmt: skip
@@ -140,15 +143,16 @@ def of_workers(out: Path, as_they_came: Path, options: Options) -> Iterator[Row]
 
 def restoring(out: Path, options: Options) -> Iterator[Row]:
     packs = PackedShards(out, pixels="uint8", shuffle=False)
-    stored, how = packs.pack(0)["pixel_values"], packs.stored["pixel_values"]
-    result = restored(stored, how, torch.bfloat16)
-    target = torch.empty_like(result)
-    cells, source = target.view(torch.int16).numpy(), result.view(torch.int16).numpy()
-    sides: dict[str, Callable[[], object]] = {
-        "restored": lambda: restored(stored, how, torch.bfloat16, target),
-        "memcpy": lambda: np.copyto(cells, source),
-    }
-    took = side_by_side(sides, 3 * options.repeats)
+    stored, how = [item["pixel_values"] for item in packs], packs.stored["pixel_values"]
+    shapes = [restored_shape(each.shape, how) for each in stored]
+    rooms = torch.ones(IN_FLIGHT, max(map(math.prod, shapes)), dtype=torch.bfloat16)
+
+    def all_restored() -> None:
+        for each, shape, room in zip(stored, shapes, itertools.cycle(rooms), strict=False):
+            restored(each, how, torch.bfloat16, room[: math.prod(shape)].view(shape))
+
+    sides = {"restored": all_restored, "memcpy": memcpys([2 * math.prod(shape) for shape in shapes], 1, IN_FLIGHT)}
+    took = side_by_side(sides, options.repeats)
     yield Row(what="pixels: restored to bf16 / memcpy", figure=took["restored"] / took["memcpy"], wanted=3.0, of=took)
 
 
@@ -207,11 +211,19 @@ def passes(make: Callable[[], Iterable[Item]], epochs: int) -> None:
     assert not (left := multiprocessing.active_children()), f"workers live on, whose time would be another's: {left}"
 
 
-def memcpys(sizes: Sequence[int]) -> None:
-    """Of so many bytes each, into memory that was written before."""
-    source, target = np.ones((2, max(sizes)), dtype=np.uint8)
-    for size in sizes:
-        np.copyto(target[:size], source[:size])
+def memcpys(sizes: Sequence[int], epochs: int = 1, num_targets: int = 1) -> Callable[[], None]:
+    """Of packs of so many bytes, as they are: each lies somewhere else, and is copied to memory that was written
+    before, of which there are several pieces in turns. One pack copied again and again would stay in the caches."""
+    source = np.ones(sum(sizes), dtype=np.uint8)
+    targets = np.ones((num_targets, max(sizes)), dtype=np.uint8)
+    ends = list(itertools.accumulate(sizes))
+
+    def copied() -> None:
+        for _ in range(epochs):
+            for size, end, target in zip(sizes, ends, itertools.cycle(targets), strict=False):
+                np.copyto(target[:size], source[end - size : end])
+
+    return copied
 
 
 def tensors_of(batch: Mapping[str, Any]) -> list[str]:

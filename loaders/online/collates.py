@@ -204,12 +204,13 @@ def _collated(
     *,
     pixel_dtype: torch.dtype | None,
     hook: Callable[[Batch, Any], Batch] | None = None,
-    tokenized: Callable[[dict[str, Any], Family], dict[str, Any]] = tokenized_example,
+    tokenized: Callable[..., dict[str, Any]] = tokenized_example,
 ) -> Batch:
     if not examples:
         raise ValueError("a batch of no examples")
     _, kept = _drop_overlong_samples([example["conversation"] for example in examples], family, max_length)
-    samples = {index: tokenized(examples[index], family) for index in kept}
+    # As bytes: they are restored once, in the batch, as what it has.
+    samples = {index: tokenized(examples[index], family, restore=False) for index in kept}
     if max_length is not None:  # what an example has beside its conversation (tools, sounds) was not counted yet
         fitting = _fitting({index: len(sample["input_ids"]) for index, sample in samples.items()}, max_length)
         samples = {index: samples[index] for index in fitting}

@@ -12,9 +12,9 @@ from ...pipeline.render.sample import expand
 from .tokenized import measured_example, tokenized_example
 
 
-def expanded_example(example: Mapping[str, Any], family: Family) -> dict[str, Any]:
+def expanded_example(example: Mapping[str, Any], family: Family, *, restore: bool = True) -> dict[str, Any]:
     """As `tokenized_example`, its image placeholders expanded by `_expand_image_tokens`; videos by the family."""
-    measured, sample = measured_example(example, family), tokenized_example(example, family)
+    measured, sample = measured_example(example, family), tokenized_example(example, family, restore=restore)
     kinds = dict(family.chat.places(measured.ids))
     placed = expansions(measured.ids, measured.media, family)
     ids = torch.from_numpy(expand(measured.ids, [(at, tokens) for at, tokens in placed if kinds[at] != "image"])).long()

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,8 @@ from .note import CHANGED, DatasetSums, LostRow, MediaSize, PackLine, ShardDone,
 from .pixels import PixelEncoder
 from .rows import Rows, rows_of_packs
 from .stats import make_index
+
+_SUMMED = DatasetSums._fields[1:]
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +128,7 @@ def write_packs(
     whole, and the index."""
     lines: list[PackLine] = []
     lost: list[LostRow] = []
-    documents: list[Documents] = []
+    sums: dict[str, Counter[str]] = {}
     of_fake: Mapping[str, np.ndarray] = {}  # as the last pack with a fake image was stored: its pixels are those of all
     encoder = encoder_of(job, family)
     renderer = Renderer(job=job, family=family, watch=watch, keeps_sources=encoder.keeps_sources)
@@ -143,7 +145,7 @@ def write_packs(
             with timed("writing"):
                 written = write_pack(file, start, pack, stored, encoder.codecs)
             lines.append(PackLine.of(pack, start, *written))
-            documents.append(Documents.of(pack.documents))
+            _add_up(pack, sums)
         _tell(lines[-1:] if pack is not None else [], failed)
     note = ShardNote(
         fingerprint=job.fingerprint,
@@ -155,7 +157,7 @@ def write_packs(
         lost=tuple(lost),
         fetched=tuple(sorted(renderer.fetched)),
         sizes=tuple(MediaSize(*size, count) for size, count in sorted(renderer.sizes.items())),
-        sums=_sums(documents),
+        sums=tuple(DatasetSums(name, *(own[each] for each in _SUMMED)) for name, own in sorted(sums.items())),
     )
     fake_tokens = len(family.fake_image_ids) if job.fake_image else 0
     times = plan.times_per_pack[[line.pack - plan.first for line in lines]]
@@ -303,16 +305,23 @@ def _lost(line: PlanLine, reason: str, detail: str) -> LostRow:
     return LostRow(**names, reason=reason, detail=detail)
 
 
-def _sums(packs: Iterable[Documents]) -> tuple[DatasetSums, ...]:
-    """By data set; a fake image is of none."""
-    sums: dict[str, list[int]] = {}
-    names = ("row", "dataset", "targets", "num_images", "num_videos", "num_audios")
-    for documents in packs:
-        for row, dataset, targets, *num_media in zip(*(documents.columns[name] for name in names), strict=True):
-            if row >= 0:
-                found = sums.setdefault(dataset, [0, 0, 0, 0])
-                for start, stop in targets:
-                    found[0] += stop - start
-                for kind, count in enumerate(num_media, 1):
-                    found[kind] += count
-    return tuple(DatasetSums(name, *values) for name, values in sorted(sums.items()))
+def _add_up(pack: Pack, sums: dict[str, Counter[str]]) -> None:
+    """By data set; a fake image, which comes last, is of none. Pack by pack: kept until the end, what is said of
+    thousands of documents would be what the garbage collector looks at again and again."""
+    columns = Documents.of(pack.documents).columns
+    datasets = columns["dataset"][: len(columns["dataset"]) - pack.fake_image]
+    for dataset in set(datasets):
+        sums.setdefault(dataset, Counter())
+    for name in _SUMMED:
+        numbers = _trained(pack) if name == "target_tokens" else columns[name]
+        if any(numbers):
+            for dataset, number in zip(datasets, numbers, strict=False):
+                sums[dataset][name] += number
+
+
+def _trained(pack: Pack) -> list[int]:
+    """Tokens of each document that are trained on."""
+    before = np.concatenate([[0], np.cumsum(pack.arrays["labels"] >= 0)])
+    edges = np.concatenate([[0], np.cumsum(pack.arrays["seq_lens_padded"])])
+    trained: list[int] = np.diff(before[edges]).tolist()
+    return trained

@@ -164,9 +164,9 @@ def test_what_is_no_row_of_text_is_left_to_others() -> None:
     found = text_row(7, memoryview(packed))
     assert found is not None and (found.form, found.loss, dict(found.num_media)) == (text.form, text.loss, NO_MEDIA)
     assert found.ids == ids.tobytes() and found.targets == ids[:2].tobytes()
-    medium = MeasuredMedia(ref=MediaRef(kind="image", path='"media":[]}'), grid=(1, 1, 1))
+    medium = MeasuredMedia(ref=MediaRef(kind="image", path=",[]]"), grid=(1, 1, 1))
     damaged = packed[:30] + bytes([packed[30] ^ 1]) + packed[31:]
-    for number, content in [(8, packed), (7, damaged), (7, packed[:-1]), (7, b""), (7, b'"media":[]}'),
+    for number, content in [(8, packed), (7, damaged), (7, packed[:-1]), (7, b""), (7, b",[]]"),
                             (7, _packed(7, replace(text, media=(medium,))))]:  # fmt: skip
         assert text_row(number, memoryview(content)) is None
 

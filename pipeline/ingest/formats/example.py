@@ -1,7 +1,7 @@
 """What a row says -> an Example: media looked up, each in its place, or a Skip with the reason."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,13 +55,14 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
             if isinstance(ref, Skip):
                 return ref
             media.setdefault(kind, []).append(ref)
-    texts = " ".join([str(turn.content) for turn in said.turns if turn.role in TAGGED])
-    tags = [_TAGS[tag.lower()] for tag in _PLACEHOLDER.findall(texts)] if "<" in texts else []
+    pieces = [_cut(str(turn.content)) if turn.role in TAGGED else [str(turn.content)] for turn in said.turns]
+    tags = [_TAGS[tag.lower()] for own in pieces for tag in own[1::2]]
     surplus: list[MediaRef] = []
     for kind in KINDS if tags or media else ():
         count, refs = tags.count(kind), media.get(kind, [])
         if count != len(refs) and not dialect.lenient:
             # Media that come first would leave such a tag behind as text.
+            texts = " ".join([str(turn.content) for turn in said.turns if turn.role in TAGGED])
             other = _OTHER_TAGS[kind].search(texts) if len(refs) > count else None
             if other or not (said.media_first and not count):
                 told = f" ({shown(other[0])} is none)" if other else ""
@@ -73,8 +74,8 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
         surplus += refs[count:]
     waiting = {kind: iter(refs) for kind, refs in media.items()}
     contents = [
-        _cut(str(turn.content), waiting, strip=turn.role == "user") if turn.role in TAGGED else (str(turn.content),)
-        for turn in said.turns
+        _filled(own, waiting, strip=turn.role == "user") if turn.role in TAGGED else (own[0],)
+        for turn, own in zip(said.turns, pieces, strict=True)
     ]
     return _finished(said, contents, surplus, dialect)
 
@@ -194,12 +195,19 @@ def _no_target(turns: tuple[Turn, ...]) -> str:
     return "no assistant turn that is trained on has text, reasoning or tool calls"
 
 
-def _cut(text: str, waiting: Mapping[MediaKind, Iterator[MediaRef]], *, strip: bool) -> tuple[str | MediaRef, ...]:
-    """Pieces of text and media in order: "<image>\\nWho?" -> (image, "Who?")."""
-    if "<" not in text:  # as nearly all are, but for the first
-        return (text.strip() if strip else text,)
+def _cut(text: str) -> list[str]:
+    """Text and tags in turn: "<image>\\nWho?" -> ["", "<image>", "\\nWho?"]."""
+    return _PLACEHOLDER.split(text) if "<" in text else [text]
+
+
+def _filled(
+    pieces: Sequence[str], waiting: Mapping[MediaKind, Iterator[MediaRef]], *, strip: bool
+) -> tuple[str | MediaRef, ...]:
+    """The same with media in the place of their tags: (image, "Who?")."""
+    literal, *rest = pieces  # so far, with placeholders that no medium is left for
+    if not rest:  # as nearly all turns but the first
+        return (literal.strip() if strip else literal,)
     parts: list[str | MediaRef] = []
-    literal, *rest = _PLACEHOLDER.split(text)  # so far, with placeholders that no medium is left for
     for tag, piece in zip(rest[::2], rest[1::2], strict=True):
         medium = next(waiting.get(_TAGS[tag.lower()], _NONE), None)
         if medium is None:

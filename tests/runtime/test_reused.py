@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from neatpack.loaders import reused
 from neatpack.loaders.shared import own
+from neatpack.pipeline.layout import MediaArray, join_rows
+from neatpack.pipeline.runtime import reused
 
 MB = 1 << 20
 
@@ -51,6 +52,24 @@ def test_a_view_holds_it(kept):
     assert place(reused.taken(MB)) != was
     del view
     assert was in {place(reused.taken(MB)), place(reused.taken(MB))}
+
+
+def test_large_arrays_take_it():
+    small, large = reused.empty((3, 4), "int32"), reused.empty((2, MB), "float32")
+    assert (small.shape, small.dtype, large.shape, large.dtype) == ((3, 4), np.int32, (2, MB), np.float32)
+    was = place(large)
+    del large
+    assert place(reused.empty((MB, 8), "uint8")) == was
+
+
+def test_rows_of_the_next_pack_take_it():
+    pixels = MediaArray(dtype="uint8", row=(588,), kinds=("image",))
+    first = join_rows([np.full((900, 588), 1, np.uint8), np.full((1200, 588), 2, np.uint8)], pixels)
+    was, row = place(first), first[900]
+    again = join_rows([np.full((1000, 588), 3, np.uint8)] * 2, pixels)
+    assert place(again) != was and row[0] == 2, "what somebody has is left alone"
+    del first, row
+    assert place(join_rows([np.full((1000, 588), 4, np.uint8)] * 2, pixels)) == was
 
 
 def test_tensors_of_a_process_take_it():
