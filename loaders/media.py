@@ -48,8 +48,8 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.
         is_padded = name in layout and layout[name].deliver.per_medium
         how = stored.get(name) if dtype is not None else None
         # At once as what they are cast to: a table of rounded values gives the same bits as rounding float32.
-        is_rounded = dtype == torch.float32 and pixel_dtype is not None and name in PIXEL_KEYS
-        restored_as = pixel_dtype if is_rounded else dtype
+        is_rounded = dtype == torch.float32 and name in PIXEL_KEYS
+        restored_as: Any = (pixel_dtype or dtype) if is_rounded else dtype
         if how is not None and not is_padded and _are_of_one_shape(arrays):
             rows = restored_end_to_end(arrays, how, restored_as)
         else:  # what pads rows is zero, and not what a byte of zero stands for: they are restored before
