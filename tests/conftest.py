@@ -80,14 +80,22 @@ LOAD_REAL_PROCESSORS = (
 )  # fmt: skip
 
 
+# Tests that wait longer than they work: for nodes that come up or die, for clusters, for servers that do not answer.
+WAIT = (
+    "tests/chaos/", "tests/jobs/test_specs.py", "tests/runtime/test_journal.py", "tests/runtime/test_objects.py",
+    "tests/test_install.py", "tests/test_ray_job.py", "tests/test_stores.py",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What tests share is made once if they come one after the other, in one process: processes begin at the start and
-    in the middle, and take over from each other's end. What waits for minutes comes first: nobody waits for it then."""
+    in the middle, and take over from each other's end. What waits comes first, 7 minutes in one process: the others
+    have both cores meanwhile, and nobody waits for it in the end."""
 
     launched = {item.path for item in items if "launcher" in getattr(item, "fixturenames", ())}
 
     def place(item: pytest.Item) -> int:
-        if item.nodeid.startswith("tests/chaos/"):
+        if item.nodeid.startswith(WAIT):
             return 0
         if item.get_closest_marker("on_ray"):
             return 1
