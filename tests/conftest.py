@@ -3,6 +3,8 @@
 import ctypes
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 from launcher import Launcher
-from places import DEMO_PROCESSOR, REAL_PROCESSORS, SHARED
+from places import DEMO_PROCESSOR, PROOFS, REAL_PROCESSORS, SHARED
 from s3_server import NOT_INSTALLED, S3, WEED, s3_server
 
 if TYPE_CHECKING:
@@ -56,6 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
         keep_freed_memory()
         shared_processors.share()  # before anybody imports what it replaces
+    elif PROOFS not in os.environ:
+        os.environ[PROOFS] = tempfile.mkdtemp(prefix="neatpack-proofs-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(PROOFS)))
 
 
 def pytest_collection_finish() -> None:

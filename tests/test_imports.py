@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
-
-# One process for each line, and to import torch takes 2 s of CPU: what one module may not import, those before it in the
+# One process for each line, for to import torch takes 2 s of CPU: what a module may not import, those before it in its
 # line may not either.
 LINES = [
     {

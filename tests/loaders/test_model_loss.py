@@ -227,8 +227,9 @@ def test_gradients_of_packs_are_those_of_documents_alone(made):
         assert float(packed[name].abs().max()) <= 1e-5 * largest, name
 
 
-PATHS = [("sdpa", "mask"), ("sdpa", "positions"), ("eager", "mask"), ("eager", "positions"),
-         ("flex_attention", "positions"), ("flash_reference", "varlen")]  # fmt: skip
+# Beside sdpa with positions, which is what models have by default: see below.
+PATHS = [("sdpa", "mask"), ("eager", "mask"), ("eager", "positions"), ("flex_attention", "positions"),
+         ("flash_reference", "varlen")]  # fmt: skip
 
 
 def without(batch: dict[str, Any], name: str) -> dict[str, Any]:
@@ -241,6 +242,8 @@ def test_the_loss_of_packs_is_that_of_documents_alone(made):
     expected, packs = pytest.approx(alone, rel=1e-5), PackedShards(made.out)
     collater = packs.collater(made.model)
     assert (collater.way, collater.unshifted_labels) == ("positions", False), "what this transformers allows"
+    assert made.model.get_decoder().config._attn_implementation == "sdpa"
+    assert packs.collater(made.model, isolate="positions") == collater
     batch = collater(made.packs)
     assert int((batch["labels"] != -100).sum()) == count
     assert float(made.loss(batch)) == expected
