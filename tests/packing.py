@@ -65,7 +65,7 @@ def main() -> None:
     sys.path[:0] = [str(ROOT)]
     import torch  # noqa: F401
     from forked import become
-    from transformers import AutoTokenizer, Qwen2TokenizerFast  # noqa: F401
+    from transformers import AutoTokenizer, Qwen2Tokenizer  # noqa: F401
 
     import neatpack.pipeline.families.registry
     import neatpack.pipeline.run
