@@ -22,17 +22,17 @@ SCRIPT = ROOT / "pipeline" / "pack.py"
 class Packing:
     """The program, running. One run at a time: `start` it, and `kill` it or `wait` for it."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
         self._process, self._pid = process, 0
         self.code: int | None = None
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([list(arguments), dict(environment)]) + "\n")
-        self._process.stdin.flush()
+        self._process.stdin.write(json.dumps([list(arguments), dict(environment)]).encode() + b"\n")
         self._pid, self.code = self._answer(), None
 
     def lives(self) -> bool:
+        assert self._process.stdout is not None
         if self.code is None and select.select([self._process.stdout], [], [], 0)[0]:
             self.code = self._answer()
         return self.code is None
@@ -54,7 +54,8 @@ class Packing:
 @contextmanager
 def packing() -> Iterator[Packing]:
     command = [sys.executable, __file__]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    # Without buffers: what has been said is in the pipe, where `lives` looks for it.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         yield Packing(process)
         assert process.stdin is not None
         process.stdin.close()

@@ -257,7 +257,8 @@ def test_the_rank_is_asked_when_iteration_begins(out, monkeypatch):
     assert numbers(dataset) == expected
     assert len(dataset) == len(expected)
     dataset.set_epoch(0)
-    assert numbers(DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=ANEW)) == expected
+    context = multiprocessing.get_context("spawn")
+    assert numbers(DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=context)) == expected
 
 
 def test_a_group_and_an_environment_that_disagree(out, monkeypatch, tmp_path):
@@ -274,11 +275,12 @@ def test_a_group_and_an_environment_that_disagree(out, monkeypatch, tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_a_new_loader_worker_reads_for_the_rank_of_its_parent(out, monkeypatch):
+def test_a_spawned_loader_worker_reads_for_the_rank_of_its_parent(out, monkeypatch):
     """It cannot know the rank by itself: here it has neither a process group nor an environment that tells."""
     monkeypatch.setattr("neatpack.loaders.ranks._environment", lambda: (1, 4))
     expected = numbers(stream(out, rank=1, world_size=4))
-    loader = DataLoader(stream(out), batch_size=None, num_workers=1, multiprocessing_context=ANEW)
+    context = multiprocessing.get_context("spawn")
+    loader = DataLoader(stream(out), batch_size=None, num_workers=1, multiprocessing_context=context)
     assert numbers(loader) == expected
 
 
