@@ -38,8 +38,9 @@ class Packing:
         return self.code is None
 
     def kill(self) -> None:
-        """By SIGKILL; nothing happens if it has just ended."""
-        os.kill(self._pid, signal.SIGKILL)
+        """By SIGKILL; nothing happens if it has ended."""
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
 
     def wait(self) -> int:
         if self.code is None:
@@ -56,9 +57,11 @@ def packing() -> Iterator[Packing]:
     command = [sys.executable, __file__]
     # Without buffers: what has been said is in the pipe, where `lives` looks for it.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
-        yield Packing(process)
-        assert process.stdin is not None
-        process.stdin.close()
+        running = Packing(process)
+        try:
+            yield running
+        finally:  # a run that waits for a server would be waited for
+            running.kill()
 
 
 def main() -> None:
