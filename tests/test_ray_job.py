@@ -42,8 +42,8 @@ TOO_BUSY = "The current node timed out during startup"  # Ray gives its own proc
 
 @contextmanager
 def cluster(folder: Path, ray: list[str]) -> Iterator[Cluster]:
-    """A head node on loopback, of one CPU: each more would be a worker more, of 5 s of CPU, for each job. Ended by its
-    process id: `ray stop` would end everybody's.
+    """A head node on loopback, of one CPU: each more would be a worker more that imports transformers, for each job. Ended
+    by its process id: `ray stop` would end everybody's.
 
     Its ports answer before its node is there, and what has not come up may end again: it is up when it says so. On a
     busy machine Ray may give up starting, and is started anew.
@@ -147,7 +147,7 @@ def test_the_job_gives_the_same_bytes_and_refuses_relative_paths(lacking, tiny, 
         assert " packed + 0 skipped" in done.stdout
         assert files_of(tmp_path / name) == files_of(tmp_path / "expected")
 
-    # What is uploaded, and a path that would be in there: in one job, for each takes 6 s of CPU.
+    # What is uploaded, and a path that would be in there: in one job, for each has a client and a supervisor.
     look = [sys.executable, "-c", "import os; print('uploaded', *sorted(os.listdir()), sep=':')"]
     relative = [sys.executable, "pipeline/pack.py", "--meta", str(meta), "--processor", str(DEMO_PROCESSOR)]
     both = f"{shlex.join(look)}; exec {shlex.join([*relative, '--out', 'relative-out'])}"

@@ -68,7 +68,7 @@ def qwen(kind: str) -> Any:
 
 
 # A crop of Phi-4 has 1024 patches, however small its pixels. One, one and two crops, all with padding, and not two, two
-# and four: half of the tokens.
+# and four.
 FEW_CROPS = ((60, 40), (33, 64), (120, 48))
 SMALL = (("video_min_pixels", 1024), ("video_max_pixels", 65536), ("max_pixels", 16384))
 CASES = {
