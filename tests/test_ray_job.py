@@ -42,8 +42,8 @@ TOO_BUSY = "The current node timed out during startup"  # Ray gives its own proc
 
 @contextmanager
 def cluster(folder: Path, ray: list[str]) -> Iterator[Cluster]:
-    """A head node on loopback, of one CPU: each more would be a worker more that imports transformers, for each job. Ended
-    by its process id: `ray stop` would end everybody's.
+    """A head node on loopback, of one CPU: each more would be a worker more that imports transformers, for each job.
+    Ended by its process id: `ray stop` would end everybody's.
 
     Its ports answer before its node is there, and what has not come up may end again: it is up when it says so. On a
     busy machine Ray may give up starting, and is started anew.
