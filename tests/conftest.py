@@ -3,6 +3,8 @@
 import ctypes
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 from launcher import Launcher
-from places import DEMO_PROCESSOR, REAL_PROCESSORS, SHARED
+from places import DEMO_PROCESSOR, PROOFS, REAL_PROCESSORS, SHARED
 from s3_server import NOT_INSTALLED, S3, WEED, s3_server
 
 if TYPE_CHECKING:
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from neatpack.pipeline.families.base import Family
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # no token in the home directory
+# Ray's workers, which give way to all others (nice 15), would wait for the processes of the suite: on two busy cores, a
+# test of 25 s of CPU took 5 minutes.
+os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process per core: threads of torch would wait for each other, spinning
@@ -53,6 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
         keep_freed_memory()
         shared_processors.share()  # before anybody imports what it replaces
+    elif PROOFS not in os.environ:
+        os.environ[PROOFS] = tempfile.mkdtemp(prefix="neatpack-proofs-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(PROOFS)))
 
 
 def pytest_collection_finish() -> None:
@@ -77,14 +85,22 @@ LOAD_REAL_PROCESSORS = (
 )  # fmt: skip
 
 
+# Tests that wait longer than they work: for nodes that come up or die, for clusters, for servers that do not answer.
+WAIT = (
+    "tests/chaos/", "tests/jobs/test_specs.py", "tests/runtime/test_journal.py", "tests/runtime/test_objects.py",
+    "tests/test_install.py", "tests/test_ray_job.py", "tests/test_stores.py",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What tests share is made once if they come one after the other, in one process: processes begin at the start and
-    in the middle, and take over from each other's end. What waits for minutes comes first: nobody waits for it then."""
+    in the middle, and take over from each other's end. What waits comes first, in one process, 11 minutes of a busy
+    machine and 3 of CPU: the others have the cores meanwhile, and nobody waits for it in the end."""
 
     launched = {item.path for item in items if "launcher" in getattr(item, "fixturenames", ())}
 
     def place(item: pytest.Item) -> int:
-        if item.nodeid.startswith("tests/chaos/"):
+        if item.nodeid.startswith(WAIT):
             return 0
         if item.get_closest_marker("on_ray"):
             return 1
@@ -93,6 +109,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return 3 if item.nodeid.startswith(LOAD_REAL_PROCESSORS) else 4
 
     items.sort(key=place)
+    # Real processors at the start of the second process: behind what waits, both others would take them over.
+    first, real = (sum(place(item) < number for item in items) for number in (3, 4))
+    begin = max(first, len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) - first
+    others = items[real:]
+    items[first:] = [*others[:begin], *items[first:real], *others[begin:]] if begin < len(others) else items[first:]
 
 
 @pytest.hookimpl(tryfirst=True)

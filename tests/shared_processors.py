@@ -9,13 +9,15 @@ AutoTokenizer load anew, for tests of loading, or that change what they load.
 
 import copy
 import hashlib
+import os
+import pickle
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from places import SHARED
+from places import PROOFS, SHARED
 
 from neatpack.loaders.online import processor as online
 from neatpack.pipeline.families import chat, registry
@@ -72,15 +74,28 @@ def shared_encoder(tokenizer: Any) -> Encoder:
     if vocabulary not in _sizes:
         return _encoder_by_proof(tokenizer)
     if vocabulary not in _encoders:
-        _encoders[vocabulary] = encoder_of(tokenizer)
+        _encoders[vocabulary] = _encoder_by_proof(tokenizer)
     return _encoders[vocabulary]
 
 
 def _encoder_by_proof(tokenizer: Any) -> Encoder:
-    """As `encoder_of`; what is proved of a description is proved: it takes 0.14 s of the demo's."""
-    description = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).digest()
+    """As `encoder_of`; what is proved of a description is proved: it takes 0.14 s of the demo's, and 2 s of a real one.
+    Processes of one run tell each other, by files in a folder of that run."""
+    description = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
     key = type(tokenizer), description, tokenizer.split_special_tokens
     if key not in _proofs:
-        _proofs[key] = proved(tokenizer)
+        _proofs[key] = _proof(tokenizer, f"{type(tokenizer).__name__}-{description}-{tokenizer.split_special_tokens}")
     found, own = _proofs[key], Own(tokenizer)
     return own if found is None else fast(found, own)
+
+
+def _proof(tokenizer: Any, name: str) -> Described | None:
+    if PROOFS not in os.environ:
+        return proved(tokenizer)
+    file = Path(os.environ[PROOFS]) / name
+    if not file.exists():
+        made = file.with_suffix(f".{os.getpid()}")
+        made.write_bytes(pickle.dumps(proved(tokenizer)))
+        made.replace(file)
+    found: Described | None = pickle.loads(file.read_bytes())
+    return found

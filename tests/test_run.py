@@ -15,7 +15,6 @@ import pytest
 import webdataset as wds
 from helpers import (
     DEMO_PROCESSOR,
-    ROOT,
     TinyData,
     assert_verified,
     files_of,
@@ -25,6 +24,7 @@ from helpers import (
     tiny_config,
 )
 from hypothesis import given, settings, strategies as st
+from packing import SCRIPT, packing
 
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
@@ -451,9 +451,8 @@ def test_same_bytes_on_ray(data, expected, workers, tmp_path):
 def test_same_bytes_after_kills_at_any_instant(data, expected, tmp_path):
     """SIGKILL again and again, each time a little later, until a run gets through."""
     out = tmp_path / "out"
-    command = [sys.executable, str(ROOT / "pipeline" / "pack.py"), "--meta", str(data), "--processor",
-               str(DEMO_PROCESSOR), "--out", str(out), "--pack-size", "512", "--engine", "inline", "--shard-mb", "1",
-               "--group-size", "4", "--pixels", "u8"]  # fmt: skip
+    flags = ["--meta", str(data), "--processor", str(DEMO_PROCESSOR), "--out", str(out), "--pack-size", "512",
+             "--engine", "inline", "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"]  # fmt: skip
     stages = [
         lambda: any(out.glob("work/measured/*/*")),
         lambda: any(out.glob("work/plans/*")),
@@ -462,16 +461,15 @@ def test_same_bytes_after_kills_at_any_instant(data, expected, tmp_path):
         lambda: (out / "index.parquet").exists(),
     ]
     kills = 0
-    for reached in stages:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and not reached():
-            time.sleep(0.001)
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.wait()
+    with packing() as run:
+        for reached in stages:
+            run.start(flags, os.environ)
+            while run.lives() and not reached():
+                time.sleep(0.001)
+            run.kill()
+            kills += run.wait() == -signal.SIGKILL
     assert kills >= 3
-    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert subprocess.run([sys.executable, str(SCRIPT), *flags], capture_output=True).returncode == 0
     theirs = Manifest.parse(expected["manifest.json"], "expected")
     assert theirs.identity.differences(Manifest.read(out).identity) == []
     assert files_of(out) == expected

@@ -5,8 +5,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from faulty_proxy import Proxy, Request, faulty_proxy
-from helpers import DEMO_PROCESSOR, ROOT, TinyData, clip, files_of, mixed_rows, picture, tiny_config
+from helpers import DEMO_PROCESSOR, TinyData, clip, files_of, mixed_rows, picture, tiny_config
+from packing import packing
 from s3_server import S3
 
 from neatpack import PackedShards
@@ -210,30 +209,32 @@ def test_no_credential_is_written_down(bucket: Remote, proxy: Proxy, capsys: pyt
         assert secret.encode() not in everything and secret not in told
 
 
-def command_for(bucket: Remote, *flags: str) -> list[str]:
-    """A run in a process of its own, that may be killed."""
+def flags_for(bucket: Remote) -> list[str]:
     where = ["--meta", (bucket / "data/meta.json").uri, "--out", (bucket / "out").uri]
     shape = ["--processor", str(DEMO_PROCESSOR), "--pack-size", "512", "--shard-mb", "1", "--group-size", "4",
              "--pixels", "u8"]  # fmt: skip
-    return [sys.executable, "-m", "neatpack.pipeline.cli", "pack", *where, *shape, "--max-skipped", "1", *flags]
+    return [*where, *shape, "--max-skipped", "1", "--engine", "inline"]
 
 
 def test_killed_again_and_again(bucket: Remote, proxy: Proxy, expected: Mapping[str, bytes]) -> None:
     """At requests of every stage. What is finished is neither read nor written again."""
-    out, env = (bucket / "out").key, {**os.environ, "PYTHONPATH": str(ROOT)}
+    out = (bucket / "out").key
     done: dict[str, bytes] = {}
-    for pattern in ("work/measured/*.arrow", "work/done/000000.json", "index.parquet"):
-        rule = proxy.fail("stall", method="PUT", key=f"{out}/{pattern}", seconds=600)
-        with subprocess.Popen(command_for(bucket, "--engine", "inline"), env=env, stderr=subprocess.DEVNULL) as run:
+    with packing() as run:
+        for pattern in ("work/measured/*.arrow", "work/done/000000.json", "index.parquet"):
+            rule = proxy.fail("stall", method="PUT", key=f"{out}/{pattern}", seconds=600)
+            run.start(flags_for(bucket), os.environ)
             while not rule.hits:
-                assert run.poll() is None, f"ended before {pattern}"
+                assert run.lives(), f"ended before {pattern}"
                 time.sleep(0.02)
             before = [request for request in proxy.requests if request.method == "PUT"]
-            os.kill(run.pid, signal.SIGKILL)
-        proxy.rules.clear()
-        assert before and not (bucket / "out" / "manifest.json").exists()
-        done |= {file.key: b"" for file, *_ in (bucket / "out" / "work" / "done").files() if file.suffix == ".json"}
-        proxy.requests.clear()
+            run.kill()
+            assert run.wait() == -signal.SIGKILL
+            proxy.rules.clear()
+            assert before and not (bucket / "out" / "manifest.json").exists()
+            finished = (bucket / "out" / "work" / "done").files()
+            done |= {file.key: b"" for file, *_ in finished if file.suffix == ".json"}
+            proxy.requests.clear()
     run_pack(config_in(bucket))
     assert stored(bucket) == expected
     written = set(about(proxy.requests, "PUT"))

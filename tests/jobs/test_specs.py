@@ -57,7 +57,8 @@ def session():
 def environment(programs: Path, session: str, **more: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "SLURM_"))}
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), kept["PATH"]])
-    return {**kept, "PATH": path, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": session, "RAY_AUTH_MODE": "disabled"} | more
+    ray = {"RAY_TMPDIR": session, "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}  # see tests/conftest.py
+    return {**kept, "PATH": path, "PYTHONPATH": str(ROOT), **ray} | more
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

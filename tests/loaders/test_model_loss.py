@@ -7,6 +7,7 @@ and masks that it makes itself.
 import copy
 import inspect
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
@@ -58,6 +59,7 @@ class Case:
     model: Any  # of a loaded family
     processor: Any = None  # makes its directory; default: that of the family's tests
     kinds: str = "image"  # of media in its packs
+    sizes: tuple[tuple[int, int], ...] = ((60, 90), (120, 48), (33, 200))  # of its pictures
     chosen: tuple[tuple[str, Any], ...] = ()  # of the packing config
 
 
@@ -65,6 +67,9 @@ def qwen(kind: str) -> Any:
     return lambda _: tiny_model(kind)
 
 
+# A crop of Phi-4 has 1024 patches, however small its pixels. One, one and two crops, all with padding, and not two, two
+# and four.
+FEW_CROPS = ((60, 40), (33, 64), (120, 48))
 SMALL = (("video_min_pixels", 1024), ("video_max_pixels", 65536), ("max_pixels", 16384))
 CASES = {
     "qwen2_vl": Case(family="qwen2_vl", model=qwen("qwen2_vl"), processor=qwen2_vl_processor, kinds="image video"),
@@ -98,10 +103,10 @@ CASES = {
     "pixtral": Case(
         family="mistral3", model=partial(tiny_mistral3, kind="Llava"), processor=mistral3.make_pixtral
     ),
-    "phi4_mm": Case(family="phi4_mm", model=tiny_phi4_mm),
+    "phi4_mm": Case(family="phi4_mm", model=tiny_phi4_mm, sizes=FEW_CROPS),
     "phi4_mm_sounds": Case(family="phi4_mm", model=tiny_phi4_mm, kinds="audio", chosen=(("fake_image", False),)),
     "phi4_mm_both": Case(  # pictures, sounds, and a document with both
-        family="phi4_mm", model=lambda family: mend(tiny_phi4_mm(family)), kinds="image audio",
+        family="phi4_mm", model=lambda family: mend(tiny_phi4_mm(family)), kinds="image audio", sizes=FEW_CROPS,
     ),
     "llava": Case(family="default", model=tiny_llava),
     "idefics3": Case(family="idefics3", model=tiny_idefics3),
@@ -113,9 +118,9 @@ CASES = {
 }  # fmt: skip
 
 
-def rows(data: TinyData, kinds: str) -> Path:
+def rows(data: TinyData, kinds: str, sizes: Iterable[tuple[int, int]]) -> Path:
     """Text, and of each kind of medium one and two in a row, with answers of several lengths."""
-    for number, size in enumerate([(60, 90), (120, 48), (33, 200)]):
+    for number, size in enumerate(sizes):
         picture(data.folder / f"{number}.png", *size, seed=number)
         clip(data.folder / f"{number}.mp4", frames=4 + number, height=60, width=60)
         tone(data.folder / f"{number}.wav", 0.7, hertz=300 + 200 * number)
@@ -186,7 +191,7 @@ def made(request, tmp_path_factory) -> Made:
     processor = str(make(folder / "processor"))
     family = "default" if case.family == "default" else ""
     chosen = {"pack_size": 4096, "processor": processor, "family": family, **dict(case.chosen)}
-    meta = rows(TinyData(folder / "data"), case.kinds)
+    meta = rows(TinyData(folder / "data"), case.kinds, case.sizes)
     run_pack(tiny_config(meta, folder / "out", **chosen))
     (pack,) = PackedShards(folder / "out", pixels="fp32")
     assert all(pack[f"n_{kind}s"] >= 4 for kind in case.kinds.split())
@@ -222,8 +227,9 @@ def test_gradients_of_packs_are_those_of_documents_alone(made):
         assert float(packed[name].abs().max()) <= 1e-5 * largest, name
 
 
-PATHS = [("sdpa", "mask"), ("sdpa", "positions"), ("eager", "mask"), ("eager", "positions"),
-         ("flex_attention", "positions"), ("flash_reference", "varlen")]  # fmt: skip
+# Beside sdpa with positions, which is what models have by default: see below.
+PATHS = [("sdpa", "mask"), ("eager", "mask"), ("eager", "positions"), ("flex_attention", "positions"),
+         ("flash_reference", "varlen")]  # fmt: skip
 
 
 def without(batch: dict[str, Any], name: str) -> dict[str, Any]:
@@ -236,6 +242,8 @@ def test_the_loss_of_packs_is_that_of_documents_alone(made):
     expected, packs = pytest.approx(alone, rel=1e-5), PackedShards(made.out)
     collater = packs.collater(made.model)
     assert (collater.way, collater.unshifted_labels) == ("positions", False), "what this transformers allows"
+    assert made.model.get_decoder().config._attn_implementation == "sdpa"
+    assert packs.collater(made.model, isolate="positions") == collater
     batch = collater(made.packs)
     assert int((batch["labels"] != -100).sum()) == count
     assert float(made.loss(batch)) == expected
