@@ -56,7 +56,10 @@ def test_a_view_holds_it(kept):
 
 def test_large_arrays_take_it():
     small, large = reused.empty((3, 4), "int32"), reused.empty((2, MB), "float32")
-    assert (small.shape, large.shape) == ((3, 4), (2, MB)) and (small.dtype.name, large.dtype.name) == ("int32", "float32")
+    assert (small.shape, large.shape) == ((3, 4), (2, MB)) and (small.dtype.name, large.dtype.name) == (
+        "int32",
+        "float32",
+    )
     was = place(large)
     del large
     assert place(reused.empty((MB, 8), "uint8")) == was
