@@ -60,7 +60,7 @@ def test_skipped_refuses_what_it_does_not_know(run: Run, out: Path, tmp_path: Pa
     wrong: list[tuple[list[Any], str]] = [
         ([out, "--reason", "bad"], "--reason bad: unknown; known: sampled_out, "),
         ([out, "--dataset", "huge"], f"--dataset huge: not in {out}, which has tiny"),
-        ([tmp_path / "absent"], f"{tmp_path}/absent/manifest.json: missing"),
+        ([tmp_path / "absent"], f"{tmp_path}/absent: no such directory; expected the OUT of a finished"),
     ]
     for arguments, words in wrong:
         code, printed, errors = run("skipped", *arguments)
