@@ -3,7 +3,7 @@
 python jobs/bench.py [SECTION …] [--meta META.json --processor DIR] [--repeats 5] [--json FILE] [--check]
 
 Sections are the modules of jobs/speed/ (see there what each compares); without a name, all of them, each in a process
-of its own: memory and modules of the one before cost the next a third of its time. Both sides of a figure run in turns
+of its own: memory and modules of the one before cost the next up to a quarter more. Both sides of a figure run in turns
 and are told as CPU time. Without --meta, sections draw their data: small pictures, which flatter
 nobody. --check exits 1 if a figure is above what is wanted of it; no test does that, for machines are noisy.
 """

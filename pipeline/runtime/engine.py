@@ -228,7 +228,7 @@ def _task(
 def _warm(function: Callable[..., Any], arguments: Arguments) -> None:
     """In a worker. What is wrong there is told by the first task that needs it.
 
-    Modules and vocabularies, half a million objects, stay as long as the worker does. The garbage collector is told so:
+    Modules and vocabularies, 240,000 objects, stay as long as the worker does. The garbage collector is told so:
     a look at all of them takes 0.14 s, as long as rendering 4,000 documents of text, and came once in so many.
     """
     with contextlib.suppress(Exception):
