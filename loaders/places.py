@@ -6,7 +6,6 @@ there is nothing to gain: a batch is read once for all of its packs that follow 
 """
 
 import os
-import zlib
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from threading import Lock
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from zlib_ng import zlib_ng
 
 from ..pipeline.manifest import INDEX, LOADS, PLACES, REMEDY, Manifest, OutputError
 from ..pipeline.shard.codec import members_of
@@ -154,7 +154,7 @@ class PackPlaces:
             problem = ""
             if missing := last - first - len(content):
                 problem = f"the file ends {missing} bytes before it does"
-            elif (crc32 := zlib.crc32(content)) != index.crc32[number]:
+            elif (crc32 := zlib_ng.crc32(content)) != index.crc32[number]:
                 problem = f"its crc32 is {crc32:08x}, by the manifest {index.crc32[number]:08x}"
             if problem:
                 raise OutputError(f"{self._out}/{PLACES}: batch {number}: {problem}; {REMEDY}")

@@ -5,7 +5,6 @@ word; a read says what happened. What is read is the item's own, so whoever writ
 costs one copy: about 3 ms for a pack of 16 MB.
 """
 
-import zlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import groupby
@@ -15,6 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from torch.utils.data import get_worker_info
+from zlib_ng import zlib_ng
 
 from ..pipeline.layout import MediaArray, layout_of, misfit
 from ..pipeline.manifest import FILE as MANIFEST, PLACES, REMEDY, OutputError, ShardError, shard_name
@@ -159,7 +159,7 @@ class ShardReader:
         if got != found.bytes:
             raise self._broken(pack, f"the file ends {found.bytes - got} bytes before it does")
         if self._compares and not self._known[pack] & SAME_BYTES:
-            if (crc32 := zlib.crc32(content)) != found.crc32:
+            if (crc32 := zlib_ng.crc32(content)) != found.crc32:
                 raise self._broken(pack, f"its crc32 is {crc32:08x}, by the index {found.crc32:08x}")
             if file is not None:  # what comes over a network is another copy each time
                 self._known[pack] |= SAME_BYTES

@@ -77,13 +77,14 @@ def test_the_wheel_has_every_file_of_the_source_and_no_other(wheel):
     assert found == expected
 
 
-def test_training_needs_five_packages(wheel):
+def test_training_needs_six_packages(wheel):
     assert {requirement.name for requirement in requirements_of(wheel)} == {
         "numpy",
         "pyarrow",
         "torch",
         "pillow",
         "simplejpeg",
+        "zlib-ng",
     }
 
 

@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import json
 import struct
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from zlib_ng import zlib_ng
 
 from ..ingest.lines import Part
 from ..media.stamp import content_of, is_changed
@@ -99,7 +99,7 @@ def _packed(number: int, measured: Measured) -> bytes:
     ids, targets = measured.ids.astype(_INT32, copy=False), measured.targets.astype(_INT32, copy=False)
     head = _HEAD.pack(0, number, ids.size, targets.size, len(text))
     rest = b"".join([head[_CRC32.size :], ids.tobytes(), targets.tobytes(), text])
-    return _CRC32.pack(zlib.crc32(rest)) + rest
+    return _CRC32.pack(zlib_ng.crc32(rest)) + rest
 
 
 def _plain(value: Any) -> Any:
@@ -115,7 +115,7 @@ def unpacked(number: int, content: bytes | memoryview) -> Measured | None:
     if len(content) < _HEAD.size:
         return None
     crc32, found, num_ids, num_targets, _ = _HEAD.unpack_from(content)
-    if found != number or zlib.crc32(content[4:]) != crc32:
+    if found != number or zlib_ng.crc32(content[4:]) != crc32:
         return None
     numbers = np.frombuffer(content, "<i4", num_ids + num_targets, _HEAD.size)
     (values, media), _ = _JSON.raw_decode(str(content[_HEAD.size + numbers.nbytes :], "utf-8", "surrogatepass"))
@@ -150,7 +150,7 @@ def text_row(number: int, content: memoryview) -> TextRow | None:
     if content[-len(_NO_MEDIA) :] != _NO_MEDIA or len(content) < _HEAD.size:
         return None
     crc32, found, num_ids, num_targets, _ = _HEAD.unpack_from(content)
-    if found != number or zlib.crc32(content[4:]) != crc32:
+    if found != number or zlib_ng.crc32(content[4:]) != crc32:
         return None
     middle = _HEAD.size + 4 * num_ids
     end = middle + 4 * num_targets

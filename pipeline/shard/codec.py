@@ -9,13 +9,13 @@ import json
 import math
 import re
 import tarfile
-import zlib
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
 import numpy as np
+from zlib_ng import zlib_ng
 
 from ..codecs import PLAIN, Codecs, spelled
 from ..layout import DTYPES, Layout, layout_of
@@ -76,7 +76,7 @@ def write_pack(
 
     def write(data: bytes | memoryview) -> None:
         nonlocal crc32
-        crc32 = zlib.crc32(data, crc32)
+        crc32 = zlib_ng.crc32(data, crc32)
         file.write(data)
 
     places = []

@@ -10,7 +10,6 @@ gaps, a pack its members. So every one of them is checked, before anybody reads 
 """
 
 import io
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise, zip_longest
@@ -20,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from zlib_ng import zlib_ng
 
 from ..manifest import (
     FORMAT,
@@ -224,7 +224,7 @@ def write_places(out: Place, tables: Iterable[pa.Table], num_members: int) -> tu
             content = batch.serialize()  # as it will be in the file
             writer.write_batch(batch)
             offsets.append(file.tell() - content.size)
-            crc32.append(zlib.crc32(content))
+            crc32.append(zlib_ng.crc32(content))
 
         def write_loads(columns: list[np.ndarray]) -> None:
             loads_writer.write_batch(pa.record_batch(list(map(pa.array, columns)), schema=LOADS_SCHEMA))

@@ -7,13 +7,13 @@ bit; their crc32 tells. docs/FORMAT.md describes it for other readers.
 """
 
 import logging
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
+from zlib_ng import zlib_ng
 
 from ..codecs import SOURCE, U8, ZSTD, Codecs, parse_codecs, spelled
 from ..errors import UserError
@@ -193,7 +193,7 @@ class PixelEncoder:
         self, name: str, rows: np.ndarray, source: MeasuredMedia | None, may_be_coded: bool
     ) -> tuple[Line, bytes | memoryview]:
         plain = rows.data.cast("B") if rows.size else b""
-        crc32, num_bytes = zlib.crc32(plain), len(plain)
+        crc32, num_bytes = zlib_ng.crc32(plain), len(plain)
         if not may_be_coded:
             return Line(NUMBERS[U8], num_bytes, len(rows), crc32), plain
         own = b""

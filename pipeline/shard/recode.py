@@ -6,11 +6,11 @@ pixels and what is said of data sets and media stay as they are; index and sizes
 
 import dataclasses
 import hashlib
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from zlib_ng import zlib_ng
 
 from ..codecs import SOURCE, Codecs, parse_codecs, spelled
 from ..errors import UserError
@@ -107,7 +107,7 @@ def recode_shard(job: Recoding, number: int) -> ShardDone:
         for line in lines:
             content = np.empty(line["bytes"], np.uint8).data
             got = read_into(file, content, line["offset"])
-            if got < len(content) or zlib.crc32(content) != line["crc32"]:
+            if got < len(content) or zlib_ng.crc32(content) != line["crc32"]:
                 raise _broken(job, number, line["pack"], f"its bytes are not those that were written; {REMEDY}")
             starts = [place["offset"] - line["offset"] for place in line["members"]]
             members = {

@@ -6,7 +6,6 @@ packed it, which are imported when there is one.
 
 import os
 import warnings
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from zlib_ng import zlib_ng
 
 from ..codecs import SOURCE, U8
 from ..layout import layout_of
@@ -134,7 +134,7 @@ class PixelDecoder:
                 number: int = number, line: Line = line, content: np.ndarray = content, rows: np.ndarray = rows
             ) -> None:
                 self._restore(name, number, line, content, rows)
-                if compare and zlib.crc32(rows.data) != line.crc32:
+                if compare and zlib_ng.crc32(rows.data) != line.crc32:
                     what = f"{name}, medium {number}: restored to other pixels than were packed"
                     raise (OtherPixelsError if line.codec == NUMBERS[SOURCE] else ValueError)(what)
 

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import os
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,6 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from zlib_ng import zlib_ng
 
 from ..families.registry import FAMILIES
 from ..labels import TrainOn
@@ -188,7 +188,7 @@ def _places_problems(file: BinaryIO, index: pa.Table, manifest: Manifest) -> Ite
             return
         content = memoryview(bytearray(min(last - first, file.seek(0, os.SEEK_END))))
         got = content[: read_into(file, content, first)]
-        if len(got) != last - first or zlib.crc32(got) != crc32:
+        if len(got) != last - first or zlib_ng.crc32(got) != crc32:
             yield f"batch {number} is not where the manifest has it, or its crc32 is another"
             return
         if not parse_batch(got, number, manifest, str(PLACES)).batch().equals(expected):
@@ -292,7 +292,7 @@ def _shard_problems(
             yield f"pack {line['pack']}: the file ends before it does"
             return
         digest.update(content)
-        if (crc32 := zlib.crc32(content)) != line["crc32"]:
+        if (crc32 := zlib_ng.crc32(content)) != line["crc32"]:
             is_whole = False
             yield f"pack {line['pack']}: its crc32 is {crc32:08x}, by the index {line['crc32']:08x}"
             continue

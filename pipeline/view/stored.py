@@ -1,8 +1,9 @@
 """A pack of a finished output, read and checked, and what is known of its documents beside it."""
 
 import hashlib
-import zlib
 from collections.abc import Sequence
+
+from zlib_ng import zlib_ng
 
 from ..config import UserError
 from ..layout import layout_of, misfit
@@ -79,7 +80,7 @@ def stored_pack(out: Place, manifest: Manifest, number: int) -> Pack:
             got = read_into(file, buffer, line["offset"])
     except (OSError, ValueError) as error:
         raise broken(f"cannot be read: {error}") from error
-    if got != len(buffer) or zlib.crc32(buffer) != line["crc32"]:
+    if got != len(buffer) or zlib_ng.crc32(buffer) != line["crc32"]:
         raise broken("its bytes are not those that were written")
     starts = {member["name"]: member["offset"] - line["offset"] for member in line["members"]}
     try:
