@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from ..pipeline.runtime.reused import keep_freed
 from .batches import PackLoader
 from .item import PIXELS, pack_item
 from .media import BATCH_KEY
@@ -187,6 +188,8 @@ class PackedShards(IterableDataset[dict[str, Any]]):
 
     def _iterated(self, for_collater: bool) -> Iterator[dict[str, Any]]:
         worker, num_workers = _worker()
+        if get_worker_info() is not None:  # a process that does nothing else
+            keep_freed()
         iteration = self._start.enter()
         self._loaded, self._skip, self._yielded = False, 0, self._skip
         self._check_world()

@@ -29,7 +29,10 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
     from .manifest import OutputError
     from .runtime.faults import behind
     from .runtime.logs import logged_to_stderr
+    from .runtime.reused import keep_freed
 
+    if in_fork:
+        keep_freed()
     # Nothing here trains; libraries that warn about missing accelerators only confuse.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:

@@ -15,6 +15,7 @@ from .faults import HeadLost, no_answer, not_joined, not_started, of_ray, of_wor
 from .journal import MAX_RETRIES
 from .logs import ROOT, Relay
 from .progress import STARTING, STOPPING, Progress
+from .reused import keep_freed
 
 PATIENCE = 10  # seconds for a cluster to answer
 # While tasks run, how often it is looked whether the head of the cluster is there, and how long it may be away: a head
@@ -215,6 +216,7 @@ def _task(
     import torch
 
     torch.set_num_threads(1)
+    keep_freed()
     outcomes: list[Outcome[Any]] = []
     for function, arguments in calls:
         with _environment(env):
