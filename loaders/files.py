@@ -156,7 +156,7 @@ class OutputFiles:
         self._versions[shard] = version
 
     def _version(self, shard: int) -> FileVersion:
-        if not self._versions[shard].any():
+        if not self._versions[shard, 1]:  # every file has an inode
             self._versions[shard] = FileVersion.of(Path(self.out, "shards", shard_name(shard)).stat())
         return FileVersion(*self._versions[shard].tolist())
 

@@ -11,6 +11,7 @@ from ..pipeline.records import TOKEN_TYPES
 from .media import LAYOUT_KEY, RECURRENT_KEY, document_numbers
 from .pixels import RESTORE_KEY, STORED_KEY, Stored, restored
 
+STACKED = ("input_ids", "labels", "position_ids", "mm_token_type_ids")
 PIXELS = {"bf16": torch.bfloat16, "fp32": torch.float32, "uint8": None}  # as what pixels come; None: as stored
 
 
@@ -31,11 +32,15 @@ def pack_item(
 
     Of the JSON, `pack`, `num_images`, `num_videos` and `num_audios` will do.
     Pixels as stored are a view of what was read for this item alone, until the collater copies them into the batch. The
-    other arrays are small and copied, as the integers that torch wants. numpy copies them: torch.tensor takes three
-    times as long.
+    other arrays are small and copied, as the integers that torch wants; those of tokens are left to a collater of ours,
+    who does it where he stacks them. numpy copies them: torch.tensor takes three times as long.
     """
-    small = {name: array for name, array in arrays.items() if name not in stored}
-    tensors = {name: torch.from_numpy(array.astype(_dtype(array))) for name, array in small.items()}
+    as_they_are = STACKED if for_collater else ()
+    tensors = {
+        name: torch.from_numpy(array if name in as_they_are else array.astype(_dtype(array)))
+        for name, array in arrays.items()
+        if name not in stored
+    }
     pixels = {name: torch.from_numpy(arrays[name]) for name in stored}
     item: dict[str, Any] = {
         "pack": header["pack"],

@@ -102,7 +102,8 @@ def _are_of_one_shape(arrays: list[torch.Tensor]) -> bool:
 
 def document_numbers(lengths: torch.Tensor) -> torch.Tensor:
     """Lengths [3, 2] -> [1, 1, 1, 2, 2]. By numpy: torch's threads wait for each other over small arrays."""
-    return torch.from_numpy(np.repeat(np.arange(1, len(lengths) + 1), lengths.numpy()))
+    each = lengths.numpy()
+    return torch.from_numpy(np.arange(1, len(each) + 1).repeat(each))
 
 
 def media_counts(samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

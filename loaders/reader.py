@@ -1,8 +1,8 @@
-"""Packs of a finished output by number: read from local shards, from remote ones by range or through a cache.
+"""Packs of a finished output by number: mapped or read from local shards, from remote ones by range or through a cache.
 
-Read, not mapped: a mapped file that somebody cuts, or a file system that fails, ends the process by a signal, without a
-word; a read says what happened. What is read is the item's own, so whoever writes to it changes no later epoch. It
-costs one copy: about 3 ms for a pack of 16 MB.
+Where a pack is to lie is up to who asks: a loader's worker has it read into the memory that it shares with the training
+process. Without a wish it is mapped, if it is large and the file system is local, and else read. Either way it is the
+item's own: whoever writes to it changes no later epoch.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,11 +23,12 @@ from ..pipeline.runtime.storage import parse_json, read_into
 from ..pipeline.shard.codec import read_arrays, text_problem
 from ..pipeline.shard.restoring import PixelDecoder
 from .files import OutputFiles
+from .mapped import mapped
 from .opened import in_advance
 from .pixels import read_tables
 from .places import PackPlaces
 from .ranks import cores_of_rank
-from .shared import Room, own
+from .shared import Room, is_small, own
 
 CHECKS = ("none", "sizes", "packs", "full")
 SHARDS_AHEAD = 2  # whole shards that a reader with a cache downloads ahead of need
@@ -120,14 +121,16 @@ class ShardReader:
         """float32 [channels, 256]: what each stored byte stands for, in images and in videos."""
         return read_tables(self.manifest, self._files.read_checked, self.out)
 
-    def content(self, pack: int, room: Room = own) -> memoryview:
-        """The bytes of a pack, the caller's own: one read of the shard, or one ranged read of a remote one.
+    def content(self, pack: int, room: Room | None = None) -> memoryview:
+        """The bytes of a pack, the caller's own: one map or read of the shard, or one ranged read of a remote one.
 
-        room: gives memory for them.
+        room: gives memory for them, to be read into; None: wherever that costs least.
         """
         return self._content(pack, self._files.opened(self._places.of(pack).shard), room)
 
-    def contents(self, packs: Iterable[int], prefetch: int, room: Room = own) -> Iterator[tuple[int, memoryview]]:
+    def contents(
+        self, packs: Iterable[int], prefetch: int, room: Room | None = None
+    ) -> Iterator[tuple[int, memoryview]]:
         """Packs with their bytes, in this order. Remote ones are read ahead: `prefetch` packs, or whole shards."""
         if self.is_local or not prefetch:
             yield from ((pack, self.content(pack, room)) for pack in packs)
@@ -141,11 +144,25 @@ class ShardReader:
                 read = in_advance(content, run, prefetch) if file is None else map(content, run)
                 yield from zip(run, read, strict=True)
 
-    def _content(self, pack: int, file: BinaryIO | None, room: Room) -> memoryview:
+    def _content(self, pack: int, file: BinaryIO | None, room: Room | None) -> memoryview:
         """`file`: the shard; None: it is remote."""
         found = self._places.of(pack)
         if file is not None and self.is_local:
             self._notice_changes(found.shard, file)
+        content = None
+        if file is not None and room is None and not is_small(found.bytes):
+            content = mapped(file, found.offset, found.bytes)
+        if content is None:
+            content = self._read(pack, file, room or own)
+        if self._compares and not self._known[pack] & SAME_BYTES:
+            if (crc32 := zlib_ng.crc32(content)) != found.crc32:
+                raise self._broken(pack, f"its crc32 is {crc32:08x}, by the index {found.crc32:08x}")
+            if file is not None:  # what comes over a network is another copy each time
+                self._known[pack] |= SAME_BYTES
+        return content
+
+    def _read(self, pack: int, file: BinaryIO | None, room: Room) -> memoryview:
+        found = self._places.of(pack)
         content = room((found.bytes,), torch.uint8).numpy().data
         if file is None:
             read = self._files.read_range(found.shard, found.offset, found.bytes)
@@ -158,11 +175,6 @@ class ShardReader:
                 raise self._broken(pack, f"cannot be read: {error}") from error
         if got != found.bytes:
             raise self._broken(pack, f"the file ends {found.bytes - got} bytes before it does")
-        if self._compares and not self._known[pack] & SAME_BYTES:
-            if (crc32 := zlib_ng.crc32(content)) != found.crc32:
-                raise self._broken(pack, f"its crc32 is {crc32:08x}, by the index {found.crc32:08x}")
-            if file is not None:  # what comes over a network is another copy each time
-                self._known[pack] |= SAME_BYTES
         return content
 
     def _notice_changes(self, shard: int, file: BinaryIO) -> None:

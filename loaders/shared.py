@@ -46,6 +46,12 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return own(shape, dtype) if flat is None else torch.from_numpy(flat).view(dtype).view(*shape)
 
 
+def room_of_batch() -> Room | None:
+    """For the bytes of a pack that goes into a batch: where that leaves this process, they are read to where they can
+    stay. None: they may lie anywhere."""
+    return None if get_worker_info() is None else empty
+
+
 @lru_cache(maxsize=1)
 def _can_be_opened() -> bool:
     """Whether files without a name are to be had, and by whoever knows their number."""

@@ -22,7 +22,7 @@ from .pixels import stored_arrays
 from .position import Draws, Start
 from .ranks import Ranks, refuse_second_sharding
 from .reader import ShardReader
-from .shared import empty, own
+from .shared import empty, own, room_of_batch
 from .stateful import global_state
 
 logger = logging.getLogger(__name__)
@@ -317,7 +317,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         """Each output reads ahead of the others, as far as it likes."""
         outputs = self.mix.outputs
         asked, *copies = tee(places, 1 + len(outputs))
-        room = empty if for_collater else own
+        room = room_of_batch() if for_collater else None
         contents = [
             output.reader.contents(_numbers_of(number, copy), self.prefetch, room)
             for number, (output, copy) in enumerate(zip(outputs, copies, strict=True))

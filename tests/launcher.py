@@ -20,7 +20,8 @@ TIME_LIMIT = 600  # seconds; who waits for a rank that has failed is ended by th
 
 
 class Launcher:
-    """The program, running; it ends when its input does."""
+    """The program, running; it ends by an empty line. That its input ends it would never see, as long as a fork of this
+    process lives that has it open, too."""
 
     def __init__(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -49,7 +50,7 @@ class Launcher:
         return codes, [Path(f"{output}.{rank}").read_text() for rank in range(processes)]
 
     def close(self) -> None:
-        self.process.communicate()
+        self.process.communicate("\n")
 
 
 def main() -> None:
@@ -70,6 +71,8 @@ def main() -> None:
 
     gc.freeze()  # what is imported stays: forks need not look at it, and so copy it, when they collect garbage
     for line in sys.stdin:
+        if not line.strip():
+            break
         print(json.dumps(run(**json.loads(line))), flush=True)
 
 

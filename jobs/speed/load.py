@@ -3,9 +3,8 @@
 Packs of pictures have 8,192 tokens and about 15 MB; packs of text 1,024 tokens. All sides read all packs from the page
 cache, in turns, by CPU time of all threads and processes; torch keeps its threads, as in training. Packs are compared
 with their checksums in the first pass over them, which is not timed in one process; with workers, who are new in each
-pass, it is. Who reads looks at every byte of the pixels: LitData maps its files, and has read nothing yet when it gives
-out a sample. LitData is optional (`pip install --no-deps litdata`, and what it imports): without it, its rows are told
-against memcpy, and say so.
+pass, it is. In one process, whoever reads looks at every byte of the pixels: a map has read nothing yet. LitData is
+optional (`pip install --no-deps litdata`, and what it imports): without it, its rows are against memcpy, and say so.
 """
 
 import gc
@@ -70,11 +69,11 @@ def of_packs(name: str, out: Path, options: Options, *, read: float, batch: floa
 
     def views() -> None:
         for item in packs:
-            item["pixel_values"].numpy().max(initial=0)
+            seen(item)
 
     def batches() -> None:
-        for _ in packs.loader(collate_fn=collated):
-            pass
+        for batch in packs.loader(collate_fn=collated):
+            seen(batch)
 
     sides: dict[str, Callable[[], object]] = {
         "webdataset": theirs,
@@ -90,8 +89,8 @@ def of_packs(name: str, out: Path, options: Options, *, read: float, batch: floa
                 use(sample)
 
         settings = settings_of(packs)
-        sides |= {"litdata views": partial(lit, lambda sample: sample["pixel_values"].numpy().max(initial=0)),
-                  "litdata batches": partial(lit, lambda sample: collated_arrays(settings, [sample]))}  # fmt: skip
+        sides["litdata views"] = partial(lit, seen)
+        sides["litdata batches"] = partial(lit, lambda sample: seen(collated_arrays(settings, [sample])))
     took = side_by_side(sides, options.repeats)
     yield Row(what=f"{name}: read / webdataset's decoders", figure=took["views"] / took["webdataset"], wanted=read,
               of=took)  # fmt: skip
@@ -177,6 +176,12 @@ def collated_arrays(settings: Item, samples: Sequence[Item]) -> Item:
     return collated(
         [{**sample, "attention_mask": document_numbers(sample["seq_lens_padded"]), **settings} for sample in samples]
     )
+
+
+def seen(item: Item) -> None:
+    """A batch without pictures has none."""
+    if "pixel_values" in item:
+        item["pixel_values"].numpy().max(initial=0)
 
 
 def settings_of(packs: PackedShards) -> Item:
