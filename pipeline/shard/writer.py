@@ -321,7 +321,8 @@ def _add_up(pack: Pack, sums: dict[str, Counter[str]]) -> None:
 
 def _trained(pack: Pack) -> list[int]:
     """Tokens of each document that are trained on."""
-    before = np.concatenate([[0], np.cumsum(pack.arrays["labels"] >= 0)])
-    edges = np.concatenate([[0], np.cumsum(pack.arrays["seq_lens_padded"])])
-    trained: list[int] = np.diff(before[edges]).tolist()
+    until = np.zeros(len(pack.arrays["labels"]) + 1, np.int32)  # and itself; the last, behind all, is before the first
+    (pack.arrays["labels"] >= 0).cumsum(out=until[:-1])
+    at_ends = until[pack.arrays["seq_lens_padded"].cumsum() - 1]
+    trained: list[int] = np.diff(at_ends, prepend=0).tolist()
     return trained
