@@ -33,6 +33,7 @@ from ..uris import without_secrets
 from .arrow import arrow_rows, rows_of
 from .lines import BLANK, BOM, PROBLEM, Lines, dumped, media_beside
 from .tars import COLUMNS, KIND_OF, tar_rows
+from .twice import problems
 
 TEXT_KINDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 BINARY_KINDS = (".parquet", ".arrow", ".feather", ".tar")
@@ -215,14 +216,19 @@ def _array_rows(file: DataFile, _: _Beside) -> Iterator[bytes]:
             position += 1
         return position
 
+    def line_of(position: int) -> int:
+        return text.count("\n", 0, position) + 1
+
     def fail(position: int, message: str) -> UserError:
-        return UserError(f"{file}: broken JSON array at line {text.count(chr(10), 0, position) + 1}: {message}")
+        return UserError(f"{file}: broken JSON array at line {line_of(position)}: {message}")
 
     position = skip(text.index("[") + 1)
     more = text[position : position + 1] != "]"
     while more:
         try:
             row, end = decoder.raw_decode(text, position)
+            if problem := problems([text[position:end].encode("utf-8")], [row]):
+                row = {PROBLEM: f"line {line_of(position)}: {problem[0]}"}
             line = dumped(row)
         except json.JSONDecodeError as error:
             raise fail(error.pos, error.msg) from None

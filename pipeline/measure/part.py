@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
-from ..ingest.convert import converter, parse_row
+from ..ingest.convert import converter, parse_rows
 from ..ingest.lines import Part, media_beside, rows
 from ..ingest.meta import Dataset
 from ..labels import TrainOn
@@ -94,23 +94,18 @@ def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
         dataset = replace(dataset, own_files=(job.part.origin, text_of(media_beside(job.part.file))))
     converted = converter(dataset, lenient=job.lenient)
     file = place(job.part.origin or job.part.file).name if len(job.dataset.files) > 1 else ""
-    for row, line_number, offset, text in rows(job.part):
-        if not job.is_taken[row - job.part.first_row]:
-            continue
-        if why := watch.poison(str(row)):
-            logger.warning("%s row %d: %s; skipped as bad_media", job.dataset.name, row, why)
-            yield _Read(
-                row,
-                _id_of(parse_row(text, line_number, job.max_row_bytes), job),
-                Skip(reason="bad_media", detail=why),
-            )
-            continue
-        where = f"{line_number} of {file}" if file else line_number
-        parsed = parse_row(text, where, job.max_row_bytes)
-        found = parsed if isinstance(parsed, Skip) else converted(parsed)
-        if isinstance(found, Example):
-            found = _placed(found, job.part.file, offset, len(text))
-        yield _Read(row, _id_of(parsed, job), found)
+    taken = (row for row in rows(job.part) if job.is_taken[row.number - job.part.first_row])
+    while some := list(islice(taken, BATCH)):
+        named = [(row.text, f"{row.line} of {file}" if file else row.line) for row in some]
+        for row, parsed in zip(some, parse_rows(named, job.max_row_bytes), strict=True):
+            if why := watch.poison(str(row.number)):
+                logger.warning("%s row %d: %s; skipped as bad_media", job.dataset.name, row.number, why)
+                found: Example | Skip = Skip(reason="bad_media", detail=why)
+            else:
+                found = parsed if isinstance(parsed, Skip) else converted(parsed)
+            if isinstance(found, Example):
+                found = _placed(found, job.part.file, row.offset, len(row.text))
+            yield _Read(row.number, _id_of(parsed, job), found)
 
 
 def _id_of(parsed: dict[str, Any] | Skip, job: PartJob) -> str:

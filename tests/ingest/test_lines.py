@@ -16,7 +16,7 @@ from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest import lines as module
 from neatpack.pipeline.ingest.convert import convert
 from neatpack.pipeline.ingest.kinds import as_lines
-from neatpack.pipeline.ingest.lines import Lines, Source, part_ranges, rows, scan, source_of
+from neatpack.pipeline.ingest.lines import PROBLEM, Lines, Source, part_ranges, rows, scan, source_of
 from neatpack.pipeline.ingest.meta import Dataset
 from neatpack.pipeline.media.image import image_size
 from neatpack.pipeline.media.open import open_media
@@ -263,6 +263,13 @@ def test_broken_arrays_name_file_and_line(tmp_path: Path, text: str, line: int, 
     assert str(caught.value).startswith(f"{file}: broken JSON array at line {line}: ")
     assert words in str(caught.value)
     assert [path for path in (tmp_path / "imported").rglob("*") if path.is_file()] == []  # nothing half-made stays
+
+
+def test_an_element_with_a_key_twice_is_a_row(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.json", '[{"a": 1},\n{"a": 1,\n"a": 2},\n{"a": 3}]')
+    first, twice, last = values(as_lines(file, tmp_path / "imported"))
+    assert (first, last) == ({"a": 1}, {"a": 3})
+    assert twice == {PROBLEM: "line 2: the key 'a' is there twice in one object, with two values; remove one"}
 
 
 @given(st.text(alphabet='[]{},:"1a \n', max_size=12).map("[".__add__))
