@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 _ABOUT_DATA = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 # What folders are called that we rewrite data into and keep tokens in: by digests.
 _OF_WORK = ("imported", "measured")
+_LEFT_OUT = "%s: an output of neatpack or its work folder, and no data: it is left out"
 _DIGEST = re.compile("[0-9a-f]{20}(?:[0-9a-f]{44})?")
 
 
@@ -69,15 +71,22 @@ def _expanded(meta_path: Place, where: str, name: str, split: str | None) -> Seq
     if glob.has_magic(name):
         files = _like(path)
         if not files:
-            raise UserError(f"{where}: no file is like {path}; the pattern is taken relative to the meta file")
+            raise UserError(f"{where}: no file is like {path}; {_hint(path, 'the pattern')}")
         return files
-    raise UserError(f"{where}: file_name {path} does not exist; it is taken relative to the meta file")
+    raise UserError(f"{where}: file_name {path} does not exist; {_hint(path, 'it')}")
+
+
+def _hint(path: Place, it: str) -> str:
+    """Why nothing is there."""
+    if isinstance(path, Remote):
+        return "look at what the bucket has under that name" if path.has_bucket else path.no_bucket
+    return f"{it} is taken relative to the meta file"
 
 
 def _like(path: Place) -> Sequence[Place]:
     """The files whose names are like a pattern: * and ? stand for what has no slash, ** for folders."""
     if isinstance(path, Remote):
-        return path.matches()
+        return _like_in_store(path)
     known: dict[Path, bool] = {}  # folders above what is found, and whether they are ours
 
     def is_ours(folder: Path) -> bool:
@@ -109,18 +118,55 @@ def _walked(folder: Place) -> list[Place]:
     return files
 
 
+def _like_in_store(path: Remote) -> list[Remote]:
+    """By the names of all objects that may be like it, a thousand by a request: to ask for each folder whether it is
+    ours would be several requests for each."""
+    start = path.before_pattern
+    names = [file for file, *_ in start.files()]
+    inside: dict[str, set[str]] = {}  # folder -> what is in it
+    for name in names:
+        below = name.key
+        while below != start.key:
+            above, _, last = below.rpartition("/")
+            inside.setdefault(above, set()).add(last)
+            below = above
+
+    def is_work(folder: str) -> bool:
+        return _has_digests([inner for name in _OF_WORK for inner in inside.get(f"{folder}/{name}", ())])
+
+    def is_ours(folder: str) -> bool:
+        is_output = "manifest.json" in inside[folder] and f"{folder}/shards" in inside
+        return is_output or is_work(folder) or is_work(f"{folder}/work")
+
+    ours = [replace(start, key=folder) for folder in sorted(inside) if folder != start.key and is_ours(folder)]
+    kept, warned = [], set[Remote]()
+    for file in path.matches(names):
+        above = next((folder for folder in ours if file.is_relative_to(folder)), None)  # the outermost: it sorts first
+        if above is None:
+            kept.append(file)
+        elif above not in warned:
+            warned.add(above)
+            logger.warning(_LEFT_OUT, above)
+    return kept
+
+
+def _has_digests(names: Sequence[str]) -> bool:
+    return bool(names) and all(map(_DIGEST.fullmatch, names))
+
+
 def _is_ours(folder: Place) -> bool:
     """Whether it is an output of neatpack, begun or finished, or its work folder. What is in it is made from data and
     would be taken for more of it: by the second run, where OUT lies among the data."""
 
     def is_work(place: Place) -> bool:
-        names = [inner.name for name in _OF_WORK if (place / name).is_dir() for inner in (place / name).iterdir()]
-        return bool(names) and all(map(_DIGEST.fullmatch, names))
+        return _has_digests(
+            [inner.name for name in _OF_WORK if (place / name).is_dir() for inner in (place / name).iterdir()]
+        )
 
     is_output = (folder / "manifest.json").is_file() and (folder / "shards").is_dir()
     if not is_output and not is_work(folder) and not is_work(folder / "work"):
         return False
-    logger.warning("%s: an output of neatpack or its work folder, and no data: it is left out", folder)
+    logger.warning(_LEFT_OUT, folder)
     return True
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import UserError, place_of
-from ..runtime.objects import Remote
+from ..runtime.objects import NoBucket, Remote
 from ..runtime.storage import Place, text_of
 from ..uris import SCHEME, is_http
 from .conversation import COLUMNS
@@ -115,8 +115,9 @@ def read_meta(path: Place, select: tuple[str, ...] = (), *, strict: bool = False
 
     try:
         meta = json.loads(path.read_text(encoding="utf-8").removeprefix("\ufeff"), object_pairs_hook=unique)
-    except FileNotFoundError:
-        raise UserError(f"--meta {path}: no such file") from None
+    except FileNotFoundError as error:
+        told = error.strerror if isinstance(error, NoBucket) else "no such file"
+        raise UserError(f"--meta {path}: {told}") from None
     except OSError as error:
         raise UserError(f"--meta {path}: cannot be read: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from .objects import NoBucket
+
 _ELSEWHERE = ", or give another --out or --work"
 _ROOM = f"free some room there{_ELSEWHERE}"
 _RIGHTS = f"give this user the right to it{_ELSEWHERE}"
@@ -134,6 +136,8 @@ def sentence(error: Exception) -> str:
     """What happened, where, and what to do; "" for what is no fault of the machine."""
     if isinstance(error, MachineError):
         happened = str(error)
+    elif isinstance(error, NoBucket):
+        happened = f"{error.filename}: {error.strerror}"
     elif isinstance(error, OSError) and error.errno in _REMEDIES:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes | Path) else ""
         happened = f"{where}{error.strerror}; {_REMEDIES[error.errno]}"

@@ -7,13 +7,19 @@ from typing import Any
 import datasets
 import pytest
 from helpers import assert_verified, tiny_config
+from s3_server import S3
 
+from neatpack import PackedShards
 from neatpack.loaders.online.datasets import make_meta_dataset
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.imported import lines_of, num_files
 from neatpack.pipeline.ingest.lines import Source, joined, part_ranges, rows, scan, source_of
 from neatpack.pipeline.ingest.meta import Dataset, read_meta
+from neatpack.pipeline.manifest import Manifest, OutputError
 from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.runtime import objects
+from neatpack.pipeline.runtime.objects import Remote
+from neatpack.pipeline.runtime.storage import text_of
 from neatpack.pipeline.shard.verify import read_ledger
 
 
@@ -176,6 +182,58 @@ def test_an_output_among_the_data_is_no_data(tmp_path: Path, file_name: str, cap
     for path in (out / "manifest.json", out / "work" / "run.json"):  # as a run is killed before it knows its input
         path.unlink()
     assert read_meta(tmp_path / "meta.json")[0].files == expected
+
+
+@pytest.fixture
+def bucket(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Remote:
+    for name, value in s3.env.items():
+        monkeypatch.setenv(name, value)
+    objects.client.cache_clear()
+    return objects.parse(s3.uri(""))
+
+
+def test_an_output_among_the_data_in_a_bucket_is_no_data(
+    tmp_path: Path, bucket: Remote, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest = "0123456789abcdef0123"
+    for name in (
+        "a.jsonl",
+        "deep/b.jsonl",
+        "deep/imported/2024/c.jsonl",  # a folder of data that is called so
+        "deep/shards/d.jsonl",
+        "done/manifest.json",
+        "done/shards/pack-000000.tar",
+        "done/stats/e.jsonl",
+        f"deep/begun/work/imported/{digest}/rows.jsonl",
+        f"work/measured/{digest}/f.jsonl",
+    ):
+        (bucket / "among" / name).write_bytes(b"{}\n")
+    expected = [f"s3://bucket/among/{name}" for name in ("a.jsonl", "deep/b.jsonl", "deep/imported/2024/c.jsonl",
+                                                         "deep/shards/d.jsonl")]  # fmt: skip
+    for file_name in ("among/**/*.jsonl", "among/"):
+        caplog.clear()
+        assert list(dataset_of(tmp_path, text_of(bucket / file_name)).files) == expected
+        told = sorted(message.partition(": an output of neatpack")[0] for message in caplog.messages)
+        assert told == [f"s3://bucket/among/{name}" for name in ("deep/begun", "done", "work")]
+    caplog.clear()
+    assert dataset_of(tmp_path, text_of(bucket / "among" / "*.jsonl")).files == ("s3://bucket/among/a.jsonl",)
+    # Who writes down the folder of an output means it.
+    assert len(dataset_of(tmp_path, text_of(bucket / "among" / "done" / "**" / "*.jsonl")).files) == 1
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "*.jsonl"])
+def test_a_bucket_that_is_not_there(tmp_path: Path, bucket: Remote, name: str) -> None:
+    with pytest.raises(UserError, match="there is no bucket 'absent-bucket'; correct its name, or create it"):
+        dataset_of(tmp_path, f"s3://absent-bucket/{name}")
+    with pytest.raises(UserError, match="look at what the bucket has under that name"):
+        dataset_of(tmp_path, text_of(bucket / "absent" / name))
+    with pytest.raises(UserError, match="--meta s3://absent-bucket/meta.json: there is no bucket 'absent-bucket'"):
+        read_meta(objects.parse("s3://absent-bucket/meta.json"))
+    with pytest.raises(OutputError, match="s3://absent-bucket/packed: there is no bucket 'absent-bucket'"):
+        Manifest.read(objects.parse("s3://absent-bucket/packed"))
+    with pytest.raises(OutputError, match="s3://absent-bucket/packed: there is no bucket 'absent-bucket'"):
+        PackedShards("s3://absent-bucket/packed")
 
 
 def test_folders_of_data_are_not_taken_for_ours(tmp_path: Path) -> None:
