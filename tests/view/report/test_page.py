@@ -221,6 +221,24 @@ def test_what_goes_wrong_is_a_warning(tmp_path: Path, monkeypatch, capsys, error
     assert_verified(tmp_path / "out")
 
 
+def test_an_output_that_is_not_to_be_written_to(out: Path, tmp_path: Path, monkeypatch, capsys):
+    before, write_whole = (out / "report.html").read_bytes(), report_page.write_whole
+
+    def read_only(path: Path):
+        if path.is_relative_to(out):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return write_whole(path)
+
+    monkeypatch.setattr(report_page, "write_whole", read_only)
+    assert main(["report", str(out)]) == 1
+    assert capsys.readouterr().err == (
+        f"neatpack: {out}/report.html: Read-only file system; make it writable, or give another place by --html; then "
+        "run the same command again to go on\n"
+    )
+    assert main(["report", str(out), "--html", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_bytes() == before
+
+
 def test_no_output(tmp_path: Path, capsys):
     assert main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
