@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
+from .arguments import whole
+
 logger = logging.getLogger(__name__)
 
 _OURS = ("batch_sampler", "drop_last", "sampler", "shuffle")  # settled by the packs' order
@@ -52,7 +54,13 @@ class PackLoader(DataLoader[Any]):
             raise ValueError(
                 f"{', '.join(ours)}: the order is that of PackedShards; see its shuffle, seed and drop_last"
             )
+        if not options.get("in_order", True):
+            raise ValueError(
+                "in_order=False: batches would come as workers finish them, and a state says only how many came: packs "
+                "would be lost or come twice where it is loaded; leave it away"
+            )
         packs.batch_size = batch_size
+        batch_size, num_workers = packs.batch_size, whole("num_workers", num_workers)
         self.packs = packs
         self._given = 0  # batches of this iteration
         self._has_warned = False

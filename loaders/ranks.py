@@ -7,11 +7,15 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from .arguments import whole
+
 
 class Ranks:
     """Rank and world size: as given, or when asked those of torch.distributed, of RANK and WORLD_SIZE, or 0 of 1."""
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
+        if rank is not None and world_size is not None:
+            rank, world_size = whole("rank", rank), whole("world_size", world_size)
         if (rank is None) != (world_size is None) or (rank is not None and not 0 <= rank < (world_size or 0)):
             raise ValueError(
                 f"rank={rank}, world_size={world_size}: give both, with 0 <= rank < world_size, or neither"
@@ -79,4 +83,23 @@ def refuse_second_sharding(dataset: Dataset[object]) -> None:
         raise ValueError(
             "accelerate would share out the packs of this rank among all ranks once more. Give HF Trainer or "
             "accelerator.prepare the map-style dataset: neatpack.loaders.hf.IndexedPacks(out)"
+        )
+
+
+def refuse_dispatch(dataset: Dataset[object]) -> None:
+    """With dispatch_batches=True accelerate joins what process 0 reads for all, and cuts it along axis 0.
+
+    That ends in an error about shapes, or, where packs happen to be of one length, gives ranks the media of others.
+    """
+    from_here = [loader for loader in loaders_of_accelerate() if loader.dataset is dataset]
+    if not any(type(loader).__name__ == "DataLoaderDispatcher" for loader in from_here):
+        return
+    from accelerate.state import PartialState
+
+    if PartialState().num_processes > 1:
+        raise ValueError(
+            "accelerate with dispatch_batches=True would join the batches that process 0 reads for all ranks, and cut "
+            "them along axis 0: packs have lengths of their own, and their media lie end to end. Leave it away, or "
+            "give dispatch_batches=False (DataLoaderConfiguration; accelerator_config of TrainingArguments): every "
+            "rank then reads its own packs"
         )

@@ -97,7 +97,8 @@ def test_trainer_with_its_defaults_in_one_process(launcher, out, sums, tmp_path)
     (alone,) = run(launcher, out, tmp_path, 1)
     assert_each_once_and_resumed([alone], sums)
     assert "give it neatpack.loaders.hf.IndexedPacks" in alone["trainer"], "of an item, only what forward names is left"
-    assert alone["dispatch True"] == alone["dispatch False"] == "not refused", "one process shards nothing"
+    for how in ("dispatch True", "dispatch False", "indexed"):
+        assert alone[how] == "not refused", "one process shards nothing"
 
 
 @pytest.mark.parametrize("how", ["trainer", "dispatch True", "dispatch False"])
@@ -105,6 +106,12 @@ def test_a_second_sharding_is_refused(ranks, how):
     for rank in ranks:
         assert "accelerate would share out the packs of this rank among all ranks once more" in rank[how]
         assert "neatpack.loaders.hf.IndexedPacks(out)" in rank[how]
+
+
+def test_packs_that_process_0_would_read_for_all_are_refused(ranks):
+    for rank in ranks:
+        assert rank["indexed"].startswith("accelerate with dispatch_batches=True would join the batches that process 0")
+        assert "give dispatch_batches=False (DataLoaderConfiguration; accelerator_config" in rank["indexed"]
 
 
 def test_accelerate_keeps_the_balanced_order_and_tells_the_epoch(ranks, sums, out):
