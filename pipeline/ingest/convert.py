@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -18,7 +18,7 @@ from .lines import MAX_ROW_BYTES, PROBLEM, Part, rows
 from .media import json_name
 from .meta import Dataset
 from .twice import problems
-from .unread import unread
+from .unread import UnreadColumn, unread, unread_later
 
 NUM_FIRST_ROWS = 100  # that tell a format: enough for a set of which a few rows have pictures
 FIRST_BYTES = 16 << 20  # of them; rows with media in them are long, and the driver waits
@@ -144,3 +144,10 @@ def resolved(dataset: Dataset, first: Sequence[dict[str, Any]]) -> Dataset:
     for problem in unread(first, [_said(row, dataset, dialect) for row in first], dataset.format, dataset.columns):
         logger.warning("%s: %s", dataset.name, problem)
     return dataset
+
+
+def warn_of_later(dataset: Dataset, first: Sequence[dict[str, Any]], later: Mapping[UnreadColumn, int]) -> None:
+    """Of media that nothing reads in rows that `resolved` has not seen."""
+    said = [said_of(row, dataset) for row in first]
+    for problem in unread_later(later, first, said, dataset.format, dataset.columns):
+        logger.warning("%s: %s", dataset.name, problem)
