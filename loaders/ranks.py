@@ -75,31 +75,40 @@ def refuse_second_sharding(dataset: Dataset[object]) -> None:
     along axis 0, or let every process read all and keep its part. Both tell the dataset the epoch first.
     """
     loaders = loaders_of_accelerate()
-    if not any(dataset in (loader.dataset, getattr(loader.dataset, "dataset", None)) for loader in loaders):
-        return
-    from accelerate.state import PartialState
-
-    if PartialState().num_processes > 1:
+    own = [loader for loader in loaders if dataset in (loader.dataset, getattr(loader.dataset, "dataset", None))]
+    if own and _num_processes() > 1:
         raise ValueError(
             "accelerate would share out the packs of this rank among all ranks once more. Give HF Trainer or "
             "accelerator.prepare the map-style dataset: neatpack.loaders.hf.IndexedPacks(out)"
         )
+    if any(map(_dispatches, own)):
+        raise ValueError(
+            f"accelerate dispatches batches of iterable datasets: {_CUT} Instead of PackedShards, give it "
+            "neatpack.loaders.hf.IndexedPacks(out)"
+        )
 
 
 def refuse_dispatch(dataset: Dataset[object]) -> None:
-    """With dispatch_batches=True accelerate joins what process 0 reads for all, and cuts it along axis 0.
+    """Of packs by index, with dispatch_batches=True."""
+    if any(_dispatches(loader) for loader in loaders_of_accelerate() if loader.dataset is dataset):
+        raise ValueError(
+            f"accelerate with dispatch_batches=True: {_CUT} Leave it away, or give dispatch_batches=False "
+            "(DataLoaderConfiguration; accelerator_config of TrainingArguments): every rank then reads its own packs"
+        )
 
-    That ends in an error about shapes, or, where packs happen to be of one length, gives ranks the media of others.
-    """
-    from_here = [loader for loader in loaders_of_accelerate() if loader.dataset is dataset]
-    if not any(type(loader).__name__ == "DataLoaderDispatcher" for loader in from_here):
-        return
+
+# In one process, too, and without an error where a pack has no pixels: its positions are cut to one of their axes.
+_CUT = (
+    "it joins what process 0 reads for all, and cuts each tensor along axis 0. Packs have lengths of their own, axis 0 "
+    "of positions and pixels is not that of the batch, and what is left of them is wrong."
+)
+
+
+def _dispatches(loader: Any) -> bool:
+    return type(loader).__name__ == "DataLoaderDispatcher"
+
+
+def _num_processes() -> int:
     from accelerate.state import PartialState
 
-    if PartialState().num_processes > 1:
-        raise ValueError(
-            "accelerate with dispatch_batches=True would join the batches that process 0 reads for all ranks, and cut "
-            "them along axis 0: packs have lengths of their own, and their media lie end to end. Leave it away, or "
-            "give dispatch_batches=False (DataLoaderConfiguration; accelerator_config of TrainingArguments): every "
-            "rank then reads its own packs"
-        )
+    return int(PartialState().num_processes)
