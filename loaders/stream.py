@@ -90,6 +90,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self._loaded = False  # a state, and nothing was iterated since
         self._skip = 0  # items that this loader worker gave out before the state that it loaded
         self._yielded = 0  # items given out in this process since `_start`
+        self.iterated_by = 0  # see PackLoader
         self._for_collater = False  # what iterates from here on is a loader with a collater that restores pixels
 
     @property
