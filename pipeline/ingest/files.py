@@ -15,7 +15,7 @@ from ..config import UserError, place_of
 from ..runtime.objects import Remote
 from ..runtime.storage import Place, read_json, text_of
 from ..uris import SCHEME
-from .kinds import KNOWN, kind_of
+from .kinds import KNOWN, is_packed_otherwise, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +115,8 @@ def _walked(folder: Place) -> list[Place]:
             files += [] if _is_ours(path) else _walked(path)
         elif kind_of(path) and path.name not in _ABOUT_DATA:
             files.append(path)
+        elif is_packed_otherwise(path):
+            logger.warning("%s: not read, for its compression is not known; unpack it, or pack it as .zst", path)
     return files
 
 

@@ -236,6 +236,17 @@ def test_a_bucket_that_is_not_there(tmp_path: Path, bucket: Remote, name: str) -
         PackedShards("s3://absent-bucket/packed")
 
 
+def test_files_in_a_folder_whose_compression_is_not_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = dataset_of(folder, "data").files
+    for name in ("c.jsonl.lz4", "deep/d.parquet.gz", "deep/e.txt.zip", "f.tar.idx", "g.jsonl.txt"):
+        (folder / "data" / name).touch()
+    assert dataset_of(folder, "data").files == expected
+    assert [message.partition(": not read, for its compression is not known")[0] for message in caplog.messages] == [
+        f"{folder}/data/c.jsonl.lz4",
+        f"{folder}/data/deep/d.parquet.gz",
+    ]
+
+
 def test_folders_of_data_are_not_taken_for_ours(tmp_path: Path) -> None:
     put(tmp_path / "data" / "imported" / "0123456789abcdef0123" / "a.jsonl", "a")
     put(tmp_path / "data" / "imported" / "2024" / "b.jsonl", "b")

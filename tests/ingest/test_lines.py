@@ -1,8 +1,10 @@
 """Rows by byte range: the same rows, numbered alike, wherever a file is cut and whatever it was made from."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -293,7 +295,12 @@ def test_an_array_that_is_not_utf8(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- compressed
 
-PACK = {"gz": gzip.compress, "zst": lambda content: pa.compress(content, codec="zstd", asbytes=True)}
+PACK = {
+    "gz": gzip.compress,
+    "zst": lambda content: pa.compress(content, codec="zstd", asbytes=True),
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+}
 TEXT = '\ufeff{"a": 1}\r\n\n{"a": "\u2028"}'.encode()
 
 
@@ -334,6 +341,11 @@ def test_broken_compressed_files_are_refused(tmp_path: Path, kind: str, harm: st
         as_lines(file, tmp_path / "imported")
     assert str(caught.value).startswith(f"{file}: cannot be decompressed: ")
     assert [path for path in (tmp_path / "imported").rglob("*") if path.is_file()] == []
+
+
+def test_streams_of_xz_may_be_filled_up(tmp_path: Path) -> None:
+    content = lzma.compress(b"1\n") + bytes(8) + lzma.compress(b"2\n") + bytes(4)
+    assert values(as_lines(written(tmp_path / "a.jsonl.xz", content), tmp_path / "imported")) == [1, 2]
 
 
 # ---------------------------------------------------------------- parquet
@@ -456,13 +468,13 @@ def test_a_git_lfs_pointer_is_named_as_such(tmp_path: Path, name: str) -> None:
     assert str(caught.value) == f"{file}: a git-LFS pointer, not the data; run `git lfs pull`"
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "a.txt.gz", "a.tsv.xz", "a.parquet.zst", "jsonl"])
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "a.txt.gz", "a.tsv.lz4", "a.parquet.zst", "jsonl"])
 def test_unknown_kinds_of_file(tmp_path: Path, name: str) -> None:
     file = written(tmp_path / name, "{}")
     with pytest.raises(UserError) as caught:
         as_lines(file, tmp_path)
     assert str(caught.value) == (
-        f"{file}: unknown kind of file; known: .jsonl .ndjson .json .csv .tsv (also with .gz or .zst) "
+        f"{file}: unknown kind of file; known: .jsonl .ndjson .json .csv .tsv (also with .gz or .zst or .bz2 or .xz) "
         ".parquet .arrow .feather .tar"
     )
 
