@@ -254,6 +254,8 @@ def _media_dirs(meta_path: Place, where: str, entry: dict[str, Any]) -> dict[str
         raise UserError(f"{where}: allow_outside must be true or false, got {allows!r}")
     if given is not None and (not isinstance(given, str) or "\0" in given):
         raise UserError(f"{where}: media_dir must be a directory, got {given!r}")
+    if given and given[:7].lower() == "file://":
+        given = str(place_of(f"{where}: media_dir", given))  # a path like any other
     if given and SCHEME.match(given):
         if not is_http(given):
             place_of(f"{where}: media_dir", given)

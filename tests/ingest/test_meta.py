@@ -148,6 +148,9 @@ def test_the_format(folder: Path, keys: dict[str, Any], name: str) -> None:
 
 
 def test_a_bucket_of_media_stays_as_it_is(folder: Path) -> None:
+    (folder / "my pics").mkdir()
+    (local,) = read_meta(write(folder, {"a": {"file_name": "a.jsonl", "media_dir": f"file://{folder}/my%20pics"}}))
+    assert (local.media_dir, local.is_bounded) == (str(folder / "my pics"), True)
     (dataset,) = read_meta(write(folder, {"a": {"file_name": "a.jsonl", "media_dir": "s3://bucket/pics"}}))
     assert dataset.media_dir == "s3://bucket/pics"
 
