@@ -1,6 +1,8 @@
 """What is wrong with an argument, said where it is given: torch, numpy and Python say it later, of something else."""
 
 import operator
+from math import inf
+from numbers import Real
 from typing import Any
 
 
@@ -20,3 +22,8 @@ def flag(name: str, value: Any) -> bool:
     if value not in (True, False):
         raise ValueError(f"{name} is {value!r}; it must be True or False")
     return bool(value)
+
+
+def is_positive(value: Any) -> bool:
+    """A number above 0, and not infinite."""
+    return isinstance(value, Real) and 0 < value < inf

@@ -4,8 +4,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from math import inf
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import numpy as np
 
 from ..pipeline.identity import differences
 from ..pipeline.manifest import LOADS, Manifest, OutputError
+from .arguments import is_positive
 from .order import Drawn, Order, Source, apportioned, lazy_order, shares
 from .reader import ShardReader
 
@@ -147,7 +146,7 @@ def _listed(out: Outputs) -> list[tuple[str, str | Path, float | None]]:
     listed = [(entry[0], entry[1], entry[2] if len(entry) == 3 else None) for entry in out]
     if len({name for name, *_ in listed}) < len(listed):
         raise ValueError(f"outputs are named {', '.join(name for name, *_ in listed)}; give each another name")
-    if any(weight is not None and not (isinstance(weight, Real) and 0 < weight < inf) for *_, weight in listed):
+    if any(weight is not None and not is_positive(weight) for *_, weight in listed):
         raise ValueError(
             f"weights are {[weight for *_, weight in listed]}; each must be above 0, so leave out what is not wanted"
         )

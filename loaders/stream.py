@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import tee
-from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from .arguments import flag, whole
+from .arguments import flag, is_positive, whole
 from .batches import PackLoader
 from .item import PIXELS, pack_item
 from .media import BATCH_KEY
@@ -79,7 +78,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self.drop_last, self.shuffle = flag("drop_last", drop_last), flag("shuffle", shuffle)
         self.batch_size = batch_size
         self.pixels, self.prefetch = pixels, whole("prefetch", prefetch)
-        if cache_gb is not None and not (isinstance(cache_gb, Real) and cache_gb > 0):
+        if cache_gb is not None and not is_positive(cache_gb):
             raise ValueError(f"cache_gb is {cache_gb!r}; it must be a number above 0, of 10^9 bytes")
         if decode_threads is not None:
             decode_threads = whole("decode_threads", decode_threads)

@@ -239,7 +239,7 @@ class PackConfig:
     def _check_types(self) -> None:
         """Of what a program gives; flags and YAML are parsed by their types. Paths and lists are as good as texts and
         tuples, whole numbers as good as others."""
-        for key, kind in declared(type(self)).items():
+        for key, kind in declared(PackConfig).items():
             value = getattr(self, key)
             if kind is str and isinstance(value, Path):
                 object.__setattr__(self, key, str(value))

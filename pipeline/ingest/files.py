@@ -64,12 +64,12 @@ def _expanded(meta_path: Place, where: str, name: str, split: str | None) -> Seq
     if _is_saved(path):
         return _saved_files(path, split or "train", where)
     if path.is_dir():
-        files: Sequence[Place] = [file for file in _walked(path) if file.resolve() != meta_path.resolve()]
+        files: Sequence[Place] = [file for file in _walked(path, where) if file.resolve() != meta_path.resolve()]
         if not files:
             raise UserError(f"{where}: no data file in the folder {path}; known: {KNOWN}")
         return files
     if glob.has_magic(name):
-        files = _like(path)
+        files = _like(path, where)
         if not files:
             raise UserError(f"{where}: no file is like {path}; {_hint(path, 'the pattern')}")
         return files
@@ -83,7 +83,7 @@ def _hint(path: Place, it: str) -> str:
     return f"{it} is taken relative to the meta file"
 
 
-def _like(path: Place) -> Sequence[Place]:
+def _like(path: Place, where: str) -> Sequence[Place]:
     """The files whose names are like a pattern: * and ? stand for what has no slash, ** for folders."""
     if isinstance(path, Remote):
         return _like_in_store(path)
@@ -95,14 +95,23 @@ def _like(path: Place) -> Sequence[Place]:
             known[folder] = above or _is_ours(folder)
         return known[folder]
 
-    found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name))
+    names = sorted(map(Path, glob.glob(str(path), recursive=True)))
+    for name in names:
+        _refuse_dangling(name, where)
+    found = [name for name in names if name.is_file()]
     # Only below where the pattern begins: who writes down the folder of an output means it.
     start = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
     known |= dict.fromkeys((start, *start.parents), False)
     return [file for file in found if not is_ours(file.parent)]
 
 
-def _walked(folder: Place) -> list[Place]:
+def _refuse_dangling(path: Place, where: str) -> None:
+    """A link that leads nowhere: the other files would be packed, and nobody would miss what it stood for."""
+    if isinstance(path, Path) and path.is_symlink() and not path.exists():
+        raise UserError(f"{where}: {path} is a link to {os.readlink(path)}, which is not there; mend or remove it")
+
+
+def _walked(folder: Place, where: str) -> list[Place]:
     """All data files in a folder and its subfolders, by name; hidden ones and what is no data file stay out."""
     files: list[Place] = []
     inside: Iterable[Place] = folder.iterdir()
@@ -112,8 +121,9 @@ def _walked(folder: Place) -> list[Place]:
         if _is_saved(path):
             files += _saved_files(path, "train", str(folder))
         elif path.is_dir():
-            files += [] if _is_ours(path) else _walked(path)
+            files += [] if _is_ours(path) else _walked(path, where)
         elif kind_of(path) and path.name not in _ABOUT_DATA:
+            _refuse_dangling(path, where)
             files.append(path)
         elif is_packed_otherwise(path):
             logger.warning("%s: not read, for its compression is not known; unpack it, or pack it as .zst", path)
@@ -143,12 +153,12 @@ def _like_in_store(path: Remote) -> list[Remote]:
     ours = [replace(start, key=folder) for folder in sorted(inside) if folder != start.key and is_ours(folder)]
     kept, warned = [], set[Remote]()
     for file in path.matches(names):
-        above = next((folder for folder in ours if file.is_relative_to(folder)), None)  # the outermost: it sorts first
-        if above is None:
+        output = next((folder for folder in ours if file.is_relative_to(folder)), None)  # the outermost: it sorts first
+        if output is None:
             kept.append(file)
-        elif above not in warned:
-            warned.add(above)
-            logger.warning(_LEFT_OUT, above)
+        elif output not in warned:
+            warned.add(output)
+            logger.warning(_LEFT_OUT, output)
     return kept
 
 

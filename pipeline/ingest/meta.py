@@ -28,6 +28,8 @@ from .formats import ALIASES, AUTO, FORMATS
 from .media import MediaFolders, is_unicode
 from .sources import SOURCES, Examples
 
+MAX_RATIO = 1_000_000  # of a slip of the pen, the plan alone would fill the memory
+
 logger = logging.getLogger(__name__)
 
 KEYS = ("file_name", "format", "columns", "tags", "id_column", "ignore_keys", "media_dir", "allow_outside",
@@ -155,6 +157,8 @@ def _dataset(meta_path: Place, name: str, entry: Any, strict: bool) -> Dataset:
     ratio = entry.get("sample_ratio", 1.0)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio) or ratio < 0:
         raise UserError(f"{where}: sample_ratio must be a number of at least 0, got {ratio!r}")
+    if ratio > MAX_RATIO:
+        raise UserError(f"{where}: sample_ratio is {ratio!r}; it is how often each row is taken: at most {MAX_RATIO:,}")
     weight = entry.get("weight")
     if weight is not None:
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:

@@ -236,6 +236,25 @@ def test_a_bucket_that_is_not_there(tmp_path: Path, bucket: Remote, name: str) -
         PackedShards("s3://absent-bucket/packed")
 
 
+@pytest.mark.parametrize("file_name", ["data", "data/**/*.jsonl"])
+def test_a_link_that_leads_nowhere(folder: Path, file_name: str) -> None:
+    (folder / "data" / "d.jsonl").symlink_to("/nowhere/d.jsonl")
+    (folder / "data" / "deep" / "README.txt").symlink_to("/nowhere")  # no data
+    words = f"{folder}/data/d.jsonl is a link to /nowhere/d.jsonl, which is not there; mend or remove it"
+    with pytest.raises(UserError, match=words):
+        dataset_of(folder, file_name)
+
+
+def test_one_file_of_several_without_rows_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    put(tmp_path / "a.jsonl", "a")
+    (tmp_path / "b.jsonl").write_text("\n")
+    (tmp_path / "meta.json").write_text(json.dumps({"all": {"file_name": ["a.jsonl", "b.jsonl"]}}))
+    run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out"))
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        f"all: {tmp_path}/b.jsonl has no rows; is it whole?"
+    ]
+
+
 def test_files_in_a_folder_whose_compression_is_not_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = dataset_of(folder, "data").files
     for name in ("c.jsonl.lz4", "deep/d.parquet.gz", "deep/e.txt.zip", "f.tar.idx", "g.jsonl.txt"):

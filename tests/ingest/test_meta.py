@@ -278,6 +278,10 @@ WRONG_ENTRIES = {
     ),
     "id_column": (GOOD | {"id_column": 7}, "id_column must be the name of a column, got 7"),
     "ignore_keys": (GOOD | {"ignore_keys": "x"}, "ignore_keys must be a list of keys of turns or parts, got 'x'"),
+    "an endless ratio": (
+        GOOD | {"sample_ratio": 1e9},
+        "sample_ratio is 1000000000.0; it is how often each row is taken",
+    ),
     "negative ratio": (GOOD | {"sample_ratio": -0.1}, "sample_ratio must be a number of at least 0, got -0.1"),
     "ratio is a text": (GOOD | {"sample_ratio": "0.5"}, "sample_ratio must be a number of at least 0, got '0.5'"),
     "ratio is true": (GOOD | {"sample_ratio": True}, "sample_ratio must be a number of at least 0, got True"),
