@@ -150,6 +150,8 @@ def _weighted(meta_path: Place, datasets: list[Dataset]) -> list[Dataset]:
 
 def _dataset(meta_path: Place, name: str, entry: Any, strict: bool) -> Dataset:
     where = f"{meta_path}: data set {name!r}"
+    if not is_unicode(name):
+        raise UserError(f"{where}: its name is not Unicode text: half of a surrogate pair; rename it")
     if not isinstance(entry, dict):
         raise UserError(f"{where}: expected an object, got {type(entry).__name__}")
     entry = _known(where, entry, strict)

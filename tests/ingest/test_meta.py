@@ -147,6 +147,11 @@ def test_the_format(folder: Path, keys: dict[str, Any], name: str) -> None:
     assert dataset.format == dataset.described()["format"] == name
 
 
+def test_a_name_that_no_file_can_hold(folder: Path) -> None:
+    with pytest.raises(UserError, match="its name is not Unicode text: half of a surrogate pair; rename it"):
+        read_meta(write(folder, {"\ud800": {"file_name": "a.jsonl"}}))
+
+
 def test_a_bucket_of_media_stays_as_it_is(folder: Path) -> None:
     (folder / "my pics").mkdir()
     (local,) = read_meta(write(folder, {"a": {"file_name": "a.jsonl", "media_dir": f"file://{folder}/my%20pics"}}))
