@@ -26,4 +26,4 @@ def flag(name: str, value: Any) -> bool:
 
 def is_positive(value: Any) -> bool:
     """A number above 0, and not infinite."""
-    return isinstance(value, Real) and 0 < value < inf
+    return isinstance(value, Real) and 0 < float(value) < inf
