@@ -28,7 +28,7 @@ from .formats import ALIASES, AUTO, FORMATS
 from .media import MediaFolders, is_unicode
 from .sources import SOURCES, Examples
 
-MAX_RATIO = 1_000_000  # of a slip of the pen, the plan alone would fill the memory
+MAX_RATIO = 1_000_000  # a plan has a line for each copy of a row: beyond, it is a slip of the pen
 
 logger = logging.getLogger(__name__)
 
