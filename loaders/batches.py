@@ -1,5 +1,6 @@
 """PackLoader: the batches of a rank, epoch after epoch, from any position."""
 
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -7,7 +8,11 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
+from .arguments import whole
+
 logger = logging.getLogger(__name__)
+
+_numbers = itertools.count(1)  # of loaders, in this process
 
 _OURS = ("batch_sampler", "drop_last", "sampler", "shuffle")  # settled by the packs' order
 
@@ -16,6 +21,7 @@ class Packs(Protocol):
     """What the loader asks of `PackedShards`."""
 
     batch_size: int
+    iterated_by: int  # the loader that began an iteration last
 
     @property
     def rank(self) -> int: ...
@@ -52,8 +58,15 @@ class PackLoader(DataLoader[Any]):
             raise ValueError(
                 f"{', '.join(ours)}: the order is that of PackedShards; see its shuffle, seed and drop_last"
             )
+        if not options.get("in_order", True):
+            raise ValueError(
+                "in_order=False: batches would come as workers finish them, and a state says only how many came: packs "
+                "would be lost or come twice where it is loaded; leave it away"
+            )
         packs.batch_size = batch_size
+        batch_size, num_workers = packs.batch_size, whole("num_workers", num_workers)
         self.packs = packs
+        self._number = next(_numbers)
         self._given = 0  # batches of this iteration
         self._has_warned = False
         super().__init__(
@@ -74,6 +87,8 @@ class PackLoader(DataLoader[Any]):
         self._given = 0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self._refuse_another()
+        self.packs.iterated_by = self._number
         if self._given and self._given * self.packs.batch_size >= self.packs.num_left:
             self.packs.advance()  # the consumer, which counts, stopped at the last batch and not after it
         elif self._given:
@@ -99,7 +114,22 @@ class PackLoader(DataLoader[Any]):
                 "loader.set_epoch(loader.epoch + 1) begins the next epoch", self._given, self.epoch,
             )  # fmt: skip
 
+    def _refuse_another(self, *, counts: bool = False) -> None:
+        """Packs have one position and one size of batches, which two loaders would take for their own."""
+        remedy = "give each loader a PackedShards of its own"
+        if self.packs.batch_size != self.batch_size:
+            raise ValueError(
+                f"this loader has batches of {self.batch_size} packs, and another one was made of the same "
+                f"PackedShards for {self.packs.batch_size}; {remedy}"
+            )
+        if counts and self.packs.iterated_by != self._number:
+            raise ValueError(
+                f"another loader of the same PackedShards began to read after this one had given out {self._given} "
+                f"batches, and where this one is nobody knows; {remedy}"
+            )
+
     def state_dict(self) -> dict[str, Any]:
+        self._refuse_another(counts=self._given > 0)
         return self.packs.state_at(self._given)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, RandomSampler
 from .mix import Outputs
 from .model_inputs import PackCollater
 from .order import Order
-from .ranks import loaders_of_accelerate
+from .ranks import loaders_of_accelerate, refuse_dispatch
 from .stream import PackedShards
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class IndexedPacks(Dataset[Item]):
     def set_epoch(self, epoch: int) -> None:
         """A sampler that draws at random has epochs of its own, and the order here must stay: accelerate tells the
         dataset the epoch in one process, but not when it resumes there, nor in several."""
+        refuse_dispatch(self)
         self.packs.set_epoch(0 if self._is_drawn_at_random() else epoch)
 
     def _is_drawn_at_random(self) -> bool:

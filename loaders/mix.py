@@ -11,6 +11,7 @@ import numpy as np
 
 from ..pipeline.identity import differences
 from ..pipeline.manifest import LOADS, Manifest, OutputError
+from .arguments import is_positive
 from .order import Drawn, Order, Source, apportioned, lazy_order, shares
 from .reader import ShardReader
 
@@ -135,18 +136,25 @@ def _listed(out: Outputs) -> list[tuple[str, str | Path, float | None]]:
     """Name, place and weight of every output; either all have a weight, or none."""
     if isinstance(out, str | Path):
         return [("", out, None)]
+    expected = "expected [(name, out), …] or, all of them with a weight, [(name, out, weight), …]"
+    if not _is_list(out) or not all(map(_is_list, out)):
+        raise ValueError(f"outputs are {out!r}; expected the place of one; for several, {expected}")
     if not out or {len(entry) for entry in out} not in ({2}, {3}):
-        raise ValueError(
-            f"outputs are {out!r}; expected [(name, out), …] or, all of them with a weight, [(name, out, weight), …]"
-        )
+        raise ValueError(f"outputs are {out!r}; {expected}")
+    if odd := [entry for entry in out if not isinstance(entry[0], str) or not isinstance(entry[1], str | Path)]:
+        raise ValueError(f"an output is {odd[0]!r}; its name must be a text, and its place a path or a URI")
     listed = [(entry[0], entry[1], entry[2] if len(entry) == 3 else None) for entry in out]
     if len({name for name, *_ in listed}) < len(listed):
         raise ValueError(f"outputs are named {', '.join(name for name, *_ in listed)}; give each another name")
-    if any(weight is not None and not weight > 0 for *_, weight in listed):
+    if any(weight is not None and not is_positive(weight) for *_, weight in listed):
         raise ValueError(
             f"weights are {[weight for *_, weight in listed]}; each must be above 0, so leave out what is not wanted"
         )
     return listed
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _restored_as(manifest: Manifest) -> dict[str, Any]:

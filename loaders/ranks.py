@@ -7,11 +7,15 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from .arguments import whole
+
 
 class Ranks:
     """Rank and world size: as given, or when asked those of torch.distributed, of RANK and WORLD_SIZE, or 0 of 1."""
 
     def __init__(self, rank: int | None = None, world_size: int | None = None) -> None:
+        if rank is not None and world_size is not None:
+            rank, world_size = whole("rank", rank), whole("world_size", world_size)
         if (rank is None) != (world_size is None) or (rank is not None and not 0 <= rank < (world_size or 0)):
             raise ValueError(
                 f"rank={rank}, world_size={world_size}: give both, with 0 <= rank < world_size, or neither"
@@ -71,12 +75,40 @@ def refuse_second_sharding(dataset: Dataset[object]) -> None:
     along axis 0, or let every process read all and keep its part. Both tell the dataset the epoch first.
     """
     loaders = loaders_of_accelerate()
-    if not any(dataset in (loader.dataset, getattr(loader.dataset, "dataset", None)) for loader in loaders):
-        return
-    from accelerate.state import PartialState
-
-    if PartialState().num_processes > 1:
+    own = [loader for loader in loaders if dataset in (loader.dataset, getattr(loader.dataset, "dataset", None))]
+    if own and _num_processes() > 1:
         raise ValueError(
             "accelerate would share out the packs of this rank among all ranks once more. Give HF Trainer or "
             "accelerator.prepare the map-style dataset: neatpack.loaders.hf.IndexedPacks(out)"
         )
+    if any(map(_dispatches, own)):
+        raise ValueError(
+            f"accelerate dispatches batches of iterable datasets: {_CUT} Instead of PackedShards, give it "
+            "neatpack.loaders.hf.IndexedPacks(out)"
+        )
+
+
+def refuse_dispatch(dataset: Dataset[object]) -> None:
+    """Of packs by index, with dispatch_batches=True."""
+    if any(_dispatches(loader) for loader in loaders_of_accelerate() if loader.dataset is dataset):
+        raise ValueError(
+            f"accelerate with dispatch_batches=True: {_CUT} Leave it away, or give dispatch_batches=False "
+            "(DataLoaderConfiguration; accelerator_config of TrainingArguments): every rank then reads its own packs"
+        )
+
+
+# In one process, too, and without an error where a pack has no pixels: its positions are cut to one of their axes.
+_CUT = (
+    "it joins what process 0 reads for all, and cuts each tensor along axis 0. Packs have lengths of their own, axis 0 "
+    "of positions and pixels is not that of the batch, and what is left of them is wrong."
+)
+
+
+def _dispatches(loader: Any) -> bool:
+    return type(loader).__name__ == "DataLoaderDispatcher"
+
+
+def _num_processes() -> int:
+    from accelerate.state import PartialState
+
+    return int(PartialState().num_processes)

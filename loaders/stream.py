@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..pipeline.runtime.reused import keep_freed
+from .arguments import flag, is_positive, whole
 from .batches import PackLoader
 from .item import PIXELS, pack_item
 from .media import BATCH_KEY
@@ -74,16 +75,22 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         if pixels not in PIXELS:
             raise ValueError(f"pixels is {pixels!r}; it must be one of {', '.join(PIXELS)}")
         self._ranks = Ranks(rank, world_size)
-        self.mix = Mix(out, check=check, cache=cache, cache_gb=cache_gb, decode_threads=decode_threads)
-        self.seed, self.drop_last, self.shuffle = seed, drop_last, shuffle
+        self.seed = whole("seed", seed)
+        self.drop_last, self.shuffle = flag("drop_last", drop_last), flag("shuffle", shuffle)
         self.batch_size = batch_size
-        self.pixels, self.prefetch = pixels, prefetch
+        self.pixels, self.prefetch = pixels, whole("prefetch", prefetch)
+        if cache_gb is not None and not is_positive(cache_gb):
+            raise ValueError(f"cache_gb is {cache_gb!r}; it must be a number above 0, of 10^9 bytes")
+        if decode_threads is not None:
+            decode_threads = whole("decode_threads", decode_threads)
+        self.mix = Mix(out, check=check, cache=cache, cache_gb=cache_gb, decode_threads=decode_threads)
         self.layout = self.reader.layout  # what the media arrays are; `wrap_vlm_collate_for_pp` takes it
         self.stored = stored_arrays(self.layout, self.reader.pixel_tables())
         self._start, self._draws = Start(), Draws(self.mix.num_sources)
         self._loaded = False  # a state, and nothing was iterated since
         self._skip = 0  # items that this loader worker gave out before the state that it loaded
         self._yielded = 0  # items given out in this process since `_start`
+        self.iterated_by = 0  # see PackLoader
         self._for_collater = False  # what iterates from here on is a loader with a collater that restores pixels
 
     @property
@@ -97,9 +104,8 @@ class PackedShards(IterableDataset[dict[str, Any]]):
 
     @batch_size.setter
     def batch_size(self, batch_size: int) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
-        self._batch_size = batch_size
+        # None would have DataLoader give out packs that no collater has seen.
+        self._batch_size = whole("batch_size", batch_size, 1, "; for packs without batches, iterate PackedShards")
 
     @property
     def rank(self) -> int:
@@ -126,6 +132,10 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         collate_fn  another collater, for other batches
         options     of DataLoader: pin_memory, prefetch_factor, persistent_workers, …
         """
+        if model is not None and not isinstance(model, torch.nn.Module):
+            raise ValueError(f"model is a {type(model).__name__}; expected the torch.nn.Module that takes the batches")
+        if collate_fn is not None and not callable(collate_fn):
+            raise ValueError(f"collate_fn is {collate_fn!r}; expected a function of a list of packs")
         if collate_fn is not None and model is not None:
             raise ValueError("collate_fn and model are both given; a collate_fn of your own makes the batch by itself")
         return PackLoader(self, batch_size, num_workers, collate_fn or self.collater(model), **options)
@@ -157,6 +167,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
     def set_epoch(self, epoch: int) -> None:
         """Another epoch starts at its beginning; the same epoch goes on where it is (after `load_state_dict`)."""
         refuse_second_sharding(self)
+        epoch = whole("epoch", epoch)
         if self._loaded and epoch < self.epoch:
             raise ValueError(
                 f"set_epoch({epoch}) after a state of epoch {self.epoch} was loaded would train from there once more; "
@@ -259,7 +270,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
 
     def state_at(self, num_batches: int) -> dict[str, Any]:
         """The global state after the consumer has trained `num_batches` batches of this iteration."""
-        return self._state(min(num_batches * self.batch_size, self.num_left))
+        return self._state(min(whole("num_batches", num_batches) * self.batch_size, self.num_left))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, with any world size, batch size and number of workers.
@@ -267,12 +278,15 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         States of torchdata's StatefulDataLoader are taken, too: the loader itself goes on with as many workers as it
         had only, a dataset that is given its state with any.
         """
+        if not isinstance(state, Mapping):
+            raise ValueError(f"the state is a {type(state).__name__}; expected what state_dict() gave")
         if get_worker_info() is None:
             state = global_state(state)
         ours = {"seed": self.seed, **self.mix.describe()}
         for key, value in ours.items():
             if state.get(key) != value:
                 raise ValueError(f"the state is of {key} {state.get(key)}, this dataset has {value}: the orders differ")
+        epoch, position = (whole(f"{name} of the state", state.get(name)) for name in ("epoch", "position"))
         if get_worker_info() is not None and (there := state.get("num_workers")) is not None:
             here = self.state_dict()
             if differing := [key for key in ("world_size", "batch_size", "num_workers") if state[key] != here[key]]:
@@ -281,14 +295,14 @@ class PackedShards(IterableDataset[dict[str, Any]]):
                     f"{', '.join(f'{key} is {here[key]}, was {state[key]}' for key in differing)}; give it to the "
                     "dataset before the loader is made: packs.load_state_dict(state)"
                 )
-        if state["position"] and state.get("plan", self.mix.plan) != self.mix.plan and self.rank == 0:
+        if position and state.get("plan", self.mix.plan) != self.mix.plan and self.rank == 0:
             logger.warning(
                 "the state is at position %d of epoch %d of an output that was packed otherwise, with as many packs: "
                 "other documents are in them, and in the rest of this epoch some come twice and others not at all. "
                 "set_epoch(%d) goes on with the next epoch instead",
-                state["position"], state["epoch"], state["epoch"] + 1,
+                position, epoch, epoch + 1,
             )  # fmt: skip
-        self._start.begin(state["epoch"], state["position"])
+        self._start.begin(epoch, position)
         self._loaded, self._skip, self._yielded = True, state.get("yielded", 0), 0
 
     def _state(self, num_items: int) -> dict[str, Any]:

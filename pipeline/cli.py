@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
             return int(args.run(args))
     except (UserError, OutputError) as error:
         if (fault := behind(error)) is not error:
-            return _failed(fault, verbose=args.verbose)
+            return _failed(fault, args)
         print(f"neatpack: {error}", file=sys.stderr)
         return WRONG_INPUT
     except ModuleNotFoundError as error:
@@ -55,10 +55,10 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
         sys.stderr.close()
         return DONE
     except Exception as error:
-        return _failed(error, verbose=args.verbose)
+        return _failed(error, args)
 
 
-def _failed(error: Exception, *, verbose: int) -> int:
+def _failed(error: Exception, args: argparse.Namespace) -> int:
     """A fault of the machine is told in a sentence; an error of the program is raised, for its traceback is wanted."""
     import traceback
 
@@ -66,10 +66,10 @@ def _failed(error: Exception, *, verbose: int) -> int:
     from .runtime.faults import sentence
     from .runtime.objects import Unreachable
 
-    message = str(error) if isinstance(error, Unreachable) else sentence(error)
+    message = str(error) if isinstance(error, Unreachable) else sentence(error, args.elsewhere)
     if not message:
         raise error
-    if verbose:
+    if args.verbose:
         traceback.print_exception(error)
     print(f"neatpack: {message}", file=sys.stderr)
     return FAILED

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from .errors import UserError as UserError
 from .runtime.objects import Remote
 from .runtime.storage import Place, place, text_of
 from .step_cost import DEFAULT_COST, StepCost, step_cost
+from .typed import declared, described, is_of
 from .uris import SCHEME
 
 VIDEO_KEYS = ("video_fps", "video_min_frames", "video_max_frames", "video_min_pixels", "video_max_pixels")
@@ -178,6 +180,7 @@ class PackConfig:
     overwrite: bool = _key(False, "start anew over an output made from other inputs or another config")
 
     def __post_init__(self) -> None:
+        self._check_types()
         for key in ("meta", "out", "work"):
             if SCHEME.match(getattr(self, key)):
                 place_of(key, getattr(self, key))
@@ -185,6 +188,8 @@ class PackConfig:
             object.__setattr__(self, "pixels", spelled(parse_codecs(self.pixels)))
         if self.pack_size < 16:
             raise UserError(f"pack_size is {self.pack_size}; it must be at least 16")
+        if self.pack_size >= 1 << 31:
+            raise UserError(f"pack_size is {self.pack_size}; it must be below {1 << 31}")
         if not 0 < self.packing_ratio <= 1:
             raise UserError(f"packing_ratio is {self.packing_ratio}; it must be above 0 and at most 1")
         if not 0 <= self.max_skipped <= 1:
@@ -230,6 +235,20 @@ class PackConfig:
         step_cost(self.cost)
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
             raise UserError(f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}")
+
+    def _check_types(self) -> None:
+        """Of what a program gives; flags and YAML are parsed by their types. Paths and lists are as good as texts and
+        tuples, whole numbers as good as others."""
+        for key, kind in declared(PackConfig).items():
+            value = getattr(self, key)
+            if kind is str and isinstance(value, Path):
+                object.__setattr__(self, key, str(value))
+            elif typing.get_origin(kind) is tuple and isinstance(value, list) and is_of(tuple(value), kind):
+                object.__setattr__(self, key, tuple(value))
+            elif not is_of(value, kind) and not (kind is float and type(value) is int):
+                raise UserError(f"{key} is {value!r}; it must be {described(kind)}")
+            elif isinstance(value, int) and abs(value) >= 1 << 63:
+                raise UserError(f"{key} is {value}; it must be below {1 << 63}")
 
     @property
     def overlong_policy(self) -> str:

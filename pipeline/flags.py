@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .config import PackConfig, UserError, absolute, flag
+from .typed import described
 
 
 def add_flags(parser: argparse.ArgumentParser, *, omit: tuple[str, ...] = (), optional: tuple[str, ...] = ()) -> None:
@@ -59,7 +60,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     import yaml  # comes with neatpack[pack]; flags, --help and a training machine do without
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _once(yaml.SafeLoader))
     except FileNotFoundError:
         raise UserError(f"--config {path}: no such file") from None
     except OSError as error:
@@ -77,6 +78,21 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def _once(loader: Any) -> Any:
+    """A loader of YAML to which a key that is there twice is an error; of its own, the last one wins."""
+    import yaml
+
+    class Once(loader):  # type: ignore[misc]
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+            for (key, _), value in zip(node.value, keys, strict=True):
+                if keys.count(value) > 1:
+                    raise yaml.YAMLError(f"{value!r} is there twice (line {key.start_mark.line + 1}); remove one")
+            return super().construct_mapping(node, deep)
+
+    return Once
+
+
 def _field_types() -> dict[str, Any]:
     return typing.get_type_hints(PackConfig)
 
@@ -88,7 +104,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
 def _parse(key: str, value: Any) -> Any:
     """A flag's text or a YAML value as the type of its key."""
     kind = _field_types()[key]
-    wrong = UserError(f"{key}: {value!r} is not {_describe(kind)}")
+    wrong = UserError(f"{key}: {value!r} is not {described(kind)}")
     if value is None and type(None) in _members(kind):
         return None
     if bool in _members(kind):
@@ -108,18 +124,8 @@ def _parse(key: str, value: Any) -> Any:
         raise wrong
     try:
         number = kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # OverflowError: infinite
         raise wrong from None
     if kind is int and isinstance(value, float):  # int(1.5) would drop the half in silence
         raise wrong
     return number
-
-
-def _describe(kind: Any) -> str:
-    if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(kind)))
-    if typing.get_origin(kind) is tuple:
-        return "a list of names"
-    if bool in _members(kind):
-        return "true or false"
-    return {int: "a whole number", float: "a number", str: "a text"}[kind]

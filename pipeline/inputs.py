@@ -25,6 +25,7 @@ from .runtime.engine import Engine
 from .runtime.progress import READING
 from .runtime.storage import Place, place
 from .shard.pixels import pixels_for
+from .uris import without_secrets
 
 SCAN_RANGES = 32  # byte ranges that are scanned by one call: 128 MiB
 # On one core, about: of a byte that is scanned; of a file that lies as it is, while one that is rewritten may take
@@ -79,7 +80,13 @@ def read_rows(datasets: Sequence[Dataset], config: PackConfig, imported: Place, 
         for index, (dataset, number) in enumerate(files)
     ]
     scanned = iter(_scanned(calls, running))
-    sources = [joined([next(scanned) for _ in range(num_files(dataset))]) for dataset in datasets]
+    sources = []
+    for dataset in datasets:
+        own = [next(scanned) for _ in range(num_files(dataset))]
+        for file in (file for file, source in zip(dataset.files, own, strict=False) if not source.num_rows):
+            if len(own) > 1:  # of a data set without any row, the summary tells
+                logger.warning("%s: %s has no rows; is it whole?", dataset.name, without_secrets(file))
+        sources.append(joined(own))
     first = [first_rows(source.parts, config.max_row_bytes) for source in sources]
     datasets = [resolved(*each) for each in zip(datasets, first, strict=True)]
     held = [np.zeros(source.num_rows, dtype=np.bool_) for source in sources]

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import Any, overload
 from . import __version__
 from .codecs import PLAIN, SOURCE, U8, checked_codecs
 from .identity import Identity, fields_from_json
+from .runtime.objects import NoBucket
 from .runtime.storage import Place, inside, parse_json, write_whole
 from .typed import check_types
 from .uris import SCHEME
@@ -392,7 +394,8 @@ def _check_index(index: IndexFile, num_packs: int) -> None:
 
 
 def missing_manifest(out: str) -> OutputError:
-    """The error for an output without a manifest; for a path that is none, what is there instead."""
+    """The error for an output without a manifest; for a path that is none, what is there instead. Called where the
+    manifest was not found, by the error that said so."""
     expected = "expected the OUT of a finished `neatpack pack`"
     if not SCHEME.match(out):
         if not os.path.isdir(out):
@@ -401,4 +404,6 @@ def missing_manifest(out: str) -> OutputError:
         above = os.path.dirname(os.path.abspath(out))
         if os.path.isfile(os.path.join(above, FILE)):
             return OutputError(f"{out}: is a part of an output; {expected}, which is {above}")
+    elif isinstance(error := sys.exception(), NoBucket):
+        return OutputError(f"{out}: {error.strerror}")
     return OutputError(f"{out}/{FILE}: missing, so packing has not finished; run pack again")

@@ -14,11 +14,13 @@ from .config import PackConfig, UserError, fingerprint
 from .families.base import ProcessorKey
 from .families.kept import kept_encoder
 from .families.registry import family_for
+from .ingest.convert import first_rows, warn_of_later
 from .ingest.corpus import Corpus
 from .ingest.lines import Part
+from .ingest.unread import UnreadColumn
 from .labels import TrainOn
 from .manifest import Manifest
-from .measure.part import PartJob, measure_part
+from .measure.part import PartJob, measure_part, read_unread, unread_beside
 from .measure.store import MeasuredPart, check_media, has_media_trouble
 from .media.limits import LIMITS, Limits
 from .media.remote import DOWNLOADS
@@ -54,7 +56,7 @@ def with_media(outputs: Sequence[Inputs], running: Engine) -> list[Inputs]:
     level = outputs[0].config.check_media
     if level == "none":
         return list(outputs)
-    parts = _measure(outputs[0], running)
+    parts = _measure(outputs[0], running, tells=False)  # planning does
     running.progress.enter(CHECKING)
     # By byte range: how ranges are cut into parts must not show in an identity.
     ranges = [list(own) for _, own in itertools.groupby(parts, lambda part: (part.corpus, part.part.byte_range))]
@@ -79,9 +81,10 @@ def with_media(outputs: Sequence[Inputs], running: Engine) -> list[Inputs]:
     return with_media
 
 
-def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
-    """Tokenize and probe what the token store does not hold yet."""
+def _measure(inputs: Inputs, running: Engine, *, tells: bool = True) -> list[MeasuredPart]:
+    """Tokenize and probe what the token store does not hold yet. `tells`: of columns that nothing reads."""
     config = inputs.config
+    unread: list[dict[UnreadColumn, int]] = [{} for _ in inputs.corpora]
     parts: list[MeasuredPart] = []
     todo: list[MeasuredPart] = []
     for index, corpus in enumerate(inputs.corpora):
@@ -93,13 +96,20 @@ def _measure(inputs: Inputs, running: Engine) -> list[MeasuredPart]:
             # A part with unreadable media is measured again on --overwrite: they may have been repaired since.
             if measured.path.name not in there or (config.overwrite and has_media_trouble(measured.path)):
                 todo.append(measured)
+            elif tells and (beside := unread_beside(measured.path)).name in there:
+                unread[index] = read_unread(beside) | unread[index]
     logger.info("parts: %d, of which %d are in the token store already", len(parts), len(parts) - len(todo))
-    _measure_parts(inputs, todo, running)
+    for measured, found in zip(todo, _measure_parts(inputs, todo, running), strict=True):
+        unread[measured.corpus] = found | unread[measured.corpus]
+    for corpus, later in zip(inputs.corpora, unread, strict=True):
+        if later and tells:
+            warn_of_later(corpus.dataset, first_rows(corpus.source.parts, config.max_row_bytes), later)
     return parts
 
 
-def _measure_parts(inputs: Inputs, parts: Sequence[MeasuredPart], running: Engine) -> None:
-    """Into the token store, whether they are there already or not."""
+def _measure_parts(inputs: Inputs, parts: Sequence[MeasuredPart], running: Engine) -> Sequence[dict[UnreadColumn, int]]:
+    """Into the token store, whether they are there already or not. Of each, its columns with media that nothing reads,
+    and a row that has some."""
     config = inputs.config
     jobs = [
         PartJob(
@@ -117,7 +127,7 @@ def _measure_parts(inputs: Inputs, parts: Sequence[MeasuredPart], running: Engin
     running.progress.enter(MEASURING, rows=sum(int(job.is_taken.sum()) for job in jobs))
     shares = [float(job.is_taken.mean()) if job.part.num_rows else 0.0 for job in jobs]
     seconds = [PART_SECONDS + share * job.part.seconds for share, job in zip(shares, jobs, strict=True)]
-    running.run(measure_part, [(job,) for job in jobs], title="measure", seconds=seconds)
+    return running.run(measure_part, [(job,) for job in jobs], title="measure", seconds=seconds)
 
 
 def _store_name(inputs: Inputs, corpus: Corpus) -> str:

@@ -11,34 +11,43 @@ if TYPE_CHECKING:
 
 def check_types(record: "DataclassInstance", name: str = "") -> None:
     """Raises ValueError where a field holds another type than it is declared with."""
-    for field, kind in _declared(type(record)).items():
-        if not _is_of(value := getattr(record, field), kind):
+    for field, kind in declared(type(record)).items():
+        if not is_of(value := getattr(record, field), kind):
             where = f"{name}.{field}" if name else field
             told = kind.__name__ if isinstance(kind, type) else str(kind)
             raise ValueError(f"{where}: expected {told}, got {str(value)[:60]!r}")
 
 
 @cache
-def _declared(kind: type) -> dict[str, Any]:
+def declared(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _is_of(value: Any, kind: Any) -> bool:
+def is_of(value: Any, kind: Any) -> bool:
     """Whether a value is of a type, as far as the types of our records go."""
     origin, of = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return True
     if origin is types.UnionType:
-        return any(_is_of(value, each) for each in of)
+        return any(is_of(value, each) for each in of)
     if origin is dict:
-        return isinstance(value, dict) and all(
-            _is_of(key, of[0]) and _is_of(each, of[1]) for key, each in value.items()
-        )
+        return isinstance(value, dict) and all(is_of(key, of[0]) and is_of(each, of[1]) for key, each in value.items())
     if origin is list:
-        return isinstance(value, list) and all(_is_of(each, of[0]) for each in value)
+        return isinstance(value, list) and all(is_of(each, of[0]) for each in value)
     if origin is Literal:
         return isinstance(value, str) and value in of
     if origin is tuple:
         of = of[:1] * len(value) if of[1:] == (...,) and isinstance(value, tuple) else of
-        return isinstance(value, tuple) and len(value) == len(of) and all(map(_is_of, value, of))
+        return isinstance(value, tuple) and len(value) == len(of) and all(map(is_of, value, of))
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+
+
+def described(kind: Any) -> str:
+    """A type for people, as far as those of our config go: "a whole number"."""
+    if typing.get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+    if typing.get_origin(kind) is tuple:
+        return "a list of names"
+    if bool in (typing.get_args(kind) or (kind,)):
+        return "true or false"
+    return {int: "a whole number", float: "a number", str: "a text"}[kind]

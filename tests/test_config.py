@@ -150,6 +150,7 @@ WRONG_TYPES = {
     "pack_size: many": "pack_size: 'many' is not a whole number",
     "pack_size: 1.5": "pack_size: 1.5 is not a whole number",
     "pack_size: 1024.0": "pack_size: 1024.0 is not a whole number",
+    "pack_size: .inf": "pack_size: inf is not a whole number",
     "pack_size: true": "pack_size: True is not a whole number",
     "pack_size: null": "pack_size: None is not a whole number",
     "pack_size: [16]": "pack_size: [16] is not a whole number",
@@ -230,6 +231,7 @@ def test_optional_keys_may_be_missing() -> None:
 
 BROKEN_YAML: dict[str | bytes, str] = {
     "pack_size: [": "not YAML: ",
+    "pack_size: 256\nseed: 1\npack_size: 512": "not YAML: 'pack_size' is there twice (line 1); remove one",
     "": "expected keys and values like `pack_size: 8192`, got NoneType",
     "- pack_size": "expected keys and values like `pack_size: 8192`, got list",
     "pack_size": "expected keys and values like `pack_size: 8192`, got str",
@@ -423,3 +425,29 @@ def test_a_group_is_a_number_of_ranks() -> None:
         refused("--group-size", str(1 << 24))
         == "group_size is 16777216; it must be below 16777216: it is a number of ranks"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"pack_size": "256"}, "pack_size is '256'; it must be a whole number"),
+        ({"pack_size": 256.0}, "pack_size is 256.0; it must be a whole number"),
+        ({"pack_size": True}, "pack_size is True; it must be a whole number"),
+        ({"pack_size": 1 << 31}, "pack_size is 2147483648; it must be below 2147483648"),
+        ({"seed": 10**20}, f"seed is {10**20}; it must be below {1 << 63}"),
+        ({"holdout": "0.1"}, "holdout is '0.1'; it must be a number"),
+        ({"fake_image": "no"}, "fake_image is 'no'; it must be true or false"),
+        ({"overlong": "cut"}, "overlong is 'cut'; it must be one of drop, truncate, shrink, error"),
+        ({"datasets": "coco"}, "datasets is 'coco'; it must be a list of names"),
+        ({"datasets": [1]}, r"datasets is \[1\]; it must be a list of names"),
+        ({"meta": None}, "meta is None; it must be a text"),
+    ],
+)
+def test_what_a_program_gives_is_of_its_type(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=f"^{words}"):
+        PackConfig(**given)
+
+
+def test_a_program_may_give_paths_and_lists() -> None:
+    config = PackConfig(meta=Path("/data/meta.json"), datasets=["coco"], max_skipped=1)  # type: ignore[arg-type]
+    assert config == PackConfig(meta="/data/meta.json", datasets=("coco",), max_skipped=1.0)

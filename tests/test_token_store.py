@@ -11,6 +11,7 @@ from helpers import TinyData, assert_verified, files_of, tiny_config
 
 from neatpack.pipeline import stages
 from neatpack.pipeline.ingest import lines
+from neatpack.pipeline.ingest.unread import UnreadColumn
 from neatpack.pipeline.measure.part import PartJob, measure_part
 from neatpack.pipeline.run import run_pack
 
@@ -27,9 +28,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The first row of each part that is measured."""
     found: list[int] = []
 
-    def noted(job: PartJob) -> None:
+    def noted(job: PartJob) -> dict[UnreadColumn, int]:
         found.append(job.part.first_row)
-        measure_part(job)
+        return measure_part(job)
 
     monkeypatch.setattr(stages, "measure_part", noted)
     return found

@@ -34,6 +34,7 @@ def add_pack(commands: Any) -> None:
         commands,
         "pack",
         _pack,
+        elsewhere="--out or --work",
         description="Pack the data sets of a meta JSON into OUT/shards/*.tar, with an index, statistics and a ledger "
         "of every input row. Killed at any instant, the same command goes on where it was.",
         epilog="Example: neatpack pack --meta meta.json --processor Qwen/Qwen2.5-VL-7B-Instruct --out packed "
@@ -47,6 +48,7 @@ def add_plan(commands: Any) -> None:
         commands,
         "plan",
         _plan,
+        elsewhere="--out or --work",
         description="Measure every row and plan the packs, without decoding a pixel; print what packing would give. "
         "With --out or --work the measured tokens are kept, and `pack` starts from them.",
     )
@@ -64,6 +66,7 @@ def add_split(commands: Any) -> None:
         commands,
         "split",
         _split,
+        elsewhere="--out",
         description="Write the rows of a meta JSON's data sets, as they are, to OUT/train and OUT/holdout, each with a "
         "meta.json: the rows that `pack --holdout` holds out, and the others. Media stay where they are.",
         epilog="Example: neatpack split --meta meta.json --holdout 0.01 --out halves",

@@ -16,6 +16,7 @@ def add_to(commands: Any) -> None:
         commands,
         "recode",
         _recode,
+        elsewhere="--out",
         description="Write a finished output anew, its pixels as u8, as zstd, or those of videos so and pictures as "
         "they were: the same packs in the same order, without measuring, planning or media files. From a picture's own "
         "bytes (source) one can go to pixels, and not back. Killed at any instant, the same command goes on.",

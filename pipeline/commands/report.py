@@ -14,16 +14,18 @@ def add_to(commands: Any) -> None:
         commands,
         "report",
         _report,
+        elsewhere="place by --html",
         description="Write OUT/report.html, one page that opens offline: lengths, fill, balance of training steps at "
         "any number of ranks, the mixture, skips with examples, sizes of media, some documents. `pack` writes it, too.",
     )
     report.add_argument("out", metavar="OUT", help="a finished output")
+    report.add_argument("--html", metavar="FILE", default="", help="write it there, and not into OUT")
 
 
 def _report(args: argparse.Namespace) -> int:
     from ..view.report.page import write_report
 
     out = place_of("OUT", args.out)
-    written = write_report(out, Manifest.read(out))
+    written = write_report(out, Manifest.read(out), place_of("--html", args.html) if args.html else None)
     print(f"{written}: {size(written.stat().st_size)}, for any browser")
     return DONE

@@ -19,6 +19,7 @@ def add_to(commands: Any) -> None:
         commands,
         "skipped",
         _skipped,
+        elsewhere="--out",
         description="List the rows that were skipped, each once: the file and line it came from, data set, row, "
         "reason and detail. What sample_ratio or --holdout left out is listed only if --reason names it.",
         epilog="Example: neatpack skipped packed --reason bad_row --rows --out repair.jsonl",

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -17,7 +17,8 @@ from .formats.said import Said
 from .lines import MAX_ROW_BYTES, PROBLEM, Part, rows
 from .media import json_name
 from .meta import Dataset
-from .unread import unread
+from .twice import problems
+from .unread import UnreadColumn, unread, unread_later
 
 NUM_FIRST_ROWS = 100  # that tell a format: enough for a set of which a few rows have pictures
 FIRST_BYTES = 16 << 20  # of them; rows with media in them are long, and the driver waits
@@ -29,6 +30,20 @@ logger = logging.getLogger(__name__)
 
 def parse_row(line: bytes, line_number: int | str, max_bytes: int = MAX_ROW_BYTES) -> dict[str, Any] | Skip:
     """`line_number`: for whoever looks for the row; also "7 of b.jsonl". Longer rows are not even parsed."""
+    return parse_rows([(line, line_number)], max_bytes)[0]
+
+
+def parse_rows(lines: Sequence[tuple[bytes, int | str]], max_bytes: int = MAX_ROW_BYTES) -> list[dict[str, Any] | Skip]:
+    """`parse_row` of each, in less time: all are looked through at once for keys that are there twice."""
+    found = [_parsed(*line, max_bytes) for line in lines]
+    good = [index for index, row in enumerate(found) if not isinstance(row, Skip)]
+    twice = problems([lines[index][0] for index in good], [found[index] for index in good])
+    for number, problem in twice.items():
+        found[good[number]] = Skip(reason="bad_row", detail=f"line {lines[good[number]][1]}: {problem}")
+    return found
+
+
+def _parsed(line: bytes, line_number: int | str, max_bytes: int) -> dict[str, Any] | Skip:
     if len(line) > max_bytes:
         return Skip(
             reason="bad_row", detail=f"line {line_number}: {len(line)} bytes, above --max-row-bytes {max_bytes}"
@@ -129,3 +144,10 @@ def resolved(dataset: Dataset, first: Sequence[dict[str, Any]]) -> Dataset:
     for problem in unread(first, [_said(row, dataset, dialect) for row in first], dataset.format, dataset.columns):
         logger.warning("%s: %s", dataset.name, problem)
     return dataset
+
+
+def warn_of_later(dataset: Dataset, first: Sequence[dict[str, Any]], later: Mapping[UnreadColumn, int]) -> None:
+    """Of media that nothing reads in rows that `resolved` has not seen."""
+    said = [said_of(row, dataset) for row in first]
+    for problem in unread_later(later, first, said, dataset.format, dataset.columns):
+        logger.warning("%s: %s", dataset.name, problem)

@@ -6,6 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ..config import UserError, place_of
 from ..runtime.objects import Remote
 from ..runtime.storage import Place, read_json, text_of
 from ..uris import SCHEME
-from .kinds import KNOWN, kind_of
+from .kinds import KNOWN, is_packed_otherwise, kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 _ABOUT_DATA = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json")
 # What folders are called that we rewrite data into and keep tokens in: by digests.
 _OF_WORK = ("imported", "measured")
+_LEFT_OUT = "%s: an output of neatpack or its work folder, and no data: it is left out"
 _DIGEST = re.compile("[0-9a-f]{20}(?:[0-9a-f]{44})?")
 
 
@@ -62,22 +64,29 @@ def _expanded(meta_path: Place, where: str, name: str, split: str | None) -> Seq
     if _is_saved(path):
         return _saved_files(path, split or "train", where)
     if path.is_dir():
-        files: Sequence[Place] = [file for file in _walked(path) if file.resolve() != meta_path.resolve()]
+        files: Sequence[Place] = [file for file in _walked(path, where) if file.resolve() != meta_path.resolve()]
         if not files:
             raise UserError(f"{where}: no data file in the folder {path}; known: {KNOWN}")
         return files
     if glob.has_magic(name):
-        files = _like(path)
+        files = _like(path, where)
         if not files:
-            raise UserError(f"{where}: no file is like {path}; the pattern is taken relative to the meta file")
+            raise UserError(f"{where}: no file is like {path}; {_hint(path, 'the pattern')}")
         return files
-    raise UserError(f"{where}: file_name {path} does not exist; it is taken relative to the meta file")
+    raise UserError(f"{where}: file_name {path} does not exist; {_hint(path, 'it')}")
 
 
-def _like(path: Place) -> Sequence[Place]:
+def _hint(path: Place, it: str) -> str:
+    """Why nothing is there."""
+    if isinstance(path, Remote):
+        return "look at what the bucket has under that name" if path.has_bucket else path.no_bucket
+    return f"{it} is taken relative to the meta file"
+
+
+def _like(path: Place, where: str) -> Sequence[Place]:
     """The files whose names are like a pattern: * and ? stand for what has no slash, ** for folders."""
     if isinstance(path, Remote):
-        return path.matches()
+        return _like_in_store(path)
     known: dict[Path, bool] = {}  # folders above what is found, and whether they are ours
 
     def is_ours(folder: Path) -> bool:
@@ -86,14 +95,23 @@ def _like(path: Place) -> Sequence[Place]:
             known[folder] = above or _is_ours(folder)
         return known[folder]
 
-    found = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name))
+    names = sorted(map(Path, glob.glob(str(path), recursive=True)))
+    for name in names:
+        _refuse_dangling(name, where)
+    found = [name for name in names if name.is_file()]
     # Only below where the pattern begins: who writes down the folder of an output means it.
     start = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
     known |= dict.fromkeys((start, *start.parents), False)
     return [file for file in found if not is_ours(file.parent)]
 
 
-def _walked(folder: Place) -> list[Place]:
+def _refuse_dangling(path: Place, where: str) -> None:
+    """A link that leads nowhere: the other files would be packed, and nobody would miss what it stood for."""
+    if isinstance(path, Path) and path.is_symlink() and not path.exists():
+        raise UserError(f"{where}: {path} is a link to {os.readlink(path)}, which is not there; mend or remove it")
+
+
+def _walked(folder: Place, where: str) -> list[Place]:
     """All data files in a folder and its subfolders, by name; hidden ones and what is no data file stay out."""
     files: list[Place] = []
     inside: Iterable[Place] = folder.iterdir()
@@ -103,10 +121,49 @@ def _walked(folder: Place) -> list[Place]:
         if _is_saved(path):
             files += _saved_files(path, "train", str(folder))
         elif path.is_dir():
-            files += [] if _is_ours(path) else _walked(path)
+            files += [] if _is_ours(path) else _walked(path, where)
         elif kind_of(path) and path.name not in _ABOUT_DATA:
+            _refuse_dangling(path, where)
             files.append(path)
+        elif is_packed_otherwise(path):
+            logger.warning("%s: not read, for its compression is not known; unpack it, or pack it as .zst", path)
     return files
+
+
+def _like_in_store(path: Remote) -> list[Remote]:
+    """By the names of all objects that may be like it, a thousand by a request: to ask for each folder whether it is
+    ours would be several requests for each."""
+    start = path.before_pattern
+    names = [file for file, *_ in start.files()]
+    inside: dict[str, set[str]] = {}  # folder -> what is in it
+    for name in names:
+        below = name.key
+        while below != start.key:
+            above, _, last = below.rpartition("/")
+            inside.setdefault(above, set()).add(last)
+            below = above
+
+    def is_work(folder: str) -> bool:
+        return _has_digests([inner for name in _OF_WORK for inner in inside.get(f"{folder}/{name}", ())])
+
+    def is_ours(folder: str) -> bool:
+        is_output = "manifest.json" in inside[folder] and f"{folder}/shards" in inside
+        return is_output or is_work(folder) or is_work(f"{folder}/work")
+
+    ours = [replace(start, key=folder) for folder in sorted(inside) if folder != start.key and is_ours(folder)]
+    kept, warned = [], set[Remote]()
+    for file in path.matches(names):
+        output = next((folder for folder in ours if file.is_relative_to(folder)), None)  # the outermost: it sorts first
+        if output is None:
+            kept.append(file)
+        elif output not in warned:
+            warned.add(output)
+            logger.warning(_LEFT_OUT, output)
+    return kept
+
+
+def _has_digests(names: Sequence[str]) -> bool:
+    return bool(names) and all(map(_DIGEST.fullmatch, names))
 
 
 def _is_ours(folder: Place) -> bool:
@@ -114,13 +171,14 @@ def _is_ours(folder: Place) -> bool:
     would be taken for more of it: by the second run, where OUT lies among the data."""
 
     def is_work(place: Place) -> bool:
-        names = [inner.name for name in _OF_WORK if (place / name).is_dir() for inner in (place / name).iterdir()]
-        return bool(names) and all(map(_DIGEST.fullmatch, names))
+        return _has_digests(
+            [inner.name for name in _OF_WORK if (place / name).is_dir() for inner in (place / name).iterdir()]
+        )
 
     is_output = (folder / "manifest.json").is_file() and (folder / "shards").is_dir()
     if not is_output and not is_work(folder) and not is_work(folder / "work"):
         return False
-    logger.warning("%s: an output of neatpack or its work folder, and no data: it is left out", folder)
+    logger.warning(_LEFT_OUT, folder)
     return True
 
 

@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import logging
+import lzma
 import os
 import re
 import sys
@@ -33,15 +34,24 @@ from ..uris import without_secrets
 from .arrow import arrow_rows, rows_of
 from .lines import BLANK, BOM, PROBLEM, Lines, dumped, media_beside
 from .tars import COLUMNS, KIND_OF, tar_rows
+from .twice import problems
 
 TEXT_KINDS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 BINARY_KINDS = (".parquet", ".arrow", ".feather", ".tar")
-COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
+COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 KNOWN = f"{' '.join(TEXT_KINDS)} (also with {' or '.join(COMPRESSED)}) {' '.join(BINARY_KINDS)}"
 _GOES_ON = re.compile(rb"\s*\{[ \t]*\r?\n")  # as what is indented begins
 _ARRAY = re.compile(rb"\s*\[\s*\{")
-_MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"PAR1": ".parquet", b"ARROW1\0\0": ".arrow"}
+_MAGIC = {
+    b"\x1f\x8b": ".gz",
+    b"\x28\xb5\x2f\xfd": ".zst",
+    b"BZh": ".bz2",
+    b"\xfd7zXZ\0": ".xz",
+    b"PAR1": ".parquet",
+    b"ARROW1\0\0": ".arrow",
+}
 _TO_UTF8 = "Save it as UTF-8 (Excel: CSV UTF-8), or iconv -f ENCODING -t UTF-8"
+_OTHER_COMPRESSIONS = (".7z", ".br", ".gzip", ".lz4", ".lzma", ".lzo", ".snappy", ".z", ".zip", ".zstd")
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 logger = logging.getLogger(__name__)
@@ -88,6 +98,13 @@ def kind_of(file: Place) -> str:
         inner = os.path.splitext(stem)[1]
         return inner if inner in TEXT_KINDS else ""
     return suffix if suffix in TEXT_KINDS + BINARY_KINDS else ""
+
+
+def is_packed_otherwise(file: Place) -> bool:
+    """Whether its name is that of a data file in a compression that is not read: "a.jsonl.lz4", "a.parquet.gz"."""
+    stem, suffix = os.path.splitext(file.name.lower())
+    is_packed = suffix in COMPRESSED or suffix in _OTHER_COMPRESSIONS
+    return is_packed and not kind_of(file) and os.path.splitext(stem)[1] in TEXT_KINDS + BINARY_KINDS
 
 
 def as_lines(
@@ -184,14 +201,58 @@ def _content(file: DataFile) -> Iterator[BinaryIO]:
     try:
         with ExitStack() as stack:
             content = stack.enter_context(open_file(file.copy))
-            if compression is not None:
+            if compression == "xz":
+                content = stack.enter_context(io.BufferedReader(_Xz(content), 1 << 20))
+            elif compression is not None:
                 # Arrow's streams read on where one frame ends and another begins, and refuse a file that ends inside.
                 content = stack.enter_context(pa.input_stream(content, compression=compression))
             yield content
     except OSError as error:
         if compression is None:
             raise
-        raise UserError(f"{file}: cannot be decompressed: {error}") from None
+        raise UserError(
+            f"{file}: cannot be decompressed: {error}; write or download it again, or call it by what it is"
+        ) from None
+
+
+class _Xz(io.RawIOBase):
+    """The content of an xz file, to its very end: Arrow knows none, and lzma.LZMAFile takes no notice of what follows
+    the last stream."""
+
+    def __init__(self, packed: BinaryIO) -> None:
+        self._packed, self._stream, self._ahead = packed, lzma.LZMADecompressor(lzma.FORMAT_XZ), b""
+        self._is_between = True  # before a stream, where a file may end
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            found = self._read(len(buffer))
+        except lzma.LZMAError as error:
+            raise OSError(str(error)) from None
+        buffer[: len(found)] = found
+        return len(found)
+
+    def _read(self, size: int) -> bytes:
+        while True:
+            if self._stream.eof:
+                self._ahead = self._stream.unused_data
+                self._stream, self._is_between = lzma.LZMADecompressor(lzma.FORMAT_XZ), True
+            if self._stream.needs_input and not self._ahead:
+                self._ahead = self._packed.read(1 << 20)
+                if not self._ahead and self._is_between:
+                    return b""
+                if not self._ahead:
+                    raise lzma.LZMAError("it ends inside of a stream")
+            if self._is_between:
+                self._ahead = self._ahead.lstrip(b"\0")  # with which streams may be filled up
+                self._is_between = not self._ahead
+                if self._is_between:
+                    continue
+            found, self._ahead = self._stream.decompress(self._ahead, size), b""
+            if found:
+                return found
 
 
 def _unpacked_lines(file: DataFile, _: _Beside) -> Iterator[bytes]:
@@ -215,14 +276,19 @@ def _array_rows(file: DataFile, _: _Beside) -> Iterator[bytes]:
             position += 1
         return position
 
+    def line_of(position: int) -> int:
+        return text.count("\n", 0, position) + 1
+
     def fail(position: int, message: str) -> UserError:
-        return UserError(f"{file}: broken JSON array at line {text.count(chr(10), 0, position) + 1}: {message}")
+        return UserError(f"{file}: broken JSON array at line {line_of(position)}: {message}")
 
     position = skip(text.index("[") + 1)
     more = text[position : position + 1] != "]"
     while more:
         try:
             row, end = decoder.raw_decode(text, position)
+            if problem := problems([text[position:end].encode("utf-8")], [row]):
+                row = {PROBLEM: f"line {line_of(position)}: {problem[0]}"}
             line = dumped(row)
         except json.JSONDecodeError as error:
             raise fail(error.pos, error.msg) from None

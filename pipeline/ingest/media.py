@@ -128,6 +128,8 @@ def _medium(entry: Any, kind: MediaKind, at: Steps) -> tuple[Any, str, Steps]:
 
 def _path(text: str, folders: MediaFolders) -> str | Skip:
     """Where a file is: a path, or a URI."""
+    if text.startswith("file:/") and not text.startswith("file://"):
+        text = f"file://{text[len('file:') :]}"  # as Java and Spark write it
     scheme = SCHEME.match(text) if "://" in text else None
     # Of stores, those that pyarrow knows: a row may not name just any host. A media_dir may be in any store.
     if scheme and scheme[1].lower() in SCHEMES:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import UserError, place_of
-from ..runtime.objects import Remote
+from ..runtime.objects import NoBucket, Remote
 from ..runtime.storage import Place, text_of
 from ..uris import SCHEME, is_http
 from .conversation import COLUMNS
@@ -27,6 +27,8 @@ from .files import data_files
 from .formats import ALIASES, AUTO, FORMATS
 from .media import MediaFolders, is_unicode
 from .sources import SOURCES, Examples
+
+MAX_RATIO = 1_000_000  # a plan has a line for each copy of a row: beyond, it is a slip of the pen
 
 logger = logging.getLogger(__name__)
 
@@ -115,8 +117,9 @@ def read_meta(path: Place, select: tuple[str, ...] = (), *, strict: bool = False
 
     try:
         meta = json.loads(path.read_text(encoding="utf-8").removeprefix("\ufeff"), object_pairs_hook=unique)
-    except FileNotFoundError:
-        raise UserError(f"--meta {path}: no such file") from None
+    except FileNotFoundError as error:
+        told = error.strerror if isinstance(error, NoBucket) else "no such file"
+        raise UserError(f"--meta {path}: {told}") from None
     except OSError as error:
         raise UserError(f"--meta {path}: cannot be read: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -147,6 +150,8 @@ def _weighted(meta_path: Place, datasets: list[Dataset]) -> list[Dataset]:
 
 def _dataset(meta_path: Place, name: str, entry: Any, strict: bool) -> Dataset:
     where = f"{meta_path}: data set {name!r}"
+    if not is_unicode(name):
+        raise UserError(f"{where}: its name is not Unicode text: half of a surrogate pair; rename it")
     if not isinstance(entry, dict):
         raise UserError(f"{where}: expected an object, got {type(entry).__name__}")
     entry = _known(where, entry, strict)
@@ -154,6 +159,8 @@ def _dataset(meta_path: Place, name: str, entry: Any, strict: bool) -> Dataset:
     ratio = entry.get("sample_ratio", 1.0)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio) or ratio < 0:
         raise UserError(f"{where}: sample_ratio must be a number of at least 0, got {ratio!r}")
+    if ratio > MAX_RATIO:
+        raise UserError(f"{where}: sample_ratio is {ratio!r}; it is how often each row is taken: at most {MAX_RATIO:,}")
     weight = entry.get("weight")
     if weight is not None:
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
@@ -253,6 +260,8 @@ def _media_dirs(meta_path: Place, where: str, entry: dict[str, Any]) -> dict[str
         raise UserError(f"{where}: allow_outside must be true or false, got {allows!r}")
     if given is not None and (not isinstance(given, str) or "\0" in given):
         raise UserError(f"{where}: media_dir must be a directory, got {given!r}")
+    if given and given[:7].lower() == "file://":
+        given = str(place_of(f"{where}: media_dir", given))  # a path like any other
     if given and SCHEME.match(given):
         if not is_http(given):
             place_of(f"{where}: media_dir", given)

@@ -15,6 +15,7 @@ from ..records import MediaKind
 from ..runtime.storage import Place, open_file, text_of
 from ..uris import without_secrets
 from .lines import PROBLEM
+from .twice import KeyTwiceError, once
 
 # Under which column of a row media go, if its JSON does not say where.
 COLUMNS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "audios"}
@@ -159,7 +160,9 @@ def _said(sample: Sample, content: BinaryIO) -> dict[str, Any]:
         )
     if found:
         try:
-            row = json.loads(read(sample["json" if "json" in found else found[0]]))
+            row = json.loads(read(sample["json" if "json" in found else found[0]]), object_pairs_hook=once)
+        except KeyTwiceError:
+            raise
         except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, thousands of digits
             raise ValueError(f"broken JSON: {error}") from None
         if not isinstance(row, dict):

@@ -1,13 +1,13 @@
-"""What the first rows of a data set have and nothing reads, where that is surely not meant: media, columns that the
-meta JSON names, and a loss or weight.
+"""What rows of a data set have and nothing reads, where that is surely not meant: media, columns that the meta JSON
+names, and a loss or weight.
 
 Columns that no format knows are no error, for most of them mean nothing. A picture under one of them is another matter:
 its row is packed as text, with success.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ..records import MediaKind, Skip
@@ -21,6 +21,7 @@ from .tars import KIND_OF
 
 _FIELDS: dict[str, str] = {kind: field for field, kind in MEDIA_COLUMNS.items()}
 _WORDS = {"image": "pictures", "video": "videos", "audio": "sounds"}
+_LOOKS = 8  # values of a column that are looked at in each part, of a thousand rows of text
 _LONGEST = 4096  # characters of a path, or of the beginning of what may be base64
 # Columns that may be missing without a row being skipped for it.
 _OPTIONAL = ("system", "tools", "query", "history")
@@ -30,35 +31,111 @@ def unread(rows: Sequence[Row], said: Sequence[Said | Skip], format_: str, colum
     """What to warn of, in words. `said`: what the format makes of each of the rows."""
     yield from _absent(rows, format_, columns)
     yield from _losses(rows, FORMATS[format_].uses(columns))
-    found: Counter[tuple[str, str]] = Counter()
-    read: dict[str, str] = {}  # column that is not read -> the one that is
-    used = FORMATS[format_].uses(columns)
-    media_columns = {other for field in MEDIA_COLUMNS for other in _names(getattr(columns, field))}
+    for column, number in _columns(rows, said, format_, columns).items():
+        where = f"column {column.key!r} has {_WORDS[column.kind]} in {number} of the first {len(rows)} rows"
+        yield f"{where}, and is not read{_remedy(column, format_)}"
+
+
+class UnreadColumn(NamedTuple):
+    """A column with media that nothing reads."""
+
+    key: str
+    kind: str  # of its media
+    instead: str = ""  # the column that is read in its place: the other of `image` and `images`
+
+
+def _columns(rows: Sequence[Row], said: Sequence[Said | Skip], format_: str, columns: Columns) -> Counter[UnreadColumn]:
+    """With the number of rows that have something there."""
+    found: Counter[UnreadColumn] = Counter()
+    reading = _Reading(format_, columns)
     for row, what in zip(rows, said, strict=True):
-        if isinstance(what, Skip):
-            continue  # it is in the ledger, and says why
-        has = _kinds_of(what)
-        here = {named.column for all_named in what.media.values() for named in all_named}
-        for key, value in row.items():
-            if key in here or (key in used and key not in media_columns):
+        if not isinstance(what, Skip):  # that is in the ledger, and says why
+            found.update(filter(None, [reading.unread(row, what, key) for key in row]))
+    return found
+
+
+class _Reading:
+    """Which columns of its rows a data set reads."""
+
+    def __init__(self, format_: str, columns: Columns) -> None:
+        self.used = FORMATS[format_].uses(columns)
+        self.media = {other for field in MEDIA_COLUMNS for other in _names(getattr(columns, field))}
+
+    def unread(self, row: Row, said: Said, key: str) -> UnreadColumn | None:
+        """The column of this key, if it has media in this row that are not read."""
+        here = {named.column for all_named in said.media.values() for named in all_named}
+        if key in here or (key in self.used and key not in self.media):
+            return None
+        if (kind := _looks_like(row[key])) is None:
+            return None
+        if key in self.media:  # the other of `image` and `images`, with something else in it
+            others = [name for name in _names(key) if name in here]
+            if not others or any(_listed(row[key]) == _listed(row[name]) for name in others):
+                return None
+            return UnreadColumn(key, kind or "image", others[0])
+        has = _kinds_of(said)
+        if kind in has or (not kind and has):
+            return None  # where else the picture is, or was: its source, its URL
+        return UnreadColumn(key, kind or "image")
+
+
+class LaterRows:
+    """Looks for media that nothing reads in the rows of a part: not in every row, for that would take a twentieth of
+    measuring it, but in the first ones that have something in a column.
+
+    Told by the row's keys whether there is anything to look at, it takes three thousandths. A column that is null in
+    the first rows, as tables fill it up, is looked at where it has something.
+    """
+
+    def __init__(self, format_: str, columns: Columns) -> None:
+        self.found: dict[UnreadColumn, int] = {}  # and the first row, by its number
+        self._reading = _Reading(format_, columns)
+        self._left: dict[tuple[str, ...], list[str]] = {}  # keys of a row -> those of them that are still looked at
+        self._looks: Counter[str] = Counter()
+
+    def look(self, number: int, row: Row, said: Callable[[], Said | Skip]) -> None:
+        """`said`: what the format makes of the row, for those few of which it is asked."""
+        keys = tuple(row)
+        left = self._left.get(keys)
+        if left is None:
+            left = self._left[keys] = [key for key in keys if self._may_be_unread(key, keys)]
+        if left:
+            self._look(number, row, said, left)
+
+    def _may_be_unread(self, key: str, keys: Sequence[str]) -> bool:
+        if key in self._reading.media:
+            return any(name in keys for name in _names(key) if name != key)
+        return key not in self._reading.used
+
+    def _look(self, number: int, row: Row, said: Callable[[], Said | Skip], left: list[str]) -> None:
+        for key in tuple(left):
+            if row[key] in (None, "", []):
                 continue
-            if (kind := _looks_like(value)) is None:
-                continue
-            if key in media_columns:  # the other of `image` and `images`, with something else in it
-                others = [row[name] for name in _names(key) if name in here]
-                if not others or any(_listed(value) == _listed(other) for other in others):
-                    continue
-                read[key] = next(name for name in _names(key) if name in here)
-            elif kind in has or (not kind and has):
-                continue  # where else the picture is, or was: its source, its URL
-            found[key, kind or "image"] += 1
-    for (key, kind), number in found.items():
-        where = f"column {key!r} has {_WORDS[kind]} in {number} of the first {len(rows)} rows"
-        if key in read:
-            yield f"{where}, and is not read, for {read[key]!r} is; remove one of the two"
-        else:
-            named = f'"format": "{format_}", "columns": {{"{_FIELDS[kind]}": "{key}"}}'
-            yield f"{where}, and is not read: they are packed without; if they should have them, give {named}"
+            self._looks[key] += 1
+            if self._looks[key] > _LOOKS:
+                left.remove(key)
+            elif _looks_like(row[key]) is not None and not isinstance(what := said(), Skip):
+                column = self._reading.unread(row, what, key)
+                if column is not None:
+                    self.found.setdefault(column, number)
+
+
+def unread_later(
+    later: Mapping[UnreadColumn, int], first: Sequence[Row], said: Sequence[Said | Skip], format_: str, columns: Columns
+) -> Iterator[str]:
+    """What to warn of after the first rows, of which `unread` has told already."""
+    told = {column.key for column in _columns(first, said, format_, columns)}
+    for column, number in later.items():
+        if column.key not in told:
+            where = f"column {column.key!r} has {_WORDS[column.kind]} after the first rows (row {number}, for one)"
+            yield f"{where}, and is not read{_remedy(column, format_)}"
+
+
+def _remedy(column: UnreadColumn, format_: str) -> str:
+    if column.instead:
+        return f", for {column.instead!r} is; remove one of the two"
+    named = f'"format": "{format_}", "columns": {{"{_FIELDS[column.kind]}": "{column.key}"}}'
+    return f": they are packed without; if they should have them, give {named}"
 
 
 def _absent(rows: Sequence[Row], format_: str, columns: Columns) -> Iterator[str]:

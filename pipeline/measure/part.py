@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -12,14 +13,15 @@ from numpy.typing import NDArray
 
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
-from ..ingest.convert import converter, parse_row
+from ..ingest.convert import converter, parse_rows, said_of
 from ..ingest.lines import Part, media_beside, rows
 from ..ingest.meta import Dataset
+from ..ingest.unread import LaterRows, UnreadColumn
 from ..labels import TrainOn
 from ..media.ahead import ahead
 from ..records import Example, Measured, MediaRef, Skip
 from ..runtime.journal import Journal, journal
-from ..runtime.storage import Place, place, text_of
+from ..runtime.storage import Place, place, read_json, text_of, write_json
 from ..runtime.work import did, timed
 from .length import measure
 from .store import write_measured
@@ -43,8 +45,18 @@ class PartJob:
     path: Place
 
 
-def measure_part(job: PartJob) -> None:
-    """Read, convert, tokenize and probe the rows that are taken."""
+def unread_beside(path: Place) -> Place:
+    """Where a part has what `measure_part` returns; a part of which there is nothing to tell has no such file."""
+    return path.with_suffix(".unread")
+
+
+def read_unread(path: Place) -> dict[UnreadColumn, int]:
+    return {UnreadColumn(*column): number for *column, number in read_json(path)}
+
+
+def measure_part(job: PartJob) -> dict[UnreadColumn, int]:
+    """Read, convert, tokenize and probe the rows that are taken. Returns columns with media that nothing reads, and a
+    row that has some."""
     with timed("loading the processor"):
         family = family_for(job.processor)
     ahead.forget()
@@ -52,7 +64,8 @@ def measure_part(job: PartJob) -> None:
     ids: list[str] = []
     results: list[Measured | Skip] = []
     with journal(job.path.parent / f"{job.path.stem}.journal") as watch:
-        rows_read = _read(job, watch)
+        later = LaterRows(job.dataset.format, job.dataset.columns)
+        rows_read = _read(job, watch, later)
         while batch := _next(rows_read):
             numbers += [read.number for read in batch]
             ids += [read.id for read in batch]
@@ -60,11 +73,14 @@ def measure_part(job: PartJob) -> None:
             results += found
             _tell(found)
         with timed("writing"):
+            if later.found:
+                write_json(unread_beside(job.path), [[*column, number] for column, number in later.found.items()])
             write_measured(job.path, numbers, ids, results)
     did(bytes=job.part.end - job.part.start)
     num_skipped = sum(isinstance(result, Skip) for result in results)
     logger.debug("%s rows from %d: %d measured, %d skipped", job.dataset.name, job.part.first_row,
                  len(results) - num_skipped, num_skipped)  # fmt: skip
+    return later.found
 
 
 def _next(rows_read: Iterator["_Read"]) -> list["_Read"]:
@@ -87,30 +103,27 @@ class _Read(NamedTuple):
     found: Example | Skip
 
 
-def _read(job: PartJob, watch: Journal) -> Iterator[_Read]:
+def _read(job: PartJob, watch: Journal, later: LaterRows) -> Iterator[_Read]:
     """The rows that are taken."""
     dataset = job.dataset
     if job.part.origin:  # the rows are of our import, and so are their places in what they were imported from
         dataset = replace(dataset, own_files=(job.part.origin, text_of(media_beside(job.part.file))))
     converted = converter(dataset, lenient=job.lenient)
     file = place(job.part.origin or job.part.file).name if len(job.dataset.files) > 1 else ""
-    for row, line_number, offset, text in rows(job.part):
-        if not job.is_taken[row - job.part.first_row]:
-            continue
-        if why := watch.poison(str(row)):
-            logger.warning("%s row %d: %s; skipped as bad_media", job.dataset.name, row, why)
-            yield _Read(
-                row,
-                _id_of(parse_row(text, line_number, job.max_row_bytes), job),
-                Skip(reason="bad_media", detail=why),
-            )
-            continue
-        where = f"{line_number} of {file}" if file else line_number
-        parsed = parse_row(text, where, job.max_row_bytes)
-        found = parsed if isinstance(parsed, Skip) else converted(parsed)
-        if isinstance(found, Example):
-            found = _placed(found, job.part.file, offset, len(text))
-        yield _Read(row, _id_of(parsed, job), found)
+    taken = (row for row in rows(job.part) if job.is_taken[row.number - job.part.first_row])
+    while some := list(islice(taken, BATCH)):
+        named = [(row.text, f"{row.line} of {file}" if file else row.line) for row in some]
+        for row, parsed in zip(some, parse_rows(named, job.max_row_bytes), strict=True):
+            if why := watch.poison(str(row.number)):
+                logger.warning("%s row %d: %s; skipped as bad_media", job.dataset.name, row.number, why)
+                found: Example | Skip = Skip(reason="bad_media", detail=why)
+            else:
+                found = parsed if isinstance(parsed, Skip) else converted(parsed)
+            if isinstance(found, Example) and not isinstance(parsed, Skip):
+                if not dataset.is_converted:
+                    later.look(row.number, parsed, partial(said_of, parsed, dataset))
+                found = _placed(found, job.part.file, row.offset, len(row.text))
+            yield _Read(row.number, _id_of(parsed, job), found)
 
 
 def _id_of(parsed: dict[str, Any] | Skip, job: PartJob) -> str:

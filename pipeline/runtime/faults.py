@@ -11,7 +11,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-_ELSEWHERE = ", or give another --out or --work"
+from .objects import NoBucket
+
+_ELSEWHERE = "{elsewhere}"  # another place that a command may be given, by its own flags
 _ROOM = f"free some room there{_ELSEWHERE}"
 _RIGHTS = f"give this user the right to it{_ELSEWHERE}"
 _FILES = "allow more open files (ulimit -n)"
@@ -130,13 +132,17 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-def sentence(error: Exception) -> str:
-    """What happened, where, and what to do; "" for what is no fault of the machine."""
+def sentence(error: Exception, elsewhere: str = "--out or --work") -> str:
+    """What happened, where, and what to do; "" for what is no fault of the machine. `elsewhere`: flags of the command
+    by which it would write to another place; "": it has none."""
     if isinstance(error, MachineError):
         happened = str(error)
+    elif isinstance(error, NoBucket):
+        happened = f"{error.filename}: {error.strerror}"
     elif isinstance(error, OSError) and error.errno in _REMEDIES:
         where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes | Path) else ""
-        happened = f"{where}{error.strerror}; {_REMEDIES[error.errno]}"
+        other = f", or give another {elsewhere}" if elsewhere else ""
+        happened = f"{where}{error.strerror}; {_REMEDIES[error.errno].replace(_ELSEWHERE, other)}"
     else:
         return ""
     return f"{happened}; then run the same command again to go on"

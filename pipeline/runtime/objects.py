@@ -14,7 +14,7 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
@@ -37,6 +37,7 @@ _S3_ENDPOINTS, _S3_REGIONS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), ("AWS_
 _NOT_FILES = ("http", "https", "data", "file", "local")  # fsspec knows them, and they are no stores
 # What stores say of an object that we may not have; S3's answers to HEAD have no body, and no other word than this.
 _DENIED = re.compile(r"ACCESS_DENIED|AccessDenied|PERMISSION_DENIED|HTTP status 403|code: 403|403 Forbidden|Forbidden")
+_BUCKETS = ("s3", "gs", "gcs")  # schemes whose URIs begin with one
 _GONE = re.compile(r"NO_SUCH_KEY|NO_SUCH_BUCKET|NoSuchKey|NoSuchBucket|RESOURCE_NOT_FOUND|Path does not exist")
 
 Result = TypeVar("Result")
@@ -54,6 +55,10 @@ class Unreachable(OSError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.told,)
+
+
+class NoBucket(FileNotFoundError):
+    """Neither the object nor its bucket is there: a name with a slip of the pen, mostly."""
 
 
 @dataclass(frozen=True, order=True)
@@ -169,12 +174,15 @@ class Remote:
     def rglob(self, pattern: str) -> Iterator["Remote"]:
         return self.glob(f"**/{pattern}")
 
-    def matches(self) -> list["Remote"]:
-        """The objects whose names are like this one, a pattern: * and ? stand for what has no slash, ** for folders."""
-        fixed = self.key[: re.search(r"[*?[]|$", self.key).start()].rpartition("/")[0]  # type: ignore[union-attr]
+    @property
+    def before_pattern(self) -> "Remote":
+        """Of a name that is a pattern, the folder in which all that is like it lies."""
+        return replace(self, key=self.key[: re.search(r"[*?[]|$", self.key).start()].rpartition("/")[0])  # type: ignore[union-attr]
+
+    def matches(self, among: Iterable["Remote"]) -> list["Remote"]:
+        """Those whose names are like this one, a pattern: * and ? stand for what has no slash, ** for folders."""
         pattern = re.compile(glob_translated(self.key))
-        listed = replace(self, key=fixed)._listed(recursive=True)
-        return [place for place, info in listed if info.is_file and pattern.fullmatch(place.key)]
+        return [place for place in among if pattern.fullmatch(place.key)]
 
     def files(self) -> list[tuple["Remote", int, int]]:
         """All objects below, with their sizes and when they were changed."""
@@ -229,7 +237,22 @@ class Remote:
             filesystem, root = client(replace(self, key=""), os.getpid())
             return ask(filesystem, f"{root}/{self.key}" if self.key else root)
 
-        return tried(asked, str(self))
+        try:
+            return tried(asked, str(self))
+        except FileNotFoundError:
+            if self.has_bucket:
+                raise
+        raise NoBucket(errno.ENOENT, self.no_bucket, str(self))
+
+    @property
+    def has_bucket(self) -> bool:
+        """True, too, where the store does not say."""
+        return self.scheme not in _BUCKETS or _has_bucket(replace(self, key=""), os.getpid())
+
+    @property
+    def no_bucket(self) -> str:
+        """For people, where it has none."""
+        return f"there is no bucket {self.authority.rpartition('@')[2]!r}; correct its name, or create it"
 
 
 class Opened:
@@ -330,6 +353,15 @@ def tried(ask: Callable[[], Result], shown: str) -> Result:
                     raise OSError(number_of, os.strerror(number_of), shown) from None
             last = said
     raise Unreachable(f"{shown}: does not answer, {TRIES} times over: {last}")
+
+
+@lru_cache(maxsize=64)  # thousands of rows may name media that are not there
+def _has_bucket(bucket: Remote, process: int) -> bool:
+    filesystem, root = client(bucket, process)
+    try:
+        return bool(filesystem.get_file_info(root).type)  # NotFound is 0
+    except OSError:  # who may read objects need not be allowed to ask for their bucket
+        return True
 
 
 @lru_cache(maxsize=64)

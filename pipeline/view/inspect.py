@@ -164,6 +164,8 @@ def answered(out: Place, manifest: Manifest, query: str) -> tuple[list[str], Ite
         asked.execute(f'create view "{name}" as select * from read_parquet([{places}])')
     try:
         found = asked.execute(query)
+        if found is None:
+            raise UserError(f"--sql: no query in {query!r}; the tables are {', '.join(tables)}")
         names = [str(column[0]) for column in found.description or ()]
     except duckdb.Error as error:
         raise UserError(f"--sql: {_first_line(error)}; the tables are {', '.join(tables)}") from None

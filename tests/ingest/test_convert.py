@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from neatpack.pipeline.ingest.convert import convert, parse_row
+from neatpack.pipeline.ingest.convert import convert, parse_row, parse_rows
 from neatpack.pipeline.ingest.meta import Columns, Dataset, Tags
 from neatpack.pipeline.records import Example, MediaRef, Skip, Turn
 
@@ -67,7 +67,39 @@ BROKEN_LINES = {
     "a whole number": (b"15", "a JSON number where an object was expected"),
     "a boolean": (b"true", "a JSON boolean where an object was expected"),
     "null": (b"null", "a JSON null where an object was expected"),
+    "a key twice": (
+        b'{"a": 1, "b": 2, "a": 3}',
+        "the key 'a' is there twice in one object, with two values; remove one",
+    ),
+    "a key twice in a turn": (
+        b'{"messages": [{"role": "user"}, {"content": "a", "content": "b"}]}',
+        "the key 'content' is there twice",
+    ),
+    "a key twice, deep": (b'{"a": [[{"b": {"c": 1, "c": 2}}], 1]}', "the key 'c' is there twice"),
+    "a key twice beside quoted keys": (b'{"a": "{\\"b\\": 1}", "c": 1, "c": 2}', "the key 'c' is there twice"),
+    "a key twice, with spaces": (b'{"a" : 1, "a" : 2}', "the key 'a' is there twice"),
+    "a key twice, in UTF-16": ('{"a": 1, "a": 2}'.encode("utf-16-le"), "the key 'a' is there twice"),
+    "a key twice, once in a long row": (b'{"a": "%s", "a": 2}' % (b"x" * 70_000), "the key 'a' is there twice"),
 }
+# Rows whose keys are not easily counted, and that say everything once.
+WHOLE_LINES = {
+    "the same value twice": b'{"a": {"b": [1]}, "a": {"b": [1]}}',
+    "quoted keys": b'{"a": "say \\"b\\": 1", "c": 1}',
+    "a colon in a text": b'{"a": "b\\\\", "c": ":"}',
+    "spaces": b'{"a"\t: 1, "b" : [{"a": 1}, {"a": 2}]}',
+    "mixed lists": b'{"a": [{"b": 1}, 5, "text", [{"c": [{"d": null}]}]]}',
+    "very deep": b'{"b" : ' * 400 + b"1" + b"}" * 400,
+}
+
+
+@pytest.mark.parametrize("line", WHOLE_LINES.values(), ids=WHOLE_LINES)
+def test_a_line_that_says_everything_once(line: bytes) -> None:
+    assert parse_row(line, 7) == json.loads(line)
+
+
+def test_lines_are_parsed_together_as_one_by_one() -> None:
+    lines = [*(line for line, _ in BROKEN_LINES.values()), *WHOLE_LINES.values()]
+    assert parse_rows([(line, 7) for line in lines]) == [parse_row(line, 7) for line in lines]
 
 
 @pytest.mark.parametrize(("line", "detail"), BROKEN_LINES.values(), ids=BROKEN_LINES)

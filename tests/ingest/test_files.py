@@ -7,13 +7,19 @@ from typing import Any
 import datasets
 import pytest
 from helpers import assert_verified, tiny_config
+from s3_server import S3
 
+from neatpack import PackedShards
 from neatpack.loaders.online.datasets import make_meta_dataset
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.imported import lines_of, num_files
 from neatpack.pipeline.ingest.lines import Source, joined, part_ranges, rows, scan, source_of
 from neatpack.pipeline.ingest.meta import Dataset, read_meta
+from neatpack.pipeline.manifest import Manifest, OutputError
 from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.runtime import objects
+from neatpack.pipeline.runtime.objects import Remote
+from neatpack.pipeline.runtime.storage import text_of
 from neatpack.pipeline.shard.verify import read_ledger
 
 
@@ -176,6 +182,88 @@ def test_an_output_among_the_data_is_no_data(tmp_path: Path, file_name: str, cap
     for path in (out / "manifest.json", out / "work" / "run.json"):  # as a run is killed before it knows its input
         path.unlink()
     assert read_meta(tmp_path / "meta.json")[0].files == expected
+
+
+@pytest.fixture
+def bucket(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Remote:
+    for name, value in s3.env.items():
+        monkeypatch.setenv(name, value)
+    objects.client.cache_clear()
+    return objects.parse(s3.uri(""))
+
+
+def test_an_output_among_the_data_in_a_bucket_is_no_data(
+    tmp_path: Path, bucket: Remote, caplog: pytest.LogCaptureFixture
+) -> None:
+    digest = "0123456789abcdef0123"
+    for name in (
+        "a.jsonl",
+        "deep/b.jsonl",
+        "deep/imported/2024/c.jsonl",  # a folder of data that is called so
+        "deep/shards/d.jsonl",
+        "done/manifest.json",
+        "done/shards/pack-000000.tar",
+        "done/stats/e.jsonl",
+        f"deep/begun/work/imported/{digest}/rows.jsonl",
+        f"work/measured/{digest}/f.jsonl",
+    ):
+        (bucket / "among" / name).write_bytes(b"{}\n")
+    expected = [f"s3://bucket/among/{name}" for name in ("a.jsonl", "deep/b.jsonl", "deep/imported/2024/c.jsonl",
+                                                         "deep/shards/d.jsonl")]  # fmt: skip
+    for file_name in ("among/**/*.jsonl", "among/"):
+        caplog.clear()
+        assert list(dataset_of(tmp_path, text_of(bucket / file_name)).files) == expected
+        told = sorted(message.partition(": an output of neatpack")[0] for message in caplog.messages)
+        assert told == [f"s3://bucket/among/{name}" for name in ("deep/begun", "done", "work")]
+    caplog.clear()
+    assert dataset_of(tmp_path, text_of(bucket / "among" / "*.jsonl")).files == ("s3://bucket/among/a.jsonl",)
+    # Who writes down the folder of an output means it.
+    assert len(dataset_of(tmp_path, text_of(bucket / "among" / "done" / "**" / "*.jsonl")).files) == 1
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "*.jsonl"])
+def test_a_bucket_that_is_not_there(tmp_path: Path, bucket: Remote, name: str) -> None:
+    with pytest.raises(UserError, match="there is no bucket 'absent-bucket'; correct its name, or create it"):
+        dataset_of(tmp_path, f"s3://absent-bucket/{name}")
+    with pytest.raises(UserError, match="look at what the bucket has under that name"):
+        dataset_of(tmp_path, text_of(bucket / "absent" / name))
+    with pytest.raises(UserError, match="--meta s3://absent-bucket/meta.json: there is no bucket 'absent-bucket'"):
+        read_meta(objects.parse("s3://absent-bucket/meta.json"))
+    with pytest.raises(OutputError, match="s3://absent-bucket/packed: there is no bucket 'absent-bucket'"):
+        Manifest.read(objects.parse("s3://absent-bucket/packed"))
+    with pytest.raises(OutputError, match="s3://absent-bucket/packed: there is no bucket 'absent-bucket'"):
+        PackedShards("s3://absent-bucket/packed")
+
+
+@pytest.mark.parametrize("file_name", ["data", "data/**/*.jsonl"])
+def test_a_link_that_leads_nowhere(folder: Path, file_name: str) -> None:
+    (folder / "data" / "d.jsonl").symlink_to("/nowhere/d.jsonl")
+    (folder / "data" / "deep" / "README.txt").symlink_to("/nowhere")  # no data
+    words = f"{folder}/data/d.jsonl is a link to /nowhere/d.jsonl, which is not there; mend or remove it"
+    with pytest.raises(UserError, match=words):
+        dataset_of(folder, file_name)
+
+
+def test_one_file_of_several_without_rows_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    put(tmp_path / "a.jsonl", "a")
+    (tmp_path / "b.jsonl").write_text("\n")
+    (tmp_path / "meta.json").write_text(json.dumps({"all": {"file_name": ["a.jsonl", "b.jsonl"]}}))
+    run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out"))
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        f"all: {tmp_path}/b.jsonl has no rows; is it whole?"
+    ]
+
+
+def test_files_in_a_folder_whose_compression_is_not_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = dataset_of(folder, "data").files
+    for name in ("c.jsonl.lz4", "deep/d.parquet.gz", "deep/e.txt.zip", "f.tar.idx", "g.jsonl.txt"):
+        (folder / "data" / name).touch()
+    assert dataset_of(folder, "data").files == expected
+    assert [message.partition(": not read, for its compression is not known")[0] for message in caplog.messages] == [
+        f"{folder}/data/c.jsonl.lz4",
+        f"{folder}/data/deep/d.parquet.gz",
+    ]
 
 
 def test_folders_of_data_are_not_taken_for_ours(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Rows by byte range: the same rows, numbered alike, wherever a file is cut and whatever it was made from."""
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest import lines as module
 from neatpack.pipeline.ingest.convert import convert
 from neatpack.pipeline.ingest.kinds import as_lines
-from neatpack.pipeline.ingest.lines import Lines, Source, part_ranges, rows, scan, source_of
+from neatpack.pipeline.ingest.lines import PROBLEM, Lines, Source, part_ranges, rows, scan, source_of
 from neatpack.pipeline.ingest.meta import Dataset
 from neatpack.pipeline.media.image import image_size
 from neatpack.pipeline.media.open import open_media
@@ -265,6 +267,13 @@ def test_broken_arrays_name_file_and_line(tmp_path: Path, text: str, line: int, 
     assert [path for path in (tmp_path / "imported").rglob("*") if path.is_file()] == []  # nothing half-made stays
 
 
+def test_an_element_with_a_key_twice_is_a_row(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.json", '[{"a": 1},\n{"a": 1,\n"a": 2},\n{"a": 3}]')
+    first, twice, last = values(as_lines(file, tmp_path / "imported"))
+    assert (first, last) == ({"a": 1}, {"a": 3})
+    assert twice == {PROBLEM: "line 2: the key 'a' is there twice in one object, with two values; remove one"}
+
+
 @given(st.text(alphabet='[]{},:"1a \n', max_size=12).map("[".__add__))
 @settings(max_examples=300)
 def test_an_array_is_refused_exactly_where_json_refuses_it(scratch: Path, text: str) -> None:
@@ -286,7 +295,12 @@ def test_an_array_that_is_not_utf8(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- compressed
 
-PACK = {"gz": gzip.compress, "zst": lambda content: pa.compress(content, codec="zstd", asbytes=True)}
+PACK = {
+    "gz": gzip.compress,
+    "zst": lambda content: pa.compress(content, codec="zstd", asbytes=True),
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+}
 TEXT = '\ufeff{"a": 1}\r\n\n{"a": "\u2028"}'.encode()
 
 
@@ -327,6 +341,11 @@ def test_broken_compressed_files_are_refused(tmp_path: Path, kind: str, harm: st
         as_lines(file, tmp_path / "imported")
     assert str(caught.value).startswith(f"{file}: cannot be decompressed: ")
     assert [path for path in (tmp_path / "imported").rglob("*") if path.is_file()] == []
+
+
+def test_streams_of_xz_may_be_filled_up(tmp_path: Path) -> None:
+    content = lzma.compress(b"1\n") + bytes(8) + lzma.compress(b"2\n") + bytes(4)
+    assert values(as_lines(written(tmp_path / "a.jsonl.xz", content), tmp_path / "imported")) == [1, 2]
 
 
 # ---------------------------------------------------------------- parquet
@@ -449,13 +468,13 @@ def test_a_git_lfs_pointer_is_named_as_such(tmp_path: Path, name: str) -> None:
     assert str(caught.value) == f"{file}: a git-LFS pointer, not the data; run `git lfs pull`"
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "a.txt.gz", "a.tsv.xz", "a.parquet.zst", "jsonl"])
+@pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "a.txt.gz", "a.tsv.lz4", "a.parquet.zst", "jsonl"])
 def test_unknown_kinds_of_file(tmp_path: Path, name: str) -> None:
     file = written(tmp_path / name, "{}")
     with pytest.raises(UserError) as caught:
         as_lines(file, tmp_path)
     assert str(caught.value) == (
-        f"{file}: unknown kind of file; known: .jsonl .ndjson .json .csv .tsv (also with .gz or .zst) "
+        f"{file}: unknown kind of file; known: .jsonl .ndjson .json .csv .tsv (also with .gz or .zst or .bz2 or .xz) "
         ".parquet .arrow .feather .tar"
     )
 

@@ -27,6 +27,7 @@ PATHS = {
     "/far/cat.jpg": "/far/cat.jpg",
     "file:///far/my%20cat%23.jpg": "/far/my cat#.jpg",
     "file://localhost/far/cat.jpg": "/far/cat.jpg",
+    "file:/far/my%20cat.jpg": "/far/my cat.jpg",
     "s3://bucket/cat.jpg": "s3://bucket/cat.jpg",
     "gs://bucket/a b.jpg": "gs://bucket/a b.jpg",
     "https://x.org/cat.jpg?size=1": "https://x.org/cat.jpg?size=1",

@@ -147,7 +147,15 @@ def test_the_format(folder: Path, keys: dict[str, Any], name: str) -> None:
     assert dataset.format == dataset.described()["format"] == name
 
 
+def test_a_name_that_no_file_can_hold(folder: Path) -> None:
+    with pytest.raises(UserError, match="its name is not Unicode text: half of a surrogate pair; rename it"):
+        read_meta(write(folder, {"\ud800": {"file_name": "a.jsonl"}}))
+
+
 def test_a_bucket_of_media_stays_as_it_is(folder: Path) -> None:
+    (folder / "my pics").mkdir()
+    (local,) = read_meta(write(folder, {"a": {"file_name": "a.jsonl", "media_dir": f"file://{folder}/my%20pics"}}))
+    assert (local.media_dir, local.is_bounded) == (str(folder / "my pics"), True)
     (dataset,) = read_meta(write(folder, {"a": {"file_name": "a.jsonl", "media_dir": "s3://bucket/pics"}}))
     assert dataset.media_dir == "s3://bucket/pics"
 
@@ -275,6 +283,10 @@ WRONG_ENTRIES = {
     ),
     "id_column": (GOOD | {"id_column": 7}, "id_column must be the name of a column, got 7"),
     "ignore_keys": (GOOD | {"ignore_keys": "x"}, "ignore_keys must be a list of keys of turns or parts, got 'x'"),
+    "an endless ratio": (
+        GOOD | {"sample_ratio": 1e9},
+        "sample_ratio is 1000000000.0; it is how often each row is taken",
+    ),
     "negative ratio": (GOOD | {"sample_ratio": -0.1}, "sample_ratio must be a number of at least 0, got -0.1"),
     "ratio is a text": (GOOD | {"sample_ratio": "0.5"}, "sample_ratio must be a number of at least 0, got '0.5'"),
     "ratio is true": (GOOD | {"sample_ratio": True}, "sample_ratio must be a number of at least 0, got True"),

@@ -127,6 +127,7 @@ def test_long_names(tmp_path: Path, format_: int) -> None:
 BAD = {
     "broken JSON": ([("7.json", b"{broken")], "broken JSON: Expecting property name"),
     "not UTF-8": ([("7.json", b'{"a": "\xff"}')], "broken JSON: 'utf-8' codec"),
+    "a key twice": ([("7.json", b'{"a": 1, "a": 2}')], "the key 'a' is there twice in one object"),
     "a list": ([("7.json", b"[]")], "its JSON is a list; expected an object"),
     "two": ([("7.a.json", b"{}"), ("7.b.json", b"{}")], "2 JSON members: a.json, b.json; expected one"),
     "text": ([("7.txt", b"\xff")], "'utf-8' codec can't decode"),

@@ -1,11 +1,18 @@
 """Media that rows have and nothing reads are warned of, and nothing else is."""
 
+import json
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import tiny_config
 
-from neatpack.pipeline.ingest.convert import resolved
+from neatpack.pipeline.ingest.convert import resolved, said_of
+from neatpack.pipeline.ingest.formats import FORMATS
 from neatpack.pipeline.ingest.meta import Columns, Dataset
+from neatpack.pipeline.ingest.unread import LaterRows, UnreadColumn
+from neatpack.pipeline.run import run_pack
 
 TURNS = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Tom."}]
 PIXELS = {"path": "work/media.bin", "offset": 0, "length": 9}  # as a cell of parquet becomes one
@@ -75,3 +82,54 @@ def test_a_loss_of_a_row(caplog: pytest.LogCaptureFixture) -> None:
         "chat: column 'loss' is set in 2 of the first 5 rows (False, for one), and is not read; it may be said of "
         "turns, and the share of a data set in the meta JSON"
     ]
+
+
+# After the first rows
+
+
+def later(rows: list[dict[str, Any]], dataset: Dataset) -> dict[UnreadColumn, int]:
+    looking = LaterRows(dataset.format, dataset.columns)
+    for number, row in enumerate(rows):
+        looking.look(number, row, partial(said_of, row, dataset))
+    return looking.found
+
+
+DOCUMENTS = Dataset(name="coco", format="document", columns=FORMATS["document"].columns)
+
+
+def test_later_rows_are_looked_at_where_a_column_has_something() -> None:
+    text = [{"text": "A cat."}] * 50 + [{"text": "A cat.", "pic": None}] * 50 + [{"text": "A cat.", "pic": ""}] * 50
+    assert later([*text, {"text": "A cat.", "pic": "a.png"}], DOCUMENTS) == {UnreadColumn("pic", "image"): 150}
+    assert later([*text, {"pic": "a.mp4", "text": "A cat."}], DOCUMENTS) == {UnreadColumn("pic", "video"): 150}
+    both = {"text": "A cat.", "image": "a.png", "images": ["b.png"]}
+    assert later([*text, both], DOCUMENTS) == {UnreadColumn("image", "image", "images"): 150}
+
+
+def test_of_a_column_with_texts_a_few_are_looked_at() -> None:
+    other, picture = {"text": "A cat.", "from": "a book"}, {"text": "A cat.", "from": "a.png"}
+    assert later([other] * 7 + [picture], DOCUMENTS) == {UnreadColumn("from", "image"): 7}
+    assert later([other] * 8 + [picture], DOCUMENTS) == {}, "more would cost too much"
+
+
+@pytest.mark.parametrize("row", QUIET.values(), ids=QUIET)
+def test_nothing_to_tell_of_later_rows(row: dict[str, Any]) -> None:
+    dataset = resolved(Dataset(name="coco", format="auto"), [row])
+    assert later([row, row], dataset) == {}
+
+
+def test_a_run_tells_of_later_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"text": f"Cat {number}.", **({"pic": "a.png"} if number >= 120 else {})} for number in range(150)]
+    rows += [{"text": "A cat.", "sound": "a.wav"}]
+    rows[0]["sound"] = "a.wav"  # of which the first rows tell already
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "meta.json").write_text(json.dumps({"coco": {"file_name": "rows.jsonl"}}))
+    first = "coco: column 'sound' has sounds in 1 of the first 100 rows, and is not read"
+    expected = (
+        "coco: column 'pic' has pictures after the first rows (row 120, for one), and is not read: they are packed "
+        'without; if they should have them, give "format": "document", "columns": {"images": "pic"}'
+    )
+    for out, more in (("one", {}), ("two", {"pack_size": 200}), ("three", {"check_media": "size"})):
+        caplog.clear()  # the second run has all rows in the token store
+        run_pack(tiny_config(tmp_path / "meta.json", tmp_path / out, work=str(tmp_path / "work"), **more))
+        warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert [warning.startswith(first) for warning in warnings] == [True, False] and warnings[1] == expected

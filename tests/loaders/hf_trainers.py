@@ -61,6 +61,12 @@ for dispatch in (True, False):
     loader = accelerator.prepare(PackedShards(out, pixels="fp32").loader())
     result[f"dispatch {dispatch}"] = refusal(lambda loader=loader: list(loader))
 
+# Packs by index, which process 0 is to read for all
+accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+packs = IndexedPacks(out)
+loader = accelerator.prepare(DataLoader(packs, batch_size=1, collate_fn=packs.collater()))
+result["indexed"] = refusal(lambda: list(loader))
+
 # A loader that is not prepared is nobody's but ours
 result["ours"] = [int(batch["input_ids"].sum()) for batch in PackedShards(out).loader()]
 # In the planned order, the epochs one after the other

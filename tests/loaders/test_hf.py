@@ -93,11 +93,26 @@ def test_trainer_with_its_defaults_trains_every_pack_once_and_resumes(ranks, sum
     assert_each_once_and_resumed(ranks, sums)
 
 
-def test_trainer_with_its_defaults_in_one_process(launcher, out, sums, tmp_path):
-    (alone,) = run(launcher, out, tmp_path, 1)
+@pytest.fixture(scope="module")
+def alone(launcher, out, tmp_path_factory):
+    """Of one process."""
+    (told,) = run(launcher, out, tmp_path_factory.mktemp("one"), 1)
+    return told
+
+
+def test_trainer_with_its_defaults_in_one_process(alone, sums):
     assert_each_once_and_resumed([alone], sums)
-    assert "give it neatpack.loaders.hf.IndexedPacks" in alone["trainer"], "of an item, only what forward names is left"
-    assert alone["dispatch True"] == alone["dispatch False"] == "not refused", "one process shards nothing"
+    assert "give it neatpack.loaders.hf.IndexedPacks" in alone["trainer"]
+    assert alone["dispatch False"] == "not refused", "one process shards nothing"
+
+
+def test_batches_that_accelerate_would_cut_are_refused_in_one_process(alone):
+    """Of the positions of three axes and one was left, and of the pixels of a picture the first patch."""
+    for how in ("trainer", "dispatch True"):
+        assert alone[how].startswith(
+            "accelerate dispatches batches of iterable datasets: it joins what process 0 reads"
+        )
+    assert alone["indexed"].startswith("accelerate with dispatch_batches=True: it joins what process 0 reads for all")
 
 
 @pytest.mark.parametrize("how", ["trainer", "dispatch True", "dispatch False"])
@@ -105,6 +120,14 @@ def test_a_second_sharding_is_refused(ranks, how):
     for rank in ranks:
         assert "accelerate would share out the packs of this rank among all ranks once more" in rank[how]
         assert "neatpack.loaders.hf.IndexedPacks(out)" in rank[how]
+
+
+def test_packs_that_process_0_would_read_for_all_are_refused(ranks):
+    for rank in ranks:
+        assert rank["indexed"].startswith(
+            "accelerate with dispatch_batches=True: it joins what process 0 reads for all"
+        )
+        assert "give dispatch_batches=False (DataLoaderConfiguration; accelerator_config" in rank["indexed"]
 
 
 def test_accelerate_keeps_the_balanced_order_and_tells_the_epoch(ranks, sums, out):

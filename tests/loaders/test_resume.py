@@ -366,3 +366,25 @@ def test_workers_need_not_find_out_the_shuffle(out, tmp_path, context, monkeypat
     for epoch in range(2):
         expected = stream(out).mix.order(0, epoch, shuffle=True, drawn={})[:].tolist()
         assert [pack for batch in loader for pack in batch] == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_two_loaders_of_one_dataset_do_not_take_its_position_for_their_own(out, num_workers):
+    packs = stream(out)
+    first = packs.loader(collate_fn=list, num_workers=num_workers)
+    batches = iter(first)
+    next(batches)
+    state = first.state_dict()
+    again = packs.loader(collate_fn=list)  # as a notebook makes it anew
+    assert len(list(again)) == len(again) and again.epoch == 1
+    with pytest.raises(ValueError, match="another loader of the same PackedShards began to read after this one had"):
+        first.state_dict()
+    first.load_state_dict(state)
+    assert first.state_dict() == state
+    other = packs.loader(2, collate_fn=list)
+    for use in (first.state_dict, lambda: next(iter(first))):
+        with pytest.raises(
+            ValueError, match="this loader has batches of 1 packs, and another one was made .* for 2; give"
+        ):
+            use()
+    assert len(next(iter(other))) == 2

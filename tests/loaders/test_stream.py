@@ -234,11 +234,98 @@ def test_a_changed_index(damaged):
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"rank": 1}, {"rank": 2, "world_size": 2}, {"pixels": "fp8"}, {"check": "some"}, {"batch_size": 0}]
+    "arguments",
+    [
+        {"rank": 1},
+        {"rank": 2, "world_size": 2},
+        {"rank": "0", "world_size": "1"},
+        {"rank": 0.0, "world_size": 1},
+        {"pixels": "fp8"},
+        {"check": "some"},
+        {"batch_size": 0},
+        {"batch_size": None},
+        {"batch_size": "2"},
+        {"batch_size": 1.0},
+        {"seed": -1},
+        {"seed": None},
+        {"seed": 1.5},
+        {"shuffle": "no"},
+        {"drop_last": None},
+        {"prefetch": -1},
+        {"decode_threads": 1.5},
+        {"decode_threads": "2"},
+        {"cache_gb": "500", "cache": "/scratch"},
+        {"cache_gb": -1, "cache": "/scratch"},
+    ],
+    ids=str,
 )
 def test_wrong_arguments(out, arguments):
-    with pytest.raises(ValueError, match=next(iter(arguments))):
+    with pytest.raises(ValueError, match=rf"^{next(iter(arguments))}( is |=)"):
         PackedShards(out, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        (5, "outputs are 5; expected the place of one; for several"),
+        (b"out", "outputs are b'out'; expected the place of one"),
+        (["one", "two"], "expected the place of one; for several, expected"),
+        ([("one", 5)], "its name must be a text, and its place a path or a URI"),
+        ([("one", "out", "0.5")], "weights are .'0.5'.; each must be above 0"),
+        ([("one", "out", float("inf"))], "weights are .inf.; each must be above 0"),
+    ],
+)
+def test_wrong_outputs(outputs, words):
+    with pytest.raises(ValueError, match=words):
+        PackedShards(outputs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            {"batch_size": None},
+            "batch_size is None; it must be a whole number of at least 1; for packs without batches",
+        ),
+        ({"batch_size": 0}, "batch_size is 0; it must be a whole number of at least 1"),
+        ({"batch_size": 2.0}, "batch_size is 2.0"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"num_workers": None}, "num_workers is None; it must be a whole number of at least 0"),
+        ({"num_workers": "2"}, "num_workers is '2'"),
+        ({"num_workers": 1.5}, "num_workers is 1.5"),
+        ({"model": "qwen"}, "model is a str; expected the torch.nn.Module"),
+        ({"collate_fn": 5}, "collate_fn is 5; expected a function"),
+        ({"in_order": False, "num_workers": 2}, "in_order=False: .* packs would be lost or come twice"),
+    ],
+)
+def test_wrong_arguments_of_a_loader(out, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        PackedShards(out).loader(**arguments)
+
+
+def test_numbers_of_numpy_and_torch_are_numbers(out):
+    packs = PackedShards(out, seed=np.int64(3), rank=torch.tensor(0), world_size=np.uint8(1))
+    assert len(next(iter(packs.loader(batch_size=np.int32(2))))["input_ids"]) == 2
+    packs.set_epoch(np.int64(2))
+    assert packs.epoch == 2
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.5, "1", None])
+def test_an_epoch_that_is_none(out, epoch):
+    packs = PackedShards(out)
+    with pytest.raises(ValueError, match="epoch is .*; it must be a whole number of at least 0"):
+        packs.set_epoch(epoch)
+    with pytest.raises(ValueError, match="epoch of the state is "):
+        packs.load_state_dict(packs.state_dict() | {"epoch": epoch})
+
+
+@pytest.mark.parametrize("position", [-8, 1.5, "1", None])
+def test_a_position_that_is_none(out, position):
+    packs = PackedShards(out)
+    with pytest.raises(ValueError, match="position of the state is "):
+        packs.load_state_dict(packs.state_dict() | {"position": position})
+    with pytest.raises(ValueError, match="the state is a NoneType; expected what state_dict"):
+        packs.load_state_dict(None)
 
 
 # Other readers and places

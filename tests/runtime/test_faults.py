@@ -39,6 +39,8 @@ def of_kernel(number: int, path: str | None = "/out/shards/pack-000003.tar") -> 
 )
 def test_what_the_kernel_says(number: int, words: str) -> None:
     assert sentence(of_kernel(number)) == f"/out/shards/pack-000003.tar: {words}{AGAIN}"
+    suggested = words.replace(", or give another --out or --work", "")
+    assert sentence(of_kernel(number), elsewhere="") == f"/out/shards/pack-000003.tar: {suggested}{AGAIN}"
     travelled = pickle.loads(pickle.dumps(of_kernel(number)))
     assert sentence(travelled) == sentence(of_kernel(number))
 

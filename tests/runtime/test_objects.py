@@ -14,7 +14,8 @@ from faulty_proxy import Proxy, faulty_proxy
 from s3_server import S3
 
 from neatpack.pipeline.runtime import objects, uploads
-from neatpack.pipeline.runtime.objects import Remote, Unreachable, glob_translated, parse
+from neatpack.pipeline.runtime.faults import sentence
+from neatpack.pipeline.runtime.objects import NoBucket, Remote, Unreachable, glob_translated, parse
 from neatpack.pipeline.runtime.storage import (
     inside,
     local_copy,
@@ -36,7 +37,8 @@ def use(env: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients are made once in a process, by the environment that there is then."""
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    objects.client.cache_clear()
+    for made in (objects.client, objects._has_bucket):
+        made.cache_clear()
     uploads._made.cache_clear()
 
 
@@ -134,7 +136,9 @@ def test_what_is_there(folder: Remote) -> None:
     assert [path.name for path in folder.iterdir()] == ["a b ü.txt", "deep"]
     assert [path.name for path in folder.glob("*.json")] == [] and len(list(folder.rglob("*.json"))) == 1
     assert sizes_in(folder) == sizes_of(folder, ["a b ü.txt", "absent"]) == {"a b ü.txt": 3}
-    assert (folder / "**" / "*.json").matches() == [folder / "deep" / "c.json"]
+    pattern = folder / "**" / "*.json"
+    assert pattern.before_pattern == folder
+    assert pattern.matches(file for file, *_ in folder.files()) == [folder / "deep" / "c.json"]
     remove(folder)
     assert not folder.exists()
     remove(folder)
@@ -148,6 +152,22 @@ def test_what_is_not_there_is_named_as_on_disk(folder: Remote, s3: S3) -> None:
         assert caught.value.errno == errno.ENOENT and str(folder) in str(caught.value)
     with pytest.raises(FileNotFoundError):
         parse("s3://nobucket/x").read_bytes()
+
+
+def test_a_bucket_that_is_not_there_is_told_as_such(folder: Remote) -> None:
+    for ask in (
+        lambda place: place.read_bytes(),
+        lambda place: place.write_bytes(b"x"),
+        lambda place: place.write_bytes(bytes(6 << 20)),  # in parts
+    ):
+        with pytest.raises(NoBucket) as caught:
+            ask(parse("s3://absent-bucket/a/b.bin"))
+        told = "s3://absent-bucket/a/b.bin: there is no bucket 'absent-bucket'; correct its name, or create it"
+        assert sentence(caught.value) == f"{told}; then run the same command again to go on"
+    assert not parse("s3://absent-bucket/a").has_bucket and folder.has_bucket
+    with pytest.raises(FileNotFoundError) as found:  # and a missing object is not told as a missing bucket
+        (folder / "absent").read_bytes()
+    assert not isinstance(found.value, NoBucket)
 
 
 def test_wrong_credentials_are_no_missing_file(folder: Remote, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,14 @@ def test_wrong_sql(out: Path, capsys):
     )
 
 
+def test_no_sql(out: Path, capsys):
+    pytest.importorskip("duckdb")
+    code, printed, errors = run(capsys, "inspect", out, "--sql", " -- nothing")
+    assert (code, printed) == (2, "") and errors.startswith(
+        "neatpack: --sql: no query in ' -- nothing'; the tables are"
+    )
+
+
 def test_without_duckdb(out: Path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     code, _, errors = run(capsys, "inspect", out, "--sql", "select 1")

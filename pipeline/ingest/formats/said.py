@@ -111,8 +111,8 @@ def media_of(row: Row, columns: Columns) -> dict[MediaKind, tuple[Named, ...]]:
 
 def named(row: Row, column: str) -> tuple[Named, ...]:
     value = row.get(column)
-    if value is None:
-        return ()
+    if value is None or (isinstance(value, Mapping) and value and not any(each is not None for each in value.values())):
+        return ()  # {"bytes": null, "path": null}: how tables may have it that a row has none
     if isinstance(value, list):
         return tuple([Named(entry, column, (column, at)) for at, entry in enumerate(value)])
     return (Named(value, column, (column,)),)

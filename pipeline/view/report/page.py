@@ -18,16 +18,18 @@ FILE = "report.html"
 logger = logging.getLogger(__name__)
 
 
-def write_report(out: Place, manifest: Manifest) -> Place:
-    """OUT/report.html, whole or not at all. The same output gives the same bytes.
+def write_report(out: Place, manifest: Manifest, file_name: Place | None = None) -> Place:
+    """OUT/report.html, or another file, whole or not at all. The same output gives the same bytes.
 
     Raises OutputError where a table of the output cannot be read.
     """
     content = page(out, manifest).encode("utf-8", "replace")  # rows may hold half a surrogate pair
-    remove_parts(out, FILE.replace(".", r"\."))
-    with write_whole(out / FILE) as file:
+    target = file_name or out / FILE
+    if file_name is None:
+        remove_parts(out, FILE.replace(".", r"\."))
+    with write_whole(target) as file:
         file.write(content)
-    return out / FILE
+    return target
 
 
 def add_report(out: Place, manifest: Manifest) -> None:

@@ -452,3 +452,12 @@ def test_texts_in_are_texts_out(pairs: list[tuple[str, str]]) -> None:
         obelics = {"texts": texts, "images": [None] * len(texts)}
         assert turns_of(convert(obelics, dataset("document"))) == document(*texts)
         assert turns_of(convert({"text": "".join(texts)}, dataset("document"))) == document("".join(texts))
+
+
+def test_a_medium_whose_every_field_is_null_is_none() -> None:
+    """As tables have it: a text row of a set with pictures."""
+    dataset = Dataset(name="d", format="document", columns=FORMATS["document"].columns)
+    found = convert({"text": "A cat.", "image": {"bytes": None, "path": None}}, dataset)
+    assert isinstance(found, Example) and found.media == ()
+    told = convert({"text": "<image> A cat.", "image": {"bytes": None, "path": None}}, dataset)
+    assert isinstance(told, Skip) and told.detail.startswith("1 <image> tags but 0 images")

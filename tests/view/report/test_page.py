@@ -16,6 +16,7 @@ from neatpack.pipeline.cli import main
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.progress import FILE as TIMING
+from neatpack.pipeline.runtime.storage import write_whole
 from neatpack.pipeline.view.report import page as report_page
 from neatpack.pipeline.view.report.figures import figures_of
 from neatpack.pipeline.view.report.gallery import Shown, some_documents
@@ -219,6 +220,24 @@ def test_what_goes_wrong_is_a_warning(tmp_path: Path, monkeypatch, capsys, error
     assert f"{tmp_path}/out/report.html: not written: " in told and words in told and "Traceback" not in told
     assert "The output is complete; `neatpack report` writes it" in told
     assert_verified(tmp_path / "out")
+
+
+def test_an_output_that_is_not_to_be_written_to(out: Path, tmp_path: Path, monkeypatch, capsys):
+    before = (out / "report.html").read_bytes()
+
+    def read_only(path: Path):
+        if path.is_relative_to(out):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return write_whole(path)
+
+    monkeypatch.setattr(report_page, "write_whole", read_only)
+    assert main(["report", str(out)]) == 1
+    assert capsys.readouterr().err == (
+        f"neatpack: {out}/report.html: Read-only file system; make it writable, or give another place by --html; then "
+        "run the same command again to go on\n"
+    )
+    assert main(["report", str(out), "--html", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_bytes() == before
 
 
 def test_no_output(tmp_path: Path, capsys):
