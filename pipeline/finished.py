@@ -153,7 +153,8 @@ def _tag(file: Remote) -> list[Any]:
 
 
 def _own_files() -> list[Place]:
-    return sorted(Path(__file__).parent.rglob("*.py"))
+    found = [os.path.join(folder, name) for folder, _, names in os.walk(Path(__file__).parent) for name in names]
+    return [Path(file) for file in sorted(found) if file.endswith(".py")]
 
 
 def _installed() -> list[list[Any]]:
