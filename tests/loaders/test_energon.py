@@ -1,5 +1,6 @@
 """An exported output through Megatron-Energon itself: every pack once, the same tensors, resumed exactly."""
 
+import gc
 import shutil
 import sys
 from functools import partial
@@ -20,6 +21,13 @@ energon = pytest.importorskip(
 )
 
 from megatron.energon.errors import reraise_exception  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_again():
+    """What tests/conftest.py has frozen: loaders of Energon's own commands thaw it, for all tests after them."""
+    yield
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
