@@ -52,7 +52,7 @@ class Identity:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self.to_json())
+        return fingerprint({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
     @property
     def num_rows(self) -> int:

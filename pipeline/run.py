@@ -122,9 +122,11 @@ def _packed(config: PackConfig, datasets: list[Dataset], seen: Views, progress: 
         for inputs in outputs:
             out, manifest = inputs.out, packed[inputs.out].manifest
             lost = troubles_of_output(out, manifest, inputs.corpora, config.max_skipped)
-            summary = describe_output(out, manifest, reused_shards=packed[out].reused_shards)
+            kept = summary = describe_output(out, manifest)
+            if reused := packed[out].reused_shards:  # a word of this run, which the next one does not say again
+                summary = describe_output(out, manifest, reused_shards=reused)
             packed[out] = dataclasses.replace(packed[out], summary=summary, troubles=lost)
-            leave_record(out, seen[out], manifest, describe_output(out, manifest), lost)
+            leave_record(out, seen[out], manifest, kept, lost)
     return packed
 
 

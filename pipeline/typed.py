@@ -25,9 +25,11 @@ def declared(kind: type) -> dict[str, Any]:
 
 def is_of(value: Any, kind: Any) -> bool:
     """Whether a value is of a type, as far as the types of our records go."""
-    origin, of = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return True
+    if isinstance(kind, type):
+        return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    origin, of = _parts(kind)
     if origin is types.UnionType:
         return any(is_of(value, each) for each in of)
     if origin is dict:
@@ -36,10 +38,15 @@ def is_of(value: Any, kind: Any) -> bool:
         return isinstance(value, list) and all(is_of(each, of[0]) for each in value)
     if origin is Literal:
         return isinstance(value, str) and value in of
-    if origin is tuple:
-        of = of[:1] * len(value) if of[1:] == (...,) and isinstance(value, tuple) else of
-        return isinstance(value, tuple) and len(value) == len(of) and all(map(is_of, value, of))
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    assert origin is tuple, f"a record of ours is declared with {kind}; say here what it holds"
+    of = of[:1] * len(value) if of[1:] == (...,) and isinstance(value, tuple) else of
+    return isinstance(value, tuple) and len(value) == len(of) and all(map(is_of, value, of))
+
+
+@cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """list[int] -> list, (int,)"""
+    return typing.get_origin(kind), typing.get_args(kind)
 
 
 def described(kind: Any) -> str:

@@ -1,12 +1,13 @@
 """Small data sets for tests, and ways to look at outputs."""
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +45,15 @@ __all__ = ["DEMO_PROCESSOR", "RECIPE_PACKAGES", "ROOT", "SHARED"]  # for others,
 
 def picture(path: Path, height: int, width: int, *, seed: int = 0, mode: str = "RGB", **save: Any) -> Path:
     """Smooth colours with noise: compresses like a photo and tells rows from columns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_kept = all(isinstance(value, Hashable) for value in save.values())
+    draw = _drawn if is_kept else _drawn.__wrapped__
+    path.write_bytes(draw(path.suffix, height, width, seed, mode, tuple(save.items())))
+    return path
+
+
+@lru_cache(maxsize=1024)  # many tests draw the same ones, and to compress noise takes long
+def _drawn(suffix: str, height: int, width: int, seed: int, mode: str, save: tuple[tuple[str, Any], ...]) -> bytes:
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width]
     channels = [(y * (3 + c) + x * (5 - c)) % 256 for c in range(3)]
@@ -53,9 +63,10 @@ def picture(path: Path, height: int, width: int, *, seed: int = 0, mode: str = "
         image.putalpha(Image.fromarray(((x + y) % 256).astype(np.uint8)))
     elif mode != "RGB":
         image = image.convert(mode)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image.save(path, **save)
-    return path
+    content = io.BytesIO()
+    content.name = f"picture{suffix}"  # by which Pillow knows the format
+    image.save(content, **dict(save))
+    return content.getvalue()
 
 
 class TinyData:
@@ -161,6 +172,7 @@ def packs_of(out: Path) -> Iterator[Pack]:
         yield read_pack(members, pixels)
 
 
+@lru_cache(maxsize=1)  # a test asks it again and again, of one processor, whose config takes 50 ms to read
 def bare_model(processor: str) -> Any:
     """A model without weights: get_rope_index needs its config only."""
     config = AutoConfig.from_pretrained(processor)

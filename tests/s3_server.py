@@ -140,7 +140,7 @@ def s3_server(folder: Path) -> Iterator[S3]:
     with ExitStack() as running:
         for attempt in range(5):  # another process may take a port between our choice and the server's start
             home = folder / f"server{attempt}"
-            ports = _free_ports(2 * len(_PARTS))
+            ports = free_ports(2 * len(_PARTS))
             s3 = S3(
                 endpoint=f"http://127.0.0.1:{ports[-2]}",
                 bucket="bucket",
@@ -154,7 +154,8 @@ def s3_server(folder: Path) -> Iterator[S3]:
         raise RuntimeError(f"the S3 server does not start: {(home / 'log').read_text()[-2000:]}")
 
 
-def _free_ports(num: int) -> list[int]:
+def free_ports(num: int) -> list[int]:
+    """All different: none is closed before the last is chosen."""
     with ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(num)]
         for one in sockets:

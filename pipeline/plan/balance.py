@@ -45,7 +45,11 @@ def without_trend(
     best, best_trend = shuffle(), np.inf
     order = best
     for _ in range(NUM_SHUFFLES):
-        trend = max((trend for load in loads for trend in trends(taken(load, order), sizes)), default=0.0)
+        trend = 0.0
+        for each in (each for load in loads for each in trends(taken(load, order), sizes)):
+            trend = max(trend, each)
+            if trend >= best_trend:
+                break  # whatever the others are, it is no better
         if trend < best_trend:
             best, best_trend = order, trend
         if trend < SMALL_CORRELATION:

@@ -4,7 +4,9 @@ Pictures of one size with captions leave best fit no short samples to fill gaps 
 what fills a bin is found by lengths, and taken for as many bins as there are samples of these lengths.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -31,7 +33,8 @@ def fill_by_patterns(bin_of: Ints, todo: Ints, sizes: Ints, capacity: int) -> in
     small = capacity // parts
     if lengths[-1] > small:
         return None
-    num_small = _fill(bin_of, todo, sizes, small, lengths, counts)
+    unit = int(np.gcd.reduce(lengths))  # with --align, say, 8: what no sample can fill is no room
+    num_small = _fill(bin_of, todo, sizes // unit, small // unit, lengths // unit, counts)
     if parts == 1:
         return num_small
     room = small - bin_sums(bin_of, sizes, num_small)
@@ -77,14 +80,13 @@ def _pattern(left: Mapping[int, int], capacity: int) -> Pattern:
         fullest = missing = max(each.bit_length() for each in sums) - 1
         number = next(count for count, each in enumerate(sums) if each >> fullest & 1)
         for count in range(number, 0, -1):
-            fitting = [
-                length for length in able
+            fitting = (
+                length for length in _nearest(able, missing, count)
                 if length <= missing and sums[count - 1] >> (missing - length) & 1
                 and pattern.get(length, 0) < left[length]
-            ]  # fmt: skip
-            if not fitting:
+            )  # fmt: skip
+            if (taken := next(fitting, None)) is None:
                 break  # there are too few samples of a length that would come twice: what completes it now?
-            taken = min(fitting, key=lambda length: abs(length * count - missing))  # nearest to an equal share
             pattern[taken] = pattern.get(taken, 0) + 1
             missing -= taken
             room -= taken
@@ -92,14 +94,62 @@ def _pattern(left: Mapping[int, int], capacity: int) -> Pattern:
             return pattern
 
 
+def _nearest(ascending: Sequence[int], total: int, count: int) -> Iterator[int]:
+    """Those nearest to an equal share first, of two the smaller. [2, 4, 5, 9], 9, 2 -> 4, 5, 2, 9
+
+    One after the other: hardly ever are more than a few looked at.
+    """
+    above = bisect_right(ascending, total // count)
+    below = above - 1
+    while below >= 0 or above < len(ascending):
+        if below < 0 or (
+            above < len(ascending) and ascending[above] * count - total < total - ascending[below] * count
+        ):
+            yield ascending[above]
+            above += 1
+        else:
+            yield ascending[below]
+            below -= 1
+
+
 def _sums(lengths: Sequence[int], most: int, number: int) -> list[int]:
-    """Which sums up to `most` 0, 1, … samples have, as bits: [3, 4], 8, 2 -> [0b1, 0b11000, 0b111000000]."""
+    """Which sums up to `most` 0, 1, … samples have, as bits: [3, 4], 8, 2 -> [0b1, 0b11000, 0b111000000].
+
+    Of no more samples than it takes to have the sum `most`, for none is fuller.
+    """
     sums, within = [1], (1 << most + 1) - 1
-    for _ in range(number):
-        found = 0
-        for length in lengths:
-            found |= sums[-1] << length
-        if not found & within:
+    bits = sum(1 << length for length in lengths)
+    runs = _runs(bits)
+    while len(sums) <= number and not sums[-1] >> most:
+        few = _num_runs(sums[-1]) < len(runs)
+        found = (_added(_runs(sums[-1]), bits) if few else _added(runs, sums[-1])) & within
+        if not found:
             break
-        sums.append(found & within)
+        sums.append(found)
     return sums
+
+
+def _added(runs: Sequence[tuple[int, int]], bits: int) -> int:
+    """The sums of a number in the runs and one of the bits. [(1, 3)], 0b10000 -> 0b1100000
+
+    All of a run at once: a few of many lengths have hundreds of sums, with hardly a gap between them.
+    """
+    found = 0
+    spans = [bits]  # the bits beside themselves 1, 2, 4, … times
+    for start, end in runs:
+        power = (end - start).bit_length() - 1
+        while len(spans) <= power:
+            spans.append(spans[-1] | spans[-1] << (1 << len(spans) - 1))
+        found |= spans[power] << start
+        if end - start > 1 << power:
+            found |= spans[power] << end - (1 << power)
+    return found
+
+
+def _runs(bits: int) -> list[tuple[int, int]]:
+    """Begin and end of neighbours. 0b10110 -> [(1, 3), (4, 5)]"""
+    return [run.span() for run in re.finditer("1+", f"{bits:b}"[::-1])]
+
+
+def _num_runs(bits: int) -> int:
+    return (bits & ~(bits << 1)).bit_count()

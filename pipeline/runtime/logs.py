@@ -38,13 +38,17 @@ def collected(level: int) -> Iterator[list[LogLine]]:
     """What is logged meanwhile in this process, from `level` up. It goes nowhere else: workers stay silent."""
     root, collector = logging.getLogger(ROOT), _Collector()
     before = root.level, root.propagate, root.handlers
-    root.setLevel(level)
+    # To set a level, logging goes through all loggers that there are, 400 of which packages have made.
+    is_other = root.getEffectiveLevel() != level
+    if is_other:
+        root.setLevel(level)
     root.propagate, root.handlers = False, [collector]
     try:
         yield collector.lines
     finally:
         level_before, root.propagate, root.handlers = before
-        root.setLevel(level_before)
+        if is_other:
+            root.setLevel(level_before)
 
 
 class Relay:

@@ -1,12 +1,13 @@
 """A pack of a finished output, read and checked, and what is known of its documents beside it."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from zlib_ng import zlib_ng
 
 from ..config import UserError
-from ..layout import layout_of, misfit
+from ..layout import Layout, layout_of, misfit
 from ..manifest import INDEX, REMEDY, Manifest, OutputError, ShardError
 from ..measure.store import read_measured
 from ..plan.files import lines_of_pack, read_list, read_paths
@@ -61,14 +62,34 @@ def _range(manifest: Manifest) -> str:
 
 def stored_pack(out: Place, manifest: Manifest, number: int) -> Pack:
     """One pack, its bytes compared with the index. Raises OutputError; of the pack itself, a ShardError."""
-    try:
-        content = inside(out, INDEX).read_bytes()
-        layout = layout_of(manifest.family)
-    except (OSError, ValueError) as error:
-        raise OutputError(f"{out}: {error}; {REMEDY}") from None
-    if hashlib.sha256(content).hexdigest() != manifest.files[INDEX]:
-        raise OutputError(f"{out}/{INDEX}: sha256 differs from the manifest's; {REMEDY}")
-    (line,) = parse_index(content, manifest, str(out)).slice(number, 1).to_pylist()
+    return StoredPacks(out, manifest).pack(number)
+
+
+class StoredPacks:
+    """Packs of an output, each as `stored_pack` gives it; what is the same for all of them is read once."""
+
+    def __init__(self, out: Place, manifest: Manifest) -> None:
+        try:
+            content = inside(out, INDEX).read_bytes()
+            self.layout, self._pixels = layout_of(manifest.family), PixelDecoder(manifest)
+        except (OSError, ValueError) as error:
+            raise OutputError(f"{out}: {error}; {REMEDY}") from None
+        if hashlib.sha256(content).hexdigest() != manifest.files[INDEX]:
+            raise OutputError(f"{out}/{INDEX}: sha256 differs from the manifest's; {REMEDY}")
+        self._index = parse_index(content, manifest, str(out))
+        self._out, self._manifest = out, manifest
+
+    def pack(self, number: int) -> Pack:
+        """Raises OutputError; of the pack itself, a ShardError."""
+        (line,) = self._index.slice(number, 1).to_pylist()
+        return _checked_pack(self._out, self._manifest, line, self.layout, self._pixels)
+
+
+def _checked_pack(
+    out: Place, manifest: Manifest, line: Mapping[str, Any], layout: Layout, pixels: PixelDecoder
+) -> Pack:
+    """`line`: of the index."""
+    number = line["pack"]
     where = f"{out}/shards/{line['shard']}, pack {number}"
 
     def broken(words: str) -> ShardError:
@@ -86,7 +107,7 @@ def stored_pack(out: Place, manifest: Manifest, number: int) -> Pack:
     try:
         pack = read_pack(
             {m["name"]: buffer[starts[m["name"]] : starts[m["name"]] + m["size"]] for m in line["members"]},
-            PixelDecoder(manifest),
+            pixels,
         )
     except ValueError as error:
         raise broken(str(error)) from None

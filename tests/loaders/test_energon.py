@@ -1,5 +1,6 @@
 """An exported output through Megatron-Energon itself: every pack once, the same tensors, resumed exactly."""
 
+import gc
 import shutil
 import sys
 from functools import partial
@@ -20,6 +21,13 @@ energon = pytest.importorskip(
 )
 
 from megatron.energon.errors import reraise_exception  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_again():
+    """What tests/conftest.py has frozen: loaders of Energon's own commands thaw it, for all tests after them."""
+    yield
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +74,8 @@ def loader(out, rank=0, world_size=1, *, num_workers=0, encoder=None, shuffle=No
         repeat=False,
         task_encoder=encoder or Packs(),
     )
-    return energon.get_savable_loader(dataset, watchdog_timeout_seconds=None)
+    # Energon would look for garbage in every worker, and thaw what tests/conftest.py has frozen: no matter of packs.
+    return energon.get_savable_loader(dataset, watchdog_timeout_seconds=None, gc_collect_every_n_steps=0)
 
 
 def numbers(batches):

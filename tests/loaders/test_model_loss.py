@@ -41,7 +41,7 @@ from neatpack.loaders.mended import mend
 from neatpack.loaders.model_inputs import PackCollater
 from neatpack.loaders.probes import isolates_by_positions
 from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import load_family
+from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.run import run_pack
 
 
@@ -175,13 +175,34 @@ class Made:
             "attention_mask": torch.ones(1, labels.shape[1] + 1, dtype=torch.long),
         }
 
+    def gradients(self, batches: list[dict[str, Any]], counts: list[int]) -> tuple[float, dict[str, torch.Tensor]]:
+        """The loss summed over all target tokens, and its gradients, by the name of the weight."""
+        self.model.zero_grad()
+        total = 0.0
+        for batch, count in zip(batches, counts, strict=True):
+            if count:
+                loss = self.loss(batch) * count
+                total += float(loss.detach())
+                loss.backward()
+        found = {name: weight.grad for name, weight in self.model.named_parameters() if weight.grad is not None}
+        self.model.zero_grad()  # to None: what was found stays as it is
+        return total, found
+
     @cached_property
-    @torch.no_grad()
+    @torch.enable_grad()
+    def apart(self) -> tuple[float, dict[str, torch.Tensor]]:
+        """`gradients` of all documents, each of which runs by itself: once, for its loss and for its gradients."""
+        return self.gradients([self.unpacked(document) for document in self.documents], self.counts)
+
+    @property
+    def counts(self) -> list[int]:
+        """Target tokens of each document."""
+        return [int((document["labels"] != -100).sum()) for document in self.documents]
+
+    @property
     def alone(self) -> tuple[float, int]:
-        """The mean over the target tokens of all documents, each of which runs by itself; and how many these are."""
-        counts = [int((document["labels"] != -100).sum()) for document in self.documents]
-        losses = [float(self.loss(self.unpacked(document))) for document in self.documents]
-        return sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts), sum(counts)
+        """The mean over the target tokens of all documents alone, and how many these are."""
+        return self.apart[0] / sum(self.counts), sum(self.counts)
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -197,26 +218,15 @@ def made(request, tmp_path_factory) -> Made:
     assert all(pack[f"n_{kind}s"] >= 4 for kind in case.kinds.split())
     assert len(pack["seq_lens"]) == 3 + 2 * len(case.kinds.split()) + (len(case.kinds.split()) == 2)
     documents = list(documents_of(folder / "out", pack))
-    model = case.model(load_family(ProcessorKey(processor=processor, family=family)))
+    model = case.model(family_for(ProcessorKey(processor=processor, family=family)))
     # The first document once more, as a row that is filled up to the length of the other.
     return Made(folder / "out", model, [pack, documents[0]], [*documents, documents[0]])
 
 
-def gradients(made: Made, batches: list[dict[str, Any]], counts: list[int]) -> dict[str, torch.Tensor]:
-    """Of the loss summed over all target tokens, by the name of the weight."""
-    made.model.zero_grad()
-    for batch, count in zip(batches, counts, strict=True):
-        if count:
-            (made.loss(batch) * count).backward()
-    return {name: weight.grad.clone() for name, weight in made.model.named_parameters() if weight.grad is not None}
-
-
 def test_gradients_of_packs_are_those_of_documents_alone(made):
     """Those of the vision and audio towers, too: of every weight that any document moves."""
-    counts = [int((document["labels"] != -100).sum()) for document in made.documents]
-    alone = gradients(made, [made.unpacked(document) for document in made.documents], counts)
-    packed = gradients(made, [PackedShards(made.out).collater(made.model)(made.packs)], [sum(counts)])
-    made.model.zero_grad()
+    _, alone = made.apart
+    _, packed = made.gradients([PackedShards(made.out).collater(made.model)(made.packs)], [sum(made.counts)])
     moved = [name for name, gradient in alone.items() if gradient.abs().max() > 1e-6]
     assert any("embed" in name or "visual" in name or "vision" in name for name in moved)
     for name in moved:
@@ -276,7 +286,7 @@ def test_a_picture_without_padding_beside_one_with_some(tmp_path):
     data = TinyData(tmp_path / "data").image(60, 60).image(120, 48)
     run_pack(tiny_config(data.write(), tmp_path / "out", pack_size=4096, processor=processor))
     (pack,) = PackedShards(tmp_path / "out", pixels="fp32")
-    model = tiny_phi4_mm(load_family(ProcessorKey(processor=processor)))
+    model = tiny_phi4_mm(family_for(ProcessorKey(processor=processor)))
     documents = list(documents_of(tmp_path / "out", pack))
 
     def difference() -> float:

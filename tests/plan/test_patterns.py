@@ -1,5 +1,6 @@
 """Packing by patterns: bins that are full, of samples that are all about as long."""
 
+from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from neatpack.pipeline.plan.knapsack import UNPLACED, Samples
 from neatpack.pipeline.plan.packing import fillers, pack, pack_around, pack_by_patterns
-from neatpack.pipeline.plan.patterns import MOST_LENGTHS, fill_by_patterns
+from neatpack.pipeline.plan.patterns import MOST_LENGTHS, _nearest, _sums, fill_by_patterns
 
 
 def filled(lengths: list[int], capacity: int) -> list[list[int]]:
@@ -94,3 +95,31 @@ def test_never_more_bins_than_the_best_try_before(lengths: list[int], capacity: 
     bound = samples.lower_bound()
     before = min(pack_around(filler, bound, samples)[1] for filler in fillers(samples))
     assert pack(samples).max() + 1 <= before
+
+
+some_lengths = st.lists(st.integers(1, 25), min_size=1, max_size=8, unique=True).map(sorted)
+
+
+@given(some_lengths, st.integers(0, 70), st.integers(0, 5))
+def test_the_sums_of_so_many_samples(lengths: list[int], most: int, number: int) -> None:
+    """As they are by trying all; none of more samples than it takes to have the largest."""
+    expected = [
+        {sum(chosen) for chosen in combinations_with_replacement(lengths, count)} for count in range(number + 1)
+    ]
+    expected = [{each for each in sums if each <= most} for sums in expected]
+    sums = [{place for place in range(most + 1) if bits >> place & 1} for bits in _sums(lengths, most, number)]
+    assert sums == expected[: len(sums)]
+    is_full = [most in each for each in expected]
+    assert len(sums) == (is_full.index(True) + 1 if any(is_full) else sum(map(bool, expected)))
+
+
+@given(some_lengths, st.integers(1, 90), st.integers(1, 6))
+def test_the_nearest_to_an_equal_share_come_first(lengths: list[int], total: int, count: int) -> None:
+    assert list(_nearest(lengths, total, count)) == sorted(lengths, key=lambda each: abs(each * count - total))
+
+
+@given(st.lists(st.integers(4, 40), min_size=1, max_size=40), st.integers(0, 7))
+def test_multiples_are_packed_as_what_they_are_multiples_of(lengths: list[int], over: int) -> None:
+    """Of --align 8, say. What is left of a capacity is room that no sample can fill."""
+    aligned = filled([8 * each for each in lengths], 8 * 48 + over)
+    assert aligned == [[8 * each for each in bin_] for bin_ in filled(lengths, 48)]

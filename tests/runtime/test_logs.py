@@ -20,6 +20,23 @@ def test_what_is_collected_goes_nowhere_else(caplog: pytest.LogCaptureFixture) -
     assert caplog.records[-1].message == "as before"
 
 
+@pytest.mark.parametrize("own", [logging.NOTSET, logging.INFO, logging.ERROR])
+def test_the_level_is_that_asked_for_and_then_as_before(own: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Whether the logger has one of its own, the same or another, or that of the root."""
+    root = logging.getLogger("neatpack")
+    before = root.level
+    with caplog.at_level(logging.INFO):
+        root.setLevel(own)
+        try:
+            with collected(logging.INFO) as lines:
+                logger.info("told")
+                logger.debug("below the level")
+            assert [line.message for line in lines] == ["told"]
+            assert root.level == own
+        finally:
+            root.setLevel(before)
+
+
 def test_a_message_is_passed_on_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     slow, odd = (LogLine(logger.name, logging.WARNING, text) for text in ("100% slow", "odd"))
     relay = Relay()

@@ -1,6 +1,7 @@
 """Some documents of an output, chosen by seed: where they are, how long, what their rows say, and their pictures."""
 
 import base64
+import contextlib
 import io
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,15 +14,15 @@ from PIL import Image
 
 from ...ingest.convert import parse_row, said_of
 from ...ingest.meta import Columns, Dataset, Tags
-from ...layout import layout_of
+from ...layout import Layout
 from ...manifest import Manifest, OutputError
-from ...records import Skip
+from ...records import Pack, Skip
 from ...runtime.storage import Place
 from ...shard.sources import SourceError, files_of
 from ...shard.tables import ledger_names, read_ledger
 from ...shard.words import clipped
 from ..of_pack import pack_view
-from ..stored import stored_pack
+from ..stored import StoredPacks
 
 NUM_DOCUMENTS, SEED = 8, 0
 MAX_BYTES = 256 << 20  # of a data file: its digest is compared before a row of it is shown
@@ -67,19 +68,35 @@ def some_documents(out: Place, manifest: Manifest) -> list[Shown]:
         lines = ledger.take(chosen).drop_columns(["status"]).to_pylist() if len(chosen) else []
         turns = turns_of_rows(out, manifest, dataset, [line["row"] for line in lines])
         found += (Shown(dataset=dataset, turns=turns.get(line["row"], ()), **line) for line in lines)
-    return [replace(each, pictures=_pictures(out, manifest, each)) for each in found]
+    pictures = _pictures(out, manifest, [each for each in found if each.visual_tokens])
+    return [replace(each, pictures=pictures.get((each.pack, each.position), ())) for each in found]
 
 
-def _pictures(out: Place, manifest: Manifest, shown: Shown) -> list[str]:
-    """The first pictures of a document, and first frames, small; none where its shard is not there, or damaged."""
-    if not shown.visual_tokens:
-        return []
+def _pictures(out: Place, manifest: Manifest, shown: Sequence[Shown]) -> dict[tuple[int, int], list[str]]:
+    """By pack and position: the first pictures of a document, and first frames, small.
+
+    None where a shard is not there, or damaged: tables may be looked at alone, and `neatpack verify` says what is wrong
+    with the shards.
+    """
+    positions: dict[int, list[int]] = {}
+    for each in shown:
+        positions.setdefault(each.pack, []).append(each.position)
+    found: dict[tuple[int, int], list[str]] = {}
+    if not positions:
+        return found
     try:
-        pack, layout = stored_pack(out, manifest, shown.pack), layout_of(manifest.family)
-    except OutputError:  # tables may be looked at alone; `neatpack verify` says what is wrong with the shards
-        return []
-    family = manifest.family
-    view = pack_view("", pack, layout, family, pack_size=0, decoder=None, known={}, only=shown.position)
+        packs = StoredPacks(out, manifest)
+    except OutputError:
+        return found
+    for number, own in positions.items():
+        with contextlib.suppress(OutputError):
+            pack = packs.pack(number)
+            found |= {(number, at): _pictures_of(pack, at, packs.layout, manifest.family) for at in own}
+    return found
+
+
+def _pictures_of(pack: Pack, position: int, layout: Layout, family: Mapping[str, Any]) -> list[str]:
+    view = pack_view("", pack, layout, family, pack_size=0, decoder=None, known={}, only=position)
     media = [medium for document in view.documents for medium in document.media if medium.pictures]
     return [_small(medium.pictures[0].pixels) for medium in media[:MAX_PICTURES]]
 

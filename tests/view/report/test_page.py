@@ -22,6 +22,7 @@ from neatpack.pipeline.view.report.figures import figures_of
 from neatpack.pipeline.view.report.gallery import Shown, some_documents
 from neatpack.pipeline.view.report.page import write_report
 from neatpack.pipeline.view.report.sections import gallery
+from neatpack.pipeline.view.stored import StoredPacks
 
 HOSTILE = "</script><img src=http://example.com/x onerror=alert(1)>&amp;"
 
@@ -101,6 +102,20 @@ def test_documents_have_their_pictures_as_far_as_there_are_shards(tiny: TinyData
     assert max(Image.open(io.BytesIO(content)).size) == 120
     shutil.rmtree(out / "shards")
     assert not any(each.pictures for each in some_documents(out, manifest))
+
+
+def test_a_pack_is_read_once_for_all_pictures_of_its_documents(tiny: TinyData, tmp_path: Path, monkeypatch):
+    for size in (60, 90, 120, 150):
+        tiny.image(size, 70)
+    run_pack(tiny_config(tiny.write(), tmp_path / "out", pack_size=4096))
+    read = []
+    monkeypatch.setattr(
+        StoredPacks, "pack", lambda packs, number, pack=StoredPacks.pack: (read.append(number), pack(packs, number))[1]
+    )
+    shown = some_documents(tmp_path / "out", Manifest.read(tmp_path / "out"))
+    sizes = [Image.open(io.BytesIO(base64.b64decode(each.pictures[0].partition(",")[2]))).size for each in shown]
+    assert len(set(sizes)) == 4, "each its own"
+    assert read == [0]
 
 
 def test_numbers_are_the_manifests_and_add_up(out: Path):
