@@ -61,7 +61,7 @@ class PackLine:
             crc32=crc32,
             tokens=len(pack.arrays["input_ids"]),
             padding_tokens=int((pack.arrays["seq_lens_padded"] - pack.arrays["seq_lens"]).sum()),
-            target_tokens=np.count_nonzero(pack.arrays["labels"] >= 0),
+            target_tokens=int(np.count_nonzero(pack.arrays["labels"] >= 0)),
             squares=int((lengths**2).sum()),
             num_documents=len(documents),
             **{name: sum(documents.columns[name]) for name in summed},
