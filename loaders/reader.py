@@ -22,6 +22,7 @@ from ..pipeline.records import TOKEN_TYPES
 from ..pipeline.runtime.storage import parse_json, read_into
 from ..pipeline.shard.codec import read_arrays, text_problem
 from ..pipeline.shard.restoring import PixelDecoder
+from .arguments import whole
 from .files import OutputFiles
 from .mapped import mapped
 from .opened import in_advance
@@ -61,9 +62,7 @@ class ShardReader:
         cache_gb: float | None = None,
         decode_threads: int | None = None,
     ) -> None:
-        if decode_threads is not None and decode_threads < 0:
-            raise ValueError(f"decode_threads is {decode_threads}; it must be at least 0")
-        self._decode_threads = decode_threads
+        self._decode_threads = None if decode_threads is None else whole("decode_threads", decode_threads)
         if check not in CHECKS:
             raise ValueError(f"check is {check!r}; it must be one of {', '.join(CHECKS)}")
         self._files = OutputFiles(out, cache, cache_gb)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from ..pipeline.runtime.reused import keep_freed
+from ..pipeline.runtime.freed import keep_freed
 from .arguments import flag, is_positive, whole
 from .batches import PackLoader
 from .item import PIXELS, pack_item
@@ -81,8 +81,6 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self.pixels, self.prefetch = pixels, whole("prefetch", prefetch)
         if cache_gb is not None and not is_positive(cache_gb):
             raise ValueError(f"cache_gb is {cache_gb!r}; it must be a number above 0, of 10^9 bytes")
-        if decode_threads is not None:
-            decode_threads = whole("decode_threads", decode_threads)
         self.mix = Mix(out, check=check, cache=cache, cache_gb=cache_gb, decode_threads=decode_threads)
         self.layout = self.reader.layout  # what the media arrays are; `wrap_vlm_collate_for_pp` takes it
         self.stored = stored_arrays(self.layout, self.reader.pixel_tables())

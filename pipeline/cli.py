@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
     from .extras import remedy
     from .manifest import OutputError
     from .runtime.faults import behind
+    from .runtime.freed import keep_freed
     from .runtime.logs import logged_to_stderr
-    from .runtime.reused import keep_freed
 
     if in_fork:
         keep_freed()

@@ -64,6 +64,11 @@ class _Handler(BaseHTTPRequestHandler):
         asked, _, query = self.path.partition("?")
         key = unquote(asked).removeprefix("/bucket/")
         self.server.requests.append((self.command, key))
+        if (self.command, asked.rstrip("/")) == ("HEAD", "/bucket"):  # whether it is there
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         if "list-type=2" in query:
             self._list(parse_qs(query)["prefix"][0])
             return

@@ -20,8 +20,8 @@ from neatpack.pipeline.ingest.written import write_data
 from neatpack.pipeline.inputs import read_rows
 from neatpack.pipeline.run import run_plan
 from neatpack.pipeline.runtime.engine import Engine
+from neatpack.pipeline.runtime.freed import keep_freed
 from neatpack.pipeline.runtime.journal import journal
-from neatpack.pipeline.runtime.reused import keep_freed
 from neatpack.pipeline.runtime.storage import Hashed
 from neatpack.pipeline.shard.rows import rows_of_packs
 from neatpack.pipeline.shard.writer import Renderer, ShardJob, loaded, parts_of, write_packs

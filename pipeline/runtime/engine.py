@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from .calls import Arguments, Call, Failed, Outcome, Result, TaskTraceback, Then, Waiting, outcome_of, portable, raised
 from .faults import HeadLost, no_answer, not_joined, not_started, of_ray, of_workers
+from .freed import keep_freed
 from .journal import MAX_RETRIES
 from .logs import ROOT, Relay
 from .progress import STARTING, STOPPING, Progress
-from .reused import keep_freed
 
 PATIENCE = 10  # seconds for a cluster to answer
 # While tasks run, how often it is looked whether the head of the cluster is there, and how long it may be away: a head

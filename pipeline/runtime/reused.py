@@ -4,19 +4,14 @@ Fresh pages are what it costs to read a pack that lies in the page cache: the ke
 it. To render one, they cost a tenth of what decoding and resizing its pictures takes. And it begins on a page: large
 memory of malloc lies 16 bytes behind one, where AMD's processors copy a file's pages at a third of their speed (15 MB
 in 5.9 ms of CPU time, and in 1.9 ms).
-
-What libraries take for themselves, pixels of a picture that is decoded or resized, comes from malloc. In processes that
-are ours alone, `keep_freed` has that keep what it gets back.
 """
 
-import ctypes
 import math
 import mmap
 import os
 import threading
 import weakref
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
@@ -24,21 +19,6 @@ MOST = 256 << 20  # bytes that are kept while nobody has them
 _GRAIN = 1 << 20  # memory has some room to spare: the next pack may be a little larger
 _free: list[np.ndarray] = []  # those that were dropped last at the end; appended to by any thread, at any time
 _lock = threading.Lock()  # of who takes from it
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-_LARGEST = 32 << 20  # bytes that malloc takes from what it keeps, at most
-
-
-@lru_cache(maxsize=1)
-def keep_freed() -> None:
-    """Have malloc keep memory that is freed, up to `MOST`, and not return it to the system at once.
-
-    A picture of 4 megapixels passes through 40 MB on its way, which the system would clear for each picture anew: with
-    that, decoding and resizing take a third longer, and three times as long where the machine is a virtual one that
-    asks its host for every page. Of processes that only load or render: others may want their memory back.
-    """
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # glibc has it; elsewhere malloc does as it likes
-        mallopt(_TRIM_THRESHOLD, MOST)
-        mallopt(_MMAP_THRESHOLD, _LARGEST)
 
 
 def empty(shape: Sequence[int], dtype: str) -> np.ndarray:

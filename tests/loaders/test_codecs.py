@@ -184,7 +184,7 @@ def test_ranks_of_a_node_share_its_cores(
 
 
 def test_threads_that_cannot_be(outputs: dict[str, Path]) -> None:
-    with pytest.raises(ValueError, match="decode_threads is -1; it must be at least 0"):
+    with pytest.raises(ValueError, match="decode_threads is -1; it must be a whole number of at least 0"):
         PackedShards(outputs["u8"], decode_threads=-1)
 
 
