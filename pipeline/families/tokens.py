@@ -28,8 +28,8 @@ Engine = Literal["tiktoken", "tokenizers", "python"]
 NUM_BYTES = 256
 # What ByteLevel splits by where it is told to split: the pattern of GPT-2.
 GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# White space leaves its last character to the word behind it. Patterns of nearly all byte-level BPEs end so, and this is
-# what an automaton cannot do: see `_grouped`.
+# White space leaves its last character to the word behind it. The patterns of nearly all byte-level BPEs end so, which
+# is what an automaton cannot do: see `_grouped`.
 LOOKING_AHEAD = r"|\s+(?!\S)|\s+"
 TOGETHER = 1 << 20  # characters of texts that tiktoken gets in one call, at most: another copy of them
 WHITE_SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # the Unicode property, as Rust has it
