@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from helpers import DEMO_PROCESSOR, ROOT, files_of, mixed_rows, tiny_config
 from install.environment import copy_checkout
-from s3_server import free_ports
+from ports import free_ports
 
 from neatpack.pipeline.run import run_pack
 
