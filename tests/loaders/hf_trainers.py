@@ -33,10 +33,10 @@ seen: list[int] = []
 model.register_forward_pre_hook(lambda _, __, inputs: seen.append(int(inputs["input_ids"].sum())), with_kwargs=True)
 
 
-def trainer(dataset, collater) -> Trainer:
+def trainer(dataset, collater, **options) -> Trainer:
     settings = TrainingArguments(
         folder, num_train_epochs=2, per_device_train_batch_size=1, use_cpu=True, save_strategy="steps", report_to=[],
-        save_steps=len(packs) // world_size + 1, disable_tqdm=True,
+        save_steps=len(packs) // world_size + 1, disable_tqdm=True, **options,
     )  # fmt: skip
     return Trainer(model, settings, train_dataset=dataset, data_collator=collater)
 
@@ -52,6 +52,13 @@ with contextlib.redirect_stdout(sys.stderr):
     resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-{len(packs) // world_size + 1}")
 steps = trained.state.global_step
 result["defaults"] = {"seen": whole, "resumed": list(seen), "steps": steps, "length": len(packs)}
+
+# Packs by index without the collater that they need, in a worker, too; and drawn at random by process 0 for all
+result["no collater"] = refusal(trainer(IndexedPacks(out), None).train)
+result["no collater in a worker"] = refusal(trainer(IndexedPacks(out), None, dataloader_num_workers=1).train)
+if world_size == 1:  # of several, process 0 alone reads and refuses, and the others wait until it ends
+    dispatching = trainer(packs, packs.collater(model), accelerator_config={"dispatch_batches": True})
+    result["drawn"] = refusal(dispatching.train)
 
 # An iterable dataset, which accelerate shards once more if there are several processes
 stream = PackedShards(out, pixels="fp32")

@@ -112,7 +112,21 @@ def test_batches_that_accelerate_would_cut_are_refused_in_one_process(alone):
         assert alone[how].startswith(
             "accelerate dispatches batches of iterable datasets: it joins what process 0 reads"
         )
-    assert alone["indexed"].startswith("accelerate with dispatch_batches=True: it joins what process 0 reads for all")
+    for how in ("indexed", "drawn"):
+        assert alone[how].startswith("accelerate with dispatch_batches=True: it joins what process 0 reads for all")
+
+
+@pytest.mark.parametrize("how", ["no collater", "no collater in a worker"])
+def test_trainer_without_our_collater_is_refused(alone, how):
+    assert "packs are given to default_data_collator of transformers" in alone[how]
+    assert "give Trainer data_collator=packs.collater(model)" in alone[how]
+
+
+@pytest.mark.parametrize("dataset", [PackedShards, IndexedPacks])
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_loader_without_our_collater_is_refused(out, dataset, batch_size):
+    with pytest.raises(ValueError, match=r"a DataLoader without a collate_fn .*collate_fn=packs.collater\(model\)"):
+        next(iter(DataLoader(dataset(out), batch_size=batch_size)))
 
 
 @pytest.mark.parametrize("how", ["trainer", "dispatch True", "dispatch False"])
