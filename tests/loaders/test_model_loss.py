@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
-from accelerate.utils import convert_outputs_to_fp32
+from accelerate.utils import convert_outputs_to_fp32, send_to_device
 from helpers import TinyData, clip, documents_of, picture, tiny_config, tone
 from processors import default, glm4v, llava_onevision, mistral3, smolvlm
 from tiny_models import (
@@ -513,6 +513,13 @@ def test_positions_need_a_model_without_a_cache(qwen_packs):
     assert not torch.allclose(model(**{**batch, "use_cache": True}).loss, model(**batch).loss, rtol=1e-4)
 
 
+def test_pixels_left_as_bytes_are_moved_by_trainers(qwen_packs):
+    """They move what has `to`; Lightning refuses other frozen objects."""
+    (batch, *_) = PackedShards(qwen_packs.reader.out, pixels="uint8").loader()
+    moved = send_to_device(batch, torch.device("meta"))["pixel_values"]
+    assert moved.rows.is_meta and moved.rows.dtype == torch.uint8
+
+
 def test_pixels_left_as_bytes_can_be_restored(qwen_packs):
     """Also for a model that takes no other arguments."""
     model = Strict(tiny_model("qwen2_5_vl"))
@@ -529,5 +536,5 @@ def test_no_model_takes_bytes_for_pixels(qwen_packs):
     model = tiny_model("qwen2_5_vl")
     (batch, *_) = late.loader(model=model)
     assert not isinstance(batch["pixel_values"], torch.Tensor) and "stored_pixels" not in batch
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError, match=r"pixels are bytes until restore_pixels\(batch, device\).*call it before"):
         model(**batch)
