@@ -110,7 +110,8 @@ class PackLoader(DataLoader[Any]):
             self._has_warned = True
             logger.warning(
                 "a loop over the packs was left after %d batches of epoch %d and begins again where it began: they "
-                "come once more, as validation wants it, and training hardly does. loader.load_state_dict(loader.state_dict()) before the loop goes on behind them, "
+                "come once more, as validation wants it, and training hardly does. "
+                "loader.load_state_dict(loader.state_dict()) before the loop goes on behind them, "
                 "loader.set_epoch(loader.epoch + 1) begins the next epoch", self._given, self.epoch,
             )  # fmt: skip
 

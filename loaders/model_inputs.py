@@ -167,7 +167,7 @@ def collater_for(family: Mapping[str, Any], model: torch.nn.Module | None = None
         return PackCollater(**(chosen | options))
     if isinstance(model, torch.nn.DataParallel):
         raise ValueError(
-            "torch.nn.DataParallel cuts each tensor of a batch along axis 0, which in packs is not that of the batch for "
+            "torch.nn.DataParallel cuts each tensor of a batch along axis 0, which is not that of the batch in "
             "positions and pixels; use DistributedDataParallel, one process for each GPU (torchrun)"
         )
     inner = unwrapped(model)

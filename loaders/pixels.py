@@ -87,8 +87,8 @@ class StoredPixels:
         return replace(self, rows=self.rows.pin_memory())
 
     def to(self, device: torch.device | str, **options: Any) -> "StoredPixels":
-        """Bytes, to where they will be restored: Lightning and accelerate move what has this, and Lightning refuses what
-        has not."""
+        """Bytes, to where they will be restored: Lightning and accelerate move what has this, and Lightning refuses
+        what has not."""
         return replace(self, rows=self.rows.to(device, **options))
 
     def __getattr__(self, name: str) -> Any:

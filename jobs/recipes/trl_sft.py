@@ -1,4 +1,4 @@
-"""TRL: SFTTrainer, as it is. It takes data sets of `datasets` alone, so it is made with one row and given the packs then.
+"""TRL: SFTTrainer, as it is. It takes data sets of `datasets` alone: it is made with one row, and given the packs then.
 
 torchrun --standalone --nproc-per-node 2 jobs/recipes/trl_sft.py OUT --checkpoint folder
 """

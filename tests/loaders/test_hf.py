@@ -34,6 +34,15 @@ def test_indices_are_the_epochs_order(out, num_workers, caplog):
         packs[8]
 
 
+@pytest.mark.parametrize("world_size", [1, 3, 5])
+def test_validation_has_each_pack_once_on_any_number_of_ranks(out, world_size):
+    """As docs/API.md shows it."""
+    packs = IndexedPacks(out, shuffle=False)
+    shares = [range(rank, len(packs), world_size) for rank in range(world_size)]
+    loaders = [DataLoader(packs, sampler=share, collate_fn=numbers) for share in shares]
+    assert sorted(pack for loader in loaders for (pack,) in loader) == list(range(8))
+
+
 def test_a_random_order_is_said_once(out, caplog):
     packs = IndexedPacks(out)
     for index in (3, 1, 5, 0, 3, 1):

@@ -353,6 +353,8 @@ def test_hugging_face_datasets_reads_the_shards(out, tmp_path):
     """With none of our code: columns by member, arrays as .npy."""
     files = sorted(str(path) for path in (out / "shards").iterdir())
     loaded = datasets.load_dataset("webdataset", data_files={"train": files}, split="train", cache_dir=str(tmp_path))
+    folder = datasets.load_dataset(str(out / "shards"), split="train", streaming=True)
+    assert [row["__key__"] for row in folder] == list(loaded["__key__"])
     packs = {f"{pack.number:09d}": pack for pack in packs_of(out)}
     assert len(loaded) == len(packs)
     for row in loaded:
