@@ -68,8 +68,8 @@ def loaders_of_accelerate() -> list[Any]:
     return [loader for loader in GradientState().dataloader_references if loader is not None]
 
 
-def refuse_second_sharding(dataset: Dataset[object]) -> None:
-    """Where accelerate shares out what this rank reads among the ranks once more, most packs would be lost.
+def refuse_second_sharding(dataset: Dataset[object]) -> bool:
+    """Whether accelerate iterates a dataset, by a loader of its own. Where it shares out what this rank reads among the ranks once more, most packs would be lost.
 
     HF Trainer and `accelerator.prepare` do that to every iterable dataset: they dispatch what process 0 reads, cut
     along axis 0, or let every process read all and keep its part. Both tell the dataset the epoch first.
@@ -86,6 +86,7 @@ def refuse_second_sharding(dataset: Dataset[object]) -> None:
             f"accelerate dispatches batches of iterable datasets: {_CUT} Instead of PackedShards, give it "
             "neatpack.loaders.hf.IndexedPacks(out)"
         )
+    return bool(own)
 
 
 def refuse_dispatch(dataset: Dataset[object]) -> None:

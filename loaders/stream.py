@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ..pipeline.runtime.freed import keep_freed
 from .arguments import flag, is_positive, whole
-from .batches import PackLoader
+from .batches import NO_LOADER_OF_OURS, PackLoader
 from .item import PIXELS, pack_item
 from .media import BATCH_KEY
 from .mix import Mix, Output, Outputs
@@ -164,7 +164,8 @@ class PackedShards(IterableDataset[dict[str, Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Another epoch starts at its beginning; the same epoch goes on where it is (after `load_state_dict`)."""
-        refuse_second_sharding(self)
+        if refuse_second_sharding(self):
+            self.iterated_by = NO_LOADER_OF_OURS
         epoch = whole("epoch", epoch)
         if self._loaded and epoch < self.epoch:
             raise ValueError(

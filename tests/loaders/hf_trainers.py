@@ -65,8 +65,10 @@ stream = PackedShards(out, pixels="fp32")
 result["trainer"] = refusal(trainer(stream, stream.collater(model)).train)
 for dispatch in (True, False):
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
-    loader = accelerator.prepare(PackedShards(out, pixels="fp32").loader())
+    ours = PackedShards(out, pixels="fp32").loader()
+    loader = accelerator.prepare(ours)
     result[f"dispatch {dispatch}"] = refusal(lambda loader=loader: list(loader))
+    result[f"state {dispatch}"] = refusal(ours.state_dict)
 
 # Packs by index, which process 0 is to read for all
 accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))

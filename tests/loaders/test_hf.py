@@ -113,6 +113,7 @@ def test_trainer_with_its_defaults_in_one_process(alone, sums):
     assert_each_once_and_resumed([alone], sums)
     assert "give it neatpack.loaders.hf.IndexedPacks" in alone["trainer"]
     assert alone["dispatch False"] == "not refused", "one process shards nothing"
+    assert "accelerate reads these packs by a loader of its own" in alone["state False"], "it said position 0"
 
 
 def test_batches_that_accelerate_would_cut_are_refused_in_one_process(alone):
