@@ -6,7 +6,7 @@ import os
 import sys
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, skip_first_batches
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForImageTextToText, Trainer, TrainingArguments
@@ -75,6 +75,14 @@ accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(di
 packs = IndexedPacks(out)
 loader = accelerator.prepare(DataLoader(packs, batch_size=1, collate_fn=packs.collater()))
 result["indexed"] = refusal(lambda: list(loader))
+
+# Batches that are skipped to resume, as by HF Trainer whose get_train_dataloader gives a loader of ours
+loader = PackedShards(out).loader()
+result["skipping"] = refusal(lambda: list(skip_first_batches(loader, 1)))
+loader.load_state_dict({**loader.state_dict(), "position": 3})
+result["skipping twice"] = refusal(lambda: list(skip_first_batches(loader, 1)))
+loader.set_epoch(1)
+result["skipped"] = [int(batch["input_ids"].sum()) for batch in skip_first_batches(loader, 1)]
 
 # A loader that is not prepared is nobody's but ours
 result["ours"] = [int(batch["input_ids"].sum()) for batch in PackedShards(out).loader()]

@@ -126,6 +126,14 @@ def test_batches_that_accelerate_would_cut_are_refused_in_one_process(alone):
         assert alone[how].startswith("accelerate with dispatch_batches=True: it joins what process 0 reads for all")
 
 
+def test_batches_that_accelerate_skips_in_an_epoch_that_nobody_told_are_refused(alone, out):
+    assert "these packs begin at epoch 0, position 0, and nobody has called set_epoch" in alone["skipping"]
+    assert "these packs begin at epoch 0, position 3, as a state says" in alone["skipping twice"]
+    stream = PackedShards(out)
+    stream.set_epoch(1)
+    assert alone["skipped"] == [int(pack["input_ids"].sum()) for pack in stream][1:]
+
+
 @pytest.mark.parametrize("how", ["no collater", "no collater in a worker"])
 def test_trainer_without_our_collater_is_refused(alone, how):
     assert "packs are given to default_data_collator of transformers" in alone[how]
