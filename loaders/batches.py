@@ -13,6 +13,7 @@ from .arguments import whole
 logger = logging.getLogger(__name__)
 
 _numbers = itertools.count(1)  # of loaders, in this process
+NO_LOADER_OF_OURS = -1  # in place of such a number
 
 _OURS = ("batch_sampler", "drop_last", "sampler", "shuffle")  # settled by the packs' order
 
@@ -110,7 +111,8 @@ class PackLoader(DataLoader[Any]):
             self._has_warned = True
             logger.warning(
                 "a loop over the packs was left after %d batches of epoch %d and begins again where it began: they "
-                "come once more. loader.load_state_dict(loader.state_dict()) before the loop goes on behind them, "
+                "come once more, as validation wants it, and training hardly does. "
+                "loader.load_state_dict(loader.state_dict()) before the loop goes on behind them, "
                 "loader.set_epoch(loader.epoch + 1) begins the next epoch", self._given, self.epoch,
             )  # fmt: skip
 
@@ -129,6 +131,11 @@ class PackLoader(DataLoader[Any]):
             )
 
     def state_dict(self) -> dict[str, Any]:
+        if self.packs.iterated_by == NO_LOADER_OF_OURS:
+            raise ValueError(
+                "accelerate reads these packs by a loader of its own, and how far it is this one does not know: leave "
+                "this one out of accelerator.prepare, or give that a DataLoader of neatpack.loaders.hf.IndexedPacks"
+            )
         self._refuse_another(counts=self._given > 0)
         return self.packs.state_at(self._given)
 

@@ -44,7 +44,9 @@ class OutputFiles:
     def __init__(self, out: str | Path, cache: str | Path | None = None, cache_gb: float | None = None) -> None:
         if (cache is None) != (cache_gb is None):
             raise ValueError(f"cache={cache!r}, cache_gb={cache_gb!r}: give both, or neither")
-        self._place = place(out)
+        found = place(out)
+        # Absolute: files are opened later, and a program may change its working directory before (Hydra does).
+        self._place = found.absolute() if isinstance(found, Path) else found
         self.out = str(self._place)  # as messages have it
         self.is_local = isinstance(self._place, Path)
         self.manifest = self._read_manifest()

@@ -80,6 +80,8 @@ class IndexedPacks(Dataset[Item]):
     def __getitem__(self, index: int) -> Item:
         if not 0 <= index < len(self):
             raise IndexError(f"index {index}, but an epoch has {len(self)} packs")
+        refuse_dispatch(self)  # here, too: accelerate tells a sampler that draws at random the epoch, and not us
+        _refuse_collaters_of_others(self)
         if self._ordered != self.epoch:
             order = self.packs.lazy_order()
             self._ordered, self._order, self._seen = self.epoch, order[:] if len(order) <= KEPT else order, []
@@ -98,6 +100,20 @@ class IndexedPacks(Dataset[Item]):
                 "packs are drawn in random order: each comes once, but those of a step are of any size. For balanced "
                 'steps, set train_sampling_strategy="sequential" (TrainingArguments) or shuffle=False (DataLoader); '
                 "the order is shuffled by (seed, epoch) all the same"
+            )
+
+
+def _refuse_collaters_of_others(packs: IndexedPacks) -> None:
+    """HF Trainer has a collater where it is given none. Asked for each item, also in a worker: 7 us."""
+    for loader in loaders_of_accelerate():
+        collate_fn = getattr(loader, "collate_fn", None)
+        collate_fn = getattr(collate_fn, "data_collator", collate_fn)  # inside what takes out columns
+        of = getattr(collate_fn, "__module__", None) or ""
+        if loader.dataset is packs and of.startswith(("transformers.", "torch.", "trl.")):
+            name = getattr(collate_fn, "__name__", type(collate_fn).__name__)
+            raise ValueError(
+                f"packs are given to {name} of {of.partition('.')[0]}, which would stack what is to be laid end to "
+                "end; give Trainer data_collator=packs.collater(model), or DataLoader collate_fn=packs.collater(model)"
             )
 
 

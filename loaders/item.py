@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..pipeline.layout import MediaArray
 from ..pipeline.records import TOKEN_TYPES
@@ -43,11 +44,11 @@ def pack_item(
     }
     pixels = {name: torch.from_numpy(arrays[name]) for name in stored}
     item: dict[str, Any] = {
+        LAYOUT_KEY: layout,  # first, before what torch's own collate function would take: see `_refuse`
         "pack": header["pack"],
         **tensors,
         "attention_mask": document_numbers(tensors["seq_lens_padded"]),
         **{f"n_{kind}s": header[f"num_{kind}s"] for kind in TOKEN_TYPES},
-        LAYOUT_KEY: layout,
     }
     if recurrent_layers:
         item[RECURRENT_KEY] = list(recurrent_layers)
@@ -60,3 +61,15 @@ def pack_item(
 
 def _dtype(array: np.ndarray) -> type[np.float32 | np.int64]:
     return np.float32 if array.dtype.kind == "f" else np.int64
+
+
+def _refuse(batch: Sequence[MediaArray], **_: Any) -> None:
+    """What a DataLoader without a collate_fn comes to, in the layout of a pack. It would stack what is to be laid end
+    to end, and leave document numbers for a mask."""
+    raise ValueError(
+        "a DataLoader without a collate_fn would stack packs as they are; give it collate_fn=packs.collater(model), or "
+        "use packs.loader(model=model) of PackedShards"
+    )
+
+
+default_collate_fn_map[MediaArray] = _refuse

@@ -1,7 +1,9 @@
 """PackCollater: packs -> exactly what `model(**batch)` takes, of models of transformers."""
 
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -17,6 +19,8 @@ from .pixels import with_stored_pixels
 from .pp_media import CollateForPP
 from .probes import isolates_by_positions, isolates_recurrent_layers, passes_shift_labels, unwrapped
 from .recurrent import REMEDY, recurrent_layers
+
+logger = logging.getLogger(__name__)
 
 # What the packed batch has for other readers than the model: pipeline stages, context parallelism.
 NOT_FOR_MODELS = ("_packed_seq_ids", "n_images_per_sample", "n_videos_per_sample", "n_audios_per_sample")
@@ -161,8 +165,14 @@ def collater_for(family: Mapping[str, Any], model: torch.nn.Module | None = None
                 "recurrent=True if you know that"
             )
         return PackCollater(**(chosen | options))
+    if isinstance(model, torch.nn.DataParallel):
+        raise ValueError(
+            "torch.nn.DataParallel cuts each tensor of a batch along axis 0, which is not that of the batch in "
+            "positions and pixels; use DistributedDataParallel, one process for each GPU (torchrun)"
+        )
     inner = unwrapped(model)
     warn_if_unmended(inner)
+    _check_tokens(inner, family)
     takes = _arguments(inner)
     chosen |= {"takes": takes, "unshifted_labels": takes is None and not passes_shift_labels(inner)}
     chosen |= _attention_of(inner) | {"recurrent": _recurrent(inner, family, options)} | options
@@ -180,6 +190,33 @@ def collater_for(family: Mapping[str, Any], model: torch.nn.Module | None = None
     if "takes" not in options:
         _check_arguments(collater, family["media"], type(inner).__name__)
     return collater
+
+
+def _check_tokens(model: torch.nn.Module, family: Mapping[str, Any]) -> None:
+    """That a model is one for the processor that packed, as far as token ids tell: it would fail later, or on a GPU."""
+    config, ids = getattr(model, "config", None), family["placeholder_ids"]
+    theirs = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
+    remedy = "; an output is for models of the processor that packed it: pack with the model's own"
+    if isinstance(theirs, int) and ids.get("image", theirs) != theirs:
+        raise ValueError(
+            f"pictures are token {ids['image']} in these packs, and {theirs} for {type(model).__name__}{remedy}"
+        )
+    with suppress(AttributeError, NotImplementedError):  # a model that does not tell
+        size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
+        # Not those of media, which Kimi K2.5 has beyond what it embeds.
+        highest = max(family["padding_id"], *family.get("assistant_header_ids", ()))
+        if highest >= size:
+            raise ValueError(
+                f"these packs have token {highest}, and {type(model).__name__} embeds {size} tokens, from 0{remedy}"
+            )
+    vision, facts = getattr(config, "vision_config", None), family["facts"]
+    seconds = getattr(vision, "tokens_per_second", None)
+    if family["name"] == "qwen2_vl" and vision is not None and seconds != facts["tokens_per_second"]:
+        logger.warning(
+            "%s has tokens_per_second %s, and the processor that packed %s: frames of videos have other positions in "
+            "these packs than the model gives them. Pack with the model's own processor, if there are any",
+            type(model).__name__, seconds, facts["tokens_per_second"],
+        )  # fmt: skip
 
 
 def _recurrent(model: torch.nn.Module, family: Mapping[str, Any], options: Mapping[str, Any]) -> bool:

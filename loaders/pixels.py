@@ -86,6 +86,18 @@ class StoredPixels:
     def pin_memory(self) -> "StoredPixels":
         return replace(self, rows=self.rows.pin_memory())
 
+    def to(self, device: torch.device | str, **options: Any) -> "StoredPixels":
+        """Bytes, to where they will be restored: Lightning and accelerate move what has this, and Lightning refuses
+        what has not."""
+        return replace(self, rows=self.rows.to(device, **options))
+
+    def __getattr__(self, name: str) -> Any:
+        """What a model asks of pixels."""
+        raise AttributeError(
+            f"pixels are bytes until restore_pixels(batch, device), and have no {name!r}: call it before the model, or "
+            'give PackedShards pixels="bf16" (as HF Trainer needs it)'
+        )
+
     def restored(self, device: torch.device | str, dtype: torch.dtype) -> torch.Tensor:
         pixels = restored(self.rows.to(device), self.how, dtype)
         # What pads a medium is zero, and not what a byte of zero stands for.

@@ -7,6 +7,8 @@ asked for: what it gets instead is right for any model, or an error with a remed
 
 import copy
 import logging
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -52,10 +54,22 @@ class _NoOutputs:
 
 
 def _copied(module: Any) -> Any:
-    """A shallow copy; by `copy.copy`, modules of fully_shard would be made anew."""
+    """A shallow copy; by `copy.copy`, modules of fully_shard would be made anew.
+
+    A forward that somebody has given to this one module (accelerate does, with mixed precision and with hooks) is bound
+    to it, and would run all of it: the copy has it bound to the copy.
+    """
     copied = object.__new__(type(module))
-    copied.__dict__.update(module.__dict__)
+    copied.__dict__.update({name: _bound_to(value, module, copied) for name, value in module.__dict__.items()})
     return copied
+
+
+def _bound_to(value: Any, module: Any, copied: Any) -> Any:
+    if isinstance(value, MethodType) and value.__self__ is module:
+        return MethodType(value.__func__, copied)
+    if isinstance(value, partial) and any(part is module for part in value.args):
+        return partial(value.func, *(copied if part is module else part for part in value.args), **value.keywords)
+    return value
 
 
 @torch.no_grad()

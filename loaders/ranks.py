@@ -68,14 +68,14 @@ def loaders_of_accelerate() -> list[Any]:
     return [loader for loader in GradientState().dataloader_references if loader is not None]
 
 
-def refuse_second_sharding(dataset: Dataset[object]) -> None:
-    """Where accelerate shares out what this rank reads among the ranks once more, most packs would be lost.
+def refuse_second_sharding(dataset: Dataset[object]) -> bool:
+    """Whether accelerate iterates a dataset, by a loader of its own. Where it shares out what this rank reads among the
+    ranks once more, most packs would be lost.
 
     HF Trainer and `accelerator.prepare` do that to every iterable dataset: they dispatch what process 0 reads, cut
     along axis 0, or let every process read all and keep its part. Both tell the dataset the epoch first.
     """
-    loaders = loaders_of_accelerate()
-    own = [loader for loader in loaders if dataset in (loader.dataset, getattr(loader.dataset, "dataset", None))]
+    own = _own(dataset)
     if own and _num_processes() > 1:
         raise ValueError(
             "accelerate would share out the packs of this rank among all ranks once more. Give HF Trainer or "
@@ -86,6 +86,28 @@ def refuse_second_sharding(dataset: Dataset[object]) -> None:
             f"accelerate dispatches batches of iterable datasets: {_CUT} Instead of PackedShards, give it "
             "neatpack.loaders.hf.IndexedPacks(out)"
         )
+    return bool(own)
+
+
+def refuse_skipping(dataset: Dataset[object], epoch: int, position: int) -> None:
+    """Where accelerate skips the batches before a checkpoint, of a dataset that begins elsewhere.
+
+    HF Trainer does, where its get_train_dataloader gives a loader of ours: nobody tells it the epoch then, and what is
+    left of epoch 0 would come. After a state was loaded, the batches behind it would be skipped, too.
+    """
+    if any(type(loader).__name__ == "SkipDataLoader" for loader in _own(dataset)):
+        told = "as a state says" if position else "and nobody has called set_epoch"
+        raise ValueError(
+            "accelerate skips batches to resume (HF Trainer does, by skip_first_batches), and these packs begin at "
+            f"epoch {epoch}, position {position}, {told}. Give HF Trainer neatpack.loaders.hf.IndexedPacks(out) as "
+            "train_dataset, or ignore_data_skip=True and load the loader's state; in a loop of your own, call "
+            "set_epoch, or load the state and skip nothing"
+        )
+
+
+def _own(dataset: Dataset[object]) -> list[Any]:
+    loaders = loaders_of_accelerate()
+    return [loader for loader in loaders if dataset in (loader.dataset, getattr(loader.dataset, "dataset", None))]
 
 
 def refuse_dispatch(dataset: Dataset[object]) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from ..pipeline.runtime.freed import keep_freed
 from .arguments import flag, is_positive, whole
-from .batches import PackLoader
+from .batches import NO_LOADER_OF_OURS, PackLoader
 from .item import PIXELS, pack_item
 from .media import BATCH_KEY
 from .mix import Mix, Output, Outputs
@@ -21,7 +21,7 @@ from .model_inputs import PackCollater, collater_for, restores_pixels
 from .order import CHUNK, Order, rank_share, share_length, worker_items
 from .pixels import stored_arrays
 from .position import Draws, Start
-from .ranks import Ranks, refuse_second_sharding
+from .ranks import Ranks, refuse_second_sharding, refuse_skipping
 from .reader import ShardReader
 from .shared import empty, own, room_of_batch
 from .stateful import global_state
@@ -86,6 +86,7 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self.stored = stored_arrays(self.layout, self.reader.pixel_tables())
         self._start, self._draws = Start(), Draws(self.mix.num_sources)
         self._loaded = False  # a state, and nothing was iterated since
+        self._is_told = False  # the epoch, by set_epoch
         self._skip = 0  # items that this loader worker gave out before the state that it loaded
         self._yielded = 0  # items given out in this process since `_start`
         self.iterated_by = 0  # see PackLoader
@@ -164,7 +165,9 @@ class PackedShards(IterableDataset[dict[str, Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Another epoch starts at its beginning; the same epoch goes on where it is (after `load_state_dict`)."""
-        refuse_second_sharding(self)
+        if refuse_second_sharding(self):
+            self.iterated_by = NO_LOADER_OF_OURS
+        self._is_told = True
         epoch = whole("epoch", epoch)
         if self._loaded and epoch < self.epoch:
             raise ValueError(
@@ -199,6 +202,8 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         worker, num_workers = _worker()
         if get_worker_info() is not None:  # a process that does nothing else
             keep_freed()
+        if not self._is_told or self.position:
+            refuse_skipping(self, self.epoch, self.position)
         iteration = self._start.enter()
         self._loaded, self._skip, self._yielded = False, 0, self._skip
         self._check_world()

@@ -6,7 +6,7 @@ import os
 import sys
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, skip_first_batches
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForImageTextToText, Trainer, TrainingArguments
@@ -33,10 +33,10 @@ seen: list[int] = []
 model.register_forward_pre_hook(lambda _, __, inputs: seen.append(int(inputs["input_ids"].sum())), with_kwargs=True)
 
 
-def trainer(dataset, collater) -> Trainer:
+def trainer(dataset, collater, **options) -> Trainer:
     settings = TrainingArguments(
         folder, num_train_epochs=2, per_device_train_batch_size=1, use_cpu=True, save_strategy="steps", report_to=[],
-        save_steps=len(packs) // world_size + 1, disable_tqdm=True,
+        save_steps=len(packs) // world_size + 1, disable_tqdm=True, **options,
     )  # fmt: skip
     return Trainer(model, settings, train_dataset=dataset, data_collator=collater)
 
@@ -53,19 +53,36 @@ with contextlib.redirect_stdout(sys.stderr):
 steps = trained.state.global_step
 result["defaults"] = {"seen": whole, "resumed": list(seen), "steps": steps, "length": len(packs)}
 
+# Packs by index without the collater that they need, in a worker, too; and drawn at random by process 0 for all
+result["no collater"] = refusal(trainer(IndexedPacks(out), None).train)
+result["no collater in a worker"] = refusal(trainer(IndexedPacks(out), None, dataloader_num_workers=1).train)
+if world_size == 1:  # of several, process 0 alone reads and refuses, and the others wait until it ends
+    dispatching = trainer(packs, packs.collater(model), accelerator_config={"dispatch_batches": True})
+    result["drawn"] = refusal(dispatching.train)
+
 # An iterable dataset, which accelerate shards once more if there are several processes
 stream = PackedShards(out, pixels="fp32")
 result["trainer"] = refusal(trainer(stream, stream.collater(model)).train)
 for dispatch in (True, False):
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
-    loader = accelerator.prepare(PackedShards(out, pixels="fp32").loader())
+    ours = PackedShards(out, pixels="fp32").loader()
+    loader = accelerator.prepare(ours)
     result[f"dispatch {dispatch}"] = refusal(lambda loader=loader: list(loader))
+    result[f"state {dispatch}"] = refusal(ours.state_dict)
 
 # Packs by index, which process 0 is to read for all
 accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
 packs = IndexedPacks(out)
 loader = accelerator.prepare(DataLoader(packs, batch_size=1, collate_fn=packs.collater()))
 result["indexed"] = refusal(lambda: list(loader))
+
+# Batches that are skipped to resume, as by HF Trainer whose get_train_dataloader gives a loader of ours
+loader = PackedShards(out).loader()
+result["skipping"] = refusal(lambda: list(skip_first_batches(loader, 1)))
+loader.load_state_dict({**loader.state_dict(), "position": 3})
+result["skipping twice"] = refusal(lambda: list(skip_first_batches(loader, 1)))
+loader.set_epoch(1)
+result["skipped"] = [int(batch["input_ids"].sum()) for batch in skip_first_batches(loader, 1)]
 
 # A loader that is not prepared is nobody's but ours
 result["ours"] = [int(batch["input_ids"].sum()) for batch in PackedShards(out).loader()]

@@ -34,6 +34,15 @@ def test_indices_are_the_epochs_order(out, num_workers, caplog):
         packs[8]
 
 
+@pytest.mark.parametrize("world_size", [1, 3, 5])
+def test_validation_has_each_pack_once_on_any_number_of_ranks(out, world_size):
+    """As docs/API.md shows it."""
+    packs = IndexedPacks(out, shuffle=False)
+    shares = [range(rank, len(packs), world_size) for rank in range(world_size)]
+    loaders = [DataLoader(packs, sampler=share, collate_fn=numbers) for share in shares]
+    assert sorted(pack for loader in loaders for (pack,) in loader) == list(range(8))
+
+
 def test_a_random_order_is_said_once(out, caplog):
     packs = IndexedPacks(out)
     for index in (3, 1, 5, 0, 3, 1):
@@ -104,6 +113,7 @@ def test_trainer_with_its_defaults_in_one_process(alone, sums):
     assert_each_once_and_resumed([alone], sums)
     assert "give it neatpack.loaders.hf.IndexedPacks" in alone["trainer"]
     assert alone["dispatch False"] == "not refused", "one process shards nothing"
+    assert "accelerate reads these packs by a loader of its own" in alone["state False"], "it said position 0"
 
 
 def test_batches_that_accelerate_would_cut_are_refused_in_one_process(alone):
@@ -112,7 +122,29 @@ def test_batches_that_accelerate_would_cut_are_refused_in_one_process(alone):
         assert alone[how].startswith(
             "accelerate dispatches batches of iterable datasets: it joins what process 0 reads"
         )
-    assert alone["indexed"].startswith("accelerate with dispatch_batches=True: it joins what process 0 reads for all")
+    for how in ("indexed", "drawn"):
+        assert alone[how].startswith("accelerate with dispatch_batches=True: it joins what process 0 reads for all")
+
+
+def test_batches_that_accelerate_skips_in_an_epoch_that_nobody_told_are_refused(alone, out):
+    assert "these packs begin at epoch 0, position 0, and nobody has called set_epoch" in alone["skipping"]
+    assert "these packs begin at epoch 0, position 3, as a state says" in alone["skipping twice"]
+    stream = PackedShards(out)
+    stream.set_epoch(1)
+    assert alone["skipped"] == [int(pack["input_ids"].sum()) for pack in stream][1:]
+
+
+@pytest.mark.parametrize("how", ["no collater", "no collater in a worker"])
+def test_trainer_without_our_collater_is_refused(alone, how):
+    assert "packs are given to default_data_collator of transformers" in alone[how]
+    assert "give Trainer data_collator=packs.collater(model)" in alone[how]
+
+
+@pytest.mark.parametrize("dataset", [PackedShards, IndexedPacks])
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_loader_without_our_collater_is_refused(out, dataset, batch_size):
+    with pytest.raises(ValueError, match=r"a DataLoader without a collate_fn .*collate_fn=packs.collater\(model\)"):
+        next(iter(DataLoader(dataset(out), batch_size=batch_size)))
 
 
 @pytest.mark.parametrize("how", ["trainer", "dispatch True", "dispatch False"])

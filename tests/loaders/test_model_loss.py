@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
+from accelerate.utils import convert_outputs_to_fp32, send_to_device
 from helpers import TinyData, clip, documents_of, picture, tiny_config, tone
 from processors import default, glm4v, llava_onevision, mistral3, smolvlm
 from tiny_models import (
@@ -368,6 +371,37 @@ def test_wrapped_models(qwen_packs, alone_in_the_world):
             assert torch.allclose(wrapper(**batch).loss, loss), number  # type: ignore[operator]
 
 
+def test_a_forward_that_accelerate_has_put_in_its_place(qwen_packs):
+    """It belongs to the model itself, and is asked of the copy all the same: labels stay as they are on disk."""
+    model = tiny_model("qwen2_5_vl")
+    expected = qwen_packs.collater(model)
+    assert expected.way == "positions" and not expected.unshifted_labels
+    mixed, hooked = copy.deepcopy(model), copy.deepcopy(model)
+    mixed.forward = MethodType(convert_outputs_to_fp32(mixed.forward.__func__), mixed)  # mixed_precision="bf16"
+    for module in hooked.modules():  # device_map="auto"
+        add_hook_to_module(module, ModelHook())
+    assert qwen_packs.collater(mixed) == qwen_packs.collater(hooked) == expected
+
+
+def test_a_model_that_would_cut_batches_is_refused(qwen_packs):
+    with pytest.raises(ValueError, match="DataParallel cuts each tensor of a batch along axis 0.* use Distributed"):
+        qwen_packs.collater(torch.nn.DataParallel(tiny_model("qwen2_5_vl")))
+
+
+def test_a_model_of_another_processor_is_told(qwen_packs, caplog):
+    model = tiny_model("qwen2_5_vl")
+    model.config.image_token_id = 7
+    with pytest.raises(ValueError, match="pictures are token 2046 in these packs, and 7 for Qwen2_5_VLFor.*pack with"):
+        qwen_packs.collater(model)
+    model.config.image_token_id = 2046
+    model.resize_token_embeddings(2000)
+    with pytest.raises(ValueError, match="these packs have token 2035, and Qwen2_5_VLFor.* embeds 2000 tokens"):
+        qwen_packs.collater(model)
+    assert not caplog.messages
+    qwen_packs.collater(tiny_model("qwen2_vl"))
+    assert "Qwen2VLForConditionalGeneration has tokens_per_second None, and the processor that packed 2" in caplog.text
+
+
 @pytest.mark.parametrize("options", [{}, {"isolate": "mask"}, {"unshifted_labels": True}])
 @torch.no_grad()
 def test_a_model_that_takes_no_other_arguments_gets_none(qwen_packs, options):
@@ -479,6 +513,13 @@ def test_positions_need_a_model_without_a_cache(qwen_packs):
     assert not torch.allclose(model(**{**batch, "use_cache": True}).loss, model(**batch).loss, rtol=1e-4)
 
 
+def test_pixels_left_as_bytes_are_moved_by_trainers(qwen_packs):
+    """They move what has `to`; Lightning refuses other frozen objects."""
+    (batch, *_) = PackedShards(qwen_packs.reader.out, pixels="uint8").loader()
+    moved = send_to_device(batch, torch.device("meta"))["pixel_values"]
+    assert moved.rows.is_meta and moved.rows.dtype == torch.uint8
+
+
 def test_pixels_left_as_bytes_can_be_restored(qwen_packs):
     """Also for a model that takes no other arguments."""
     model = Strict(tiny_model("qwen2_5_vl"))
@@ -495,5 +536,5 @@ def test_no_model_takes_bytes_for_pixels(qwen_packs):
     model = tiny_model("qwen2_5_vl")
     (batch, *_) = late.loader(model=model)
     assert not isinstance(batch["pixel_values"], torch.Tensor) and "stored_pixels" not in batch
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError, match=r"pixels are bytes until restore_pixels\(batch, device\).*call it before"):
         model(**batch)

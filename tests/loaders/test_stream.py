@@ -61,6 +61,14 @@ def test_random_access(out):
         dataset.pack(100_000)
 
 
+def test_a_relative_path_is_that_of_the_folder_where_it_was_given(out, monkeypatch, tmp_path):
+    """Hydra changes the working directory; shards are opened later, and again by every worker."""
+    monkeypatch.chdir(out.parent)
+    packs = PackedShards(out.name)
+    monkeypatch.chdir(tmp_path)
+    assert numbers(packs) == numbers(PackedShards(out))
+
+
 @pytest.mark.parametrize("pixels", ["uint8", "bf16"])
 def test_writing_to_an_item_touches_neither_the_shard_nor_the_next_epoch(out, pixels):
     dataset = PackedShards(out, pixels=pixels)
@@ -345,6 +353,8 @@ def test_hugging_face_datasets_reads_the_shards(out, tmp_path):
     """With none of our code: columns by member, arrays as .npy."""
     files = sorted(str(path) for path in (out / "shards").iterdir())
     loaded = datasets.load_dataset("webdataset", data_files={"train": files}, split="train", cache_dir=str(tmp_path))
+    folder = datasets.load_dataset(str(out / "shards"), split="train", streaming=True)
+    assert [row["__key__"] for row in folder] == list(loaded["__key__"])
     packs = {f"{pack.number:09d}": pack for pack in packs_of(out)}
     assert len(loaded) == len(packs)
     for row in loaded:

@@ -17,8 +17,8 @@ from neatpack.pipeline.cli import main
 sys.path.insert(0, str(ROOT / "jobs" / "recipes"))
 from common import tiny_model  # type: ignore[import-not-found]
 
-RECIPES = ["ddp", "fsdp2", "hf_trainer", "accelerate_loop", "lightning_fit", "torchtitan_loop", "nemo_loop"]
-NEEDS = {"nemo_loop": "nemo_automodel", "energon_loop": "megatron"}
+RECIPES = ["ddp", "fsdp2", "hf_trainer", "accelerate_loop", "lightning_fit", "torchtitan_loop", "nemo_loop", "trl_sft"]
+NEEDS = {"nemo_loop": "nemo_automodel", "trl_sft": "trl", "energon_loop": "megatron"}
 KILLED_AT = 5  # in the second epoch
 
 
