@@ -57,6 +57,10 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
             media.setdefault(kind, []).append(ref)
     pieces = [_cut(str(turn.content)) if turn.role in TAGGED else [str(turn.content)] for turn in said.turns]
     tags = [_TAGS[tag.lower()] for own in pieces for tag in own[1::2]]
+    if said.image_is_video and tags.count("image") == len(media.get("video", ())) and not media.get("image"):
+        for own in pieces:
+            own[1::2] = ["<video>" if tag.lower() == "<image>" else tag for tag in own[1::2]]
+        tags = [_TAGS[tag.lower()] for own in pieces for tag in own[1::2]]
     surplus: list[MediaRef] = []
     for kind in KINDS if tags or media else ():
         count, refs = tags.count(kind), media.get(kind, [])

@@ -45,9 +45,12 @@ def plain(item: Any, dialect: Dialect) -> Any:
 
 
 def kind_of(item: Any) -> MediaKind | None:
-    """Of a part that is a medium."""
-    kind = item.get("type") if isinstance(item, Mapping) else None
-    return TYPES.get(kind) if isinstance(kind, str) else None
+    """Of a part that is a medium; one without a type may have it under its kind alone: {"image": "a.png"}."""
+    if not isinstance(item, Mapping):
+        return None
+    if item.get("type") is None:
+        return next((kind for kind in KINDS if item.get(kind) is not None), None) if "text" not in item else None
+    return TYPES.get(item["type"]) if isinstance(item["type"], str) else None
 
 
 def is_bare(item: Any, kind: MediaKind) -> bool:
@@ -84,7 +87,9 @@ def unknown_in(item: Any) -> Skip | None:
     unknown = next((key for key in item if key not in known), None)
     if kind is None and (item.get("type", "text") not in TEXTS or unknown is None):
         return None  # what it is says more than what it has
-    return None if unknown is None else unknown_key(f"a part of type {item.get('type', 'text')!r}", str(unknown))
+    return (
+        None if unknown is None else unknown_key(f"a part of type {item.get('type', kind or 'text')!r}", str(unknown))
+    )
 
 
 def text_part(item: Any) -> str | Skip:
@@ -114,7 +119,9 @@ def media_part(
             return Skip(reason="bad_placeholders", detail=f"a part of type {kind!r} without its {kind}")
         return reference(found.entry, asked, kind, found.column, folders, found.at)
     if "index" in item:
-        return bad_row(f"a part of type {item['type']!r} with both an index and its own {kind}; remove one of the two")
+        return bad_row(
+            f"a part of type {item.get('type', kind)!r} with both an index and its own {kind}; remove one of the two"
+        )
     key = next(key for key in _own(kind) if key in item)
     if key in (*AS_PLACE, *AS_BASE64, "frames"):
         return reference({key: item[key]}, asked, kind, kind, folders, at)

@@ -9,7 +9,13 @@ from .messages import system_of
 from .said import Format, Row, Said, Spoken, bad_row, keys_of, media_of, text_of
 from .tools import tools_of
 
-PAIRS = (("prompt", "response"), ("prompt", "completion"), ("question", "answer"), ("query", "response"))
+PAIRS = (
+    ("prompt", "response"),
+    ("prompt", "completion"),
+    ("question", "answer"),
+    ("query", "response"),
+    ("question", "response"),
+)
 FIELDS = ("prompt", "query", "response", "history", "system", "tools", "images", "videos", "audios")
 
 
