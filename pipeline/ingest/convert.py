@@ -17,6 +17,7 @@ from .formats.said import Said
 from .lines import MAX_ROW_BYTES, PROBLEM, Part, constant, rows
 from .media import json_name
 from .meta import Dataset
+from .stand_ins import stand_ins
 from .twice import problems
 from .unread import UnreadColumn, unread, unread_later
 
@@ -142,7 +143,10 @@ def resolved(dataset: Dataset, first: Sequence[dict[str, Any]]) -> Dataset:
     words = "%s: format %s, %s; columns used: %s; not used: %s"
     logger.log(level, words, dataset.name, dataset.format, how, used, unused)
     dialect = _dialect(dataset)
-    for problem in unread(first, [_said(row, dataset, dialect) for row in first], dataset.format, dataset.columns):
+    said = [_said(row, dataset, dialect) for row in first]
+    for problem in unread(first, said, dataset.format, dataset.columns, dataset.ignore_keys):
+        logger.warning("%s: %s", dataset.name, problem)
+    for problem in stand_ins(first, said):
         logger.warning("%s: %s", dataset.name, problem)
     return dataset
 

@@ -71,9 +71,14 @@ def _own(kind: MediaKind) -> tuple[str, ...]:
     )
 
 
-def _asked_of(kind: MediaKind) -> tuple[str, ...]:
+def asked_of(kind: MediaKind) -> tuple[str, ...]:
     """Keys beside a medium that say what is to become of it."""
     return (*ASKED, *WISHES[kind])
+
+
+def known_of(kind: MediaKind) -> tuple[str, ...]:
+    """Keys of a medium that mean something, or surely nothing."""
+    return (*_own(kind), *asked_of(kind), *MEANINGLESS)
 
 
 def unknown_in(item: Any) -> Skip | None:
@@ -81,9 +86,7 @@ def unknown_in(item: Any) -> Skip | None:
     if not isinstance(item, Mapping):
         return None
     kind = kind_of(item)
-    known = (
-        ("type", "text", "value") if kind is None else ("type", "index", *_own(kind), *_asked_of(kind), *MEANINGLESS)
-    )
+    known = ("type", "text", "value") if kind is None else ("type", "index", *known_of(kind))
     unknown = next((key for key in item if key not in known), None)
     if kind is None and (item.get("type", "text") not in TEXTS or unknown is None):
         return None  # what it is says more than what it has
@@ -112,7 +115,7 @@ def media_part(
     folders: MediaFolders,
 ) -> MediaRef | Skip:
     """`waiting`: the media of the row's column that no index names; `named`: all of them."""
-    asked = {key: item[key] for key in _asked_of(kind) if key in item}
+    asked = {key: item[key] for key in asked_of(kind) if key in item}
     if is_bare(item, kind):
         found = named[item["index"]] if "index" in item else next(waiting, None)
         if found is None:
