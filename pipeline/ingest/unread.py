@@ -26,7 +26,9 @@ _EVERY = 32  # and of which rows all are: a column may have texts first and pict
 _LONGEST = 4096  # characters of a path, or of the beginning of what may be base64
 # Columns that may be missing without a row being skipped for it.
 _OPTIONAL = ("system", "tools", "query", "history")
-_SYSTEMS = ("system_prompt", "system_message")  # what else a system prompt is called
+# What else a system prompt is called, and text that belongs to a question.
+_OTHER_NAMES = {"system": ("system_prompt", "system_message"), "query": ("input", "context")}
+_OTHER_WORDS = {"system": "system prompts", "query": "to follow the questions"}
 _SAID_AS = {"start": "video_start", "end": "video_end", "start_time": "video_start", "end_time": "video_end"}
 _OF_VIDEOS = ("fps", "frame_indices", "video_start", "video_end", *WISHES["video"], *_SAID_AS)
 _OF_TABLES = ("sampling_rate", "array", "width", "height")  # keys of media that say what the bytes say themselves
@@ -39,7 +41,7 @@ def unread(
     uses = FORMATS[format_].uses(columns)
     yield from _absent(rows, format_, columns)
     yield from _losses(rows, uses)
-    yield from _systems(rows, said, format_, columns)
+    yield from _other_names(rows, said, format_, columns)
     yield from _asked(rows, said, uses)
     yield from _keys_of_media(said, ignore_keys)
     for column, number in _columns(rows, said, format_, columns).items():
@@ -182,21 +184,24 @@ def _losses(rows: Sequence[Row], used: set[str]) -> Iterator[str]:
             )
 
 
-def _systems(rows: Sequence[Row], said: Sequence[Said | Skip], format_: str, columns: Columns) -> Iterator[str]:
-    """A system prompt under another name: its row is packed without."""
-    known = FORMATS[format_]
-    if "system" not in known.fields or columns.system != known.columns.system:
-        return
-    for key in _SYSTEMS:
-        number = sum(
-            isinstance(row.get(key), str) and not is_empty(row[key]) and not _has_system(what)
-            for row, what in zip(rows, said, strict=True)
-        )
-        if number:
-            yield (
-                f"column {key!r} has texts in {number} of the first {len(rows)} rows, and is not read; if they are "
-                f'system prompts, give "format": "{format_}", "columns": {{"system": "{key}"}}'
+def _other_names(rows: Sequence[Row], said: Sequence[Said | Skip], format_: str, columns: Columns) -> Iterator[str]:
+    """Texts that belong to what is packed, under a name that nothing reads."""
+    known, used = FORMATS[format_], FORMATS[format_].uses(columns)
+    for field, names in _OTHER_NAMES.items():
+        if field not in known.fields or getattr(columns, field) != getattr(known.columns, field):
+            continue  # who names a column has looked at the others
+        for key in (key for key in names if key not in used):
+            number = sum(
+                isinstance(row.get(key), str)
+                and not is_empty(row[key])
+                and not (field == "system" and _has_system(what))
+                for row, what in zip(rows, said, strict=True)
             )
+            if number:
+                yield (
+                    f"column {key!r} has texts in {number} of the first {len(rows)} rows, and is not read; if they are "
+                    f'{_OTHER_WORDS[field]}, give "format": "{format_}", "columns": {{"{field}": "{key}"}}'
+                )
 
 
 def _has_system(said: Said | Skip) -> bool:

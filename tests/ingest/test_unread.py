@@ -146,6 +146,11 @@ IN_VAIN: dict[str, tuple[dict[str, Any], str]] = {
         "column 'system_prompt' has texts in 2 of the first 2 rows, and is not read; if they are system prompts, give "
         '"format": "messages", "columns": {"system": "system_prompt"}',
     ),
+    "what a question is about": (
+        {"question": "Who?", "context": "A cat called Tom.", "answer": "Tom."},
+        "column 'context' has texts in 2 of the first 2 rows, and is not read; if they are to follow the questions, give "
+        '"format": "prompt_response", "columns": {"query": "context"}',
+    ),
     "the part of a video": (
         {**VIDEO, "start_time": 2.5},
         "column 'start_time' is set in 2 of the first 2 rows with videos (2.5, for one), and is not read; say it of "
@@ -183,6 +188,7 @@ def test_what_a_row_says_in_vain(row: dict[str, Any], words: str, caplog: pytest
 
 HEARD: dict[str, dict[str, Any]] = {
     "two system prompts": {"messages": [{"role": "system", "content": "a"}, *TALK], "system_prompt": "a"},
+    "an input": {"instruction": "Who?", "input": "Tom", "output": "Tom."},
     "no system prompt": {"messages": TALK, "system_prompt": " "},
     "a rate without a video": {"messages": TALK, "fps": 1},
     "a video": {**VIDEO, "video": [{"path": "a.mp4", "fps": 2, "video_start": 1}]},

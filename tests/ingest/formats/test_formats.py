@@ -116,6 +116,21 @@ GOOD: dict[str, tuple[str, dict[str, Any], tuple[Turn, ...]]] = {
     "prompt and completion": ("prompt_response", {"prompt": "Who?", "completion": "Me."}, asked("Who?")),
     "question and answer": ("prompt_response", {"question": "Who?", "answer": "Me."}, asked("Who?")),
     "question and response": ("prompt_response", {"question": "Who?", "response": "Me."}, asked("Who?")),
+    "a pair with a history": (
+        "prompt_response",
+        {"query": "Who?", "response": "Me.", "history": [["Hi.", "Me."]]},
+        (*asked("Hi."), *asked("Who?")),
+    ),
+    "a history as a text that is JSON": (
+        "prompt_response",
+        {"prompt": "Who?", "response": "Me.", "history": '[["Hi.", "Me."]]'},
+        (*asked("Hi."), *asked("Who?")),
+    ),
+    "a history of another kind": (
+        "prompt_response",
+        {"question": "Who?", "answer": "Me.", "history": "Two knees."},
+        asked("Who?"),
+    ),
     "a picture without a tag": (
         "prompt_response",
         {"query": "Who?", "response": "Me.", "image": "a.jpg"},
@@ -264,6 +279,12 @@ BAD: dict[str, tuple[str, dict[str, Any], str, str]] = {
         {"instruction": "a", "output": "b", "history": [["a"]]},
         "bad_row",
         "entry 0 is no [question",
+    ),
+    "a history of halves": (
+        "prompt_response",
+        {"query": "a", "response": "b", "history": [["a"]]},
+        "bad_row",
+        "column 'history': entry 0 is no [question",
     ),
     "an empty answer": ("alpaca", {"instruction": "a", "output": ""}, "no_target", "no assistant turn that is trained"),
     "half of a pair": (
