@@ -148,8 +148,8 @@ IN_VAIN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "what a question is about": (
         {"question": "Who?", "context": "A cat called Tom.", "answer": "Tom."},
-        "column 'context' has texts in 2 of the first 2 rows, and is not read; if they are to follow the questions, give "
-        '"format": "prompt_response", "columns": {"query": "context"}',
+        "column 'context' has texts in 2 of the first 2 rows, and is not read; if they are to follow the questions, "
+        'give "format": "prompt_response", "columns": {"query": "context"}',
     ),
     "the part of a video": (
         {**VIDEO, "start_time": 2.5},

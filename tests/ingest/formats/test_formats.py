@@ -332,6 +332,18 @@ def test_bad_rows(name: str, row: dict[str, Any], reason: str, words: str) -> No
 
 
 @pytest.mark.parametrize(
+    "tag",
+    ["<|image|>", "<|vision_start|><|image_pad|><|vision_end|>", "<image_placeholder>", "<ImageHere>", "<|img_2|>"],
+)
+def test_tags_of_others(tag: str) -> None:
+    """Media that come first would leave them behind as text, to be asked about."""
+    row = {"prompt": f"Who is {tag}?", "response": "Me."}
+    assert turns_of(convert(row, dataset("prompt_response"))) == asked(f"Who is {tag}?"), "without a picture it is text"
+    skip = convert({**row, "image": "a.jpg"}, dataset("prompt_response"))
+    assert isinstance(skip, Skip) and skip.reason == "bad_placeholders" and " is none); fix the row" in skip.detail
+
+
+@pytest.mark.parametrize(
     ("name", "media"),
     [
         ("prompt_response", {"images": [], "image": "a.jpg"}),
