@@ -63,8 +63,8 @@ def _failed(error: Exception, args: argparse.Namespace) -> int:
     import traceback
 
     from .commands.common import FAILED
+    from .runtime.clients import Unreachable
     from .runtime.faults import sentence
-    from .runtime.objects import Unreachable
 
     message = str(error) if isinstance(error, Unreachable) else sentence(error, args.elsewhere)
     if not message:

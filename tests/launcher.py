@@ -8,12 +8,13 @@ import gc
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+from ports import free_ports
 
 TESTS = Path(__file__).resolve().parent
 TIME_LIMIT = 600  # seconds; who waits for a rank that has failed is ended by then
@@ -80,17 +81,11 @@ def main() -> None:
 def run(script: str, arguments: list[str], environment: dict[str, str], processes: int, output: str) -> list[int]:
     """Again, where another process has taken the port between our choice and the first rank's."""
     for _ in range(5):
-        codes = run_at(free_port(), script, arguments, environment, processes, output)
+        codes = run_at(*free_ports(1), script, arguments, environment, processes, output)
         said = [Path(f"{output}.{rank}").read_text() for rank in range(processes)] if any(codes) else []
         if not any(PORT_TAKEN in words for words in said):
             break
     return codes
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def run_at(

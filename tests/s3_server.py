@@ -13,7 +13,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 import xml.etree.ElementTree
@@ -24,6 +23,8 @@ from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import quote, urlsplit
+
+from ports import free_ports
 
 ROOT = Path(__file__).parent.parent
 WEED = ROOT / ".venv" / "s3" / "bin" / "weed"
@@ -152,15 +153,6 @@ def s3_server(folder: Path) -> Iterator[S3]:
                 yield s3
                 return
         raise RuntimeError(f"the S3 server does not start: {(home / 'log').read_text()[-2000:]}")
-
-
-def free_ports(num: int) -> list[int]:
-    """All different: none is closed before the last is chosen."""
-    with ExitStack() as opened:
-        sockets = [opened.enter_context(socket.socket()) for _ in range(num)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.media.ahead import ahead
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime import objects, uploads
+from neatpack.pipeline.runtime import clients, uploads
 from neatpack.pipeline.runtime.objects import Remote, parse
 
 SOURCES = "sources.json"  # tells where data lie, and so differs
@@ -72,8 +72,8 @@ def proxy(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     with faulty_proxy(s3) as proxy:
         for name, value in proxy.env.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(objects, "BACKOFF", 0.01)
-        for made in (objects.client, uploads._made):
+        monkeypatch.setattr(clients, "BACKOFF", 0.01)
+        for made in (clients.client, uploads._made):
             made.cache_clear()
         ahead.forget()
         yield proxy

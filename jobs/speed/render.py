@@ -51,11 +51,13 @@ def rows(options: Options) -> Iterator[Row]:
         encoders = {
             name: PixelEncoder(layout=family.media, codecs=way, rule=family.image) for name, way in ways.items()
         }
+        tar = options.folder / f"{kind}.tar"
         sides: dict[str, Callable[[], object]] = {
-            name: partial(write, options.folder / f"{kind}.tar", samples, family, encoder)
-            for name, encoder in encoders.items()
+            name: partial(write, tar, samples, family, encoder) for name, encoder in encoders.items()
         }
-        found = side_by_side(sides | {"bare": partial(each, bare, media, family)}, options.repeats)
+        # A shard is a new file: no run is to pay for the memory of the one before, which the system takes back.
+        removed = partial(tar.unlink, missing_ok=True)
+        found = side_by_side(sides | {"bare": partial(each, bare, media, family)}, options.repeats, removed)
         per_medium = {name: seconds / len(media) for name, seconds in found.items()}
         for name in sides:
             what = f"render + write / bare decode, {len(media)} {kind}s, {name}"

@@ -43,13 +43,18 @@ def cpu_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def side_by_side(sides: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """The median CPU seconds of each side; they run in turns, once before they are timed."""
+def side_by_side(
+    sides: Mapping[str, Callable[[], object]], repeats: int, before: Callable[[], object] = lambda: None
+) -> dict[str, float]:
+    """The median CPU seconds of each side; they run in turns, once before they are timed. `before` each of them, what
+    is not timed is done."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for side in sides.values():
+        before()
         side()
     for _ in range(repeats):
         for name, side in sides.items():
+            before()
             start = cpu_seconds()
             side()
             times[name].append(cpu_seconds() - start)

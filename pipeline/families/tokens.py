@@ -28,6 +28,10 @@ Engine = Literal["tiktoken", "tokenizers", "python"]
 NUM_BYTES = 256
 # What ByteLevel splits by where it is told to split: the pattern of GPT-2.
 GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# White space leaves its last character to the word behind it. The patterns of nearly all byte-level BPEs end so, which
+# is what an automaton cannot do: see `_grouped`.
+LOOKING_AHEAD = r"|\s+(?!\S)|\s+"
+TOGETHER = 1 << 20  # characters of texts that tiktoken gets in one call, at most: another copy of them
 WHITE_SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # the Unicode property, as Rust has it
 
 
@@ -102,11 +106,30 @@ class Fast:
         object.__setattr__(self, "_special", re.compile(f"({alternatives})"))
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        return [self._with_added(text) for text in texts]
+        encoded = self._together(texts) or [self._ids(text) for text in texts]
+        if not self.before and not self.after:
+            return encoded
+        return [np.array([*self.before, *ids, *self.after], dtype=np.int32) for ids in encoded]
 
-    def _with_added(self, text: str) -> np.ndarray:
-        ids = self._ids(text)
-        return np.array([*self.before, *ids, *self.after], dtype=np.int32) if self.before or self.after else ids
+    def _together(self, texts: Sequence[str]) -> list[np.ndarray] | None:
+        """All in one call, with a special token between any two: text is cut at those before all else, so that none
+        sees its neighbours. A call takes 4 us by itself, a short text as long. None: each is to be encoded by itself.
+        """
+        if len(texts) < 2 or self.stripping or sum(map(len, texts)) > TOGETHER:
+            return None
+        end_to_end = "".join(texts)
+        between = next((token for token in sorted(self.special_tokens) if token not in end_to_end), None)
+        if between is None or not self._is_normal(joined := between.join(texts)):
+            return None
+        try:
+            ids = self._encoded(joined)
+        except (ValueError, UnicodeError):
+            return None
+        places = (ids == self.encoding.encode_single_token(between)).nonzero()[0].tolist()
+        if len(places) != len(texts) - 1:
+            return None  # the end of a text and its beginning are another special token
+        starts, ends = [0, *(place + 1 for place in places)], [*places, len(ids)]
+        return [ids[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def bare(self, text: str) -> list[int]:
         found: list[int] = self._ids(text).tolist()
@@ -114,11 +137,16 @@ class Fast:
 
     def _ids(self, text: str) -> np.ndarray:
         try:
-            if self.stripping or (self.normalize and not (text.isascii() or unicodedata.is_normalized("NFC", text))):
-                return self._piece_by_piece(text)
-            found = self.encoding.encode_to_numpy(text, allowed_special=self.special_tokens, disallowed_special=())
+            return self._piece_by_piece(text) if self.stripping or not self._is_normal(text) else self._encoded(text)
         except (ValueError, UnicodeError):  # a run of a million spaces is too much for its regex; half a character
             return np.array(self.own.bare(text), dtype=np.int32)
+
+    def _is_normal(self, text: str) -> bool:
+        """Whether normalizing would change nothing, neither of the text nor of any piece of it."""
+        return not self.normalize or text.isascii() or unicodedata.is_normalized("NFC", text)
+
+    def _encoded(self, text: str) -> np.ndarray:
+        found = self.encoding.encode_to_numpy(text, allowed_special=self.special_tokens, disallowed_special=())
         return found.view(np.int32)
 
     def _piece_by_piece(self, text: str) -> np.ndarray:
@@ -138,6 +166,16 @@ class Fast:
 
 
 _LEADING_SPACE = re.compile(f"^[{WHITE_SPACE}]+")
+
+
+def _grouped(pattern: str) -> str:
+    """The same alternatives, those that need no looking ahead as one group: a|b|c -> (?:a|b)|c.
+
+    tiktoken's regex engine asks an automaton about each alternative in turn if one of them looks ahead, and once about
+    a group in which none does: encoding takes a sixth less.
+    """
+    before = pattern.removesuffix(LOOKING_AHEAD)
+    return f"(?:{before}){LOOKING_AHEAD}" if before != pattern else pattern
 
 
 # From a tokenizer's own description of itself
@@ -163,7 +201,9 @@ class Described:
 def fast(found: Described, own: Own) -> Fast:
     import tiktoken
 
-    encoding = tiktoken.Encoding("", pat_str=found.pattern, mergeable_ranks=found.ranks, special_tokens=found.special)
+    encoding = tiktoken.Encoding(
+        "", pat_str=_grouped(found.pattern), mergeable_ranks=found.ranks, special_tokens=found.special
+    )
     return Fast(
         encoding=encoding,
         own=own,

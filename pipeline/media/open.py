@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from PIL import UnidentifiedImageError
 
 from ..records import MediaError, MediaRef
-from ..runtime.objects import Unreachable
+from ..runtime.clients import Unreachable
 from ..runtime.storage import NotPlain, open_regular, text_of
 from ..uris import is_http, is_stored
 from .ahead import ahead

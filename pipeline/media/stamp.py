@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..records import MediaRef
-from ..runtime.objects import Unreachable
+from ..runtime.clients import Unreachable
 from ..runtime.storage import read_ends, sha256_of
 from ..uris import is_http, is_stored
 from .ahead import ahead

@@ -1,60 +1,33 @@
-"""Objects of stores, by URI: s3, gs, abfs and hdfs through pyarrow, other schemes through fsspec.
+"""Objects of stores, by URI, used like paths.
 
 `Remote` has the part of pathlib that neatpack uses, so that whoever is given a place need not know where it is. What a
 store answers comes as the kernel's own errors: FileNotFoundError, PermissionError. What says nothing about the object
 (throttling, a connection that breaks, a time-out) is tried again, and ends as `Unreachable`, never as a missing file.
-
-Credentials come from the standard chain of each store (environment, profile, the machine's role), never from us.
 """
 
 import errno
 import fnmatch
 import io
 import os
-import random
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qsl, unquote
 
 from ..uris import STORES, without_secrets
+from .clients import Bucket, client, is_known, tried
 
 if TYPE_CHECKING:
     from pyarrow import fs
 
-TRIES = 6  # of a request, over those of pyarrow's own
-BACKOFF = 0.5  # seconds before the second try, give or take a half; twice as long before each further one: 15 s in all
-PATIENCE = 10.0  # seconds without a byte after which S3 is asked again
 BUFFER = 1 << 20  # bytes of a request, where somebody reads on from a place
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://([^/?]*)/*([^?]*)(?:\?(.*))?", re.DOTALL)
-_S3_OPTIONS = ("endpoint_override", "region", "scheme")  # that a URI may have
-_S3_ENDPOINTS, _S3_REGIONS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), ("AWS_REGION", "AWS_DEFAULT_REGION")
-_NOT_FILES = ("http", "https", "data", "file", "local")  # fsspec knows them, and they are no stores
-# What stores say of an object that we may not have; S3's answers to HEAD have no body, and no other word than this.
-_DENIED = re.compile(r"ACCESS_DENIED|AccessDenied|PERMISSION_DENIED|HTTP status 403|code: 403|403 Forbidden|Forbidden")
 _BUCKETS = ("s3", "gs", "gcs")  # schemes whose URIs begin with one
-_GONE = re.compile(r"NO_SUCH_KEY|NO_SUCH_BUCKET|NoSuchKey|NoSuchBucket|RESOURCE_NOT_FOUND|Path does not exist")
 
 Result = TypeVar("Result")
-
-
-class Unreachable(OSError):
-    """A store, disk or mount that fails: it ends the run, for it says nothing about the medium."""
-
-    def __init__(self, told: str) -> None:
-        self.told = without_secrets(told)
-        super().__init__(errno.ETIMEDOUT, self.told)  # by which runtime/faults.py knows it behind another error
-
-    def __str__(self) -> str:
-        return f"{self.told}; run again when it can, what is done is kept"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.told,)
 
 
 class NoBucket(FileNotFoundError):
@@ -68,7 +41,7 @@ class Remote:
     scheme: str
     authority: str  # bucket; or whatever else stands between :// and the next slash
     key: str = ""  # without a slash at either end
-    query: str = ""  # options of the client: endpoint_override=…&scheme=http
+    query: str = ""  # options of the client
 
     # As pathlib has it
 
@@ -84,7 +57,11 @@ class Remote:
 
     @property
     def uri(self) -> str:
-        return f"{self.scheme}://{self.authority}/{self.key}{'?' if self.query else ''}{self.query}"
+        return self.bucket.uri(self.key)
+
+    @property
+    def bucket(self) -> Bucket:
+        return Bucket(self.scheme, self.authority, self.query)
 
     @property
     def _path(self) -> PurePosixPath:
@@ -234,7 +211,7 @@ class Remote:
         """What the store answers. Each try asks for the client: a fork in between has none of its threads."""
 
         def asked() -> Result:
-            filesystem, root = client(replace(self, key=""), os.getpid())
+            filesystem, root = client(self.bucket, os.getpid())
             return ask(filesystem, f"{root}/{self.key}" if self.key else root)
 
         try:
@@ -247,7 +224,7 @@ class Remote:
     @property
     def has_bucket(self) -> bool:
         """True, too, where the store does not say."""
-        return self.scheme not in _BUCKETS or _has_bucket(replace(self, key=""), os.getpid())
+        return self.scheme not in _BUCKETS or _has_bucket(self.bucket, os.getpid())
 
     @property
     def no_bucket(self) -> str:
@@ -336,80 +313,13 @@ def glob_translated(pattern: str) -> str:
     return "".join(known.get(piece) or (piece if piece[:1] == "[" else re.escape(piece)) for piece in pieces)
 
 
-def tried(ask: Callable[[], Result], shown: str) -> Result:
-    """The answer of a store, asked for again as long as it may only be busy."""
-    waits = random.Random(f"{shown} {os.getpid()}")  # many workers that were refused at once must not come at once
-    for number in range(TRIES):
-        if number:
-            time.sleep(BACKOFF * 2 ** (number - 1) * (0.5 + waits.random()))
-        try:
-            return ask()
-        except (FileNotFoundError, PermissionError) as error:
-            raise type(error)(error.errno or errno.ENOENT, os.strerror(error.errno or errno.ENOENT), shown) from None
-        except OSError as error:
-            said = str(error)
-            for pattern, number_of in ((_GONE, errno.ENOENT), (_DENIED, errno.EACCES)):
-                if pattern.search(said):
-                    raise OSError(number_of, os.strerror(number_of), shown) from None
-            last = said
-    raise Unreachable(f"{shown}: does not answer, {TRIES} times over: {last}")
-
-
 @lru_cache(maxsize=64)  # thousands of rows may name media that are not there
-def _has_bucket(bucket: Remote, process: int) -> bool:
+def _has_bucket(bucket: Bucket, process: int) -> bool:
     filesystem, root = client(bucket, process)
     try:
         return bool(filesystem.get_file_info(root).type)  # NotFound is 0
     except OSError:  # who may read objects need not be allowed to ask for their bucket
         return True
-
-
-@lru_cache(maxsize=64)
-def client(bucket: Remote, _process: int) -> tuple["fs.FileSystem", str]:
-    """One per bucket and process: clients of stores have threads, which a forked worker does not inherit."""
-    from pyarrow import fs
-
-    if bucket.scheme == "s3":
-        return _s3(bucket), bucket.authority.rpartition("@")[2]
-    if bucket.scheme in STORES:
-        filesystem, root = fs.FileSystem.from_uri(bucket.uri)
-        return filesystem, root.rstrip("/")
-    import fsspec
-
-    filesystem, root = fsspec.core.url_to_fs(bucket.uri)
-    return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), root.rstrip("/")
-
-
-def _s3(bucket: Remote) -> "fs.S3FileSystem":
-    """As `FileSystem.from_uri` makes it, but small objects are one request (allow_delayed_open), and not three."""
-    from pyarrow import fs
-
-    return fs.S3FileSystem(
-        **s3_options(bucket),
-        allow_delayed_open=True,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),  # `tried` goes on from there
-        request_timeout=PATIENCE,
-        connect_timeout=PATIENCE,
-    )
-
-
-def s3_options(bucket: Remote) -> dict[str, Any]:
-    """What the URI of a bucket and the environment say, by pyarrow's names; credentials only if the URI has them."""
-    from pyarrow import fs
-
-    user, _, host = bucket.authority.rpartition("@")
-    key, _, secret = user.partition(":")
-    options: dict[str, Any] = dict(parse_qsl(bucket.query))
-    if unknown := options.keys() - set(_S3_OPTIONS):
-        raise ValueError(f"{bucket}: unknown option {', '.join(sorted(unknown))}; known: {', '.join(_S3_OPTIONS)}")
-    if "endpoint_override" not in options and (endpoint := next(filter(None, map(os.environ.get, _S3_ENDPOINTS)), "")):
-        scheme, _, address = endpoint.rpartition("://")  # which S3FileSystem itself does not look for
-        options |= {"endpoint_override": address.rstrip("/"), **({"scheme": scheme} if scheme else {})}
-    if not {"region", "endpoint_override"} & options.keys() and not any(map(os.environ.get, _S3_REGIONS)):
-        options["region"] = fs.resolve_s3_region(host)  # a bucket of another region would only answer that it is one
-    if user:
-        options |= {"access_key": unquote(key), "secret_key": unquote(secret)}
-    return options
 
 
 def parse(uri: str) -> Remote:
@@ -422,15 +332,3 @@ def parse(uri: str) -> Remote:
         known = ", ".join(STORES)
         raise ValueError(f"unknown scheme {scheme}://; known: {known}, those that an installed fsspec knows, or a path")
     return Remote(scheme, authority, key.strip("/"), query)
-
-
-@lru_cache(maxsize=64)
-def is_known(scheme: str) -> bool:
-    """Of a store."""
-    if scheme in STORES:
-        return True
-    if scheme in _NOT_FILES:
-        return False
-    import fsspec
-
-    return scheme in fsspec.available_protocols()

@@ -9,7 +9,8 @@ import os
 from functools import lru_cache
 from typing import Any
 
-from .objects import Remote, s3_options
+from .clients import Bucket, s3_options
+from .objects import Remote
 
 logger = logging.getLogger(__name__)
 
@@ -71,18 +72,18 @@ def _bucket(place: Remote) -> str:
 
 
 def _client(place: Remote) -> Any:
-    return _made(place.scheme, place.authority, place.query, os.getpid()) if place.scheme == "s3" else None
+    return _made(place.bucket, os.getpid()) if place.scheme == "s3" else None
 
 
 @lru_cache(maxsize=8)
-def _made(scheme: str, authority: str, query: str, _process: int) -> Any:
+def _made(bucket: Bucket, _process: int) -> Any:
     """By the same options and the same chain of credentials as pyarrow's; None: botocore is not installed."""
     try:
         import botocore.config
         import botocore.session
     except ModuleNotFoundError:
         return None
-    given = s3_options(Remote(scheme, authority, "", query))
+    given = s3_options(bucket)
     endpoint = given.get("endpoint_override")
     return botocore.session.get_session().create_client(
         "s3",

@@ -321,7 +321,9 @@ def _add_up(pack: Pack, sums: dict[str, Counter[str]]) -> None:
 
 def _trained(pack: Pack) -> list[int]:
     """Tokens of each document that are trained on."""
-    until = np.zeros(len(pack.arrays["labels"]) + 1, np.int32)  # and itself; the last, behind all, is before the first
+    # labels [-100, 5, 6] [] [-100, 7] -> trained tokens up to and with each [0, 1, 2, 2, 3], and a 0 behind them, which
+    # is what a first document without tokens ends at (place -1) -> at the ends [2, 2, 3] -> of each [2, 0, 1]
+    until = np.zeros(len(pack.arrays["labels"]) + 1, np.int32)
     (pack.arrays["labels"] >= 0).cumsum(out=until[:-1])
     at_ends = until[pack.arrays["seq_lens_padded"].cumsum() - 1]
     trained: list[int] = np.diff(at_ends, prepend=0).tolist()

@@ -14,7 +14,7 @@ from s3_server import S3
 
 from jobs.breaking.processes import named_below
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime import objects
+from neatpack.pipeline.runtime import clients
 from neatpack.pipeline.runtime.objects import Remote, parse
 
 SHAPE = ["--pack-size", "300", "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"]
@@ -36,7 +36,7 @@ def test_a_node_is_lost(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         for name, value in proxy.env.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-        objects.client.cache_clear()
+        clients.client.cache_clear()
         bucket = parse(f"s3://{s3.bucket}/two-nodes")
         uploaded(tmp_path / "data", bucket / "data")
         uploaded(DEMO_PROCESSOR, bucket / "processor")

@@ -15,7 +15,7 @@ from neatpack.pipeline.families.hard_strings import hard_strings
 from neatpack.pipeline.families.merges import are_ranked
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.families.template import template_of
-from neatpack.pipeline.families.tokens import Fast, Own, agree, encoder_of
+from neatpack.pipeline.families.tokens import Fast, Own, _grouped, agree, encoder_of
 
 BYTES = list(range(256))
 # One of each vocabulary and split; what else is in ../shared has one of them.
@@ -72,6 +72,37 @@ def test_any_text(data, name):
     special = st.sampled_from(sorted(token.content for token in tokenizer.added_tokens_decoder.values()))
     pieces = st.lists(st.one_of(HARD, HARD, special, st.text(max_size=20)), max_size=40)
     assert_same(name, "".join(data.draw(pieces)))
+
+
+@settings(max_examples=50)
+@given(data=st.data())
+def test_any_texts_together(data, name):
+    """None sees its neighbours: each has the ids that it has alone."""
+    special = st.sampled_from(sorted(token.content for token in loaded(name).added_tokens_decoder.values()))
+    texts = data.draw(st.lists(st.lists(st.one_of(HARD, special), max_size=5).map("".join), max_size=6))
+    alone = [encoder(name).encode([text])[0].tolist() for text in texts]
+    assert [ids.tolist() for ids in encoder(name).encode(texts)] == alone
+
+
+def test_texts_that_say_what_stands_between_them(name):
+    """All special tokens but the last; all of them; and, at the end of one, the beginning of what comes behind it."""
+    special = sorted(token.content for token in loaded(name).added_tokens_decoder.values())
+    for texts in ([*special[:-1], "a  ", "  b"], [*special, "a"], ["a" + special[0][:-1], "", special[0][1:], "b"]):
+        assert_same(name, *texts)
+
+
+def test_another_special_token_made_by_what_stands_between():
+    """`<a` and `!b>` behind it are `<a!b>`, which would be found first."""
+    tokenizer = AutoTokenizer.from_pretrained(str(DEMO_PROCESSOR))
+    tokenizer.add_special_tokens({"additional_special_tokens": ["!b>", "<a!b>"]})
+    found = encoder_of(tokenizer)
+    assert found.engine == "tiktoken"
+    assert [ids.tolist() for ids in found.encode(["<a", "c"])] == tokenizer(["<a", "c"])["input_ids"]
+
+
+def test_alternatives_in_a_group_are_the_same_alternatives():
+    assert _grouped(r"a|b|\s+(?!\S)|\s+") == r"(?:a|b)|\s+(?!\S)|\s+"
+    assert _grouped(r"a|\s+(?!\S)|b") == r"a|\s+(?!\S)|b"
 
 
 def test_the_vocabulary_itself(name):

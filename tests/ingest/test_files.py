@@ -18,7 +18,7 @@ from neatpack.pipeline.ingest.lines import Source, joined, part_ranges, rows, sc
 from neatpack.pipeline.ingest.meta import Dataset, read_meta
 from neatpack.pipeline.manifest import Manifest, OutputError
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime import objects
+from neatpack.pipeline.runtime import clients, objects
 from neatpack.pipeline.runtime.objects import Remote
 from neatpack.pipeline.runtime.storage import text_of
 from neatpack.pipeline.shard.verify import read_ledger
@@ -240,7 +240,7 @@ def test_an_output_among_the_data_is_no_data(tmp_path: Path, file_name: str, cap
 def bucket(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Remote:
     for name, value in s3.env.items():
         monkeypatch.setenv(name, value)
-    objects.client.cache_clear()
+    clients.client.cache_clear()
     return objects.parse(s3.uri(""))
 
 

@@ -27,7 +27,7 @@ from neatpack.pipeline.manifest import Manifest, OutputError, ShardError
 from neatpack.pipeline.media import image as image_module
 from neatpack.pipeline.media.ahead import ahead
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime import objects, uploads
+from neatpack.pipeline.runtime import clients, uploads
 from neatpack.pipeline.shard.pixels import COLUMNS, NUMBERS
 from neatpack.pipeline.shard.verify import verify_shard
 
@@ -332,7 +332,7 @@ def test_numbers_that_no_picture_has(outputs: dict[str, Path]) -> None:
 def test_an_object_store(data: Path, outputs: dict[str, Path], s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in s3.env.items():
         monkeypatch.setenv(name, value)
-    for made in (objects.client, uploads._made):  # those of other tests, whose servers are gone
+    for made in (clients.client, uploads._made):  # those of other tests, whose servers are gone
         made.cache_clear()
     ahead.forget()
     out, plain = s3.uri("codecs/out"), s3.uri("codecs/plain")

@@ -27,7 +27,7 @@ from neatpack.pipeline.media.remote import DOWNLOADS, located
 from neatpack.pipeline.media.video import video_facts
 from neatpack.pipeline.records import MediaError, MediaRef
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime import objects
+from neatpack.pipeline.runtime import clients, objects
 from neatpack.pipeline.shard.verify import read_ledger, verify_ledger
 from neatpack.pipeline.uris import without_secrets
 
@@ -35,7 +35,7 @@ from neatpack.pipeline.uris import without_secrets
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "BACKOFF", 0.0)
-    monkeypatch.setattr(objects, "BACKOFF", 0.0)
+    monkeypatch.setattr(clients, "BACKOFF", 0.0)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "user")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     ahead.forget()
@@ -121,14 +121,14 @@ def test_a_store_that_does_not_answer_is_no_missing_media(tmp_path: Path, monkey
 
     monkeypatch.setattr(objects, "client", lambda bucket, process: (Moody(), "bucket"))
     assert content(image("s3://bucket/a.png")) == b"here"
-    errors += [OSError("slow down s3://u:secret@b/x")] * objects.TRIES
+    errors += [OSError("slow down s3://u:secret@b/x")] * clients.TRIES
     with pytest.raises(
         OSError, match=r"s3://bucket/b\.png: does not answer, 6 times over: slow down s3://b/x; run again"
     ):
         open_media(image("s3://me:secret@bucket/b.png"))
     for read in (image_size, decode_image, video_facts, lambda ref: decode_audio(ref, 16_000)):
-        errors += [OSError("slow down")] * objects.TRIES
-        with pytest.raises(objects.Unreachable):  # through all that is blamed on media
+        errors += [OSError("slow down")] * clients.TRIES
+        with pytest.raises(clients.Unreachable):  # through all that is blamed on media
             read(image("s3://bucket/c.png"))
 
 

@@ -13,9 +13,10 @@ import pytest
 from faulty_proxy import Proxy, faulty_proxy
 from s3_server import S3
 
-from neatpack.pipeline.runtime import objects, uploads
+from neatpack.pipeline.runtime import clients, objects, uploads
+from neatpack.pipeline.runtime.clients import Unreachable
 from neatpack.pipeline.runtime.faults import sentence
-from neatpack.pipeline.runtime.objects import NoBucket, Remote, Unreachable, glob_translated, parse
+from neatpack.pipeline.runtime.objects import NoBucket, Remote, glob_translated, parse
 from neatpack.pipeline.runtime.storage import (
     inside,
     local_copy,
@@ -37,7 +38,7 @@ def use(env: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients are made once in a process, by the environment that there is then."""
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    for made in (objects.client, objects._has_bucket):
+    for made in (clients.client, objects._has_bucket):
         made.cache_clear()
     uploads._made.cache_clear()
 
@@ -46,8 +47,8 @@ def use(env: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 def folder(s3: S3, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Remote:
     """Of this test's own, in the bucket."""
     use(s3.env, monkeypatch)
-    monkeypatch.setattr(objects, "BACKOFF", 0.0)
-    monkeypatch.setattr(objects, "PATIENCE", 3.0)
+    monkeypatch.setattr(clients, "BACKOFF", 0.0)
+    monkeypatch.setattr(clients, "PATIENCE", 3.0)
     return parse(s3.uri(f"objects-{abs(hash(request.node.name))}"))
 
 
