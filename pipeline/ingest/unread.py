@@ -257,15 +257,19 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _looks_like(value: Any) -> MediaKind | str | None:
-    """The kind of medium that a value is or names; "": bytes, of whatever kind; None: it is none."""
+def _looks_like(value: Any, depth: int = 4) -> MediaKind | str | None:
+    """The kind of medium that a value is or names; "": bytes, of whatever kind; None: it is none. `depth`: no medium is
+    deeper in a row, and Python ends where a row does not."""
+    if depth == 0:
+        return None
     if isinstance(value, list):
-        return next((kind for kind in map(_looks_like, value[:8]) if kind is not None), None)
+        return next((kind for item in value[:8] if (kind := _looks_like(item, depth - 1)) is not None), None)
     if isinstance(value, Mapping):
         if value.get("offset") is not None or value.get("cell") is not None:
             return ""  # copied out of a table
         return next(
-            (kind for key in (*AS_PLACE, *AS_BASE64) if (kind := _looks_like(value.get(key))) is not None), None
+            (kind for key in (*AS_PLACE, *AS_BASE64) if (kind := _looks_like(value.get(key), depth - 1)) is not None),
+            None,
         )
     if isinstance(value, bytes):
         return ""

@@ -207,6 +207,15 @@ def test_what_is_read_or_means_nothing(row: dict[str, Any], caplog: pytest.LogCa
     assert not caplog.messages
 
 
+def test_a_row_of_any_depth(caplog: pytest.LogCaptureFixture) -> None:
+    deep: Any = []
+    for _ in range(900):
+        deep = [deep]
+    for row in ({"text": "A cat.", "source": deep}, {"text": "A cat.", "images": deep}):
+        assert later([row], resolved(Dataset(name="coco", format="auto"), [row])) == {}
+    assert not caplog.messages
+
+
 def test_keys_of_media_that_are_to_be_ignored(caplog: pytest.LogCaptureFixture) -> None:
     row = {"text": "A cat.", "image": {"path": "a.png", "license": "x"}}
     resolved(Dataset(name="coco", format="document", ignore_keys=("license",)), [row])

@@ -101,14 +101,15 @@ def column_of(row: Row, name: str) -> str:
     return name
 
 
-def is_empty(value: Any) -> bool:
+def is_empty(value: Any, depth: int = 4) -> bool:
     """Whether a column has nothing: null, "", blanks, and lists and objects of nothing but these. A row without a
-    picture has it so in tables ({"bytes": null, "path": null}), and in mixtures of LLaVA's ("", [""])."""
+    picture has it so in tables ({"bytes": null, "path": null}), and in mixtures of LLaVA's ("", [""]). `depth`: nobody
+    writes deeper ones, and Python ends where a row does not."""
     if isinstance(value, str):
         return not value or value.isspace()
     if isinstance(value, list | dict):
         items = value.values() if isinstance(value, dict) else value
-        return not any(not is_empty(item) for item in items)
+        return depth > 0 and not any(not is_empty(item, depth - 1) for item in items)
     return value is None
 
 
