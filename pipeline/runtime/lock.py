@@ -105,14 +105,14 @@ def _locked_in_store(folder: Remote) -> Iterator[None]:
 def _watch(path: Remote) -> None:
     """Return when nobody has the lock."""
     owner = _owner(path)
-    if owner is None or (owner.host == socket.gethostname() and not _is_alive(owner.pid)):
+    if owner is None or _has_ended(owner):
         return
     seconds = STORE_BEAT * PATIENCE / 2
     logger.warning("%s: a run on %s was here; watching for %.0f s whether it lives", path, owner.host, seconds)
     for _ in range(PATIENCE):
         time.sleep(seconds / PATIENCE)
         now = _owner(path)
-        if now is None:
+        if now is None or now == owner and _has_ended(owner):
             return
         if now != owner:
             raise _busy(path, now)
@@ -135,14 +135,27 @@ def _is_ours(found: Owner | None, mine: Owner) -> bool:
     return found is not None and replace(found, beat=mine.beat) == mine
 
 
+def _has_ended(owner: Owner) -> bool:
+    """Of a run on this machine: it is gone, or goes within the grace of one that was killed."""
+    if owner.host != socket.gethostname():
+        return False
+    for _ in range(GRACE):
+        if not _is_alive(owner.pid):
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def _is_alive(pid: int) -> bool:
+    """One that has ended and that nobody fetches, as the first process of many containers does not, is not."""
     try:
         os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except OSError:  # somebody else's; or it ends at this moment
         return True
-    return True
+    return state not in ("Z", "X")
 
 
 def _owner(path: Remote) -> Owner | None:

@@ -5,9 +5,11 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -154,3 +156,35 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, holder):
     monkeypatch.setattr(time, "sleep", lambda _: None)
     with locked([tmp_path / "work"]):
         assert json.loads(file.read_text())["pid"] == os.getpid()
+
+
+# In a store, which has no locks: is the run that is named in one on this machine still there?
+
+
+def owner(pid: int, **changes) -> lock.Owner:
+    return replace(lock.Owner(host=socket.gethostname(), pid=pid, since="", beat=0), **changes)
+
+
+def test_an_owner_that_lives_has_not_ended(holder, monkeypatch):
+    monkeypatch.setattr(lock, "GRACE", 1)
+    assert not lock._has_ended(owner(holder.pid))
+    assert not lock._has_ended(owner(1))  # somebody else's, maybe
+    assert not lock._has_ended(owner(1 << 22, host="another"))
+
+
+def test_an_owner_that_is_being_killed_has_ended(holder, monkeypatch):
+    def sleep(_):
+        holder.kill()
+        holder.wait()
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert lock._has_ended(owner(holder.pid))
+
+
+def test_an_owner_that_nobody_fetches_has_ended(holder, monkeypatch):
+    """Killed, and not waited for: its number is still taken."""
+    holder.kill()
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
+    os.kill(holder.pid, 0)
+    monkeypatch.setattr(lock, "GRACE", 1)
+    assert lock._has_ended(owner(holder.pid))
