@@ -14,16 +14,17 @@ from .formats import AUTO, FORMATS
 from .formats.detect import detect, used_and_unused
 from .formats.example import example_of
 from .formats.said import Said
-from .lines import MAX_ROW_BYTES, PROBLEM, Part, rows
+from .lines import MAX_ROW_BYTES, PROBLEM, Part, constant, rows
 from .media import json_name
 from .meta import Dataset
+from .stand_ins import stand_ins
 from .twice import problems
 from .unread import UnreadColumn, unread, unread_later
 
 NUM_FIRST_ROWS = 100  # that tell a format: enough for a set of which a few rows have pictures
 FIRST_BYTES = 16 << 20  # of them; rows with media in them are long, and the driver waits
 
-_JSON = json.JSONDecoder()
+_JSON = json.JSONDecoder(parse_constant=constant)
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,9 @@ def _parsed(line: bytes, line_number: int | str, max_bytes: int) -> dict[str, An
             reason="bad_row", detail=f"line {line_number}: {len(line)} bytes, above --max-row-bytes {max_bytes}"
         )
     try:
-        # json.loads asks first in which of five encodings bytes are; what begins so can be in UTF-8 alone.
-        row = _JSON.decode(line.decode("utf-8", "surrogatepass")) if line[:2] == b'{"' else json.loads(line)
+        # To ask in which of five encodings bytes are takes time; what begins so can be in UTF-8 alone.
+        encoding = "utf-8" if line[:2] == b'{"' else json.detect_encoding(line)
+        row = _JSON.decode(line.decode(encoding, "surrogatepass"))
     except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, a number of thousands of digits
         return Skip(reason="bad_row", detail=f"line {line_number}: broken JSON: {error}")
     if not isinstance(row, dict):
@@ -141,7 +143,10 @@ def resolved(dataset: Dataset, first: Sequence[dict[str, Any]]) -> Dataset:
     words = "%s: format %s, %s; columns used: %s; not used: %s"
     logger.log(level, words, dataset.name, dataset.format, how, used, unused)
     dialect = _dialect(dataset)
-    for problem in unread(first, [_said(row, dataset, dialect) for row in first], dataset.format, dataset.columns):
+    said = [_said(row, dataset, dialect) for row in first]
+    for problem in unread(first, said, dataset.format, dataset.columns, dataset.ignore_keys):
+        logger.warning("%s: %s", dataset.name, problem)
+    for problem in stand_ins(first, said):
         logger.warning("%s: %s", dataset.name, problem)
     return dataset
 

@@ -25,6 +25,10 @@ _ABOUT_DATA = ("state.json", "dataset_info.json", "dataset_infos.json", "dataset
 _OF_WORK = ("imported", "measured")
 _LEFT_OUT = "%s: an output of neatpack or its work folder, and no data: it is left out"
 _DIGEST = re.compile("[0-9a-f]{20}(?:[0-9a-f]{44})?")
+# A split that nobody trains on, as a word of a path: data/test-00000-of-00001.parquet, val/a.jsonl; not latest.jsonl.
+_NOT_TRAINED_ON = re.compile(
+    r"(?<![A-Za-z])(?:test|testing|eval|evaluation|validation|valid|val|dev)(?![A-Za-z])", re.I
+)
 
 
 def data_files(meta_path: Place, where: str, file_name: Any, split: str | None) -> tuple[str, ...]:
@@ -62,18 +66,38 @@ def _expanded(meta_path: Place, where: str, name: str, split: str | None) -> Seq
     if path.is_file():
         return [path]
     if _is_saved(path):
-        return _saved_files(path, split or "train", where)
+        return _saved_files(path, split, where)
     if path.is_dir():
-        files: Sequence[Place] = [file for file in _walked(path, where) if file.resolve() != meta_path.resolve()]
+        files = _without_meta(_walked(path, where), meta_path)
         if not files:
             raise UserError(f"{where}: no data file in the folder {path}; known: {KNOWN}")
+        _warn_of_splits(where, files)
         return files
     if glob.has_magic(name):
-        files = _like(path, where)
+        files = _without_meta(_like(path, where), meta_path)
         if not files:
             raise UserError(f"{where}: no file is like {path}; {_hint(path, 'the pattern')}")
+        _warn_of_splits(where, files)
         return files
     raise UserError(f"{where}: file_name {path} does not exist; {_hint(path, 'it')}")
+
+
+def _without_meta(files: Sequence[Place], meta_path: Place) -> list[Place]:
+    """It is no data, though "*.json" is like its name."""
+    return [file for file in files if file.resolve() != meta_path.resolve()]
+
+
+def _warn_of_splits(where: str, files: Sequence[Place]) -> None:
+    """Of files that came by a folder or a pattern, if some of them are called by a split that is not trained on."""
+    names = [text_of(file) for file in files]
+    start = os.path.commonprefix(names).rpartition("/")[0]  # the folder that all are in, whose name says nothing
+    held = [name for name in names if _NOT_TRAINED_ON.search(name, len(start))]
+    if 0 < len(held) < len(names):
+        logger.warning(
+            "%s: %d of %d files are called by a split that is mostly not trained on (%s, for one), and are packed with "
+            'the others; if they should not be, name the files: "file_name": "train*.jsonl", or a list',
+            where, len(held), len(names), held[0],
+        )  # fmt: skip
 
 
 def _hint(path: Place, it: str) -> str:
@@ -111,17 +135,19 @@ def _refuse_dangling(path: Place, where: str) -> None:
         raise UserError(f"{where}: {path} is a link to {os.readlink(path)}, which is not there; mend or remove it")
 
 
-def _walked(folder: Place, where: str) -> list[Place]:
-    """All data files in a folder and its subfolders, by name; hidden ones and what is no data file stay out."""
+def _walked(folder: Place, where: str, above: tuple[Place, ...] = ()) -> list[Place]:
+    """All data files in a folder and its subfolders, by name; hidden ones and what is no data file stay out, and so
+    does a link to a folder that it lies in (`above`): all that is in there is found already."""
     files: list[Place] = []
+    above = (*above, folder.resolve())
     inside: Iterable[Place] = folder.iterdir()
     for path in sorted(inside, key=str):
         if path.name.startswith("."):
             continue
         if _is_saved(path):
-            files += _saved_files(path, "train", str(folder))
+            files += _saved_files(path, None, str(folder))
         elif path.is_dir():
-            files += [] if _is_ours(path) else _walked(path, where)
+            files += [] if path.resolve() in above or _is_ours(path) else _walked(path, where, above)
         elif kind_of(path) and path.name not in _ABOUT_DATA:
             _refuse_dangling(path, where)
             files.append(path)
@@ -189,13 +215,18 @@ def _is_saved(folder: Place) -> bool:
     )
 
 
-def _saved_files(folder: Place, split: str, where: str) -> list[Place]:
-    """The Arrow files of one split, in their order."""
+def _saved_files(folder: Place, split: str | None, where: str) -> list[Place]:
+    """The Arrow files of one split, in their order; without its name, those of "train"."""
     if (folder / "dataset_dict.json").is_file():
-        splits = read_json(folder / "dataset_dict.json")["splits"]
-        if split not in splits:
-            raise UserError(f"{where}: {folder} has no split {split!r}; it has {', '.join(splits)}: set split to one")
-        folder = folder / split
+        splits, chosen = read_json(folder / "dataset_dict.json")["splits"], split or "train"
+        if chosen not in splits:
+            raise UserError(f"{where}: {folder} has no split {chosen!r}; it has {', '.join(splits)}: set split to one")
+        others = [other for other in splits if other != chosen]
+        if split is None and others:
+            is_expected = all(map(_NOT_TRAINED_ON.search, others))
+            level = logging.INFO if is_expected else logging.WARNING
+            logger.log(level, "%s: split 'train' of %s is taken, and not %s", where, folder, ", ".join(others))
+        folder = folder / chosen
     state = read_json(folder / "state.json")
     if state.get("_indices_data_files"):
         raise UserError(f"{where}: {folder} has its rows in an order of its own; load it and save_to_disk it again")

@@ -17,7 +17,7 @@ from ..records import Skip
 from ..runtime.storage import sha256_of, text_of
 from .convert import said_of
 from .formats.parts import KINDS
-from .lines import MAX_ROW_BYTES, Part, media_beside, rows
+from .lines import MAX_ROW_BYTES, Part, constant, media_beside, rows
 from .meta import Dataset
 
 
@@ -44,7 +44,7 @@ def row_hash(line: bytes, dataset: Dataset, embedded: tuple[str, ...] = (), max_
     try:
         if len(line) > max_bytes:
             raise ValueError("too long to be parsed")
-        said = _said(json.loads(line, object_hook=plain), dataset)
+        said = _said(json.loads(line, object_hook=plain, parse_constant=constant), dataset)
         content = json.dumps(said, sort_keys=True).encode()
     except (ValueError, RecursionError):  # as in `parse_row`: a bad row is a row, too
         content = line.strip()

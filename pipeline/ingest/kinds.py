@@ -319,7 +319,8 @@ def _table_rows(file: DataFile, _: _Beside) -> Iterator[bytes]:
             header = next(table, None)
             if header is None:
                 return  # an empty file
-            if not header or "" in header or len(set(header)) < len(header):
+            # Not the first: it is "" where pandas writes its index.
+            if not any(header) or "" in header[1:] or len(set(header)) < len(header):
                 raise UserError(f"{file}: the first line must name the columns, each differently; got {header}")
             if len(header) == 1 and (other := next((mark for mark in ";\t," if mark in header[0]), None)):
                 mark = "tabs" if dialect == "excel-tab" else "commas"

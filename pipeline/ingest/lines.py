@@ -262,6 +262,11 @@ def media_beside(rows_file: str) -> Place:
     return place(rows_file).with_name("media.bin")
 
 
+def constant(name: str) -> float | None:
+    """NaN, Infinity or -Infinity, which Python writes into JSON. NaN is what pandas has for a cell without anything."""
+    return None if name == "NaN" else float(name)
+
+
 def dumped(row: Any) -> bytes:
     """A row as a line; what JSON has no form for (a date in parquet) becomes text."""
     return json.dumps(row, ensure_ascii=False, default=str).encode("utf-8", "surrogatepass") + b"\n"

@@ -165,6 +165,8 @@ def _found(path: str, folders: MediaFolders) -> str | Skip:
     """
     if path.startswith("/"):
         return _bounded(path, folders.bounds, path)
+    if "\\" in path and not _is_in(path, folders) and _is_in(other := path.replace("\\", "/"), folders):
+        path = other  # written in Windows
     places = {located(path, folder): folder for folder in reversed(folders.search)}  # the first of two alike stays
     *others, first = places
     if is_uri(first):
@@ -180,6 +182,10 @@ def _found(path: str, folders: MediaFolders) -> str | Skip:
             )
     found = hits[0] if hits else first
     return _bounded(found, None if folders.bounds is None else (places[found],), path)
+
+
+def _is_in(path: str, folders: MediaFolders) -> bool:
+    return any(not is_uri(folder) and _exists(located(path, folder)) for folder in folders.search)
 
 
 def _bounded(path: str, bounds: tuple[str, ...] | None, named: str) -> str | Skip:

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 KEYS = ("file_name", "format", "columns", "tags", "id_column", "ignore_keys", "media_dir", "allow_outside",
         "sample_ratio", "weight", "source", "path_or_dataset", "split")  # fmt: skip
+# What --meta is to be. Who gives the data themselves, or a YAML file, is told how to name them.
+_EXAMPLE = '{"mine": {"file_name": "rows.jsonl"}}'
+_WANTED = f"expected an object of data sets, as {_EXAMPLE}"
 HUB = "hub"  # the source of rows as they are, of any data set that `datasets` loads
 
 
@@ -121,13 +124,13 @@ def read_meta(path: Place, select: tuple[str, ...] = (), *, strict: bool = False
         told = error.strerror if isinstance(error, NoBucket) else "no such file"
         raise UserError(f"--meta {path}: {told}") from None
     except OSError as error:
-        raise UserError(f"--meta {path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"--meta {path}: cannot be read: {error.strerror}; {_WANTED}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"--meta {path}: not JSON: {error}") from None
+        raise UserError(f"--meta {path}: not JSON: {error}; {_WANTED}") from None
     except RecursionError:
-        raise UserError(f"--meta {path}: nested too deep; expected an object of data sets") from None
+        raise UserError(f"--meta {path}: nested too deep; {_WANTED}") from None
     if not isinstance(meta, dict) or not meta:
-        raise UserError(f"--meta {path}: expected an object of data sets, {{name: {{file_name: …}}}}")
+        raise UserError(f"--meta {path}: {_WANTED}")
     for name in select:
         if name not in meta:
             raise UserError(f"--datasets {name}: not in {path}, which has {', '.join(meta)}")
@@ -153,7 +156,7 @@ def _dataset(meta_path: Place, name: str, entry: Any, strict: bool) -> Dataset:
     if not is_unicode(name):
         raise UserError(f"{where}: its name is not Unicode text: half of a surrogate pair; rename it")
     if not isinstance(entry, dict):
-        raise UserError(f"{where}: expected an object, got {type(entry).__name__}")
+        raise UserError(f"{where}: expected an object, got {type(entry).__name__}; write it as {_EXAMPLE}")
     entry = _known(where, entry, strict)
     place = _source(meta_path, where, entry) if "source" in entry else _files(meta_path, where, entry)
     ratio = entry.get("sample_ratio", 1.0)
@@ -196,9 +199,10 @@ def _rows(where: str, entry: dict[str, Any]) -> dict[str, Any]:
     columns = parsed_names(Columns, where, "columns", entry.get("columns"), preset.columns)
     for name_of_column in entry.get("columns") or {}:
         if name_of_column not in preset.fields:
+            others = " or ".join(f'"format": "{other}"' for other in FORMATS if name_of_column in FORMATS[other].fields)
             raise UserError(
                 f"{where}: columns.{name_of_column} means nothing to the format {name!r}, which has "
-                f"{', '.join(preset.fields)}; give another format, or remove it"
+                f"{', '.join(preset.fields)}; give {others}, or remove it"
             )
     tags = parsed_names(Tags, where, "tags", entry.get("tags"), preset.tags)
     for one, other in itertools.combinations(("user_tag", "assistant_tag", "system_tag"), 2):

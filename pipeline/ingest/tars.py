@@ -46,7 +46,7 @@ def tar_rows(file: Place, columns: Mapping[MediaKind, str] = COLUMNS, name: str 
             idle.update(extension for extension in sample if not _means_something(extension))
             try:
                 yield {**_row(sample, content, name, columns), "__key__": key}
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 yield {PROBLEM: f"sample {key!r} of {file.name}: {error}"}
     if idle:
         told = ", ".join(f"{extension} ({count})" for extension, count in idle.most_common(10))

@@ -14,23 +14,36 @@ from ..records import MediaKind, Skip
 from .dialect import MEDIA_COLUMNS, Columns
 from .formats import FORMATS
 from .formats.messages import TRAINED
-from .formats.parts import kind_of
-from .formats.said import ALSO, Row, Said, column_of
-from .media import AS_BASE64, AS_PLACE, is_base64, shown
+from .formats.parts import asked_of, kind_of, known_of
+from .formats.said import ALSO, Row, Said, column_of, is_empty
+from .media import AS_BASE64, AS_PLACE, WISHES, is_base64, shown
 from .tars import KIND_OF
 
 _FIELDS: dict[str, str] = {kind: field for field, kind in MEDIA_COLUMNS.items()}
 _WORDS = {"image": "pictures", "video": "videos", "audio": "sounds"}
 _LOOKS = 8  # values of a column that are looked at in each part, of a thousand rows of text
+_EVERY = 32  # and of which rows all are: a column may have texts first and pictures later
 _LONGEST = 4096  # characters of a path, or of the beginning of what may be base64
 # Columns that may be missing without a row being skipped for it.
 _OPTIONAL = ("system", "tools", "query", "history")
+# What else a system prompt is called, and text that belongs to a question.
+_OTHER_NAMES = {"system": ("system_prompt", "system_message"), "query": ("input", "context")}
+_OTHER_WORDS = {"system": "system prompts", "query": "to follow the questions"}
+_SAID_AS = {"start": "video_start", "end": "video_end", "start_time": "video_start", "end_time": "video_end"}
+_OF_VIDEOS = ("fps", "frame_indices", "video_start", "video_end", *WISHES["video"], *_SAID_AS)
+_OF_TABLES = ("sampling_rate", "array", "width", "height")  # keys of media that say what the bytes say themselves
 
 
-def unread(rows: Sequence[Row], said: Sequence[Said | Skip], format_: str, columns: Columns) -> Iterator[str]:
+def unread(
+    rows: Sequence[Row], said: Sequence[Said | Skip], format_: str, columns: Columns, ignore_keys: Sequence[str] = ()
+) -> Iterator[str]:
     """What to warn of, in words. `said`: what the format makes of each of the rows."""
+    uses = FORMATS[format_].uses(columns)
     yield from _absent(rows, format_, columns)
-    yield from _losses(rows, FORMATS[format_].uses(columns))
+    yield from _losses(rows, uses)
+    yield from _other_names(rows, said, format_, columns)
+    yield from _asked(rows, said, uses)
+    yield from _keys_of_media(said, ignore_keys)
     for column, number in _columns(rows, said, format_, columns).items():
         where = f"column {column.key!r} has {_WORDS[column.kind]} in {number} of the first {len(rows)} rows"
         yield f"{where}, and is not read{_remedy(column, format_)}"
@@ -81,7 +94,7 @@ class _Reading:
 
 class LaterRows:
     """Looks for media that nothing reads in the rows of a part: not in every row, for that would take a twentieth of
-    measuring it, but in the first ones that have something in a column.
+    measuring it, but in the first ones that have something in a column, and in every 32nd.
 
     Told by the row's keys whether there is anything to look at, it takes three thousandths. A column that is null in
     the first rows, as tables fill it up, is looked at where it has something.
@@ -91,6 +104,7 @@ class LaterRows:
         self.found: dict[UnreadColumn, int] = {}  # and the first row, by its number
         self._reading = _Reading(format_, columns)
         self._left: dict[tuple[str, ...], list[str]] = {}  # keys of a row -> those of them that are still looked at
+        self._all: dict[tuple[str, ...], tuple[str, ...]] = {}  # those that were at first
         self._looks: Counter[str] = Counter()
 
     def look(self, number: int, row: Row, said: Callable[[], Said | Skip]) -> None:
@@ -99,8 +113,13 @@ class LaterRows:
         left = self._left.get(keys)
         if left is None:
             left = self._left[keys] = [key for key in keys if self._may_be_unread(key, keys)]
+            self._all[keys] = tuple(left)
         if left:
             self._look(number, row, said, left)
+        if number % _EVERY == 0:
+            for key in self._all[keys]:
+                if key not in left:
+                    self._look_at(number, row, said, key)
 
     def _may_be_unread(self, key: str, keys: Sequence[str]) -> bool:
         if key in self._reading.media:
@@ -114,10 +133,14 @@ class LaterRows:
             self._looks[key] += 1
             if self._looks[key] > _LOOKS:
                 left.remove(key)
-            elif _looks_like(row[key]) is not None and not isinstance(what := said(), Skip):
-                column = self._reading.unread(row, what, key)
-                if column is not None:
-                    self.found.setdefault(column, number)
+            else:
+                self._look_at(number, row, said, key)
+
+    def _look_at(self, number: int, row: Row, said: Callable[[], Said | Skip], key: str) -> None:
+        if _looks_like(row[key]) is not None and not isinstance(what := said(), Skip):
+            column = self._reading.unread(row, what, key)
+            if column is not None:
+                self.found.setdefault(column, number)
 
 
 def unread_later(
@@ -161,6 +184,65 @@ def _losses(rows: Sequence[Row], used: set[str]) -> Iterator[str]:
             )
 
 
+def _other_names(rows: Sequence[Row], said: Sequence[Said | Skip], format_: str, columns: Columns) -> Iterator[str]:
+    """Texts that belong to what is packed, under a name that nothing reads."""
+    known, used = FORMATS[format_], FORMATS[format_].uses(columns)
+    for field, names in _OTHER_NAMES.items():
+        if field not in known.fields or getattr(columns, field) != getattr(known.columns, field):
+            continue  # who names a column has looked at the others
+        for key in (key for key in names if key not in used):
+            number = sum(
+                isinstance(row.get(key), str)
+                and not is_empty(row[key])
+                and not (field == "system" and _has_system(what))
+                for row, what in zip(rows, said, strict=True)
+            )
+            if number:
+                yield (
+                    f"column {key!r} has texts in {number} of the first {len(rows)} rows, and is not read; if they are "
+                    f'{_OTHER_WORDS[field]}, give "format": "{format_}", "columns": {{"{field}": "{key}"}}'
+                )
+
+
+def _has_system(said: Said | Skip) -> bool:
+    return isinstance(said, Skip) or any(turn.role == "system" for turn in said.turns)
+
+
+def _asked(rows: Sequence[Row], said: Sequence[Said | Skip], used: set[str]) -> Iterator[str]:
+    """Rows that say of themselves what a video may say: which part of it is taken, and how."""
+    for key in (key for key in _OF_VIDEOS if key not in used):
+        values = [
+            row[key]
+            for row, what in zip(rows, said, strict=True)
+            if row.get(key) is not None and isinstance(what, Said) and what.media.get("video")
+        ]
+        if values:
+            yield (
+                f"column {key!r} is set in {len(values)} of the first {len(rows)} rows with videos "
+                f"({shown(values[0])}, for one), and is not read; say it of the video: "
+                f'{{"path": …, "{_SAID_AS.get(key, key)}": …}}'
+            )
+
+
+def _keys_of_media(said: Sequence[Said | Skip], ignore_keys: Sequence[str]) -> Iterator[str]:
+    """Keys of objects in columns of media that nothing is known about: {"path": "a.mp4", "start": 3}."""
+    found: dict[tuple[str, MediaKind], Counter[str]] = {}
+    for what in said:
+        for kind, media in what.media.items() if isinstance(what, Said) else ():
+            for one in media:
+                if isinstance(one.entry, Mapping):
+                    own = found.setdefault((one.column, kind), Counter())
+                    known = (*known_of(kind), *_OF_TABLES, *ignore_keys)
+                    own.update(key for key, value in one.entry.items() if value is not None and key not in known)
+    for (column, kind), keys in found.items():
+        if keys:
+            asked = ", ".join(asked_of(kind)) or "nothing"
+            yield (
+                f"objects of column {column!r} have {', '.join(map(repr, keys))}, which nothing reads; what may be "
+                f'said of them is {asked}. What means nothing may be listed under "ignore_keys"'
+            )
+
+
 def _names(column: str) -> tuple[str, ...]:
     return (column, *ALSO.get(column, ()))
 
@@ -175,15 +257,19 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _looks_like(value: Any) -> MediaKind | str | None:
-    """The kind of medium that a value is or names; "": bytes, of whatever kind; None: it is none."""
+def _looks_like(value: Any, depth: int = 4) -> MediaKind | str | None:
+    """The kind of medium that a value is or names; "": bytes, of whatever kind; None: it is none. `depth`: no medium is
+    deeper in a row, and Python ends where a row does not."""
+    if depth == 0:
+        return None
     if isinstance(value, list):
-        return next((kind for kind in map(_looks_like, value[:8]) if kind is not None), None)
+        return next((kind for item in value[:8] if (kind := _looks_like(item, depth - 1)) is not None), None)
     if isinstance(value, Mapping):
         if value.get("offset") is not None or value.get("cell") is not None:
             return ""  # copied out of a table
         return next(
-            (kind for key in (*AS_PLACE, *AS_BASE64) if (kind := _looks_like(value.get(key))) is not None), None
+            (kind for key in (*AS_PLACE, *AS_BASE64) if (kind := _looks_like(value.get(key), depth - 1)) is not None),
+            None,
         )
     if isinstance(value, bytes):
         return ""

@@ -29,10 +29,12 @@ class SkippedRow:
     text: bytes | None  # the row as it was; None: its file is gone or has changed
 
     def described(self) -> str:
-        """As compilers write it, so that editors find the place: "coco.jsonl:3: coco row 2: bad_row: empty …"."""
+        """As compilers write it, so that editors find the place: "coco.jsonl:3: coco row 2: bad_row: empty …". Always
+        one line, though ids, and names of files in details, may have a line break in them."""
         place = f"{self.file}:{self.line}: " if self.line else f"{self.file}: " if self.file else ""
         name = f" (id {self.id})" if self.id else ""
-        return f"{place}{self.dataset} row {self.row}{name}: {self.reason}: {self.detail or REASONS[self.reason]}"
+        told = f"{place}{self.dataset} row {self.row}{name}: {self.reason}: {self.detail or REASONS[self.reason]}"
+        return "\\n".join(told.splitlines())
 
     def to_json(self) -> dict[str, Any]:
         """`row` is its number, as in the ledger; the row itself is under `json`, or, if it is broken, `text`."""

@@ -55,6 +55,7 @@ _NOT_ASKED: dict[Split, str] = {
     "holdout": ", for no row is held out; raise --holdout, or leave it away",
 }
 _ABSENT = re.compile(r"column '[^']*' is absent")
+_NO_ROW = re.compile(r"line \S+(?: of .*)?: (?:broken JSON|a JSON \w+ where an object)")  # columns have no part in it
 _TELLS = re.compile(r"; (?:fix|give|join|remove|set|take) |--[a-z]")  # a detail that has its remedy in it
 KEYS = "; the row has "  # from there on a detail lists them
 
@@ -235,10 +236,29 @@ def _remedy(group: _Group, corpus: Corpus) -> str:
         other = f', or "format": "{told}"' if told and told != corpus.dataset.format else ""
         if other or _ABSENT.search(group.detail):
             shown = ", ".join(keys[:MAX_KEYS]) + (", …" if len(keys) > MAX_KEYS else "")
-            return f"; rows have {shown}: set columns and tags{other}"
+            if not told and (inside := _rows_inside(row)):
+                return f"; the row has {shown}, and rows are inside of it: jq -c '{inside}' writes them as JSONL"
+            return f"; rows have {shown}: " + (
+                f"set columns and tags{other}" if told else 'give "format" and "columns"'
+            )
+    if _NO_ROW.match(group.detail):
+        if "codec can't decode" in group.detail:
+            return ": save the file as UTF-8, by iconv -f ENCODING -t UTF-8"
+        return ": repair these lines, or write the file again, with an object on each line"
     if _TELLS.search(group.detail):
         return ""
     return ": " + REMEDIES[group.reason].format(media_dir=corpus.dataset.media_dir)
+
+
+def _rows_inside(row: dict[str, Any]) -> str:
+    """What jq finds rows by, in an object that holds them: {"data": [{…}, …]} or {"0": {…}, "1": {…}}; "": none."""
+
+    def are_rows(values: Sequence[Any]) -> bool:
+        return bool(values) and all(isinstance(value, dict) for value in values) and detect(values) is not None
+
+    lists = {key: value[:100] for key, value in row.items() if isinstance(value, list)}
+    found = next((key for key, values in lists.items() if key.isidentifier() and are_rows(values)), None)
+    return f".{found}[]" if found else ".[]" if are_rows(list(row.values())[:100]) else ""
 
 
 def _row(corpus: Corpus, number: int) -> dict[str, Any]:

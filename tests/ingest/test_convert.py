@@ -1,6 +1,7 @@
 """One row -> an Example or a Skip: every reason literally, every dialect, and no medium lost or moved."""
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -95,6 +96,12 @@ WHOLE_LINES = {
 @pytest.mark.parametrize("line", WHOLE_LINES.values(), ids=WHOLE_LINES)
 def test_a_line_that_says_everything_once(line: bytes) -> None:
     assert parse_row(line, 7) == json.loads(line)
+
+
+def test_nan_is_null() -> None:
+    """It is what pandas has for a cell without anything, and what Python then writes."""
+    assert parse_row(b'{"image": NaN, "scores": [-Infinity, NaN]}', 1) == {"image": None, "scores": [-math.inf, None]}
+    assert parse_row(b' {"image": NaN}', 1) == {"image": None}
 
 
 def test_lines_are_parsed_together_as_one_by_one() -> None:
@@ -247,8 +254,18 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], str, str]] = {
         "0 <image> tags but 1 images; fix the row or set placeholders: lenient",
     ),
     "medium is a number": (row("<image>", "x", images=[7]), "bad_row", "column 'images': '7' is not a path"),
-    "medium is null": (row("<image>", "x", images=[None]), "bad_row", "column 'images': 'None' is not a path"),
-    "medium is empty": (row("<image>", "x", images=""), "bad_row", "column 'images': '' is not a path"),
+    "medium is null": (row("<image>", "x", images=[None]), "bad_placeholders", "1 <image> tags but 0 images; fix"),
+    "medium is empty": (row("<image>", "x", images=""), "bad_placeholders", "1 <image> tags but 0 images; fix"),
+    "one of two is null": (
+        row("<image><image>", "x", images=["a.jpg", None]),
+        "bad_row",
+        "column 'images': 'None' is not a path",
+    ),
+    "one of two is empty": (
+        row("<image>", "x", images=["", "a.jpg"]),
+        "bad_row",
+        "column 'images': '' is not a path",
+    ),
     "object without path": (
         row("<audio>", "x", audios={"link": "y"}),
         "bad_row",
@@ -304,7 +321,10 @@ def test_a_medium_in_every_form(column: Any) -> None:
     assert parts(convert(row("<image>Who?", "Me.", images=column), PLAIN)) == [(image("a.jpg"), "Who?"), ("Me.",)]
 
 
-@pytest.mark.parametrize("columns", [{}, {"images": None}, {"images": []}], ids=str)
+NONE = [None, [], "", " \n", [""], [None, ""], {}, {"bytes": None, "path": ""}, [{"bytes": None, "path": None}], "[]"]
+
+
+@pytest.mark.parametrize("columns", [{}, *({"images": none} for none in NONE)], ids=str)
 def test_no_medium_in_every_form(columns: dict[str, Any]) -> None:
     assert parts(convert(row("Who?", "Me.", **columns), PLAIN)) == [("Who?",), ("Me.",)]
 

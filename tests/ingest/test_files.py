@@ -1,6 +1,7 @@
 """file_name of a meta JSON: one file or many, in an order that is always the same, none twice."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,57 @@ def test_a_name_that_looks_like_a_pattern_is_a_file_where_there_is_one(tmp_path:
 def test_the_meta_json_is_no_data_file_of_its_folder(tmp_path: Path) -> None:
     put(tmp_path / "a.jsonl", "one")
     assert [Path(file).name for file in dataset_of(tmp_path, ".").files] == ["a.jsonl"]
+
+
+@pytest.mark.parametrize("file_name", ["*.json", "**/*.json"])
+def test_nor_is_it_like_a_pattern(tmp_path: Path, file_name: str) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([said("one")]))
+    assert [Path(file).name for file in dataset_of(tmp_path, file_name).files] == ["a.json"]
+
+
+def test_a_link_to_a_folder_above_gives_nothing_again(folder: Path) -> None:
+    expected = dataset_of(folder, "data").files
+    (folder / "data" / "deep" / "up").symlink_to("..")
+    (folder / "data" / "deep" / "here").symlink_to(".")
+    assert dataset_of(folder, "data").files == expected
+
+
+# Names of files, and how many of them are warned of.
+SPLITS = {
+    "none": (["train.jsonl", "latest.jsonl", "contest/a.jsonl", "device.jsonl"], 0),
+    "in a name": (["train-00000-of-00001.jsonl", "test-00000-of-00001.jsonl"], 1),
+    "of a folder": (["a.jsonl", "val/a.jsonl", "Validation_2/a.jsonl"], 2),
+    "all": (["test_a.jsonl", "dev.jsonl"], 0),
+}
+
+
+@pytest.mark.parametrize("file_name", ["test", "test/**/*.jsonl"])
+@pytest.mark.parametrize(("names", "number"), SPLITS.values(), ids=SPLITS)
+def test_splits_in_a_folder_are_told(
+    tmp_path: Path, names: list[str], number: int, file_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who packs a folder of the hub would train on its test split, too. What the folder is called says nothing."""
+    for name in names:
+        put(tmp_path / "test" / name, "a")
+    assert len(dataset_of(tmp_path, file_name).files) == len(names)
+    words = f": {number} of {len(names)} files are called by a split that is mostly not trained on ({tmp_path}/test/"
+    assert [words in message for message in caplog.messages] == [True] * bool(number)
+
+
+@pytest.mark.parametrize(
+    ("splits", "level"), [(["train", "test_sft"], "INFO"), (["train", "train_2", "test"], "WARNING"), (["train"], "")]
+)
+def test_splits_that_are_not_taken_are_told(
+    tmp_path: Path, splits: list[str], level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = datasets.Dataset.from_list([said("a")])
+    datasets.DatasetDict(dict.fromkeys(splits, rows)).save_to_disk(str(tmp_path / "saved"))
+    with caplog.at_level(logging.INFO, "neatpack"):
+        dataset_of(tmp_path, "saved")
+        told = [(record.levelname, record.message.rpartition(": ")[2]) for record in caplog.records]
+        dataset_of(tmp_path, "saved", split="train")  # who says so knows
+    others = f"split 'train' of {tmp_path}/saved is taken, and not {', '.join(splits[1:])}"
+    assert told == [(level, others)] * bool(level) and len(caplog.records) == len(told)
 
 
 def test_a_file_by_two_names_is_refused(folder: Path) -> None:

@@ -265,6 +265,12 @@ def test_tables_literally(tmp_path: Path) -> None:
     ]
 
 
+def test_a_table_with_the_index_of_pandas(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(",prompt\n0,a\n1,b\n")
+    rows = values(as_lines(tmp_path / "a.csv", tmp_path / "imported"))
+    assert rows == [{"": "0", "prompt": "a"}, {"": "1", "prompt": "b"}]
+
+
 def test_an_empty_table(tmp_path: Path) -> None:
     for content in (b"", b"a,b\n", b"\xef\xbb\xbf"):
         (tmp_path / "a.csv").write_bytes(content)

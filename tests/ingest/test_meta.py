@@ -210,6 +210,8 @@ def test_described_leaves_out_where_the_files_lie(folder: Path) -> None:
 # What is wrong with the file as a whole -> words of the message.
 WRONG_FILES = {
     "not JSON": ("{", "not JSON"),
+    "rows": ('{"text": "a"}\n{"text": "b"}\n', "not JSON: Extra data: line 2 column 1 (char 14); expected an object"),
+    "YAML": ("a:\n  file_name: a.jsonl\n", 'expected an object of data sets, as {"mine": {"file_name": "rows.jsonl"}}'),
     "very deep": ("[" * 100_000, "nested too deep; expected an object of data sets"),
     "a list": ([{"file_name": "a.jsonl"}], "expected an object of data sets"),
     "empty": ({}, "expected an object of data sets"),
@@ -231,7 +233,7 @@ def test_wrong_files(folder: Path, content: Any, words: str) -> None:
 def test_a_file_that_cannot_be_read(folder: Path) -> None:
     with pytest.raises(UserError, match=r"absent\.json: no such file"):
         read_meta(folder / "absent.json")
-    with pytest.raises(UserError, match=f"--meta {folder}"):
+    with pytest.raises(UserError, match=f"--meta {folder}: cannot be read: Is a directory; expected an object of data"):
         read_meta(folder)
     (folder / "latin.json").write_bytes('{"é": 1}'.encode("latin-1"))
     with pytest.raises(UserError, match=r"latin\.json: not JSON"):
@@ -249,7 +251,10 @@ GOOD = {"file_name": "a.jsonl"}
 # What is wrong with a data set -> the key and the remedy that the message names.
 WRONG_ENTRIES = {
     "allow_outside as a text": (GOOD | {"allow_outside": "yes"}, "allow_outside must be true or false, got 'yes'"),
-    "not an object": ("a.jsonl", "expected an object, got str"),
+    "not an object": (
+        "a.jsonl",
+        'expected an object, got str; write it as {"mine": {"file_name": "rows.jsonl"}}',
+    ),
     "no file_name": ({}, "neither file_name nor source; give one of the two"),
     "a URI with a password": (
         {"file_name": "s3://me:secret@bucket/a.jsonl"},
@@ -279,7 +284,8 @@ WRONG_ENTRIES = {
     "format is a list": (GOOD | {"format": ["llava"]}, "format must be a name, got ['llava']"),
     "a column of another format": (
         GOOD | {"columns": {"prompt": "q"}},
-        "columns.prompt means nothing to the format 'messages', which has messages, images",
+        "columns.prompt means nothing to the format 'messages', which has messages, images, videos, audios, system, "
+        'tools; give "format": "alpaca" or "format": "prompt_response", or remove it',
     ),
     "id_column": (GOOD | {"id_column": 7}, "id_column must be the name of a column, got 7"),
     "ignore_keys": (GOOD | {"ignore_keys": "x"}, "ignore_keys must be a list of keys of turns or parts, got 'x'"),
@@ -368,6 +374,24 @@ def test_media_are_looked_for_in_media_dir_the_meta_files_folder_and_where_we_ar
     own = read_meta(path, ("own",))[0]
     assert own.given_dirs == (f"{meta}/pictures", f"{where}/pictures")
     assert own.media_dirs == (f"{meta}/pictures", f"{where}/pictures", meta, where)
+
+
+def test_a_path_that_was_written_in_windows(folder: Path) -> None:
+    (dataset,) = read_meta(write(folder, {"a": GOOD | {"format": "messages", "media_dir": "pictures"}}))
+    (folder / "pictures" / "cats").mkdir()
+    (folder / "pictures" / "cats" / "a.png").touch()
+    (folder / "pictures" / "cats\\b.png").touch()  # a name like any other
+    (folder / "out.png").touch()
+
+    def found(name: str) -> str:
+        example = convert(row_with(name), dataset)
+        return example.media[0].path if isinstance(example, Example) else f"{example.reason}: {example.detail}"
+
+    pictures = str(folder / "pictures")
+    assert found(".\\cats\\a.png") == f"{pictures}/./cats/a.png"
+    assert found("cats\\b.png") == f"{pictures}/cats\\b.png"
+    assert found("cats\\c.png") == f"{pictures}/cats\\c.png", "missing by the name that the row gives"
+    assert found("..\\out.png").startswith("bad_row: column 'images': '../out.png' leads out of media_dir")
 
 
 def test_a_file_is_found_wherever_it_is_and_two_are_one_too_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,7 @@ def test_long_names(tmp_path: Path, format_: int) -> None:
 
 BAD = {
     "broken JSON": ([("7.json", b"{broken")], "broken JSON: Expecting property name"),
+    "very deep": ([("7.json", b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}")], "maximum recursion depth exceeded"),
     "not UTF-8": ([("7.json", b'{"a": "\xff"}')], "broken JSON: 'utf-8' codec"),
     "a key twice": ([("7.json", b'{"a": 1, "a": 2}')], "the key 'a' is there twice in one object"),
     "a list": ([("7.json", b"[]")], "its JSON is a list; expected an object"),

@@ -109,6 +109,7 @@ def test_of_a_column_with_texts_a_few_are_looked_at() -> None:
     other, picture = {"text": "A cat.", "from": "a book"}, {"text": "A cat.", "from": "a.png"}
     assert later([other] * 7 + [picture], DOCUMENTS) == {UnreadColumn("from", "image"): 7}
     assert later([other] * 8 + [picture], DOCUMENTS) == {}, "more would cost too much"
+    assert later([other] * 20 + [picture] * 20, DOCUMENTS) == {UnreadColumn("from", "image"): 32}, "every 32nd row"
 
 
 @pytest.mark.parametrize("row", QUIET.values(), ids=QUIET)
@@ -133,3 +134,89 @@ def test_a_run_tells_of_later_rows(tmp_path: Path, caplog: pytest.LogCaptureFixt
         run_pack(tiny_config(tmp_path / "meta.json", tmp_path / out, work=str(tmp_path / "work"), **more))
         warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
         assert [warning.startswith(first) for warning in warnings] == [True, False] and warnings[1] == expected
+
+
+# What a row says in vain
+
+VIDEO = {"conversations": [{"from": "human", "value": "<video>Who?"}, TURNS[1]], "video": "a.mp4"}
+TALK = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Tom."}]
+IN_VAIN: dict[str, tuple[dict[str, Any], str]] = {
+    "a system prompt": (
+        {"messages": TALK, "system_prompt": "Be brief."},
+        "column 'system_prompt' has texts in 2 of the first 2 rows, and is not read; if they are system prompts, give "
+        '"format": "messages", "columns": {"system": "system_prompt"}',
+    ),
+    "what a question is about": (
+        {"question": "Who?", "context": "A cat called Tom.", "answer": "Tom."},
+        "column 'context' has texts in 2 of the first 2 rows, and is not read; if they are to follow the questions, "
+        'give "format": "prompt_response", "columns": {"query": "context"}',
+    ),
+    "the part of a video": (
+        {**VIDEO, "start_time": 2.5},
+        "column 'start_time' is set in 2 of the first 2 rows with videos (2.5, for one), and is not read; say it of "
+        'the video: {"path": …, "video_start": …}',
+    ),
+    "the part of a video, in its object": (
+        {**VIDEO, "video": {"path": "a.mp4", "start": 2, "bytes": None, "fps": 1, "width": 9}},
+        "objects of column 'video' have 'start', which nothing reads; what may be said of them is fps, frame_indices, "
+        "video_start, video_end, offset, length, cell, min_pixels, max_pixels, resized_height, resized_width, "
+        'total_pixels, nframes, min_frames, max_frames. What means nothing may be listed under "ignore_keys"',
+    ),
+    "a picture in the text": (
+        {"conversations": [{"from": "user", "value": "Picture 1: <img>a.png</img>\nWho?"}, TURNS[1]]},
+        "turns of 2 of the first 2 rows name media in their text ('<img>a.png</img>', for one), and are packed with it "
+        "as it stands: write <image> there, and the path into a column of media, if it is not meant so",
+    ),
+    "parts as a text": (
+        {"messages": [{"role": "user", "content": '[{"type": "text", "text": "Who?"}]'}, TALK[1]]},
+        'turns of 2 of the first 2 rows have parts as a text that is JSON (\'[{"type": "text", "text": "Who?"}]\', for '
+        "one), and are packed with it as it stands: write a list, if it is not meant so",
+    ),
+    "boxes": (
+        {"messages": [TALK[0], {"role": "assistant", "content": "<bbox>"}], "objects": {"bbox": [[1, 2, 3, 4]]}},
+        "turns of 2 of the first 2 rows have tags for the boxes of a column 'objects', which is not read ('<bbox>', "
+        "for one), and are packed with it as it stands: write the boxes there, if it is not meant so",
+    ),
+}
+
+
+@pytest.mark.parametrize(("row", "words"), IN_VAIN.values(), ids=IN_VAIN)
+def test_what_a_row_says_in_vain(row: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture) -> None:
+    resolved(Dataset(name="coco", format="auto"), [row, {**row}])
+    assert caplog.messages == [f"coco: {words}"]
+
+
+HEARD: dict[str, dict[str, Any]] = {
+    "two system prompts": {"messages": [{"role": "system", "content": "a"}, *TALK], "system_prompt": "a"},
+    "an input": {"instruction": "Who?", "input": "Tom", "output": "Tom."},
+    "no system prompt": {"messages": TALK, "system_prompt": " "},
+    "a rate without a video": {"messages": TALK, "fps": 1},
+    "a video": {**VIDEO, "video": [{"path": "a.mp4", "fps": 2, "video_start": 1}]},
+    "a sound": {"text": "Moo.", "audio": {"path": "a.wav", "sampling_rate": 16000}},
+    "HTML": {"text": "<img src='a.png'> and <video>x.mp4"},
+    "XML": {"messages": [{"role": "user", "content": "<img>none</img> and <b>a.png</b>"}, TALK[1]]},
+    "an answer in XML": {"messages": [TALK[0], {"role": "assistant", "content": "<img>a.png</img>"}]},
+    "JSON": {"messages": [{"role": "user", "content": '[{"type": "cat"}]'}, TALK[1]]},
+    "objects": {"messages": TALK, "objects": ["cat"]},
+}
+
+
+@pytest.mark.parametrize("row", HEARD.values(), ids=HEARD)
+def test_what_is_read_or_means_nothing(row: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    resolved(Dataset(name="coco", format="auto"), [row])
+    assert not caplog.messages
+
+
+def test_a_row_of_any_depth(caplog: pytest.LogCaptureFixture) -> None:
+    deep: Any = []
+    for _ in range(900):
+        deep = [deep]
+    for row in ({"text": "A cat.", "source": deep}, {"text": "A cat.", "images": deep}):
+        assert later([row], resolved(Dataset(name="coco", format="auto"), [row])) == {}
+    assert not caplog.messages
+
+
+def test_keys_of_media_that_are_to_be_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    row = {"text": "A cat.", "image": {"path": "a.png", "license": "x"}}
+    resolved(Dataset(name="coco", format="document", ignore_keys=("license",)), [row])
+    assert not caplog.messages

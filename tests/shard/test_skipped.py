@@ -48,6 +48,13 @@ def test_file_line_and_text_of_each(data: TinyData, tmp_path: Path) -> None:
     assert problems == []
 
 
+def test_each_is_one_line() -> None:
+    row = SkippedRow(
+        dataset="a", row=0, id="x\ny", reason="missing_media", detail="b\n.png: gone", file="", line=None, text=None
+    )
+    assert row.described() == "a row 0 (id x\\ny): missing_media: b\\n.png: gone"
+
+
 def test_as_json(data: TinyData, tmp_path: Path) -> None:
     run_pack(tiny_config(data.write(), tmp_path / "out"))
     broken, no_target, _ = (row.to_json() for row in listed(tmp_path / "out")[0])

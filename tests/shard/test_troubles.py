@@ -124,6 +124,35 @@ def test_generic(detail: str, reason: str, expected: str) -> None:
     assert generic(detail, reason, "/data") == expected
 
 
+TALK = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}
+# A file, and what is said to do about it.
+FILES: dict[str, tuple[bytes, str]] = {
+    "half a row": (b'{"text": \n', "(row 0): repair these lines, or write the file again, with an object on each line"),
+    "a list": (b"[1]\n", "(row 0): repair these lines, or write the file again, with an object on each line"),
+    "latin-1": ('{"text": "é"}'.encode("latin-1"), "(row 0): save the file as UTF-8, by iconv -f ENCODING -t UTF-8"),
+    "rows in a row": (
+        json.dumps({"version": 1, "data": [TALK]}).encode(),
+        "(row 0); the row has version, data, and rows are inside of it: jq -c '.data[]' writes them as JSONL",
+    ),
+    "rows by their names": (
+        json.dumps({"a 1": TALK, "a 2": TALK}).encode(),
+        "(row 0); the row has a 1, a 2, and rows are inside of it: jq -c '.[]' writes them as JSONL",
+    ),
+    "names that nobody knows": (
+        b'{"ask": "?", "tell": "!", "data": [1], "more": [{"x": 1}]}',
+        '(row 0); rows have ask, tell, data, more: give "format" and "columns"',
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "words"), FILES.values(), ids=FILES)
+def test_what_to_do_about_rows_that_are_none(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    (tmp_path / "meta.json").write_text(json.dumps({"a": {"file_name": "a.jsonl"}}))
+    line = run_plan(tiny_config(tmp_path / "meta.json", tmp_path / "out")).troubles[1]
+    assert line.startswith("a: 1 of 1 skipped: 1x bad_row: ") and line.endswith(words)
+
+
 def llava(folder: Path) -> Path:
     """A data set whose columns nobody set, and whose format somebody set wrong."""
     data = TinyData(folder)

@@ -14,12 +14,13 @@ from .said import Named, Said, bad_row
 # ASCII: without it "<v\u0131deo>" is one, too, for a dotless i is an I in upper case.
 _PLACEHOLDER = re.compile(r"(<image>|<video>|<audio>)", re.IGNORECASE | re.ASCII)
 _TAGS = {f"<{kind}>": kind for kind in KINDS}
-# How others write a tag: <image 1>, <image_1>, <|image_1|>, <img>a.jpg</img>. HTML has <img src=…>, which is none.
-_NUMBERED = r"<\|?(?:{})[ _-]?\d+\|?>"
+# How others write a tag: <image 1>, <image_1>, <|image_1|>, <|image|>, <|image_pad|>, <image_placeholder>, <ImageHere>,
+# <img>a.jpg</img>. HTML has <img src=…>, which is none.
+_OTHERS = r"<\|?(?:{0})[ _-]?\d+\|?>|<\|(?:{0})(?:_pad)?\|>|<(?:{0})(?:[_-]placeholder|here)>"
 _OTHER_TAGS: dict[MediaKind, re.Pattern[str]] = {
-    "image": re.compile(_NUMBERED.format("image|img|picture") + "|<img>[^<>]*</img>", re.IGNORECASE | re.ASCII),
-    "video": re.compile(_NUMBERED.format("video"), re.IGNORECASE | re.ASCII),
-    "audio": re.compile(_NUMBERED.format("audio"), re.IGNORECASE | re.ASCII),
+    "image": re.compile(_OTHERS.format("image|img|picture") + "|<img>[^<>]*</img>", re.IGNORECASE | re.ASCII),
+    "video": re.compile(_OTHERS.format("video"), re.IGNORECASE | re.ASCII),
+    "audio": re.compile(_OTHERS.format("audio"), re.IGNORECASE | re.ASCII),
 }
 _NONE: Iterator[MediaRef] = iter(())
 TAGGED = ("user", "document")  # roles in whose text tags stand for media; elsewhere they are text
@@ -57,6 +58,10 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
             media.setdefault(kind, []).append(ref)
     pieces = [_cut(str(turn.content)) if turn.role in TAGGED else [str(turn.content)] for turn in said.turns]
     tags = [_TAGS[tag.lower()] for own in pieces for tag in own[1::2]]
+    if said.image_is_video and tags.count("image") == len(media.get("video", ())) and not media.get("image"):
+        for own in pieces:
+            own[1::2] = ["<video>" if tag.lower() == "<image>" else tag for tag in own[1::2]]
+        tags = [_TAGS[tag.lower()] for own in pieces for tag in own[1::2]]
     surplus: list[MediaRef] = []
     for kind in KINDS if tags or media else ():
         count, refs = tags.count(kind), media.get(kind, [])

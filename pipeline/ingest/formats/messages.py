@@ -9,23 +9,33 @@ from ...records import Role, Skip
 from ..dialect import Dialect, Tags
 from ..media import is_unicode, json_name, shown
 from .said import Format, Row, Said, Spoken, bad_row, column_of, keys_of, media_of, text_of
-from .tools import parsed, tool_calls_of, tools_of
+from .texts import is_list_text, parsed
+from .tools import tool_calls_of, tools_of
 
 FIELDS = ("messages", "images", "videos", "audios", "system", "tools")
 # Roles that need no tag, unless a tag claims the name for another.
 OTHER_ROLES: dict[str, Role] = {"developer": "system", "tool": "tool", "function": "tool", "observation": "tool"}
-CALL = "function_call"  # a role of some ShareGPT sets: an assistant whose content is a call, as JSON
+# And what else user and assistant are called, where the meta JSON names no tags: sets of Qwen's have `from` and `user`,
+# raw ShareGPT has the name of each site. Tags that a user gives are taken at their word.
+SHAREGPT_TAGS = Tags(role_tag="from", content_tag="value", user_tag="human", assistant_tag="gpt")
+USUAL_TAGS = (Tags(), SHAREGPT_TAGS)
+USUAL_ROLES: dict[str, Role] = {
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
+}
+# A role of some ShareGPT sets: an assistant whose content is a call, as JSON; and OpenAI's key before `tool_calls`.
+CALL = "function_call"
 REASONING = ("reasoning_content", "reasoning", "thinking")
 TRAINED = ("loss", "weight")
-HONOURED = (*TRAINED, *REASONING, "tool_calls", "name", "tool_call_id")
+HONOURED = (*TRAINED, *REASONING, "tool_calls", CALL, "name", "tool_call_id")
 
 
 def read(row: Row, dialect: Dialect) -> Said | Skip:
     column = column_of(row, dialect.columns.messages)
     messages = row.get(column)
-    if isinstance(messages, str):
-        messages = parsed(messages)  # as tables have it that know no lists
     if not isinstance(messages, list):
+        messages = _listed(messages)
+    if messages is None:
         return bad_row(_no_turns(row, column))
     if not messages:
         return bad_row("empty conversation")
@@ -44,6 +54,22 @@ def read(row: Row, dialect: Dialect) -> Said | Skip:
     if isinstance(tools, Skip):
         return tools
     return Said((*system, *turns), media_of(row, dialect.columns), tools)
+
+
+def _listed(messages: Any) -> list[Any] | None:
+    """Turns as tables have them: a text that is JSON, where they know no lists; or {"role": [...], "content": [...]},
+    which is how `datasets` stores a Sequence of objects. None: they are none of these."""
+    if isinstance(messages, str):
+        messages = parsed(messages)
+    if not isinstance(messages, Mapping):
+        return messages if isinstance(messages, list) else None
+    columns = list(messages.values())
+    texts = [value for column in columns if isinstance(column, list) for value in column]
+    if not columns or not all(isinstance(column, list) and len(column) == len(columns[0]) for column in columns):
+        return None
+    if not all(value is None or isinstance(value, str) for value in texts):
+        return None  # parts, whose media would be found at other places of the row
+    return [dict(zip(messages, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 def system_of(row: Row, dialect: Dialect) -> tuple[Spoken, ...] | Skip:
@@ -69,6 +95,8 @@ class _Names:
 
     tags: Tags
     roles: dict[str, Role]
+    told: str  # of these, the first names of each, for messages
+    is_usual: bool  # nobody gave tags: a role may begin with a capital letter
     plain: frozenset[str]  # keys of a turn that says nothing beside its role and content
     ignored: frozenset[str]
     known: frozenset[str]
@@ -78,10 +106,13 @@ class _Names:
 def _names(tags: Tags, ignore_keys: tuple[str, ...]) -> _Names:
     named: dict[str, Role] = {tags.user_tag: "user", tags.assistant_tag: "assistant", tags.system_tag: "system"}
     others = {name: role for name, role in OTHER_ROLES.items() if name not in named}
+    is_usual = tags in USUAL_TAGS
     own = (tags.role_tag, tags.content_tag)
     return _Names(
         tags=tags,
-        roles={**named, **others},
+        roles={**(USUAL_ROLES if is_usual else {}), **named, **others},
+        told=", ".join((*named, *others)),
+        is_usual=is_usual,
         plain=frozenset(own),
         ignored=frozenset(ignore_keys).difference(own),
         known=frozenset((*own, *HONOURED)),
@@ -98,14 +129,14 @@ def _turn(message: Any, number: int, column: str, names: _Names) -> Spoken | Ski
         return bad_row(f"turn {number} is a JSON {json_name(message)}; expected an object")
     turn = {key: value for key, value in message.items() if value is not None and key not in names.ignored}
     tag, content = turn.get(tags.role_tag), turn.get(tags.content_tag)
-    role = roles.get(tag) if isinstance(tag, str) else None
+    role = roles.get(tag.lower() if names.is_usual else tag) if isinstance(tag, str) else None
     if tag == CALL and role is None:
         calls = tool_calls_of(content) if isinstance(content, str) else ()
         if not calls or isinstance(calls, str):
             return bad_row(f"turn {number}: its content is no call; expected JSON, {{'name': …, 'arguments': {{…}}}}")
         return Spoken(role="assistant", content="", tool_calls=calls, label=f"turn {number}")
     if role is None:
-        return bad_row(f"turn {number}: unknown role {shown(tag)}; known: {', '.join(roles)}")
+        return bad_row(f"turn {number}: unknown role {shown(tag)}; known: {names.told}")
     extras = _extras(turn, role)
     if isinstance(extras, str):
         return bad_row(f"turn {number}: {extras}")
@@ -142,7 +173,9 @@ def _extras(turn: Mapping[str, Any], role: Role) -> dict[str, Any] | str:
             return f"{key!r} is a JSON {json_name(thought)}; expected Unicode text"
         if extras.setdefault("reasoning", thought) != thought:
             return f"{' and '.join(map(repr, thoughts))} differ; remove one of them"
-    calls = tool_calls_of(turn.get("tool_calls"))
+    if CALL in turn and turn.get("tool_calls"):
+        return f"both {CALL!r} and 'tool_calls'; remove one of the two"
+    calls = tool_calls_of(turn.get(CALL) or turn.get("tool_calls"))
     if isinstance(calls, str):
         return calls
     if calls:
@@ -164,7 +197,7 @@ def turns_in(row: Row, *columns: str) -> list[Mapping[str, Any]]:
     """The turns of a row in any of the columns, as far as they are objects: to tell formats apart."""
     for column in columns:
         value = row.get(column)
-        value = parsed(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
+        value = _listed(value) if isinstance(value, Mapping) or is_list_text(value) else value
         if isinstance(value, list) and value:
             return [turn for turn in value if isinstance(turn, Mapping)]
     return []

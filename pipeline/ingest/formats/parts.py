@@ -45,9 +45,12 @@ def plain(item: Any, dialect: Dialect) -> Any:
 
 
 def kind_of(item: Any) -> MediaKind | None:
-    """Of a part that is a medium."""
-    kind = item.get("type") if isinstance(item, Mapping) else None
-    return TYPES.get(kind) if isinstance(kind, str) else None
+    """Of a part that is a medium; one without a type may have it under its kind alone: {"image": "a.png"}."""
+    if not isinstance(item, Mapping):
+        return None
+    if item.get("type") is None:
+        return next((kind for kind in KINDS if item.get(kind) is not None), None) if "text" not in item else None
+    return TYPES.get(item["type"]) if isinstance(item["type"], str) else None
 
 
 def is_bare(item: Any, kind: MediaKind) -> bool:
@@ -68,9 +71,14 @@ def _own(kind: MediaKind) -> tuple[str, ...]:
     )
 
 
-def _asked_of(kind: MediaKind) -> tuple[str, ...]:
+def asked_of(kind: MediaKind) -> tuple[str, ...]:
     """Keys beside a medium that say what is to become of it."""
     return (*ASKED, *WISHES[kind])
+
+
+def known_of(kind: MediaKind) -> tuple[str, ...]:
+    """Keys of a medium that mean something, or surely nothing."""
+    return (*_own(kind), *asked_of(kind), *MEANINGLESS)
 
 
 def unknown_in(item: Any) -> Skip | None:
@@ -78,13 +86,13 @@ def unknown_in(item: Any) -> Skip | None:
     if not isinstance(item, Mapping):
         return None
     kind = kind_of(item)
-    known = (
-        ("type", "text", "value") if kind is None else ("type", "index", *_own(kind), *_asked_of(kind), *MEANINGLESS)
-    )
+    known = ("type", "text", "value") if kind is None else ("type", "index", *known_of(kind))
     unknown = next((key for key in item if key not in known), None)
     if kind is None and (item.get("type", "text") not in TEXTS or unknown is None):
         return None  # what it is says more than what it has
-    return None if unknown is None else unknown_key(f"a part of type {item.get('type', 'text')!r}", str(unknown))
+    return (
+        None if unknown is None else unknown_key(f"a part of type {item.get('type', kind or 'text')!r}", str(unknown))
+    )
 
 
 def text_part(item: Any) -> str | Skip:
@@ -107,14 +115,16 @@ def media_part(
     folders: MediaFolders,
 ) -> MediaRef | Skip:
     """`waiting`: the media of the row's column that no index names; `named`: all of them."""
-    asked = {key: item[key] for key in _asked_of(kind) if key in item}
+    asked = {key: item[key] for key in asked_of(kind) if key in item}
     if is_bare(item, kind):
         found = named[item["index"]] if "index" in item else next(waiting, None)
         if found is None:
             return Skip(reason="bad_placeholders", detail=f"a part of type {kind!r} without its {kind}")
         return reference(found.entry, asked, kind, found.column, folders, found.at)
     if "index" in item:
-        return bad_row(f"a part of type {item['type']!r} with both an index and its own {kind}; remove one of the two")
+        return bad_row(
+            f"a part of type {item.get('type', kind)!r} with both an index and its own {kind}; remove one of the two"
+        )
     key = next(key for key in _own(kind) if key in item)
     if key in (*AS_PLACE, *AS_BASE64, "frames"):
         return reference({key: item[key]}, asked, kind, kind, folders, at)

@@ -1,15 +1,21 @@
 """`prompt_response`: a question and its answer, in two columns. `alpaca` is the same with other names and more text."""
 
-from typing import Any
-
 from ...records import Role, Skip
 from ..dialect import Columns, Dialect
 from ..media import is_unicode, json_name
 from .messages import system_of
 from .said import Format, Row, Said, Spoken, bad_row, keys_of, media_of, text_of
+from .texts import is_list_text, parsed
 from .tools import tools_of
 
-PAIRS = (("prompt", "response"), ("prompt", "completion"), ("question", "answer"), ("query", "response"))
+PAIRS = (
+    ("prompt", "response"),
+    ("prompt", "completion"),
+    ("question", "answer"),
+    ("query", "response"),
+    ("question", "response"),
+)
+HISTORY = "history"  # as ms-swift and ChatGLM have it
 FIELDS = ("prompt", "query", "response", "history", "system", "tools", "images", "videos", "audios")
 
 
@@ -25,11 +31,11 @@ def read(row: Row, dialect: Dialect) -> Said | Skip:
     more = text_of(row, dialect.columns.query)
     if isinstance(more, Skip):
         return more
-    system, before = system_of(row, dialect), _history(row.get(dialect.columns.history) or [])
+    system, before = system_of(row, dialect), _history(row, dialect.columns.history)
     if isinstance(system, Skip):
         return system
     if isinstance(before, str):
-        return bad_row(f"column {dialect.columns.history!r}: {before}")
+        return bad_row(f"column {dialect.columns.history or HISTORY!r}: {before}")
     asked = "\n".join(filter(None, (texts[prompt], more)))
     if not (is_unicode(asked) and is_unicode(texts[response])):
         return bad_row(f"column {prompt!r} or {response!r}: not Unicode text: half of a surrogate pair")
@@ -57,7 +63,13 @@ def _pair(row: Row, columns: Columns) -> tuple[str, str]:
     return columns.prompt or prompt, columns.response or response
 
 
-def _history(value: Any) -> list[tuple[Role, str]] | str:
+def _history(row: Row, column: str) -> list[tuple[Role, str]] | str:
+    """What was said before; or what is wrong with it. Where nobody names the column, a text in it is of another kind:
+    a patient's history, say."""
+    value = row.get(column or HISTORY) or []
+    value = parsed(value) if is_list_text(value) else value
+    if not isinstance(value, list) and not column:
+        return []
     if not isinstance(value, list):
         return f"a JSON {json_name(value)}; expected [[question, answer], …]"
     turns: list[tuple[Role, str]] = []
@@ -73,4 +85,5 @@ def fits(row: Row) -> bool:
     return any(all(isinstance(row.get(column), str) for column in pair) for pair in PAIRS)
 
 
-FORMAT = Format(read=read, fits=fits, fields=FIELDS, keys=tuple(dict.fromkeys(key for pair in PAIRS for key in pair)))
+KEYS = (*dict.fromkeys(key for pair in PAIRS for key in pair), HISTORY)
+FORMAT = Format(read=read, fits=fits, fields=FIELDS, keys=KEYS)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from ...records import MediaKind, Role, Skip
 from ..dialect import MEDIA_COLUMNS, Columns, Dialect, Tags
 from ..media import Steps, json_name
+from .texts import is_list_text, parsed
 
 Row = Mapping[str, Any]
 
@@ -29,6 +30,7 @@ ALSO = {
     "audio": ("audios",),
     "tools": ("functions",),
 }
+_OF_MEDIA = frozenset(("images", "image", "videos", "video", "audios", "audio"))
 
 
 class Named(NamedTuple):
@@ -66,6 +68,7 @@ class Said(NamedTuple):
     media: Mapping[MediaKind, tuple[Named, ...]] = MappingProxyType({})
     tools: tuple[Any, ...] = ()
     media_first: bool = False  # where no tag of their kind says where media go, they go before the first user text
+    image_is_video: bool = False  # an <image> is where a video goes, in a row with as many videos and no picture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,18 +91,30 @@ def bad_row(detail: str) -> Skip:
 
 
 def column_of(row: Row, name: str) -> str:
-    """The name under which the row has a column. An empty list is less than anything that another name has: tables
+    """The name under which the row has a column. What is empty is less than anything that another name has: tables
     fill columns of rows that lack them."""
     found = row.get(name)
-    if found is None or (isinstance(found, list) and not found):
+    if not found or (name in _OF_MEDIA and is_empty(found)):
         for other in ALSO.get(name, ()):
             if row.get(other) is not None:
                 return other
     return name
 
 
+def is_empty(value: Any, depth: int = 4) -> bool:
+    """Whether a column has nothing: null, "", blanks, and lists and objects of nothing but these. A row without a
+    picture has it so in tables ({"bytes": null, "path": null}), and in mixtures of LLaVA's ("", [""]). `depth`: nobody
+    writes deeper ones, and Python ends where a row does not."""
+    if isinstance(value, str):
+        return not value or value.isspace()
+    if isinstance(value, list | dict):
+        items = value.values() if isinstance(value, dict) else value
+        return depth > 0 and not any(not is_empty(item, depth - 1) for item in items)
+    return value is None
+
+
 def media_of(row: Row, columns: Columns) -> dict[MediaKind, tuple[Named, ...]]:
-    """By kind, of those that it has; a column is a list, one entry, null or absent. A sound as (samples, rate) is one
+    """By kind, of those that it has; a column is a list, one entry, empty or absent. A sound as (samples, rate) is one
     entry."""
     found: dict[MediaKind, tuple[Named, ...]] = {}
     for field, kind in MEDIA_COLUMNS.items():
@@ -111,8 +126,10 @@ def media_of(row: Row, columns: Columns) -> dict[MediaKind, tuple[Named, ...]]:
 
 def named(row: Row, column: str) -> tuple[Named, ...]:
     value = row.get(column)
-    if value is None or (isinstance(value, Mapping) and value and not any(each is not None for each in value.values())):
-        return ()  # {"bytes": null, "path": null}: how tables may have it that a row has none
+    if is_list_text(value) and isinstance(listed := parsed(value), list):
+        value = listed  # as tables have it that know no lists
+    if is_empty(value):
+        return ()
     if isinstance(value, list):
         return tuple([Named(entry, column, (column, at)) for at, entry in enumerate(value)])
     return (Named(value, column, (column,)),)

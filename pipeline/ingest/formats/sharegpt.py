@@ -1,10 +1,8 @@
 """`sharegpt`: {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}."""
 
-from ..dialect import Columns, Tags
-from .messages import FIELDS, read, turns_in
+from ..dialect import Columns
+from .messages import FIELDS, SHAREGPT_TAGS as TAGS, read, turns_in
 from .said import Format, Row
-
-TAGS = Tags(role_tag="from", content_tag="value", user_tag="human", assistant_tag="gpt")
 
 
 def has_turns(row: Row) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from ...records import Skip
 from ..media import is_unicode, json_name
 from .said import Row, bad_row, column_of
+from .texts import parsed
 
 
 def tools_of(row: Row, column: str) -> tuple[Any, ...] | Skip:
@@ -55,14 +56,6 @@ def _list(value: Any) -> list[Any] | None:
 def _arguments(value: Any) -> Mapping[str, Any] | None:
     value = parsed(value) if isinstance(value, str) and value.strip() else value or {}
     return value if isinstance(value, Mapping) else None
-
-
-def parsed(text: str) -> Any:
-    """What a text is as JSON; None where it is none."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _is_text(value: Any) -> bool:

@@ -45,6 +45,31 @@ GOOD: dict[str, tuple[str, dict[str, Any], tuple[Turn, ...]]] = {
         asked(A, "Who?"),
     ),
     "messages as text": ("messages", {"messages": json.dumps(ASKED)}, asked("Who?")),
+    "messages as a Sequence of datasets": (
+        "messages",
+        {"messages": {"role": ["user", "assistant"], "content": ["Who?", "Me."], "loss": [None, None]}},
+        asked("Who?"),
+    ),
+    "roles that need no tags": (
+        "sharegpt",
+        {"conversations": [{"from": "user", "value": "Who?"}, {"from": "chatgpt", "value": "Me."}]},
+        asked("Who?"),
+    ),
+    "roles with capital letters": (
+        "messages",
+        {"messages": [{"role": "Human", "content": "Who?"}, {"role": "Assistant", "content": "Me."}]},
+        asked("Who?"),
+    ),
+    "parts without a type": (
+        "messages",
+        {"messages": [{"role": "user", "content": [{"image": "a.jpg"}, {"text": "Who?"}]}, ASKED[1]]},
+        asked(A, "Who?"),
+    ),
+    "pictures as a text that is JSON": (
+        "messages",
+        {"messages": [{"role": "user", "content": "<image><image>Who?"}, ASKED[1]], "images": '["a.jpg", "b.jpg"]'},
+        asked(A, B, "Who?"),
+    ),
     "messages as conversations": ("messages", {"conversations": ASKED, "id": 3}, asked("Who?")),
     "LLaMA-Factory's parts": (
         "messages",
@@ -72,6 +97,11 @@ GOOD: dict[str, tuple[str, dict[str, Any], tuple[Turn, ...]]] = {
     ),
     "llava": ("llava", {"id": "7", "image": "a.jpg", "conversations": SHAREGPT}, asked(A, "Who?")),
     "llava with a list": ("llava", {"image": ["a.jpg"], "conversations": SHAREGPT}, asked(A, "Who?")),
+    "llava, a video at an <image>": (
+        "llava",
+        {"video": "a.mp4", "conversations": SHAREGPT},
+        asked(MediaRef(kind="video", path="/media/a.mp4"), "Who?"),
+    ),
     "vsft": (
         "vsft",
         {"messages": VSFT, "images": ["a.jpg", "b.jpg"]},
@@ -85,6 +115,22 @@ GOOD: dict[str, tuple[str, dict[str, Any], tuple[Turn, ...]]] = {
     "prompt and response": ("prompt_response", {"prompt": "Who?", "response": "Me."}, asked("Who?")),
     "prompt and completion": ("prompt_response", {"prompt": "Who?", "completion": "Me."}, asked("Who?")),
     "question and answer": ("prompt_response", {"question": "Who?", "answer": "Me."}, asked("Who?")),
+    "question and response": ("prompt_response", {"question": "Who?", "response": "Me."}, asked("Who?")),
+    "a pair with a history": (
+        "prompt_response",
+        {"query": "Who?", "response": "Me.", "history": [["Hi.", "Me."]]},
+        (*asked("Hi."), *asked("Who?")),
+    ),
+    "a history as a text that is JSON": (
+        "prompt_response",
+        {"prompt": "Who?", "response": "Me.", "history": '[["Hi.", "Me."]]'},
+        (*asked("Hi."), *asked("Who?")),
+    ),
+    "a history of another kind": (
+        "prompt_response",
+        {"question": "Who?", "answer": "Me.", "history": "Two knees."},
+        asked("Who?"),
+    ),
     "a picture without a tag": (
         "prompt_response",
         {"query": "Who?", "response": "Me.", "image": "a.jpg"},
@@ -190,6 +236,18 @@ BAD: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "bad_row",
         "index of a part of type 'image' must be a whole number",
     ),
+    "llava, two videos at an <image>": (
+        "llava",
+        {"video": ["a.mp4", "b.mp4"], "conversations": SHAREGPT},
+        "bad_placeholders",
+        "1 <image> tags but 0 images",
+    ),
+    "lists of two lengths": (
+        "messages",
+        {"messages": {"role": ["user", "assistant"], "content": ["Who?"]}},
+        "bad_row",
+        "column 'messages' is a JSON object; expected a list of turns",
+    ),
     "texts are texts": ("cauldron", {"texts": ["a"]}, "bad_row", "pair 0 is a JSON text; expected an object"),
     "a pair without an answer": (
         "cauldron",
@@ -221,6 +279,12 @@ BAD: dict[str, tuple[str, dict[str, Any], str, str]] = {
         {"instruction": "a", "output": "b", "history": [["a"]]},
         "bad_row",
         "entry 0 is no [question",
+    ),
+    "a history of halves": (
+        "prompt_response",
+        {"query": "a", "response": "b", "history": [["a"]]},
+        "bad_row",
+        "column 'history': entry 0 is no [question",
     ),
     "an empty answer": ("alpaca", {"instruction": "a", "output": ""}, "no_target", "no assistant turn that is trained"),
     "half of a pair": (
@@ -268,12 +332,26 @@ def test_bad_rows(name: str, row: dict[str, Any], reason: str, words: str) -> No
 
 
 @pytest.mark.parametrize(
+    "tag",
+    ["<|image|>", "<|vision_start|><|image_pad|><|vision_end|>", "<image_placeholder>", "<ImageHere>", "<|img_2|>"],
+)
+def test_tags_of_others(tag: str) -> None:
+    """Media that come first would leave them behind as text, to be asked about."""
+    row = {"prompt": f"Who is {tag}?", "response": "Me."}
+    assert turns_of(convert(row, dataset("prompt_response"))) == asked(f"Who is {tag}?"), "without a picture it is text"
+    skip = convert({**row, "image": "a.jpg"}, dataset("prompt_response"))
+    assert isinstance(skip, Skip) and skip.reason == "bad_placeholders" and " is none); fix the row" in skip.detail
+
+
+@pytest.mark.parametrize(
     ("name", "media"),
     [
         ("prompt_response", {"images": [], "image": "a.jpg"}),
         ("prompt_response", {"images": None, "image": "a.jpg"}),
         ("llava", {"images": ["a.jpg"]}),
         ("llava", {"image": [], "images": "a.jpg"}),
+        ("llava", {"image": "", "images": "a.jpg"}),
+        ("llava", {"image": [{"bytes": None, "path": ""}], "images": "a.jpg"}),
     ],
 )
 def test_the_other_name_of_a_column_of_media(name: str, media: dict[str, Any]) -> None:

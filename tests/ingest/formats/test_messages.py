@@ -48,6 +48,19 @@ def test_tool_calls(call: dict[str, Any]) -> None:
     )
 
 
+def test_a_call_in_the_form_before_tool_calls() -> None:
+    calling = {
+        "role": "assistant",
+        "content": None,
+        "function_call": {"name": "weather", "arguments": '{"place": "Rome"}'},
+    }
+    result = {"role": "function", "content": "Sunny.", "name": "weather"}
+    assert turns_of(spoken(USER, calling, result, ANSWER))[1:3] == (
+        Turn(role="assistant", parts=("",), tool_calls=(CALL,)),
+        Turn(role="tool", parts=("Sunny.",), name="weather"),
+    )
+
+
 def test_a_call_keeps_its_id_and_sharegpt_has_calls_as_turns() -> None:
     (_, turn) = turns_of(spoken(USER, {"role": "assistant", "content": "", "tool_calls": [CALL | {"id": "c1"}]}))
     assert turn.tool_calls == ({"id": "c1", **CALL},)
@@ -120,6 +133,14 @@ BAD_TURNS: dict[str, tuple[list[dict[str, Any]], str]] = {
     "arguments": (
         [USER, ANSWER | {"tool_calls": [{"name": "f", "arguments": "{"}]}],
         "turn 1: tool call 0: its arguments are no JSON object",
+    ),
+    "calls in two forms": (
+        [USER, ANSWER | {"tool_calls": [CALL], "function_call": CALL}],
+        "turn 1: both 'function_call' and 'tool_calls'; remove one",
+    ),
+    "a part of two kinds": (
+        [{"role": "user", "content": [{"image": "a.jpg", "video": "a.mp4"}]}, ANSWER],
+        "turn 0: a part of type 'image': unknown key 'video'",
     ),
     "a call without a name": ([USER, ANSWER | {"tool_calls": [{}]}], "turn 1: tool call 0 has no name"),
     "calls are a number": (
