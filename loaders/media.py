@@ -1,6 +1,7 @@
 """Media of several samples in one batch: arrays end to end, and how many each sample has; for all collaters."""
 
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,8 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.
     """
     layout: Mapping[str, MediaArray] = samples[0].get(LAYOUT_KEY) or {}
     stored: Mapping[str, Stored] = samples[0].get(STORED_KEY, {})
+    for sample in samples[1:]:
+        _check_alike(sample, layout, stored)
     dtype: Any = samples[0].get(RESTORE_KEY)
     result: dict[str, Any] = {}
     for name in layout or MEDIA_KEYS:
@@ -67,6 +70,19 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.
         if first and name in result and name not in stored:  # stored ones are joined when they are restored
             result[name] = with_first(result.pop(first), result[name])
     return result | ({STORED_KEY: stored} if stored else {})
+
+
+def _check_alike(sample: Mapping[str, Any], layout: Mapping[str, MediaArray], stored: Mapping[str, Stored]) -> None:
+    """That a sample is of the same processor as the first of its batch: it is restored as that is."""
+    own: Mapping[str, Stored] = sample.get(STORED_KEY, {})
+    if own is stored and sample.get(LAYOUT_KEY) is layout:
+        return  # of one data set in this process: nearly all
+    tables = [(how.table, own[name].table) for name, how in stored.items() if name in own]
+    if (sample.get(LAYOUT_KEY) or {}) != layout or own.keys() != stored.keys() or not all(starmap(torch.equal, tables)):
+        raise ValueError(
+            "a batch has packs of two processors, whose pixels stand for different values; give each a loader of its "
+            "own, or pack them with one processor"
+        )
 
 
 def _padded(name: str, deliver: Delivery, arrays: list[Any], counts: list[Any]) -> dict[str, torch.Tensor]:

@@ -81,7 +81,8 @@ def main() -> None:
 def run(script: str, arguments: list[str], environment: dict[str, str], processes: int, output: str) -> list[int]:
     """Again, where another process has taken the port between our choice and the first rank's."""
     for _ in range(5):
-        codes = run_at(*free_ports(1), script, arguments, environment, processes, output)
+        (port,) = free_ports(1)
+        codes = run_at(port, script, arguments, environment, processes, output)
         said = [Path(f"{output}.{rank}").read_text() for rank in range(processes)] if any(codes) else []
         if not any(PORT_TAKEN in words for words in said):
             break

@@ -1,6 +1,5 @@
 """Texts of rows that stand for something else, and are packed as they are: told, for nothing else shows it.
 
-"<img>a.png</img> Who?"                     a picture, as Qwen-VL's own rows have it
 '[{"type": "text", "text": "Who?"}]'        parts, as tables have them that know no lists
 "<bbox>", with a column `objects`           a box, as ms-swift has it
 """
@@ -15,20 +14,17 @@ from .formats.parts import TEXTS, TYPES
 from .formats.said import Row, Said
 from .formats.texts import is_list_text, parsed
 from .media import shown
-from .tars import KIND_OF
 
-_NAMED = re.compile(r"<(img|image|video|audio)>\s*[^<>\n]+\.(\w{2,5})\s*</\1>", re.IGNORECASE | re.ASCII)
 _BOXES = re.compile(r"<(?:bbox|ref-object)>")
 
 
 def stand_ins(rows: Sequence[Row], said: Sequence[Said | Skip]) -> Iterator[str]:
     """What to warn of, in words."""
     looks: dict[str, Callable[[Row, Said], str]] = {
-        "name media in their text": _named,
         "have parts as a text that is JSON": _parts,
         "have tags for the boxes of a column 'objects', which is not read": _boxes,
     }
-    remedies = ("write <image> there, and the path into a column of media", "write a list", "write the boxes there")
+    remedies = ("write a list", "write the boxes there")
     good = [(row, what) for row, what in zip(rows, said, strict=True) if not isinstance(what, Skip)]
     for (told, look), remedy in zip(looks.items(), remedies, strict=True):
         if found := [text for row, what in good if (text := look(row, what))]:
@@ -40,16 +36,6 @@ def stand_ins(rows: Sequence[Row], said: Sequence[Said | Skip]) -> Iterator[str]
 
 def _texts(said: Said) -> Iterator[tuple[str, str]]:
     return ((turn.role, turn.content) for turn in said.turns if isinstance(turn.content, str))
-
-
-def _named(_: Row, said: Said) -> str:
-    """The first medium that a text names between tags, in a row that has none of its kind."""
-    for role, text in _texts(said):
-        for match in _NAMED.finditer(text) if role in TAGGED and "</" in text else ():
-            kind = KIND_OF.get(match[2].lower())
-            if kind and not said.media.get(kind):
-                return match[0]
-    return ""
 
 
 def _parts(_: Row, said: Said) -> str:

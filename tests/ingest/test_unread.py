@@ -162,11 +162,6 @@ IN_VAIN: dict[str, tuple[dict[str, Any], str]] = {
         "video_start, video_end, offset, length, cell, min_pixels, max_pixels, resized_height, resized_width, "
         'total_pixels, nframes, min_frames, max_frames. What means nothing may be listed under "ignore_keys"',
     ),
-    "a picture in the text": (
-        {"conversations": [{"from": "user", "value": "Picture 1: <img>a.png</img>\nWho?"}, TURNS[1]]},
-        "turns of 2 of the first 2 rows name media in their text ('<img>a.png</img>', for one), and are packed with it "
-        "as it stands: write <image> there, and the path into a column of media, if it is not meant so",
-    ),
     "parts as a text": (
         {"messages": [{"role": "user", "content": '[{"type": "text", "text": "Who?"}]'}, TALK[1]]},
         'turns of 2 of the first 2 rows have parts as a text that is JSON (\'[{"type": "text", "text": "Who?"}]\', for '
@@ -193,6 +188,9 @@ HEARD: dict[str, dict[str, Any]] = {
     "a rate without a video": {"messages": TALK, "fps": 1},
     "a video": {**VIDEO, "video": [{"path": "a.mp4", "fps": 2, "video_start": 1}]},
     "a sound": {"text": "Moo.", "audio": {"path": "a.wav", "sampling_rate": 16000}},
+    "a picture in the text": {
+        "conversations": [{"from": "user", "value": "Picture 1: <img>a.png</img>\nWho?"}, TURNS[1]]
+    },
     "HTML": {"text": "<img src='a.png'> and <video>x.mp4"},
     "XML": {"messages": [{"role": "user", "content": "<img>none</img> and <b>a.png</b>"}, TALK[1]]},
     "an answer in XML": {"messages": [TALK[0], {"role": "assistant", "content": "<img>a.png</img>"}]},

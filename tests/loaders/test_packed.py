@@ -1,5 +1,7 @@
 """The collaters, by hand and against a real model's own varlen path."""
 
+import pickle
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -335,6 +337,19 @@ def test_pixels_left_as_bytes_are_restored_later(out):
     batch = restore_pixels(batch, "cpu")
     assert torch.equal(batch["pixel_values"], neat_packed_vlm_collater(restored[:3])["pixel_values"])
     assert "stored_pixels" not in batch
+
+
+@pytest.mark.parametrize("kind", ["uint8", "bf16"])
+def test_packs_of_two_processors_are_no_batch(out, kind):
+    """As through workers, where each pack has tables of its own; of another mean, say."""
+    one, other = (pickle.loads(pickle.dumps(next(iter(PackedShards(out, pixels=kind))))) for _ in range(2))
+    assert len(neat_packed_vlm_collater([one, other])["input_ids"]) == 2
+    if kind == "uint8":
+        other["stored_pixels"]["pixel_values"].table.add_(1)
+    else:
+        other["media_layout"]["pixel_values"] = replace(other["media_layout"]["pixel_values"], row=(3,))
+    with pytest.raises(ValueError, match="packs of two processors"):
+        neat_packed_vlm_collater([one, other])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

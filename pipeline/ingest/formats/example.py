@@ -8,6 +8,7 @@ from typing import Any
 from ...records import Example, MediaKind, MediaRef, Skip, Turn
 from ..dialect import Dialect
 from ..media import shown
+from ..tars import KIND_OF
 from .parts import KINDS, is_bare, kind_of, media_part, plain, reference, text_part, unknown_in, unknown_key
 from .said import Named, Said, bad_row
 
@@ -22,6 +23,8 @@ _OTHER_TAGS: dict[MediaKind, re.Pattern[str]] = {
     "video": re.compile(_OTHERS.format("video"), re.IGNORECASE | re.ASCII),
     "audio": re.compile(_OTHERS.format("audio"), re.IGNORECASE | re.ASCII),
 }
+# How Qwen-VL's own rows name their media: in the text. "Picture 1: <img>a.png</img>\nWho?"
+_NAMED = re.compile(r"<(img|image|video|audio)>\s*([^<>\n]+\.(\w{2,5}))\s*</\1>", re.IGNORECASE | re.ASCII)
 _NONE: Iterator[MediaRef] = iter(())
 TAGGED = ("user", "document")  # roles in whose text tags stand for media; elsewhere they are text
 
@@ -49,6 +52,8 @@ def _unknown_in_turns(said: Said) -> Skip | None:
 
 
 def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
+    if any(["</" in str(turn.content) for turn in said.turns if turn.role == "user"]):
+        said = _with_named(said)
     media: dict[MediaKind, list[MediaRef]] = {}
     for kind in KINDS if said.media else ():
         for one in said.media.get(kind, ()):
@@ -83,6 +88,25 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
         for turn, own in zip(said.turns, pieces, strict=True)
     ]
     return _finished(said, contents, surplus, dialect)
+
+
+def _with_named(said: Said) -> Said:
+    """Media that a question names between tags, as media of the row, and plain tags in their place; of kinds that the
+    row has in no column."""
+    media: dict[MediaKind, tuple[Named, ...]] = dict(said.media)
+
+    def tag(found: re.Match[str]) -> str:
+        kind = KIND_OF.get(found[3].lower())
+        if kind is None or said.media.get(kind):
+            return found[0]
+        media[kind] = (*media.get(kind, ()), Named(found[2].strip(), "text", ()))
+        return f"<{kind}>"
+
+    turns = [
+        turn._replace(content=_NAMED.sub(tag, str(turn.content))) if turn.role == "user" else turn
+        for turn in said.turns
+    ]
+    return said._replace(turns=tuple(turns), media=media)
 
 
 def in_parts(said: Said, dialect: Dialect, *, of_file: bool = True) -> Example | Skip:

@@ -102,6 +102,22 @@ GOOD: dict[str, tuple[str, dict[str, Any], tuple[Turn, ...]]] = {
         {"video": "a.mp4", "conversations": SHAREGPT},
         asked(MediaRef(kind="video", path="/media/a.mp4"), "Who?"),
     ),
+    "Qwen-VL's pictures in the text": (
+        "sharegpt",
+        {
+            "conversations": [
+                {"from": "user", "value": "Picture 1: <img>a.jpg</img>\n<img>b.jpg</img>Who?"},
+                {"from": "assistant", "value": "Me."},
+            ]
+        },
+        asked("Picture 1:", A, B, "Who?"),
+    ),
+    "XML in a question": (
+        "messages",
+        {"messages": [{"role": "user", "content": "<img>none</img> <b>a.png</b> <img>a.xyz</img>"}, ASKED[1]]},
+        asked("<img>none</img> <b>a.png</b> <img>a.xyz</img>"),
+    ),
+    "XML in a document": ("document", {"text": "<img>a.jpg</img>"}, document("<img>a.jpg</img>")),
     "vsft": (
         "vsft",
         {"messages": VSFT, "images": ["a.jpg", "b.jpg"]},
