@@ -1,6 +1,6 @@
 """Whether a medium is still the one that was measured.
 
-A stamp is its size, its time of change, and a digest of its first and last bytes. A file of another size is another
+A stamp is its size, its time of change, and sums of its first and last bytes. A file of another size is another
 one; one of another time, too, if it begins or ends otherwise: copying and touching change times, and nothing else. Of
 an object of a store it is the size, and the tag that the store gives to its content.
 """
@@ -10,6 +10,8 @@ import os
 import stat
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from zlib_ng import zlib_ng
 
 from ..records import MediaRef
 from ..runtime.clients import Unreachable
@@ -40,10 +42,10 @@ def stamped(ref: MediaRef) -> Stamped:
         if len(files) == 1:  # nearly all: without lists of one
             status, first, last = read_ends(files[0], BEGINNING, END)
             size = status.st_size
-            return Stamped(f"{size} {status.st_mtime_ns} {_digest(first[:END] + last)}", size, first)
+            return Stamped(f"{size} {status.st_mtime_ns} {_sums(first[:END], last)}", size, first)
         found = [read_ends(file, END, END) for file in files]
         size, time = _status([status for status, _, _ in found])
-        return Stamped(f"{size} {time} {_digest(_ends(found))}")
+        return Stamped(f"{size} {time} {_sums_of_all(found)}")
     except Unreachable:
         raise
     except OSError as error:
@@ -64,7 +66,7 @@ def is_changed(ref: MediaRef, stamp: str) -> bool:
             return _tagged(files) != stamp
         now = _status([os.stat(file) for file in files])
         return now[0] != int(size) or (
-            now[1] != int(time) and _digest(_ends([read_ends(file, END, END) for file in files])) != ends
+            now[1] != int(time) and _sums_of_all([read_ends(file, END, END) for file in files]) != ends
         )
     except Unreachable:
         raise
@@ -102,9 +104,12 @@ def _status(found: Sequence[os.stat_result]) -> tuple[int, int]:
     return sum(status.st_size for status in found), max(status.st_mtime_ns for status in found)
 
 
-def _ends(found: Sequence[tuple[os.stat_result, bytes, bytes]]) -> bytes:
-    return b"".join([first + last for _, first, last in found])
+def _sums_of_all(found: Sequence[tuple[os.stat_result, bytes, bytes]]) -> str:
+    firsts, lasts = ([ends[at] for ends in found] for at in (1, 2))
+    return _sums(b"".join(firsts), b"".join(lasts))
 
 
-def _digest(ends: bytes) -> str:
-    return hashlib.sha256(ends).hexdigest()[:16]
+def _sums(first: bytes, last: bytes) -> str:
+    """crc32 of both ends, which takes a twentieth of the time of sha256: it is to tell one file from another that took
+    its place, and no forgery."""
+    return f"{zlib_ng.crc32(first):08x}{zlib_ng.crc32(last):08x}"

@@ -62,13 +62,15 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
                 return ref
             media.setdefault(kind, []).append(ref)
     pieces = [_cut(str(turn.content)) if turn.role in TAGGED else [str(turn.content)] for turn in said.turns]
-    tags = [_TAGS[tag.lower()] for own in pieces for tag in own[1::2]]
+    tags = [_TAGS[tag.lower()] for own in pieces if len(own) > 1 for tag in own[1::2]]
     if said.image_is_video and tags.count("image") == len(media.get("video", ())) and not media.get("image"):
         for own in pieces:
             own[1::2] = ["<video>" if tag.lower() == "<image>" else tag for tag in own[1::2]]
         tags = [_TAGS[tag.lower()] for own in pieces for tag in own[1::2]]
     surplus: list[MediaRef] = []
     for kind in KINDS if tags or media else ():
+        if kind not in media and kind not in tags:
+            continue
         count, refs = tags.count(kind), media.get(kind, [])
         if count != len(refs) and not dialect.lenient:
             # Media that come first would leave such a tag behind as text.
