@@ -105,8 +105,7 @@ def _status(found: Sequence[os.stat_result]) -> tuple[int, int]:
 
 
 def _sums_of_all(found: Sequence[tuple[os.stat_result, bytes, bytes]]) -> str:
-    firsts, lasts = ([ends[at] for ends in found] for at in (1, 2))
-    return _sums(b"".join(firsts), b"".join(lasts))
+    return _sums(b"".join([first for _, first, _ in found]), b"".join([last for _, _, last in found]))
 
 
 def _sums(first: bytes, last: bytes) -> str:
