@@ -125,9 +125,8 @@ def shifted(arrays: Mapping[str, Array]) -> dict[str, Array]:
 def shifted_together(arrays: Mapping[str, np.ndarray], ends: np.ndarray) -> dict[str, np.ndarray]:
     """As `shifted`, of documents that lie end to end, and end there: each loses a token."""
     is_kept = np.ones(len(arrays["labels"]), dtype=bool)
-    is_kept[ends - 1] = False
-    kept = is_kept.nonzero()[0]  # np.delete would look for them for each of the arrays
-    return {name: values.take(kept + 1 if name == "labels" else kept) for name, values in arrays.items()}
+    is_kept[ends - 1] = False  # the last of all, too: what is kept has a token after it
+    return {name: values[1:][is_kept[:-1]] if name == "labels" else values[is_kept] for name, values in arrays.items()}
 
 
 def shifted_spans_together(spans: np.ndarray, counts: np.ndarray) -> list[list[list[int]]]:
