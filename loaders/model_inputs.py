@@ -204,7 +204,7 @@ def _check_tokens(model: torch.nn.Module, family: Mapping[str, Any]) -> None:
     with suppress(AttributeError, NotImplementedError):  # a model that does not tell
         size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
         # Not those of media, which Kimi K2.5 has beyond what it embeds.
-        highest = max(family["padding_id"], *family.get("assistant_header_ids", ()))
+        highest = max([family["padding_id"], *family.get("assistant_header_ids", ())])
         if highest >= size:
             raise ValueError(
                 f"these packs have token {highest}, and {type(model).__name__} embeds {size} tokens, from 0{remedy}"
