@@ -169,6 +169,8 @@ def test_workers_that_lack_neatpack_are_told_with_what_helps(lacking, python, ti
     # Not of whole lines: what a thread of Ray prints of its workers may have no line break yet.
     told = re.findall("neatpack: the workers of Ray cannot import neatpack: every node needs .*", done.stderr)
     assert len(told) == 1, done.stderr
+    others = [line for line in done.stderr.splitlines() if line.startswith("neatpack: ") and told[0] not in line]
+    assert not others, "and nothing else is said"
     for words in ("neatpack[pack]", "--working-dir", "--runtime-env-json", "RAY_ADDRESS"):
         assert words in told[0]
     assert "Traceback" not in done.stderr
