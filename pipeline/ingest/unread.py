@@ -96,7 +96,7 @@ class LaterRows:
     """Looks for media that nothing reads in the rows of a part: not in every row, for that would take a twentieth of
     measuring it, but in the first ones that have something in a column, and in every 32nd.
 
-    Told by the row's keys whether there is anything to look at, it takes less than a hundredth. A column that is null in
+    Told by the row's keys whether there is anything to look at, it takes under a hundredth. A column that is null in
     the first rows, as tables fill it up, is looked at where it has something.
     """
 
