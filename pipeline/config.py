@@ -15,7 +15,7 @@ from .runtime.objects import Remote
 from .runtime.storage import Place, place, text_of
 from .step_cost import DEFAULT_COST, StepCost, step_cost
 from .typed import declared, described, is_of
-from .uris import SCHEME
+from .uris import SCHEME, is_host
 
 VIDEO_KEYS = ("video_fps", "video_min_frames", "video_max_frames", "video_min_pixels", "video_max_pixels")
 ParquetMedia = Literal["copy", "in-place"]
@@ -299,6 +299,12 @@ def absolute(name: str, path: str) -> str:
     return text_of(place_of(name, path))
 
 
+def _has_password(uri: Remote) -> bool:
+    """Also one with a slash in it, as those of AWS may be: of s3://user:pa/ss@bucket the authority is "user:pa"."""
+    user, _, host = uri.authority.rpartition("@")
+    return ":" in user or ("@" in uri.key and not is_host(host))
+
+
 def place_of(name: str, path: str) -> Place:
     """Where a path or URI leads that was given as `name`; a path is made absolute against the caller's directory.
 
@@ -317,7 +323,7 @@ def place_of(name: str, path: str) -> Place:
         found = place(path)
     except ValueError as error:
         raise UserError(f"{name}: {error}") from None
-    if isinstance(found, Remote) and ":" in found.authority.rpartition("@")[0]:
+    if isinstance(found, Remote) and _has_password(found):
         raise UserError(
             f"{name}: {found} is given with a password, which would end up in logs and lists of processes; leave it "
             "out, and let the environment or a profile have it (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, say)"

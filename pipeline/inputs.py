@@ -25,7 +25,7 @@ from .runtime.engine import Engine
 from .runtime.progress import READING
 from .runtime.storage import Place, place
 from .shard.pixels import pixels_for
-from .uris import without_secrets
+from .uris import redact_uri
 
 SCAN_RANGES = 32  # byte ranges that are scanned by one call: 128 MiB
 # On one core, about: of a byte that is scanned; of a file that lies as it is, while one that is rewritten may take
@@ -85,7 +85,7 @@ def read_rows(datasets: Sequence[Dataset], config: PackConfig, imported: Place, 
         own = [next(scanned) for _ in range(num_files(dataset))]
         for file in (file for file, source in zip(dataset.files, own, strict=False) if not source.num_rows):
             if len(own) > 1:  # of a data set without any row, the summary tells
-                logger.warning("%s: %s has no rows; is it whole?", dataset.name, without_secrets(file))
+                logger.warning("%s: %s has no rows; is it whole?", dataset.name, redact_uri(file))
         sources.append(joined(own))
     first = [first_rows(source.parts, config.max_row_bytes) for source in sources]
     datasets = [resolved(*each) for each in zip(datasets, first, strict=True)]

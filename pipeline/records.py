@@ -6,12 +6,13 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from .uris import without_secrets
+from .uris import shown_path, without_secrets
 
 MediaKind = Literal["image", "video", "audio"]
 Role = Literal["system", "user", "assistant", "tool", "document"]  # a document has one turn, and no other role
 
 MAX_DETAIL = 300  # characters; a row may hold a picture as text, and a ledger must not
+MAX_REDACTED = 4 * MAX_DETAIL  # characters of a detail that are looked at for URIs; the rest is cut off first
 IGNORE = -100  # label of a position that is not trained on
 TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3  # values of mm_token_type_ids
 TOKEN_TYPES: dict[MediaKind, int] = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
@@ -101,6 +102,11 @@ class MediaRef:
     wishes: Wishes = NO_WISHES
     held: Any = None
 
+    @property
+    def shown(self) -> str:
+        """The path for messages: a URI without what may be secret."""
+        return shown_path(self.path)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
@@ -148,17 +154,25 @@ class Skip:
 
     def __post_init__(self) -> None:
         assert self.reason in REASONS, self.reason
-        if len(self.detail) > MAX_DETAIL:
-            object.__setattr__(self, "detail", f"{self.detail[: MAX_DETAIL - 1]}…")
+        object.__setattr__(self, "detail", _readable(self.detail))
+
+
+def _readable(detail: str) -> str:
+    """A detail for the ledger: URIs in it redacted, and cut. What is cut before is no URI any more."""
+    if len(detail) > MAX_REDACTED:
+        detail = detail[:MAX_REDACTED]
+        last = detail.rfind("://")
+        detail = detail if last < 0 else detail[: last + len("://")]
+    detail = without_secrets(detail)
+    return detail if len(detail) <= MAX_DETAIL else f"{detail[: MAX_DETAIL - 1]}…"
 
 
 class MediaError(Exception):
     """A medium that cannot be used; carries the Skip for its row."""
 
     def __init__(self, reason: str, detail: str) -> None:
-        shown = without_secrets(detail)
-        super().__init__(shown)
-        self.skip = Skip(reason=reason, detail=shown)
+        self.skip = Skip(reason=reason, detail=detail)
+        super().__init__(self.skip.detail)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

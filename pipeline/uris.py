@@ -1,13 +1,23 @@
-"""URIs as text: what schemes there are, and how a URI is shown. Nothing here opens anything."""
+"""URIs as text: schemes, object names inside of them, and redaction. Nothing here opens anything."""
 
 import re
 
 STORES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs")  # schemes that pyarrow knows
 HTTP = ("http", "https")
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # two letters at least: C:/ is a drive
+MAX_SHOWN = 200  # characters of a URI in a message, which says more than the URI
 
 _NO_STORE = (*HTTP, "file", "data")
 _HTTP = re.compile(r"https?://", re.IGNORECASE)
+# Characters of an object name that mean something in a URI, or that no line of text should have.
+_SPECIAL = re.compile(r"[%?#\x00-\x1f\x7f]")
+_ESCAPE = re.compile(r"%(25|3F|23|7F|[01][0-9A-F])", re.IGNORECASE)
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]*\]|[^\s:@\[\]'\"]*)(?::[0-9]*)?")
+_AFTER_AUTHORITY = re.compile(r"[/?#]")
+_QUERY = re.compile(r"[?#]")
+_SPACE = re.compile(r"\s")
+_LONGEST_SCHEME = 20  # characters that are looked at before a ://
+_HIDDEN = "…"
 
 
 def is_stored(path: str) -> bool:
@@ -24,10 +34,78 @@ def is_uri(path: str) -> bool:
     return is_stored(path) or is_http(path)
 
 
-def without_secrets(text: str) -> str:
-    """URIs in a text without user, password and query, which may hold keys; logs and ledgers are read by others.
+def quote_key(key: str) -> str:
+    """Return an object name as it stands in a URI: "a?b 100%" -> "a%3Fb 100%25". `unquote_key` is the inverse."""
+    return _SPECIAL.sub(lambda found: f"%{ord(found[0]):02X}", key)
 
-    "s3://me:key@bucket/a.png?region=x: no such object" -> "s3://bucket/a.png: no such object"
+
+def unquote_key(text: str) -> str:
+    """Undo `quote_key`. Other escapes stay as they are written: "my%20file" is the name "my%20file"."""
+    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text)
+
+
+def is_host(text: str) -> bool:
+    """Whether the text between :// and the next slash, user and password removed, is a host or bucket, and a port."""
+    return _HOST.fullmatch(text) is not None
+
+
+def redact_uri(uri: str) -> str:
+    """Return one URI without user, password, query and fragment; a path as it is.
+
+    "https://me:key@host/a.png?token=x" -> "https://host/a.png". A URI whose authority is ambiguous is hidden:
+    the password of "s3://user:pa/ss@bucket" has a slash, so all that follows the scheme may belong to it.
     """
-    text = re.sub(r"(\w+://)[^/\s]*@", r"\1", text)
-    return re.sub(r"(\w+://[^?'\"]*)\?[^\s'\"]*?(?=['\"]|[:;,.)]*(?:\s|$))", r"\1", text)
+    found = SCHEME.match(uri) if "://" in uri else None
+    if found is None:
+        return uri
+    rest = uri[found.end() :]
+    end = _AFTER_AUTHORITY.search(rest)
+    authority, tail = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
+    host = authority.rpartition("@")[2]
+    may_go_on = "@" in tail and (":" in authority or tail[0] in "?#")
+    if may_go_on or not is_host(host):
+        return f"{found[0]}{_HIDDEN}"
+    query = _QUERY.search(tail)
+    return f"{found[0]}{host}{tail[: query.start()] if query else tail}"
+
+
+def shown_path(path: str) -> str:
+    """Return a path or URI for messages: redacted, and a URI cut to `MAX_SHOWN` characters."""
+    if "://" not in path or not SCHEME.match(path):
+        return path
+    shown = redact_uri(path)
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}{_HIDDEN}"
+
+
+def without_secrets(text: str) -> str:
+    """Redact the URIs in a text that others wrote, such as an error of a library; in linear time.
+
+    "s3://me:key@bucket/a.png?region=x: no such object" -> "s3://bucket/a.png: no such object". A URI ends at the next
+    space, or, where a quotation mark precedes it, at the last such mark. Where the URI itself is known, use
+    `redact_uri`, which need not guess where it ends.
+    """
+    mark = text.find("://")
+    if mark < 0:
+        return text
+    last_at = text.rfind("@")
+    pieces: list[str] = []
+    done = 0
+    while mark >= 0:
+        start = mark
+        while start > max(done, mark - _LONGEST_SCHEME) and (text[start - 1].isalnum() or text[start - 1] in "+.-"):
+            start -= 1
+        quote = text[start - 1] if start > done and text[start - 1] in "'\"" else ""
+        end = text.rfind(quote, mark) if quote else -1
+        if end < 0:
+            space = _SPACE.search(text, mark)
+            end = space.start() if space else len(text)
+        while end > mark + 3 and text[end - 1] in ":;,.)'\"":
+            end -= 1
+        shown = redact_uri(text[start:end])
+        if shown.endswith(_HIDDEN) and last_at >= end:  # a password with spaces in it
+            space = _SPACE.search(text, last_at)
+            end = space.start() if space else len(text)
+        pieces += [text[done:start], shown]
+        done = end
+        mark = text.find("://", max(done, mark + 3))
+    return "".join([*pieces, text[done:]])

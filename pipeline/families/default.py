@@ -195,7 +195,7 @@ class ProcessorChat(Chat):
         try:
             for look, medium in zip(looks, media, strict=True):  # of pictures this was asked with their shapes
                 if look.kind == "video" and (why := self.asked.alone(look.untimed).unstorable):
-                    return Skip(reason="bad_media", detail=f"{medium.ref.path}: {why}")
+                    return Skip(reason="bad_media", detail=f"{medium.ref.shown}: {why}")
             keep_their_place = self.asked.tokens_keep_their_place(kinds or frozenset(("image",)))
             if keep_their_place and (placed := self.asked.placed_ids(messages, looks, example.tools)) is not None:
                 return placed
@@ -272,7 +272,7 @@ class Default(Family):
         """One run of the processor for all media of a conversation; its text does not touch them."""
         if not media:
             return []
-        where, looks = media[0].ref.path, [look_of(medium) for medium in media]
+        where, looks = media[0].ref.shown, [look_of(medium) for medium in media]
         shown = [Shown(look, _pixels(decoded(medium, self.rules[medium.ref.kind])))
                  for look, medium in zip(looks, media, strict=True)]  # fmt: skip
         ids, arrays = self.image.asked.about(shown)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..config import UserError
 from ..runtime.objects import Remote, parse
-from ..uris import is_stored, without_secrets
+from ..uris import is_stored, redact_uri
 
 PATIENCE = 10  # seconds for the hub to answer anything
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")  # "gpt2", "Qwen/Qwen2.5-VL-7B-Instruct"; what else has a slash is a path
@@ -36,7 +36,7 @@ def check_processor(processor: str) -> bool:
         return False
     if is_stored(processor):
         if not _files_of(processor):
-            raise UserError(f"--processor {without_secrets(processor)}: nothing is there; give the folder of its files")
+            raise UserError(f"--processor {redact_uri(processor)}: nothing is there; give the folder of its files")
         return False
     if os.path.exists(processor):
         raise UserError(f"--processor {processor}: is a file; give the directory that it lies in, or a hub id")
@@ -84,7 +84,7 @@ def processor_here(processor: str) -> str:
             with contextlib.suppress(FileExistsError, OSError):  # another process was faster
                 Path(folder, "copy").rename(copy)
     if not copy.is_dir():
-        raise UserError(f"--processor {without_secrets(processor)}: cannot be copied to {copy}")
+        raise UserError(f"--processor {redact_uri(processor)}: cannot be copied to {copy}")
     return str(copy)
 
 

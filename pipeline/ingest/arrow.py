@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ..config import UserError
 from ..media.parquet import items_of
-from ..uris import without_secrets
+from ..uris import redact_uri
 
 ROWS = 256  # in memory at once: a batch may be the whole file
 Places = Callable[[pa.Array, tuple[str, ...]], list[Any]]  # bytes at names of columns and fields -> where they are
@@ -24,7 +24,7 @@ def arrow_rows(file: Path, name: str = "") -> Iterator[dict[str, Any]]:
     """Media by their place in the file, which is called `name` where `file` is a copy of it; bytes that do not lie
     there as they are come as bytes."""
     name = name or str(file)
-    shown = without_secrets(name)
+    shown = redact_uri(name)
     try:
         with pa.memory_map(str(file)) as mapped:
             content = mapped.read_buffer()

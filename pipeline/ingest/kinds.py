@@ -30,7 +30,7 @@ from ..config import ParquetMedia, UserError, fingerprint
 from ..media.parquet import Cell, batches
 from ..records import MediaKind
 from ..runtime.storage import Place, Sink, local_copy, open_file, sha256_of, text_of, write_whole
-from ..uris import without_secrets
+from ..uris import redact_uri
 from .arrow import arrow_rows, rows_of
 from .lines import BLANK, BOM, PROBLEM, Lines, dumped, media_beside
 from .tars import COLUMNS, KIND_OF, tar_rows
@@ -191,7 +191,7 @@ class DataFile(NamedTuple):
     copy: Path  # its bytes: the file itself, or a copy of one in a store
 
     def __str__(self) -> str:
-        return without_secrets(self.name)
+        return redact_uri(self.name)
 
 
 @contextmanager

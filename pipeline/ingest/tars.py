@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from ..config import UserError
 from ..records import MediaKind
 from ..runtime.storage import Place, open_file, text_of
-from ..uris import without_secrets
+from ..uris import redact_uri
 from .lines import PROBLEM
 from .twice import KeyTwiceError, once
 
@@ -39,7 +39,7 @@ def tar_rows(file: Place, columns: Mapping[MediaKind, str] = COLUMNS, name: str 
     """One row per sample, in the order of the tar; `columns` names those of the media. `name`: of the tar, where `file`
     is a copy of it."""
     name = name or text_of(file)
-    shown = without_secrets(name)
+    shown = redact_uri(name)
     idle: Counter[str] = Counter()
     with open_file(file) as content:
         for key, sample in _samples(shown, content):

@@ -43,7 +43,7 @@ def _wished(ref: MediaRef, rule: MediaRule, asked: dict[str, int], family: Famil
         if name not in rule.wishes:
             known = ", ".join(rule.wishes) or "nothing"
             raise MediaError(
-                "bad_row", f"{ref.path}: {name}: {family.name} takes {known} of a single {ref.kind}; remove it"
+                "bad_row", f"{ref.shown}: {name}: {family.name} takes {known} of a single {ref.kind}; remove it"
             )
     return rule.wished(asked)
 
@@ -51,7 +51,7 @@ def _wished(ref: MediaRef, rule: MediaRule, asked: dict[str, int], family: Famil
 def _refusal(ref: MediaRef, error: ValueError) -> Exception:
     """A rule refuses a shape (an aspect ratio, say) by a ValueError. A UserError is not about the medium: about the
     processor, or what was asked for."""
-    return error if isinstance(error, UserError) else MediaError("bad_media", f"{ref.path}: {error}")
+    return error if isinstance(error, UserError) else MediaError("bad_media", f"{ref.shown}: {error}")
 
 
 def _measure_image(
@@ -77,7 +77,7 @@ def _measure_video(ref: MediaRef, rule: VideoRule, stamp: str) -> MeasuredMedia:
     if asked.frame_indices is not None:
         frames = np.array(asked.frame_indices)
         if not len(frames) or frames.min() < 0 or frames.max() >= len(facts.times):
-            raise MediaError("bad_media", f"{ref.path}: frame_indices outside its {len(facts.times)} frames")
+            raise MediaError("bad_media", f"{ref.shown}: frame_indices outside its {len(facts.times)} frames")
     elif ref.frames:
         frames = window
     else:
@@ -108,7 +108,7 @@ def _window(ref: MediaRef, facts: VideoFacts) -> np.ndarray:
     window = np.flatnonzero((facts.times >= begin) & (facts.times < stop))
     if not len(window):
         length = facts.times[-1]
-        raise MediaError("bad_media", f"{ref.path}: no frame from {begin} s to {stop} s; it ends at {length:.2f} s")
+        raise MediaError("bad_media", f"{ref.shown}: no frame from {begin} s to {stop} s; it ends at {length:.2f} s")
     return window
 
 

@@ -39,7 +39,7 @@ class Budget:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._stop()
         if isinstance(error, MemoryError) and is_watched():
-            raise MediaError("bad_media", f"{self._ref.path}: takes more than {MEMORY >> 20} MiB of memory") from None
+            raise MediaError("bad_media", f"{self._ref.shown}: takes more than {MEMORY >> 20} MiB of memory") from None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -59,7 +59,7 @@ class Budget:
 
     def check(self) -> None:
         if self._bounds_time and min(self._now_left()) < 0:
-            raise MediaError("bad_media", f"{self._ref.path}: {OVERTIME}")
+            raise MediaError("bad_media", f"{self._ref.shown}: {OVERTIME}")
 
     def _now_left(self) -> tuple[float, float]:
         cpu, clock = time.process_time() - self._since[0], time.monotonic() - self._since[1]

@@ -37,7 +37,7 @@ class Limits:
         """Refuses a medium that is above the limit of this name."""
         if value > getattr(self, name):
             shown = f"{value:.0f} {unit}, above {flag(name)} {getattr(self, name):.0f}"
-            raise MediaError("bad_media", f"{ref.path}: {shown}")
+            raise MediaError("bad_media", f"{ref.shown}: {shown}")
 
 
 def limits() -> Limits:

@@ -47,7 +47,7 @@ def trouble(ref: MediaRef, error: OSError) -> OSError:
     """What ends the run; at limits of the process the kernel's own error, for which runtime/faults.py knows help."""
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         return error
-    return Unreachable(f"{ref.path}: cannot be read: {error.strerror}")
+    return Unreachable(f"{ref.shown}: cannot be read: {error.strerror}")
 
 
 def open_media(ref: MediaRef) -> BinaryIO:
@@ -73,13 +73,13 @@ def open_media(ref: MediaRef) -> BinaryIO:
     except Unreachable:
         raise
     except NotPlain:
-        raise MediaError("bad_media", f"{ref.path}: not a regular file but a pipe, device or socket") from None
+        raise MediaError("bad_media", f"{ref.shown}: not a regular file but a pipe, device or socket") from None
     except OSError as error:
         if error.errno in TROUBLE:
             raise trouble(ref, error) from None
-        raise MediaError("missing_media", f"{ref.path}: {error.strerror or error}") from None
+        raise MediaError("missing_media", f"{ref.shown}: {error.strerror or error}") from None
     except ValueError as error:  # a name that no file can have, with a zero byte in it
-        raise MediaError("missing_media", f"{ref.path!r}: {error}") from None
+        raise MediaError("missing_media", f"{ref.shown!r}: {error}") from None
 
 
 def _in_store(ref: MediaRef, uri: str) -> BinaryIO:
@@ -102,7 +102,7 @@ def _end(ref: MediaRef, size: int) -> int:
     """Where in a file of this size the bytes of a medium end."""
     end = ref.offset + ref.length if ref.length >= 0 else size
     if max(ref.offset, end) > size:
-        raise MediaError("bad_media", f"{ref.path}: has {size} bytes, and not {ref.offset} to {end}")
+        raise MediaError("bad_media", f"{ref.shown}: has {size} bytes, and not {ref.offset} to {end}")
     _check_size(ref, end - ref.offset)
     return end
 
@@ -114,7 +114,7 @@ def _in_memory(ref: MediaRef, content: bytes) -> BinaryIO:
 
 def _check_size(ref: MediaRef, size: int) -> None:
     if not size:
-        raise MediaError("bad_media", f"{ref.path}: is empty")
+        raise MediaError("bad_media", f"{ref.shown}: is empty")
     limits().check("max_media_bytes", size, ref, "bytes")
 
 
@@ -122,7 +122,7 @@ def _inside(line: bytes, ref: MediaRef) -> bytes:
     try:
         return bytes_in_line(line, ref.inside)
     except ValueError as error:
-        raise MediaError("bad_media", f"{ref.path}: {error}; has it changed since it was measured?") from None
+        raise MediaError("bad_media", f"{ref.shown}: {error}; has it changed since it was measured?") from None
 
 
 def _in_cell(ref: MediaRef) -> bytes:
@@ -131,9 +131,9 @@ def _in_cell(ref: MediaRef) -> bytes:
     except OSError as error:
         if error.errno in TROUBLE:
             raise trouble(ref, error) from None
-        raise MediaError("missing_media", f"{ref.path}: {error.strerror or error}") from None
+        raise MediaError("missing_media", f"{ref.shown}: {error.strerror or error}") from None
     except ValueError as error:
-        raise MediaError("bad_media", f"{ref.path}: {error}; has it changed since it was measured?") from None
+        raise MediaError("bad_media", f"{ref.shown}: {error}; has it changed since it was measured?") from None
 
 
 @contextmanager
@@ -150,7 +150,7 @@ def blamed(ref: MediaRef) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and not _is_of_ffmpeg(error) and error.errno in TROUBLE:
             raise trouble(ref, error) from None
-        raise MediaError("bad_media", f"{ref.path}: {_words(error)}") from None
+        raise MediaError("bad_media", f"{ref.shown}: {_words(error)}") from None
 
 
 def _words(error: Exception) -> str:
@@ -213,7 +213,7 @@ def _container(ref: MediaRef, file: BinaryIO) -> Any:
         return av.open(nameless, "r", metadata_errors="ignore", options=_BYTES_ALONE)
     except av.ArgumentError:
         told = f"not a container that is read; convert it, to mp4 or flac say ({CONTAINERS})"
-        raise MediaError("bad_media", f"{ref.path}: {told}") from None
+        raise MediaError("bad_media", f"{ref.shown}: {told}") from None
 
 
 def _refuse_lists(ref: MediaRef, file: BinaryIO) -> None:
@@ -221,5 +221,5 @@ def _refuse_lists(ref: MediaRef, file: BinaryIO) -> None:
     for what, pattern in _LISTS.items():
         if pattern.match(beginning):
             raise MediaError(
-                "bad_media", f"{ref.path}: {what}, which only names other files; give the video or sound itself"
+                "bad_media", f"{ref.shown}: {what}, which only names other files; give the video or sound itself"
             )

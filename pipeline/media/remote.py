@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..records import MediaError, MediaRef
 from ..runtime.storage import Hashed, Place, place, read_json, text_of, write_json, write_whole
-from ..uris import HTTP, STORES, is_http, is_stored, is_uri, without_secrets
+from ..uris import HTTP, STORES, is_http, is_stored, is_uri, redact_uri
 
 # Environment variable: the folder where downloads are kept. Empty or absent: nothing is downloaded.
 DOWNLOADS = "NEATPACK_DOWNLOADS"
@@ -113,7 +113,7 @@ def _copy(url: str, path: Place) -> None:
         told = response.headers.get("Content-Length")
         if told is not None and int(told) != out.tell():  # http.client takes a connection that broke for the end
             raise ConnectionError(f"{out.tell()} of {told} bytes came")
-        record = Fetched(url=without_secrets(url), bytes=out.tell(), sha256=out.digest())
+        record = Fetched(url=redact_uri(url), bytes=out.tell(), sha256=out.digest())
         write_json(path.with_suffix(".json"), record._asdict())
 
 

@@ -90,7 +90,7 @@ def decoded(medium: MeasuredMedia, rule: MediaRule) -> Any:
             samples = decode_audio(medium.ref, rule.sampling_rate)
         if len(samples) != medium.num_samples:
             raise MediaError(
-                "bad_media", f"{medium.ref.path}: had {medium.num_samples} samples when measured, now {len(samples)}"
+                "bad_media", f"{medium.ref.shown}: had {medium.num_samples} samples when measured, now {len(samples)}"
             )
         return samples
     if not isinstance(rule, ImageRule):
@@ -99,5 +99,5 @@ def decoded(medium: MeasuredMedia, rule: MediaRule) -> Any:
         pixels = decode_image(medium.ref)
     if pixels.shape[:2] != (medium.height, medium.width):
         was, now = f"{medium.width}x{medium.height}", f"{pixels.shape[1]}x{pixels.shape[0]}"
-        raise MediaError("bad_media", f"{medium.ref.path}: was {was} when measured and is {now} now")
+        raise MediaError("bad_media", f"{medium.ref.shown}: was {was} when measured and is {now} now")
     return pixels

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
-from ..uris import STORES, without_secrets
+from ..uris import STORES, quote_key, redact_uri, without_secrets
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -41,11 +41,11 @@ class Bucket:
     query: str = ""  # options of the client: endpoint_override=…&scheme=http
 
     def uri(self, key: str = "") -> str:
-        return f"{self.scheme}://{self.authority}/{key}{'?' if self.query else ''}{self.query}"
+        return f"{self.scheme}://{self.authority}/{quote_key(key)}{'?' if self.query else ''}{self.query}"
 
     def __str__(self) -> str:
         """For people: without what may be secret."""
-        return without_secrets(replace(self, query="").uri())
+        return redact_uri(self.uri())
 
 
 class Unreachable(OSError):
@@ -62,12 +62,19 @@ class Unreachable(OSError):
         return type(self), (self.told,)
 
 
-def tried(ask: Callable[[], Result], shown: str) -> Result:
-    """The answer of a store, asked for again as long as it may only be busy."""
+class NoAnswer(Unreachable):
+    """A store that fails or does not answer, however often it is asked. A medium of a row is lost by it, not the run;
+    see media/lost.py."""
+
+
+def tried(ask: Callable[[], Result], shown: str, seconds: float = 0.0) -> Result:
+    """Return the answer of a store, asked for again while it may only be busy.
+
+    `seconds`: after so many there is no further try; 0: the number of tries is the only bound.
+    """
     waits = random.Random(f"{shown} {os.getpid()}")  # many workers that were refused at once must not come at once
-    for number in range(TRIES):
-        if number:
-            time.sleep(BACKOFF * 2 ** (number - 1) * (0.5 + waits.random()))
+    start, number = time.monotonic(), 0
+    while True:
         try:
             return ask()
         except (FileNotFoundError, PermissionError) as error:
@@ -77,8 +84,11 @@ def tried(ask: Callable[[], Result], shown: str) -> Result:
             for pattern, number_of in ((_GONE, errno.ENOENT), (_DENIED, errno.EACCES)):
                 if pattern.search(said):
                     raise OSError(number_of, os.strerror(number_of), shown) from None
-            last = said
-    raise Unreachable(f"{shown}: does not answer, {TRIES} times over: {last}")
+            number += 1
+            wait = BACKOFF * 2 ** (number - 1) * (0.5 + waits.random())
+            if number == TRIES or (seconds and time.monotonic() + wait > start + seconds):
+                raise NoAnswer(f"{shown}: does not answer, {number} times over: {said}") from None
+        time.sleep(wait)
 
 
 @lru_cache(maxsize=64)
@@ -89,12 +99,19 @@ def client(bucket: Bucket, _process: int) -> tuple["fs.FileSystem", str]:
     if bucket.scheme == "s3":
         return _s3(bucket), bucket.authority.rpartition("@")[2]
     if bucket.scheme in STORES:
-        filesystem, root = fs.FileSystem.from_uri(bucket.uri())
+        filesystem, root = fs.FileSystem.from_uri(_bounded(bucket).uri())
         return filesystem, root.rstrip("/")
     import fsspec
 
     filesystem, root = fsspec.core.url_to_fs(bucket.uri())
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), root.rstrip("/")
+
+
+def _bounded(bucket: Bucket) -> Bucket:
+    """Google's client tries for 15 minutes by itself; `tried` goes on from there."""
+    if bucket.scheme not in ("gs", "gcs") or "retry_limit_seconds" in bucket.query:
+        return bucket
+    return replace(bucket, query="&".join(filter(None, (bucket.query, f"retry_limit_seconds={PATIENCE:.0f}"))))
 
 
 def _s3(bucket: Bucket) -> "fs.S3FileSystem":

@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..uris import STORES, without_secrets
+from ..uris import STORES, redact_uri, unquote_key
 from .clients import Bucket, client, is_known, tried
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Remote:
 
     def __str__(self) -> str:
         """For people: without what may be secret. `uri` is the whole."""
-        return without_secrets(replace(self, query="").uri)
+        return redact_uri(self.uri)
 
     @property
     def uri(self) -> str:
@@ -136,8 +136,8 @@ class Remote:
             start = len(path.rstrip("/")) + 1
             return sorted((info.path.rstrip("/")[start:], info) for info in found if len(info.path) > start)
 
-        for name, info in self._asked(listed):
-            yield self / name, info
+        for name, info in self._asked(listed):  # an object may be called "..", or "a?endpoint_override=x"
+            yield replace(self, key=f"{self.key}/{name}" if self.key else name), info
 
     def iterdir(self) -> Iterator["Remote"]:
         return (place for place, _ in self._listed())
@@ -172,8 +172,9 @@ class Remote:
 
     # Bytes
 
-    def opened(self) -> "Opened":
-        return Opened(self)
+    def opened(self, seconds: float = 0.0) -> "Opened":
+        """`seconds`: how long each of its requests is tried again; 0: as long as any."""
+        return Opened(self, seconds)
 
     def read_bytes(self) -> bytes:
         file = self.opened()
@@ -207,7 +208,7 @@ class Remote:
         elif info.type:
             self._asked(lambda filesystem, path: filesystem.delete_dir(path))
 
-    def _asked(self, ask: Callable[["fs.FileSystem", str], Result]) -> Result:
+    def _asked(self, ask: Callable[["fs.FileSystem", str], Result], seconds: float = 0.0) -> Result:
         """What the store answers. Each try asks for the client: a fork in between has none of its threads."""
 
         def asked() -> Result:
@@ -215,7 +216,7 @@ class Remote:
             return ask(filesystem, f"{root}/{self.key}" if self.key else root)
 
         try:
-            return tried(asked, str(self))
+            return tried(asked, str(self), seconds)
         except FileNotFoundError:
             if self.has_bucket:
                 raise
@@ -235,9 +236,9 @@ class Remote:
 class Opened:
     """An object that is open for reading, in any thread: its size and version are known, and requests are ranges."""
 
-    def __init__(self, place: Remote) -> None:
-        self.place = place
-        self._file = place._asked(lambda filesystem, path: filesystem.open_input_file(path))
+    def __init__(self, place: Remote, seconds: float = 0.0) -> None:
+        self.place, self._seconds = place, seconds
+        self._file = place._asked(lambda filesystem, path: filesystem.open_input_file(path), seconds)
         self.size: int = self._file.size()
         self._head = b""
 
@@ -273,7 +274,7 @@ class Opened:
                 raise OSError(f"{len(found)} of {length} bytes came")
             return found
 
-        return tried(read, str(self.place))
+        return tried(read, str(self.place), self._seconds)
 
     def file(self, buffer: int = BUFFER) -> io.BufferedReader:
         """As a file, read by requests of at least `buffer` bytes."""
@@ -331,4 +332,4 @@ def parse(uri: str) -> Remote:
     if not is_known(scheme):
         known = ", ".join(STORES)
         raise ValueError(f"unknown scheme {scheme}://; known: {known}, those that an installed fsspec knows, or a path")
-    return Remote(scheme, authority, key.strip("/"), query)
+    return Remote(scheme, authority, unquote_key(key.strip("/")), query)

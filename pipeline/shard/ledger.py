@@ -14,7 +14,7 @@ from ..plan.assign import TEXT, Plan
 from ..plan.files import read_plan
 from ..runtime.storage import Place, place
 from ..runtime.tables import ROW_GROUP, column_sum, parquet_groups, value_counts
-from ..uris import is_stored, without_secrets
+from ..uris import is_stored, redact_uri
 
 SCHEMA = pa.schema(
     [
@@ -161,7 +161,7 @@ def folders_of(corpus: Corpus) -> list[str]:
     """Where a corpus lies on this machine, the innermost folders first."""
     names = {name for part in corpus.source.parts for name in (part.file, part.origin)}
     files = [place(name) for name in names if os.path.isabs(name) or is_stored(name)]
-    folders = {*map(without_secrets, corpus.dataset.media_dirs), *(str(file.parent) for file in files)}
+    folders = {*map(redact_uri, corpus.dataset.media_dirs), *(str(file.parent) for file in files)}
     return sorted((folder for folder in folders if len(folder) > 1), key=len, reverse=True)
 
 
