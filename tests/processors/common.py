@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from helpers import DEMO_PROCESSOR
+from places import DEMO_PROCESSOR
 from transformers import AutoTokenizer
 
 

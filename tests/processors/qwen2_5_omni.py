@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from helpers import DEMO_PROCESSOR
+from places import DEMO_PROCESSOR
 
 from processors.common import write_processor
 

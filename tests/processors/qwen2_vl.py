@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from helpers import DEMO_PROCESSOR
+from places import DEMO_PROCESSOR
 
 
 def make(folder: Path) -> Path:

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from helpers import DEMO_PROCESSOR
+from places import DEMO_PROCESSOR
 
 
 def make(folder: Path) -> Path:
