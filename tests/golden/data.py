@@ -36,7 +36,7 @@ def all_rows() -> list[dict[str, Any]]:
         row([("user", "And <image>?"), ("assistant", "A tall one.")], images=["tall.png"]),
         row([("user", "<image>A photo?"), ("assistant", "Yes.")], images=["photo.jpg"]),
         row([("user", "<image>First.<image>Second?"), ("assistant", "Two.")], images=["wide.png", "photo.jpg"]),
-        row([("user", "<image>?"), ("assistant", "One."), ("user", "Go on."), ("assistant", "More.")], images=["tall.png"]),
+        row([("user", "<image>?"), ("assistant", "A."), ("user", "Go on."), ("assistant", "B.")], images=["tall.png"]),
         row([("user", "<video>What happens?"), ("assistant", "It gets brighter.")], videos=["clip.mp4"]),
         row([("user", "<video>or <image>?"), ("assistant", "Both.")], videos=["clip.mp4"], images=["wide.png"]),
         row([("user", "<audio>What is heard?"), ("assistant", "A tone.")], audios=["tone.wav"]),

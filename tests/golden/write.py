@@ -35,7 +35,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {  # by name: the meta JSON, a
     "align 8": ("all", {"align": 8}),
     "holdout": ("all", {"holdout": 0.3}),
     "weights": ("weights", {}),
-    "3 partitions": ("all", {"partition_samples": 14}),
+    "3 partitions": ("all", {"partition_samples": 14, "pack_size": 320}),
     "fails while rendering": ("broken", {}),
 }
 
@@ -89,9 +89,11 @@ def list_orders() -> dict[str, Any]:
 def list_signatures() -> dict[str, Any]:
     """Every public name with its signature, and every key of PackConfig with its default."""
     names: dict[str, Any] = {}
-    for name in neatpack.__all__:
+    for name in (name for name in neatpack.__all__ if name != "__version__"):
         value = getattr(neatpack, name)
-        if callable(value) and name != "PackConfig":
+        if inspect.isclass(value) and issubclass(value, Exception):
+            names[name] = "error"
+        elif callable(value) and name != "PackConfig":
             names[name] = str(inspect.signature(value))
             if inspect.isclass(value):
                 methods = inspect.getmembers(
