@@ -91,7 +91,7 @@ def _frames(ref: MediaRef) -> Iterator[av.AudioFrame]:
         yield frame
         return
     with open_container(ref) as (container, budget):
-        _stream(container, ref).codec_context.thread_count = 1  # a task has one core
+        _stream(container, ref)
         seconds, granted = 0.0, 0
         for frame in container.decode(audio=0):
             yield frame

@@ -210,10 +210,14 @@ def _container(ref: MediaRef, file: BinaryIO) -> Any:
     nameless = SimpleNamespace(read=file.read, seek=file.seek, tell=file.tell)
     try:
         # Some files have metadata that is not UTF-8, which must not cost the medium.
-        return av.open(nameless, "r", metadata_errors="ignore", options=_BYTES_ALONE)
+        container = av.open(nameless, "r", metadata_errors="ignore", options=_BYTES_ALONE)
     except av.ArgumentError:
         told = f"not a container that is read; convert it, to mp4 or flac say ({CONTAINERS})"
         raise MediaError("bad_media", f"{ref.shown}: {told}") from None
+    for stream in container.streams:
+        if stream.codec_context is not None:
+            stream.codec_context.thread_count = 1  # damaged streams decode differently with several threads
+    return container
 
 
 def _refuse_lists(ref: MediaRef, file: BinaryIO) -> None:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..records import MeasuredMedia, MediaError, MediaRef
+from .colors import check_frame, frame_to_rgb
 from .cuts import FROM_START, Uncountable, Unseekable, can_have_cuts, cuts_of, frames_between, video_packets
 from .image import decode_image, image_size
 from .limits import limits
 from .open import open_containers
 
 UNKNOWN_FPS = 24.0  # of a list of pictures, or of a single frame: what transformers assumes
+RATES = (1e-4, 1e6)  # frames per second; a header that states another rate is invalid
 MAX_RATE_ERROR = 1.5  # a header's frame rate further off than this from the counted one is wrong
 
 
@@ -49,6 +51,7 @@ def video_facts(ref: MediaRef) -> VideoFacts:
             first = next(container.decode(video=0), None) if num_packets else None
         if first is None:
             raise MediaError("bad_media", f"{ref.shown}: has no frames")
+        check_frame(first, ref)
         turned = first.rotation % 180 == 90
         height, width = (first.width, first.height) if turned else (first.height, first.width)
     fps = _rate(header_rate, times)
@@ -60,6 +63,7 @@ def video_facts(ref: MediaRef) -> VideoFacts:
 
 
 def _rate(header: float, times: Sequence[float]) -> float:
+    header = header if RATES[0] <= header <= RATES[1] else 0.0
     span = max(times) - min(times) if times else 0.0
     counted = (len(times) - 1) / span if span > 0 else 0.0
     if header and counted and not 1 / MAX_RATE_ERROR < header / counted < MAX_RATE_ERROR:
@@ -114,12 +118,11 @@ def _decoded(medium: MeasuredMedia) -> Iterator[tuple[int, np.ndarray]]:
         while True:
             try:
                 with opened() as container:
-                    container.streams.video[0].codec_context.thread_count = 1  # a task has one core
                     for number, frame in frames_between(container, cuts, wanted):
                         budget.check()
                         if wanted and number == wanted[0]:
                             # FFmpeg counts the turn that the picture needs counterclockwise, as numpy does.
-                            turned = np.rot90(frame.to_ndarray(format="rgb24"), round(frame.rotation / 90) % 4)
+                            turned = np.rot90(frame_to_rgb(frame, medium.ref), round(frame.rotation / 90) % 4)
                             pixels = np.ascontiguousarray(turned)
                             with budget.paused():
                                 yield wanted.pop(0), pixels
