@@ -2,7 +2,6 @@
 
 import ast
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -112,16 +111,6 @@ def test_imports_are_read_wherever_they_stand():
 @pytest.mark.parametrize("found", [graph, groups], ids=["modules", "groups"])
 def test_no_cycles(found):
     TopologicalSorter(found()).prepare()
-
-
-def test_the_directions_are_those_that_are_written_down():
-    """docs/ARCHITECTURE.md lists what may import what; nothing is imported that is not there, and nothing is idle."""
-    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    block = re.search(r"## What may import what\n.*?```text\n(.*?)```", text, re.DOTALL)
-    assert block is not None
-    lines = [line.split("->") for line in block[1].splitlines() if "->" in line]
-    allowed = {name.strip(): {other.strip() for other in others.split(",")} for name, others in lines}
-    assert {name: others for name, others in groups().items() if others} == allowed
 
 
 # What opens files of this machine beside the storage layer, and why it may.
