@@ -129,7 +129,7 @@ def chosen_frames(video_processor: Any, total: int, fps: float, asked_fps: float
     names = video_processor.valid_kwargs.__annotations__
     settings = {name: getattr(video_processor, name, None) for name in names}
     if asked_fps is not None:
-        settings |= {"fps": asked_fps}
+        settings |= {"fps": min(asked_fps, fps)}  # a rate above the video's own takes every frame
     is_asked = settings.get("fps") is not None or settings.get("num_frames") is not None
     if not (is_asked or getattr(video_processor, "do_sample_frames", False)):
         return np.arange(total)

@@ -186,7 +186,10 @@ def by_rate(total: int, fps: float, wanted_fps: float, max_seconds: int) -> np.n
     duration, last = total / fps, total - 1
     if duration <= max_seconds:
         number = max(math.floor(duration * wanted_fps), 1)
-        chosen = [min(last, math.ceil(index * fps / wanted_fps)) for index in range(number)]
+        if wanted_fps > 2 * fps:  # steps below half a frame pass over none
+            chosen = list(range(min(last, math.ceil((number - 1) * fps / wanted_fps)) + 1))
+        else:
+            chosen = [min(last, math.ceil(index * fps / wanted_fps)) for index in range(number)]
     elif (number := int(max_seconds * wanted_fps)) >= total:
         chosen = list(range(total))
     else:

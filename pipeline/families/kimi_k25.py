@@ -109,8 +109,8 @@ class K25Videos(MoonViT, VideoRule):
 
     def wished(self, asked: Mapping[str, int]) -> Self:
         rule = super().wished(asked)
-        if "nframes" in asked:  # whatever bound the config has
-            return replace(rule, num_frames=asked["nframes"], max_frames=0, do_sample_frames=True)
+        if "nframes" in asked:  # whatever the config has; all frames where there are fewer
+            return replace(rule, num_frames=None, fps=None, max_frames=asked["nframes"])
         return replace(rule, max_frames=asked.get("max_frames", self.max_frames))
 
     @property

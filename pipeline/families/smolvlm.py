@@ -1,7 +1,7 @@
 """SmolVLM: pictures as Idefics3 has them, and videos: a tile for each frame, written as a picture behind its time."""
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
@@ -134,17 +134,14 @@ class SmolVideos(SmolTiles, FrameTiles):
     longest_edge: int
     mode: str  # of resizing
 
-    def wished(self, asked: Mapping[str, int]) -> Self:
-        rule = super().wished(asked)
-        return replace(rule, fps=None) if "nframes" in asked else rule
-
     def choose(self, total: int, fps: float, asked_fps: float | None) -> np.ndarray:
         """By a rate, but not more than a number; of a long video without its first and last second. Evenly.
 
         10 frames at 5 a second, by a rate of 2: [0, 3, 6, 9].
         """
         rate, duration = self.fps if asked_fps is None else asked_fps, seconds_of(total, fps)
-        wanted = total if rate is None else round(rate * duration)
+        # Four times as many as there are give every frame, as any larger number does.
+        wanted = total if rate is None else min(round(rate * duration), 4 * total)
         most = min(filter(None, (self.num_frames, self.max_frames)), default=None)
         first, last = 0, total - 1
         if rate is not None and most is not None and duration - 2 * SKIPPED > most * rate:

@@ -83,8 +83,8 @@ class FrameTiles(SquareTiles, VideoRule):
     wishes = ("nframes", "max_frames")
 
     def wished(self, asked: Mapping[str, int]) -> Self:
-        if "nframes" in asked:  # whatever bound the config has
-            return replace(self, num_frames=asked["nframes"], max_frames=0)
+        if "nframes" in asked:  # whatever the config has; all frames where there are fewer
+            return replace(self, num_frames=None, fps=None, max_frames=asked["nframes"])
         return replace(self, max_frames=asked["max_frames"])
 
     def shape(self, num_frames: int, height: int, width: int) -> tuple[Size, Grid]:

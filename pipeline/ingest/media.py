@@ -25,6 +25,7 @@ Steps = tuple[str | int, ...]  # from a row to a place in it: ("images", 0)
 # What may be asked of one medium: fields of Wishes.
 SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
 FRAME_COUNTS = ("nframes", "min_frames", "max_frames")
+MIN_FPS = 1e-4  # of a video, as a row asks for it: one frame in three hours
 WISHES: dict[MediaKind, tuple[str, ...]] = {
     "image": SIZES,
     "video": (*SIZES, "total_pixels", *FRAME_COUNTS),
@@ -302,8 +303,8 @@ def _sampling(given: Mapping[str, Any]) -> Sampling | str:
             isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < 1e9
         ):
             return f"{name} must be a number of at least 0, got {shown(number)}"
-    if numbers["fps"] == 0:
-        return "fps must be above 0"
+    if numbers["fps"] is not None and numbers["fps"] < MIN_FPS:
+        return f"fps: too low (got {shown(numbers['fps'])}, expected at least {MIN_FPS})"
     indices = given.get("frame_indices")
     if indices is not None:
         whole = isinstance(indices, list) and indices and all(type(i) is int and 0 <= i < 1 << 31 for i in indices)

@@ -7,6 +7,7 @@ import numpy as np
 from ..errors import UserError
 from ..families.base import Family, ImageRule, MediaRule, SoundRule, VideoRule
 from ..media.audio import count_samples, has_audio
+from ..media.budget import Budget
 from ..media.image import image_size, size_by_header
 from ..media.limits import Limits, limits
 from ..media.stamp import Stamped, stamped
@@ -74,19 +75,10 @@ def _measure_video(ref: MediaRef, rule: VideoRule, stamp: str) -> MeasuredMedia:
     facts = video_facts(ref)
     window = _window(ref, facts)
     asked = ref.sampling
-    if asked.frame_indices is not None:
-        frames = np.array(asked.frame_indices)
-        if not len(frames) or frames.min() < 0 or frames.max() >= len(facts.times):
-            raise MediaError("bad_media", f"{ref.shown}: frame_indices outside its {len(facts.times)} frames")
-    elif ref.frames:
-        frames = window
-    else:
-        try:
-            frames = window[rule.choose(len(window), facts.fps, asked.fps)]
-        except ValueError as error:
-            raise _refusal(ref, error) from None
     try:
-        size, grid = rule.shape(len(frames), facts.height, facts.width)
+        with Budget(ref):
+            frames = _chosen_frames(ref, rule, facts, window)
+            size, grid = rule.shape(len(frames), facts.height, facts.width)
     except ValueError as error:
         raise _refusal(ref, error) from None
     num_samples = 0
@@ -97,6 +89,19 @@ def _measure_video(ref: MediaRef, rule: VideoRule, stamp: str) -> MeasuredMedia:
         total_frames=len(window), fps=facts.fps, asked_fps=asked.fps or 0.0, num_samples=num_samples,
         stamp=stamp,
     )  # fmt: skip
+
+
+def _chosen_frames(ref: MediaRef, rule: VideoRule, facts: VideoFacts, window: np.ndarray) -> np.ndarray:
+    """The frames to take, ascending: as many as the row lists, or else no more than the rule makes of the window."""
+    listed, total = ref.sampling.frame_indices, len(facts.times)
+    if listed is None:
+        return window if ref.frames else window[rule.choose(len(window), facts.fps, ref.sampling.fps)]
+    if len(listed) > total:
+        raise ValueError(f"frame_indices has {len(listed)} entries (expected at most {total}, as many as frames)")
+    frames = np.array(listed)
+    if not len(frames) or frames.min() < 0 or frames.max() >= total:
+        raise ValueError(f"frame_indices outside its {total} frames")
+    return frames
 
 
 def _window(ref: MediaRef, facts: VideoFacts) -> np.ndarray:
