@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # a loader that renders pictures imports families, and no tok
     from transformers import PreTrainedTokenizerBase
 
 _SENTINEL = "Sentinelword"  # that no template writes by itself
+_MARK = "\ue000"
+_RUNS_OF_MARKS = re.compile(f"{_MARK}+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,9 +275,8 @@ class Chat:
         and a literal token in two halves, neither of which is special. A template may leave marks out (reasoning of
         earlier turns, in some).
         """
-        mark = "\ue000"
-        while any(mark in text for text in _texts(example)):
-            mark += "\ue000"
+        runs = (run for text in _texts(example) for run in _RUNS_OF_MARKS.findall(text))
+        mark = _MARK * (1 + max(map(len, runs), default=0))
         literals: list[str] = []
 
         def marked(found: re.Match[str]) -> str:

@@ -9,7 +9,6 @@ training text lacks it their loss starts high; so with `empty_thought` each mode
 `<|channel>thought\\n<channel|>`, which is never trained on. The smaller ones (E2B, E4B) are prompted without.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -63,7 +62,7 @@ CHAT = ChatFormat(
 )  # fmt: skip
 # It ends in a special token, which merges with nothing.
 CHAT_WITH_EMPTY_THOUGHT = replace(CHAT, assistant_header=MODEL_TURN + EMPTY_THOUGHT, header_tail=0)
-_THOUGHT = re.compile(r"<\|channel>(.*?)<channel\|>", re.DOTALL)
+_BEGIN_THOUGHT, _END_THOUGHT = CHAT.reasoning
 # Stand for the two tokens of a thought until the template is through: what a text has literally becomes plain text.
 _OPENS, _CLOSES = "\ue100\ue101\ue100", "\ue101\ue100\ue101"
 
@@ -265,8 +264,8 @@ class GemmaChat(Chat):
 
         def treated(words: str) -> str:
             if self._takes_thoughts_out:
-                return _THOUGHT.sub("", words).strip()
-            return _THOUGHT.sub(rf"{_OPENS}\1{_CLOSES}", words)
+                return _exchange_thoughts(words, None).strip()
+            return _exchange_thoughts(words, (_OPENS, _CLOSES))
 
         return replace(example, turns=tuple(_with_thoughts(turn, treated) for turn in example.turns))
 
@@ -364,5 +363,25 @@ def _with_thoughts(turn: Turn, change: Callable[[str], str]) -> Turn:
     """With what an assistant says changed, where it has a thought in it."""
     if turn.role != "assistant":
         return turn
-    parts = (change(part) if isinstance(part, str) and _THOUGHT.search(part) else part for part in turn.parts)
+    parts = (change(part) if isinstance(part, str) and _has_thought(part) else part for part in turn.parts)
     return replace(turn, parts=tuple(parts))
+
+
+def _has_thought(text: str) -> bool:
+    start = text.find(_BEGIN_THOUGHT)
+    return start >= 0 and text.find(_END_THOUGHT, start) >= 0
+
+
+def _exchange_thoughts(text: str, tags: tuple[str, str] | None) -> str:
+    """Give the thoughts of a text other tags, or remove them (None). Linear, also where thoughts are never closed."""
+    pieces, at = [], 0
+    while (start := text.find(_BEGIN_THOUGHT, at)) >= 0:
+        inside = start + len(_BEGIN_THOUGHT)
+        end = text.find(_END_THOUGHT, inside)
+        if end < 0:
+            break
+        pieces.append(text[at:start])
+        if tags is not None:
+            pieces += [tags[0], text[inside:end], tags[1]]
+        at = end + len(_END_THOUGHT)
+    return "".join([*pieces, text[at:]])

@@ -46,7 +46,7 @@ def row_hash(line: bytes, dataset: Dataset, embedded: tuple[str, ...] = (), max_
             raise ValueError("too long to be parsed")
         said = _said(json.loads(line, object_hook=plain, parse_constant=constant), dataset)
         content = json.dumps(said, sort_keys=True).encode()
-    except (ValueError, RecursionError):  # as in `parse_row`: a bad row is a row, too
+    except (ValueError, TypeError, OverflowError, RecursionError):  # as in `parse_row`: a bad row is a row, too
         content = line.strip()
     return int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
 

@@ -49,10 +49,11 @@ class MediaFolders:
 
 ANYWHERE = MediaFolders()
 
-_BASE64 = re.compile(r"[A-Za-z0-9+/\s]*[=\s]*")
+_BASE64 = re.compile(r"[A-Za-z0-9+/\s]*+[=\s]*+")  # possessive: without it, spaces are tried at every split of the two
 _LOOKS_ENCODED = re.compile(r"[A-Za-z0-9+/]{64}|data:", re.IGNORECASE)
 _SHORTEST_BASE64 = 64  # characters; no picture is smaller, and many names of files are
 _LONGEST_PATH, _LONGEST_NAME = 4096, 255  # bytes, in Linux
+_LONGEST_URI = 8192  # characters; more than any server takes, signatures in the query included
 # How files of known kinds begin: JPEG, PNG, GIF, TIFF, RIFF (WebP, WAV, AVI), Matroska and WebM, MP3, Ogg, FLAC.
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"II*\0", b"MM\0*", b"RIFF", b"\x1a\x45\xdf\xa3", b"ID3",
           b"OggS", b"fLaC")  # fmt: skip
@@ -131,7 +132,9 @@ def _path(text: str, folders: MediaFolders) -> str | Skip:
     """Where a file is: a path, or a URI."""
     if text.startswith("file:/") and not text.startswith("file://"):
         text = f"file://{text[len('file:') :]}"  # as Java and Spark write it
-    scheme = SCHEME.match(text) if "://" in text else None
+    scheme = SCHEME.match(text[:_LONGEST_URI]) if "://" in text else None
+    if scheme and len(text) > _LONGEST_URI:
+        return Skip(reason="bad_row", detail=f"a URI of {len(text)} characters (at most {_LONGEST_URI})")
     # Of stores, those that pyarrow knows: a row may not name just any host. A media_dir may be in any store.
     if scheme and scheme[1].lower() in SCHEMES:
         return text

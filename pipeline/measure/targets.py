@@ -10,6 +10,8 @@ from ..families.chat import Chat
 from ..labels import AS_USUAL, Span, TrainOn, assistant_spans, mask_spans, spans_mask
 from ..records import TEXT, Example, Skip, Turn
 
+_NO_SPACE = re.compile(r"\S")
+
 
 def asked_loss(example: Example) -> str:
     """What a row asks of its assistant turns, a letter each: "1" trained, "0" not, "." as the config says.
@@ -51,9 +53,9 @@ def target_spans(ids: np.ndarray, example: Example, chat: Chat, train_on: TrainO
     if train_on == AS_USUAL and not with_media and _are_apart(targets):  # nearly all
         return _some(np.array(targets, dtype=np.int32), "nothing is said")
     if train_on.turns == "all":
-        mask = _without_media(ids, chat)
+        mask, are_trained = _without_media(ids, chat), set(trained)
         for number, (start, stop) in enumerate(spans):
-            mask[start:stop] &= number in trained
+            mask[start:stop] &= number in are_trained
     else:
         mask = spans_mask(targets, len(ids))
         if with_media:
@@ -77,15 +79,38 @@ def _are_apart(spans: Sequence[Span]) -> bool:
 
 def without_reasoning(example: Example, chat: Chat) -> Example:
     """For --reasoning drop: neither what rows keep apart, nor what stands in the text between the template's tags."""
-    pattern = re.compile(r"\s*{}.*?{}\s*".format(*map(re.escape, chat.format.reasoning)), re.DOTALL)
 
     def without(turn: Turn) -> Turn:
         if turn.role != "assistant":
             return turn
-        parts = tuple(pattern.sub("", part) if isinstance(part, str) else part for part in turn.parts)
+        parts = tuple(
+            _without_tagged(part, *chat.format.reasoning) if isinstance(part, str) else part for part in turn.parts
+        )
         return replace(turn, reasoning="", parts=parts)
 
     return replace(example, turns=tuple(map(without, example.turns)))
+
+
+def _without_tagged(text: str, opening: str, closing: str) -> str:
+    """Remove what stands between the tags, with the tags and the white space around them; unclosed tags stay.
+
+    "Hm. <think>So.</think> Yes." -> "Hm.Yes.". A regular expression would take a time that grows with the square of the
+    number of spaces, or of unclosed tags.
+    """
+    pieces, at = [], 0
+    while (start := text.find(opening, at)) >= 0:
+        end = text.find(closing, start + len(opening))
+        if end < 0:
+            break
+        pieces.append(text[at:start].rstrip())
+        at = _after_spaces(text, end + len(closing))
+    return "".join([*pieces, text[at:]])
+
+
+def _after_spaces(text: str, start: int) -> int:
+    """Return the place of the first character at or after `start` that is no white space."""
+    found = _NO_SPACE.search(text, start)
+    return found.start() if found else len(text)
 
 
 def _some(spans: np.ndarray, problem: str) -> np.ndarray | Skip:

@@ -73,13 +73,17 @@ def open_media(ref: MediaRef) -> BinaryIO:
     except Unreachable:
         raise
     except NotPlain:
-        raise MediaError("bad_media", f"{ref.shown}: not a regular file but a pipe, device or socket") from None
+        raise _not_plain(ref) from None
     except OSError as error:
         if error.errno in TROUBLE:
             raise trouble(ref, error) from None
         raise MediaError("missing_media", f"{ref.shown}: {error.strerror or error}") from None
     except ValueError as error:  # a name that no file can have, with a zero byte in it
         raise MediaError("missing_media", f"{ref.shown!r}: {error}") from None
+
+
+def _not_plain(ref: MediaRef) -> MediaError:
+    return MediaError("bad_media", f"{ref.shown}: not a regular file but a pipe, device or socket")
 
 
 def _in_store(ref: MediaRef, uri: str) -> BinaryIO:
@@ -127,7 +131,10 @@ def _inside(line: bytes, ref: MediaRef) -> bytes:
 
 def _in_cell(ref: MediaRef) -> bytes:
     try:
-        return cell_bytes(ref.path, cell_of(ref.inside))
+        with Budget(ref):
+            return cell_bytes(ref.path, cell_of(ref.inside))
+    except NotPlain:
+        raise _not_plain(ref) from None
     except OSError as error:
         if error.errno in TROUBLE:
             raise trouble(ref, error) from None

@@ -4,6 +4,7 @@ Parquet keeps a column of a row group as one compressed stretch, so that for one
 group are read. The last ones that were read are kept.
 """
 
+import io
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,11 +13,13 @@ from functools import cache
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..runtime.storage import Place, open_file
+from ..runtime.storage import Place, open_file, open_regular, place
 from .inline import pointer, steps
 
 ROWS = 256  # decoded at once
 KEPT_BYTES = 256 << 20  # in each process; one stretch is kept whatever its size
+MAX_STRETCH_BYTES = 2 << 30  # of a column in a row group, unpacked: all of it is read for any cell in it
+_MOST = 1 << 31  # row groups and values; Arrow counts both by 32 bits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,18 +50,22 @@ def cell_of(text: str) -> Cell:
         cell = Cell(row_group=int(row_group), number=int(number), column=tuple(column))
     except ValueError:
         cell = None
-    if cell is None or not cell.column or min(cell.row_group, cell.number) < 0:
+    if cell is None or not cell.column or not (0 <= cell.row_group < _MOST and 0 <= cell.number < _MOST):
         raise ValueError("expected row group/number/column, as in 0/17/image/bytes")
     return cell
 
 
 def cell_bytes(file: str, cell: Cell) -> bytes:
-    """Raises OSError where the file cannot be opened, ValueError where there is no such cell in it."""
+    """Return the bytes in a cell. Call it within a `Budget`: a row names the file, and may name any.
+
+    Raises:
+        OSError: The file cannot be opened, or is not a regular file.
+        ValueError: The file is not parquet, or has no such cell, or not one of bytes.
+    """
     number = cell.number
     for values in _kept().stretch(file, cell.row_group, cell.column):
         if number < len(values):
-            found = values[number].as_py()
-            if found is not None:
+            if (found := values[number].as_py()) is not None:
                 return bytes(found)
             break
         number -= len(values)
@@ -98,10 +105,45 @@ def _size(arrays: list[pa.Array]) -> int:
 
 
 def _read(file: str, row_group: int, column: tuple[str, ...]) -> list[pa.Array]:
+    """The values of a column of bytes in a row group. What the file's metadata rule out is not read."""
+    name = ".".join(column)[:100]
+    opened, _ = open_regular(place(file))
     try:
-        return [_inner(batch.column(column[0]), column[1:]) for batch in batches(file, row_group, [column[0]])]
-    except (pa.ArrowInvalid, KeyError, IndexError) as error:
-        raise ValueError(f"no column {'.'.join(column)} in row group {row_group}: {error}") from None
+        with io.BufferedReader(opened) as source, pq.ParquetFile(source) as table:
+            _check(table, row_group, column)
+            found = table.iter_batches(batch_size=ROWS, row_groups=[row_group], columns=[column[0]])
+            return [_inner(batch.column(column[0]), column[1:]) for batch in found]
+    except MemoryError:
+        raise
+    except (pa.ArrowException, LookupError, OverflowError) as error:
+        raise ValueError(f"no column {name} in row group {row_group}: {str(error)[:200]}") from None
+
+
+def _check(table: pq.ParquetFile, row_group: int, column: tuple[str, ...]) -> None:
+    metadata, names = table.metadata, table.schema_arrow.names
+    if row_group >= metadata.num_row_groups:
+        raise LookupError(f"the file has {metadata.num_row_groups} row groups")
+    if column[0] not in names:
+        raise LookupError(f"the file has {', '.join(names[:8])[:100]}")
+    kind = _inner_type(table.schema_arrow.field(column[0]).type, column[1:])
+    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        raise LookupError(f"it holds {str(kind)[:100]}, not bytes")
+    group = metadata.row_group(row_group)
+    own = [group.column(index) for index in range(group.num_columns)]
+    size = sum(each.total_uncompressed_size for each in own if each.path_in_schema.split(".")[0] == column[0])
+    if not 0 <= size <= MAX_STRETCH_BYTES:
+        raise LookupError(f"it has {size} bytes there (at most {MAX_STRETCH_BYTES})")
+
+
+def _inner_type(kind: pa.DataType, names: tuple[str, ...]) -> pa.DataType:
+    """The type of what `_inner` gives."""
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _inner_type(kind.value_type, names)
+    if not names:
+        return kind
+    if not pa.types.is_struct(kind) or kind.get_field_index(names[0]) < 0:
+        raise LookupError(names[0])
+    return _inner_type(kind.field(names[0]).type, names[1:])
 
 
 def _inner(array: pa.Array, names: tuple[str, ...]) -> pa.Array:

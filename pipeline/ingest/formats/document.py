@@ -87,12 +87,15 @@ def _sentences(row: Row) -> Said | Skip:
         before.setdefault(index, []).append(number)
         found.append(Named(entry=info[key], column="image_info", at=("image_info", number, key)))
     parts: list[Any] = []
+    together: list[str] = []
     for number, sentence in enumerate(sentences):
+        if number in before and together:
+            parts.append({"type": "text", "text": " ".join(together)})
+            together = []
         parts += [{"type": "image", "index": index} for index in before.get(number, ())]
-        if parts and parts[-1]["type"] == "text":
-            parts[-1]["text"] += f" {sentence}"
-        else:
-            parts.append({"type": "text", "text": sentence})
+        together.append(sentence)
+    if together:
+        parts.append({"type": "text", "text": " ".join(together)})
     return Said(turns=(Spoken(role="document", content=parts),), media={"image": tuple(found)})
 
 

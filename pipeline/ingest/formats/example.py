@@ -23,8 +23,11 @@ _OTHER_TAGS: dict[MediaKind, re.Pattern[str]] = {
     "video": re.compile(_OTHERS.format("video"), re.IGNORECASE | re.ASCII),
     "audio": re.compile(_OTHERS.format("audio"), re.IGNORECASE | re.ASCII),
 }
-# How Qwen-VL's own rows name their media: in the text. "Picture 1: <img>a.png</img>\nWho?"
-_NAMED = re.compile(r"<(img|image|video|audio)>\s*([^<>\n]+\.(\w{2,5}))\s*</\1>", re.IGNORECASE | re.ASCII)
+# How Qwen-VL's own rows name their media: in the text. "Picture 1: <img>a.png</img>\nWho?" What is between the tags is
+# looked at by `_kind_of_name`: a pattern with spaces on both sides of a name takes a time that grows with their square.
+_NAMED = re.compile(r"<(img|image|video|audio)>([^<>]*+)</\1>", re.IGNORECASE | re.ASCII)
+_EXTENSION = re.compile(r"\w{2,5}", re.ASCII)
+_SPACES = " \t\n\r\f\v"
 _NONE: Iterator[MediaRef] = iter(())
 TAGGED = ("user", "document")  # roles in whose text tags stand for media; elsewhere they are text
 
@@ -95,20 +98,31 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
 def _with_named(said: Said) -> Said:
     """Media that a question names between tags, as media of the row, and plain tags in their place; of kinds that the
     row has in no column."""
-    media: dict[MediaKind, tuple[Named, ...]] = dict(said.media)
+    media: dict[MediaKind, list[Named]] = {}
 
     def tag(found: re.Match[str]) -> str:
-        kind = KIND_OF.get(found[3].lower())
+        name = found[2].strip(_SPACES)
+        kind = _kind_of_name(name)
         if kind is None or said.media.get(kind):
             return found[0]
-        media[kind] = (*media.get(kind, ()), Named(found[2].strip(), "text", ()))
+        media.setdefault(kind, []).append(Named(name, "text", ()))
         return f"<{kind}>"
 
     turns = [
         turn._replace(content=_NAMED.sub(tag, str(turn.content))) if turn.role == "user" else turn
         for turn in said.turns
     ]
-    return said._replace(turns=tuple(turns), media=media)
+    return said._replace(
+        turns=tuple(turns), media={**said.media, **{kind: tuple(named) for kind, named in media.items()}}
+    )
+
+
+def _kind_of_name(name: str) -> MediaKind | None:
+    """Return the kind of medium that a file of this name holds, or None if the text names no such file."""
+    stem, _, extension = name.rpartition(".")
+    if not stem or "\n" in name or not _EXTENSION.fullmatch(extension):
+        return None
+    return KIND_OF.get(extension.lower())
 
 
 def in_parts(said: Said, dialect: Dialect, *, of_file: bool = True) -> Example | Skip:
@@ -171,6 +185,7 @@ def _shared(said: Said, items: list[Any], dialect: Dialect, *, surplus_matters: 
         named = said.media.get(kind, ())
         bare = [item for item in items if is_bare(item, kind)]
         indices = [item["index"] for item in bare if "index" in item]
+        taken = set[int]()
         for index in indices:
             if type(index) is not int:
                 return bad_row(f"index of a part of type {kind!r} must be a whole number")
@@ -179,7 +194,8 @@ def _shared(said: Said, items: list[Any], dialect: Dialect, *, surplus_matters: 
                     reason="bad_placeholders",
                     detail=f"a part with the index {index} but {len(named)} {kind}s; fix the row",
                 )
-        rest = [one for number, one in enumerate(named) if number not in indices]
+            taken.add(index)
+        rest = [one for number, one in enumerate(named) if number not in taken]
         num_bare = len(bare) - len(indices)
         if num_bare != len(rest) and surplus_matters and not dialect.lenient:
             unnamed = " that no index names" if indices else ""
