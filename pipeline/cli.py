@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from . import __version__
 from .commands import COMMANDS, add_to
@@ -20,6 +21,7 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
     they survive media that crash it."""
     if in_fork:
         remember_interrupts()
+        sys.excepthook = _print_traceback
     argv = sys.argv[1:] if argv is None else argv
     args = _parser(next((each for each in argv if not each.startswith("-")), "")).parse_args(argv)
     args.in_fork = in_fork
@@ -29,7 +31,7 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
     from .manifest import OutputError
     from .runtime.faults import behind
     from .runtime.freed import keep_freed
-    from .runtime.logs import logged_to_stderr
+    from .runtime.logs import logged_to_stderr, to_stderr
 
     if in_fork:
         keep_freed()
@@ -41,15 +43,15 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
     except (UserError, OutputError) as error:
         if (fault := behind(error)) is not error:
             return _failed(fault, args)
-        print(f"neatpack: {error}", file=sys.stderr)
+        to_stderr(f"neatpack: {error}")
         return WRONG_INPUT
     except ModuleNotFoundError as error:
         if not (message := remedy(error.name, f"neatpack {args.command}", "pack")):
             raise
-        print(message, file=sys.stderr)
+        to_stderr(message)
         return WRONG_INPUT
     except KeyboardInterrupt:
-        print("neatpack: stopped; run the same command again to go on", file=sys.stderr)
+        to_stderr("neatpack: stopped; run the same command again to go on")
         return FAILED
     except BrokenPipeError:  # the reader of our output has seen enough
         sys.stderr.close()
@@ -60,19 +62,27 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
 
 def _failed(error: Exception, args: argparse.Namespace) -> int:
     """A fault of the machine is told in a sentence; an error of the program is raised, for its traceback is wanted."""
-    import traceback
-
     from .commands.common import FAILED
     from .runtime.clients import Unreachable
     from .runtime.faults import sentence
+    from .runtime.logs import to_stderr
 
     message = str(error) if isinstance(error, Unreachable) else sentence(error, args.elsewhere)
     if not message:
         raise error
     if args.verbose:
-        traceback.print_exception(error)
-    print(f"neatpack: {message}", file=sys.stderr)
+        _print_traceback(error)
+    to_stderr(f"neatpack: {message}")
     return FAILED
+
+
+def _print_traceback(*error: Any) -> None:
+    """Print the traceback of an error of the program; its message may quote data."""
+    import traceback
+
+    from .runtime.logs import to_stderr
+
+    to_stderr("".join(traceback.format_exception(*error)).rstrip("\n"))
 
 
 def _parser(asked: str | None = None) -> argparse.ArgumentParser:

@@ -14,6 +14,7 @@ from typing import TextIO
 
 from .runtime.logs import to_stderr, written_by
 from .runtime.progress import Progress, Stage
+from .safe import harmless_line
 from .shard.words import clipped, counted, percent, size
 
 TERMINAL_SECONDS, LINE_SECONDS = 0.2, 30.0  # between two pictures of the same thing
@@ -25,7 +26,7 @@ UP, CLEAR = "\x1b[{}A", "\x1b[J"  # so many lines up; from here to the end of th
 @contextmanager
 def shown(title: str, stages: Sequence[str], *, visible: bool = True) -> Iterator[Progress]:
     """The progress of a command, shown until it ends; at a good end, a line says where the time went."""
-    progress = Progress(stages)
+    progress, title = Progress(stages), harmless_line(title)
     progress.enter(stages[0])
     if not visible:
         yield progress

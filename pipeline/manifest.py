@@ -24,13 +24,14 @@ from . import __version__
 from .codecs import PLAIN, SOURCE, U8, checked_codecs
 from .identity import Identity, fields_from_json
 from .runtime.objects import NoBucket
-from .runtime.storage import Place, inside, parse_json, write_whole
+from .runtime.storage import Place, parse_json, read_inside, write_whole
 from .typed import check_types
 from .uris import SCHEME
 
 FORMAT = 7  # of everything in OUT but work/; raise it when a reader of the older format would fail or misread
 READ = (5, 6, FORMAT)  # formats that are read; 5 has no files for the loader beside index.parquet, 5 and 6 have u8
 FILE = "manifest.json"
+MOST_BYTES = 1 << 30  # of it: those of four million shards
 INDEX = "index.parquet"
 PLACES = "index.arrow"  # of the same packs, what the loader reads
 LOADS = "loads.arrow"
@@ -231,7 +232,7 @@ class Manifest:
     def read(cls, out: Place) -> "Manifest":
         """The manifest of an output. Raises OutputError where it is missing or not one of ours."""
         try:
-            content = inside(out, FILE).read_bytes()
+            content = read_inside(out, FILE, MOST_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             raise missing_manifest(str(out)) from None
         except ValueError as error:

@@ -86,10 +86,11 @@ def _packed(config: PackConfig, datasets: list[Dataset], seen: Views, progress: 
     from .inputs import inputs_of
     from .shard.commit import claim, refuse_old_holdout, refuse_strangers
     from .shard.exchange import place_for, put_in_place
+    from .shard.sources import write_sources
     from .shard.summary import describe_output
     from .shard.troubles import troubles_of_output
     from .stages import plan_all, processor_key, render, task_environment, warming, with_media
-    from .view.report.page import add_report
+    from .view.report.page import FILE as REPORT, add_report
 
     for out in seen:
         refuse_strangers(out)
@@ -118,6 +119,9 @@ def _packed(config: PackConfig, datasets: list[Dataset], seen: Views, progress: 
         for planned in todo:
             reused = packed[planned.inputs.out].reused_shards
             progress.write(planned.inputs.out / TIMING, engine=config.engine, reused_shards=reused)
+        for inputs in outputs:
+            if inputs.place in done and not (inputs.out / REPORT).is_file():
+                write_sources(inputs.out, inputs.out, inputs.corpora, inputs.config)  # the report reads these files
         running.run(add_report, [(out, packed[out].manifest) for out in seen], title="report", unit="page")
         for inputs in outputs:
             out, manifest = inputs.out, packed[inputs.out].manifest

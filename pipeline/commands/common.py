@@ -7,6 +7,7 @@ from typing import Any
 
 from . import COMMANDS
 
+FOLLOW = "--follow-sources"
 DONE, FAILED, WRONG_INPUT = 0, 1, 2
 
 
@@ -21,3 +22,13 @@ def command(
     )
     parser.set_defaults(run=run, elsewhere=elsewhere)
     return parser
+
+
+def add_follow(parser: Any, gain: str) -> None:
+    """Add the flag without which nothing that an output names is opened: the output may come from a stranger."""
+    parser.add_argument(
+        FOLLOW,
+        action="store_true",
+        help=f"{gain}: open the data files and the processor that OUT/sources.json and OUT/work name. Only for outputs "
+        "that you trust: they may name any file of this machine, and any store that it has credentials for",
+    )

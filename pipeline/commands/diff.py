@@ -5,6 +5,8 @@ import json
 from typing import Any
 
 from ..config import place_of
+from ..runtime.logs import to_stdout
+from ..safe import harmless_json, harmless_line
 from .common import DONE, command
 
 DIFFERENT = 1  # as `diff` has it
@@ -31,8 +33,8 @@ def _diff(args: argparse.Namespace) -> int:
     first, second = (place_of(name, given) for name, given in (("OUT1", args.first), ("OUT2", args.second)))
     found = difference(first, second, num_examples=args.examples)
     if args.json:
-        print(json.dumps(found.to_json(), indent=1, ensure_ascii=False))
+        to_stdout(harmless_json(json.dumps(found.to_json(), indent=1, ensure_ascii=False)))
     else:
         for line in described(first, second, found):
-            print(line)
+            to_stdout(harmless_line(line))
     return DONE if found.is_same else DIFFERENT

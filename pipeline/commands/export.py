@@ -5,6 +5,7 @@ from typing import Any
 
 from ..config import UserError, place_of
 from ..manifest import Manifest
+from ..runtime.logs import to_stdout
 from ..runtime.storage import Place
 from ..shard.words import counted
 from .common import DONE, command
@@ -29,7 +30,7 @@ def _export(args: argparse.Namespace) -> int:
     if args.overwrite and args.target != "hub-card":
         raise UserError(f"--overwrite is for hub-card; {args.target} always writes the same files")
     out = place_of("OUT", args.out)
-    print(TARGETS[args.target](out, Manifest.read(out), args))
+    to_stdout(TARGETS[args.target](out, Manifest.read(out), args))
     return DONE
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 from ..config import place_of
 from ..manifest import Manifest
+from ..runtime.logs import to_stdout
 from ..runtime.storage import Place
+from ..safe import harmless_json, harmless_line
 from .common import DONE, command
 
 
@@ -29,7 +31,7 @@ def add_to(commands: Any) -> None:
 def _inspect(args: argparse.Namespace) -> int:
     out = place_of("OUT", args.out)
     for line in _lines(out, args):
-        print(line)
+        to_stdout(line)
     return DONE
 
 
@@ -41,10 +43,14 @@ def _lines(out: Place, args: argparse.Namespace) -> Iterator[str]:
     if args.sql is not None:
         names, rows = answered(out, manifest, args.sql)
         if args.json:
-            return (json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False, default=str) for row in rows)
-        return aligned(names, rows)
+            return (_as_json(dict(zip(names, row, strict=True))) for row in rows)
+        return map(harmless_line, aligned(names, rows))
     tables = inspected(out, manifest)
     if not args.json:
-        return described(out, manifest, tables)
+        return map(harmless_line, described(out, manifest, tables))
     of = {"out": str(out), "neatpack": manifest.neatpack, "fingerprint": manifest.fingerprint}
-    return iter([json.dumps(of | tables, indent=1, ensure_ascii=False)])
+    return iter([_as_json(of | tables, indent=1)])
+
+
+def _as_json(value: Any, indent: int | None = None) -> str:
+    return harmless_json(json.dumps(value, indent=indent, ensure_ascii=False, default=str))

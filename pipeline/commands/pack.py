@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -12,6 +11,7 @@ from ..config import PackConfig, UserError, place_of
 from ..display import shown
 from ..flags import add_flags, load_config
 from ..runtime.again import run_again
+from ..runtime.logs import to_stderr, to_stdout
 from ..runtime.progress import (
     COMMITTING,
     LOADING,
@@ -99,10 +99,10 @@ def _print_packed(args: argparse.Namespace, config: PackConfig) -> int:
 
         packed = run_pack(config, progress)
     if packed.already_done and (packed.holdout is None or packed.holdout.already_done):
-        print(f"{config.out} is finished and made from the same inputs: nothing to do")
+        to_stdout(f"{config.out} is finished and made from the same inputs: nothing to do")
     for of in (packed, packed.holdout):
         if of is not None:
-            print(of.summary, flush=True)
+            to_stdout(of.summary)
     lost = [_say_troubles(config.out, packed.troubles)]
     lost += [_say_troubles(config.for_holdout().out, packed.holdout.troubles)] if packed.holdout else []
     return FAILED if any(lost) else DONE
@@ -111,7 +111,7 @@ def _print_packed(args: argparse.Namespace, config: PackConfig) -> int:
 def _say_troubles(where: str, troubles: Sequence[str]) -> bool:
     """On stderr, after the summary; whether there are any."""
     if troubles:
-        print(f"neatpack: {where}: " + "\n  ".join(troubles), file=sys.stderr)
+        to_stderr(f"neatpack: {where}: " + "\n  ".join(troubles))
     return bool(troubles)
 
 
@@ -137,11 +137,11 @@ def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: boo
         planned = run_plan(config, progress)
     from ..shard.summary import describe_plan
 
-    print(describe_plan(planned), flush=True)
+    to_stdout(describe_plan(planned))
     if args.write_lengths:
         folder = place_of("--write-lengths", args.write_lengths)
         counts = write_plan_lengths(planned, folder, keeps_work=keeps_work)
-        print(f"{counted(sum(counts.values()), 'row')} with lengths in {folder}/meta.json", flush=True)
+        to_stdout(f"{counted(sum(counts.values()), 'row')} with lengths in {folder}/meta.json")
     lost = [_say_troubles("plan", planned.troubles)]
     lost += [_say_troubles("plan of the holdout", planned.holdout.troubles)] if planned.holdout else []
     return FAILED if any(lost) else DONE
@@ -156,5 +156,5 @@ def _split(args: argparse.Namespace) -> int:
 
         counts = run_split(config, progress)
     for name, num_rows in counts.items():
-        print(f"{counted(num_rows, 'row')} in {place(config.out) / name}/meta.json")
+        to_stdout(f"{counted(num_rows, 'row')} in {place(config.out) / name}/meta.json")
     return DONE

@@ -6,6 +6,7 @@ from typing import Any
 from ..config import UserError, place_of
 from ..display import shown
 from ..manifest import Manifest
+from ..runtime.logs import to_stdout
 from ..runtime.progress import COMMITTING, LOADING, RECODING, STARTING, STOPPING
 from ..shard.words import counted, size
 from .common import DONE, command
@@ -49,8 +50,8 @@ def _recode(args: argparse.Namespace) -> int:
         job = recoding(out, manifest, args.pixels, target)
         with locked([target / "work"]), engine(args.engine, progress=progress) as running:
             made = recode(job, running)
-            running.run(add_report, [(target, made)], title="report", unit="page")
+            running.run(add_report, [(target, made, False)], title="report", unit="page")
     before, after = (sum(found.shards.bytes) for found in (manifest, made))
     share = after / max(1, before)
-    print(f"{target}: {counted(made.counts.packs, 'pack')}, {size(after)} of shards, {share:.2f} of what {out} has")
+    to_stdout(f"{target}: {counted(made.counts.packs, 'pack')}, {size(after)} of shards, {share:.2f} of what {out} has")
     return DONE

@@ -5,8 +5,9 @@ from typing import Any
 
 from ..config import place_of
 from ..manifest import Manifest
+from ..runtime.logs import to_stdout
 from ..shard.words import size
-from .common import DONE, command
+from .common import DONE, add_follow, command
 
 
 def add_to(commands: Any) -> None:
@@ -19,6 +20,7 @@ def add_to(commands: Any) -> None:
         "any number of ranks, the mixture, skips with examples, sizes of media, some documents. `pack` writes it, too.",
     )
     report.add_argument("out", metavar="OUT", help="a finished output")
+    add_follow(report, "add what the rows of some documents say")
     report.add_argument("--html", metavar="FILE", default="", help="write it there, and not into OUT")
 
 
@@ -26,6 +28,7 @@ def _report(args: argparse.Namespace) -> int:
     from ..view.report.page import write_report
 
     out = place_of("OUT", args.out)
-    written = write_report(out, Manifest.read(out), place_of("--html", args.html) if args.html else None)
-    print(f"{written}: {size(written.stat().st_size)}, for any browser")
+    target = place_of("--html", args.html) if args.html else None
+    written = write_report(out, Manifest.read(out), target, follow=args.follow_sources)
+    to_stdout(f"{written}: {size(written.stat().st_size)}, for any browser")
     return DONE

@@ -13,8 +13,9 @@ from ..config import PackConfig, UserError, place_of
 from ..flags import add_flags, load_config
 from ..manifest import Manifest
 from ..runtime.again import run_again
+from ..runtime.logs import to_stdout
 from ..runtime.storage import Place, write_whole
-from .common import DONE, FAILED, command
+from .common import DONE, FAILED, FOLLOW, add_follow, command
 
 if TYPE_CHECKING:
     from ..view.document import PackView
@@ -43,6 +44,7 @@ def add_to(commands: Any) -> None:
     show.add_argument("pack", metavar="PACK", nargs="?", help="number of a pack, from 0")
     show.add_argument("--doc", metavar="N", help="only this document of the pack, from 0 (position in the ledger)")
     show.add_argument("--row", metavar="DATASET:N", default="", help="a row of a data set of --meta, from 0")
+    add_follow(show, "show texts, and the file and line of each document")
     show.add_argument("--html", metavar="FILE", default="", help="write a page there, which needs no other file")
     show.add_argument("--png", metavar="FILE", default="", help="write a picture there")
     show.add_argument(
@@ -72,6 +74,7 @@ def _show(args: argparse.Namespace) -> int:
         only=None if args.doc is None else _number("--doc", args.doc),
         processor=args.processor or "",
         trust_remote_code=bool(args.trust_remote_code),
+        follow=args.follow_sources,
     )
     return _print(view, args)
 
@@ -79,6 +82,8 @@ def _show(args: argparse.Namespace) -> int:
 def _show_row(args: argparse.Namespace) -> int:
     if args.output is not None or args.doc is not None:
         raise UserError("--row shows a row before it is packed: leave OUT, PACK and --doc out")
+    if args.follow_sources:
+        raise UserError(f"{FOLLOW}: is for a pack of an output; --row reads what --meta names")
     dataset, colon, number = args.row.rpartition(":")
     if not colon or not dataset:
         raise UserError(f"--row {args.row}: expected DATASET:N, as in coco:17")
@@ -115,7 +120,7 @@ def _print(view: "PackView", args: argparse.Namespace) -> int:
 
         written.append(_write("--png", args.png, png_bytes(png_picture(view))))
     if written:
-        print("\n".join(f"{view.title}: {file}" for file in written))
+        to_stdout("\n".join(f"{view.title}: {file}" for file in written))
     else:
         is_terminal = sys.stdout.isatty()
         colours = args.color == "always" or (args.color == "auto" and is_terminal and not os.environ.get("NO_COLOR"))

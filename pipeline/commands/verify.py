@@ -1,13 +1,14 @@
 """neatpack verify"""
 
 import argparse
-import sys
 from typing import Any
 
 from ..config import place_of
 from ..display import shown
 from ..manifest import Manifest, OutputError
+from ..runtime.logs import to_stderr, to_stdout
 from ..runtime.progress import LOADING, STARTING, STOPPING, VERIFYING
+from ..safe import harmless_line
 from ..shard.words import counted
 from .common import DONE, FAILED, command
 
@@ -29,7 +30,7 @@ def _verify(args: argparse.Namespace) -> int:
     try:
         manifest = Manifest.read(out)
     except OutputError as error:
-        print(f"neatpack: {error}", file=sys.stderr)
+        to_stderr(f"neatpack: {error}")
         return FAILED
     stages = [LOADING, STARTING, VERIFYING, STOPPING] if args.engine == "ray" else [LOADING, VERIFYING]
     with shown(f"neatpack verify {out}", stages, visible=args.in_fork) as progress:
@@ -41,9 +42,9 @@ def _verify(args: argparse.Namespace) -> int:
             progress.enter(VERIFYING)
             problems = verify_output(out, manifest, running)
     for problem in problems:
-        print(problem)
+        to_stdout(harmless_line(problem))
     if problems:
-        print(f"{out}: {counted(len(problems), 'problem')}", file=sys.stderr)
+        to_stderr(f"{out}: {counted(len(problems), 'problem')}")
         return FAILED
-    print(describe_verified(out, manifest))
+    to_stdout(describe_verified(out, manifest))
     return DONE

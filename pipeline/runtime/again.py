@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 
 from .journal import ALARMS, MAX_RETRIES
+from .logs import to_stderr
 
 # Crashes, and the end of a budget: what leaves a report in the journal. Whatever else ends the process is meant to.
 _REPORTED = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, *ALARMS.values()}
@@ -33,7 +34,7 @@ def run_again(job: Callable[[], int]) -> int:
         if os.WTERMSIG(status) not in _REPORTED or attempt == MAX_RETRIES:
             break
         name = signal.Signals(os.WTERMSIG(status)).name
-        print(f"neatpack: the process ended by {name}; going on in another", file=sys.stderr)
+        to_stderr(f"neatpack: the process ended by {name}; going on in another")
     signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
     os.kill(os.getpid(), os.WTERMSIG(status))
     return 1  # not reached, unless the signal is blocked

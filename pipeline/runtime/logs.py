@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ..safe import harmless
+
 ROOT = "neatpack"
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)  # by how often -v is given
 
@@ -74,15 +76,21 @@ class Relay:
 
 
 def to_stderr(text: str) -> None:
-    """stderr is looked up now: whoever exchanged it wants to see this."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a message, made harmless. stderr is looked up now: a caller may have exchanged it."""
+    print(harmless(text), file=sys.stderr, flush=True)
+
+
+def to_stdout(text: str) -> None:
+    """Print what a command found, made harmless."""
+    print(harmless(text), flush=True)
 
 
 class _Stderr(logging.Handler):
     write: Callable[[str], None] = staticmethod(to_stderr)
 
     def emit(self, record: logging.LogRecord) -> None:
-        type(self).write(self.format(record))
+        text = harmless(self.format(record))
+        type(self).write(text.replace("\n", "\n  "))  # data in a message cannot forge the start of another
 
 
 @contextmanager

@@ -257,6 +257,16 @@ def inside(root: Place, name: str) -> Place:
     return path
 
 
+def read_inside(root: Place, name: str, most: int) -> bytes:
+    """Read a plain file under `root`. Raises ValueError where it leads out of it or has more than `most` bytes."""
+    path = inside(root, name)
+    file, found = open_regular(path)
+    with file:
+        if found.st_size > most:
+            raise ValueError(f"{path}: too large (got {found.st_size:,} bytes, expected at most {most:,})")
+        return file.read()
+
+
 class NotPlain(FileNotFoundError):
     """A pipe, a device or a socket under the name of a file."""
 

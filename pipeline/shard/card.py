@@ -17,9 +17,10 @@ from typing import Any
 from ..codecs import PLAIN, Codecs, spelled
 from ..config import UserError
 from ..manifest import FORMAT, INDEX, Manifest, OutputError
-from ..runtime.storage import Place, read_json, sha256_of, write_whole
+from ..runtime.storage import Place, parse_json, read_inside, sha256_of, write_whole
 from ..runtime.tables import column_sum, read_parquet
-from .sources import FILE as SOURCES
+from ..safe import harmless_line
+from .sources import FILE as SOURCES, MOST_BYTES
 from .words import counted, percent, size, times_taken
 
 FILE = "README.md"
@@ -131,7 +132,7 @@ def _card(out: Place, manifest: Manifest) -> str:
     return TEXT.format(
         size_category=_size_category(manifest.counts.packs),
         split="validation" if manifest.identity.config["split"] == "holdout" else "train",
-        processor=processor,
+        processor=_line(processor).replace("<", "\\<"),
         neatpack=manifest.neatpack,
         facts=_table(_facts(out, manifest, processor)),
         mixture=_table(_mixture(read_parquet(out / DATASETS).to_pylist())),
@@ -148,7 +149,7 @@ def _coded(codecs: Codecs) -> str:
 def _processor(out: Place) -> str:
     """Its name, if the output knows it."""
     try:
-        return str(read_json(out / SOURCES)["processor"])
+        return str(parse_json(read_inside(out, SOURCES, MOST_BYTES))["processor"])
     except (OSError, ValueError, LookupError, TypeError):
         return ""  # sources.json may be left out when an output is given away
 
@@ -194,13 +195,15 @@ def _mixture(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     """Lines of a Markdown table. Names are the user's, and may have anything in them."""
-    return "\n".join(
-        "| " + " | ".join(re.sub(r"([|<`*_\[])", r"\\\1", _line(cell)) for cell in row) + " |" for row in rows
-    )
+    return "\n".join("| " + " | ".join(map(_escaped, row)) + " |" for row in rows)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([|<`*_\[])", r"\\\1", _line(text))
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())
+    return harmless_line(" ".join(text.split()))
 
 
 def _size_category(number: int) -> str:

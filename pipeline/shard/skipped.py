@@ -51,10 +51,19 @@ class SkippedRow:
 
 
 def skipped_rows(
-    out: Place, manifest: Manifest, *, reasons: Sequence[str] = (), dataset: str = "", problems: list[str]
+    out: Place,
+    manifest: Manifest,
+    *,
+    reasons: Sequence[str] = (),
+    dataset: str = "",
+    follow: bool = False,
+    problems: list[str],
 ) -> Iterator[SkippedRow]:
-    """Of a finished output, by data set and row, each row once. What stands in the way of reading the rows themselves
-    goes to `problems`; the ledger's lines come all the same."""
+    """Yield the skipped rows of a finished output by data set and row, each row once.
+
+    `follow`: open the data files that the output names, for lines and the rows themselves. What prevents that is added
+    to `problems`; the ledger's lines come all the same.
+    """
     inputs = manifest.identity.inputs
     for reason in reasons:
         if reason not in REASONS:
@@ -65,7 +74,7 @@ def skipped_rows(
     for name, ledgers in ledger_names(manifest).items():
         if not dataset or name == dataset:
             lines = _lines([out / ledger for ledger in ledgers], wanted)
-            yield from _placed(out, name, lines, problems) if lines else ()
+            yield from _placed(out, name, lines, follow, problems) if lines else ()
 
 
 def _lines(ledgers: Sequence[Place], reasons: Sequence[str]) -> dict[int, dict[str, Any]]:
@@ -79,7 +88,9 @@ def _lines(ledgers: Sequence[Place], reasons: Sequence[str]) -> dict[int, dict[s
     return lines
 
 
-def _placed(out: Place, name: str, lines: Mapping[int, dict[str, Any]], problems: list[str]) -> Iterator[SkippedRow]:
+def _placed(
+    out: Place, name: str, lines: Mapping[int, dict[str, Any]], follow: bool, problems: list[str]
+) -> Iterator[SkippedRow]:
     def skipped(number: int, file: DataFile | None, row: Row | None) -> SkippedRow:
         line = lines[number]
         return SkippedRow(
@@ -94,7 +105,7 @@ def _placed(out: Place, name: str, lines: Mapping[int, dict[str, Any]], problems
         )
 
     try:
-        files = files_of(out, name)
+        files = files_of(out, name, follow=follow)
     except SourceError as error:
         problems.append(str(error))
         yield from (skipped(number, None, None) for number in lines)
@@ -107,4 +118,4 @@ def _placed(out: Place, name: str, lines: Mapping[int, dict[str, Any]], problems
                 yield skipped(next(left), file, row)
         except SourceError as error:
             problems.append(str(error))
-            yield from (skipped(number, file, None) for number in left)
+        yield from (skipped(number, file, None) for number in left)

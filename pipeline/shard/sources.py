@@ -5,10 +5,14 @@ Paths are no part of the identity, for data may move. So this file is beside the
 are relative to the folder of the meta JSON: an output may be given away, and a machine's folders are nobody's business.
 Where that folder is, is in the work folder, which stays, or here with --record-paths. The name of the processor is here
 for the same reason: what it does is in the identity, and where it lies is not.
+
+An output may come from a stranger, who may name any file, store or hub repository here. So readers open what these
+files name only if the user asks for it (--follow-sources); without, they are names to be shown.
 """
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +21,12 @@ from ..config import PackConfig
 from ..ingest.corpus import Corpus
 from ..ingest.lines import Lines, Row, part_ranges, rows, scan, source_of
 from ..runtime.objects import Remote
-from ..runtime.storage import Place, inside, is_under, place, read_json, text_of, write_json
+from ..runtime.storage import Place, inside, is_under, parse_json, place, read_inside, text_of, write_json
 from ..uris import is_stored
 
 FILE = "sources.json"
 BASE = "work/base.json"  # the folder of the meta JSON, and the processor
+MOST_BYTES = 64 << 20  # of either file: names of a million data files
 
 
 class SourceError(ValueError):
@@ -33,17 +38,22 @@ class DataFile:
     """A file of a data set."""
 
     file: str  # where its rows came from: the data file, or what the meta JSON calls a named source
-    lines: Place  # the file that has them as lines of JSON: the same, or our rewriting of it
+    lines: Place | None  # the file that has them as lines of JSON: the same, or our rewriting of it; None: not followed
     digest: str  # of its content
     first_row: int
     num_rows: int
 
     @property
     def is_jsonl(self) -> bool:
-        return text_of(self.lines) == self.file
+        return self.lines is not None and text_of(self.lines) == self.file
 
     def rows(self, numbers: Sequence[int]) -> Iterator[Row]:
-        """Those of these numbers. One is in memory at a time. Raises SourceError if they are not as they were."""
+        """Yield those of these numbers, none of a file that is not followed. One is in memory at a time.
+
+        Raises SourceError if they are not as they were.
+        """
+        if self.lines is None:
+            return
         lines = Lines(file=text_of(self.lines), rewritten_from="" if self.is_jsonl else self.digest)
         try:
             ranges = part_ranges(lines)
@@ -123,39 +133,57 @@ def _found(base: Place, told: str) -> Place:
     return Path(os.path.normpath(base / told))
 
 
-def files_of(out: Place, name: str) -> list[DataFile]:
-    """Where the rows of a data set are. Raises SourceError where sources.json does not say."""
+def files_of(out: Place, name: str, *, follow: bool) -> list[DataFile]:
+    """Return where the rows of a data set are; unless `follow`, names alone, which nothing opens.
+
+    Raises SourceError where sources.json does not say.
+    """
     files: list[DataFile] = []
     first_row = 0
-    try:
-        found = read_json(out / FILE)
-        base = place(found["base"] or _base(out))
+    with _reading(out, name):
+        found = _read(out, FILE)
+        base = place(found["base"] or _base(out)) if follow else None
         for entry in found["datasets"][name]["files"]:
             num_rows = int(entry["rows"])
-            file = text_of(_found(base, entry["file"])) if "file" in entry else str(entry["source"])
-            lines = inside(out, entry["in_output"]) if "in_output" in entry else _found(base, entry.get("lines", file))
+            file, lines = str(entry["file"] if "file" in entry else entry["source"]), None
+            if base is not None:
+                file = text_of(_found(base, file)) if "file" in entry else file
+                rewritten = entry.get("in_output")
+                lines = inside(out, rewritten) if rewritten else _found(base, entry.get("lines", file))
             files.append(
                 DataFile(file=file, lines=lines, digest=str(entry["digest"]), first_row=first_row, num_rows=num_rows)
             )
             first_row += num_rows
+    return files
+
+
+@contextmanager
+def _reading(out: Place, name: str) -> Iterator[None]:
+    try:
+        yield
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise SourceError(
             f"{out / FILE} does not say where the rows of {name} are ({type(error).__name__}: {error})"
         ) from None
-    return files
+
+
+def _read(out: Place, name: str) -> Any:
+    return parse_json(read_inside(out, name, MOST_BYTES))
 
 
 def _base(out: Place) -> str:
-    if not (out / BASE).exists():
-        raise ValueError(f"its paths are from the folder of the meta JSON, which {BASE} tells, or --record-paths")
-    return str(read_json(out / BASE)["base"])
+    try:
+        return str(_read(out, BASE)["base"])
+    except FileNotFoundError:
+        problem = f"its paths are from the folder of the meta JSON, which {BASE} tells, or --record-paths"
+        raise ValueError(problem) from None
 
 
 def processor_of(out: Place) -> str:
     """The directory or hub id of the processor that an output was packed with; "": nobody has written it down."""
     for name, key in ((BASE, "processor"), (FILE, "processor_path"), (FILE, "processor")):
         try:
-            found = read_json(out / name)
+            found = _read(out, name)
         except (OSError, ValueError):
             continue
         processor = found.get(key) if isinstance(found, dict) else None

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
+from ..safe import harmless_line
 from ..shard.words import clipped
 
 WIDEST = 80  # characters of a text
@@ -13,7 +14,7 @@ GAP = "  "
 
 def aligned(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
     """The names of columns and a line per row. Columns of numbers are those whose first cells are."""
-    rows = iter(rows)
+    names, rows = [harmless_line(name) for name in names], iter(rows)
     first = list(islice(rows, LOOKED_AT))
     cells = [[cell(value) for value in row] for row in first]
     widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
@@ -45,7 +46,7 @@ def cell(value: Any) -> str:
         return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"
     if _is_number(value):
         return f"{value:,}"
-    return clipped(" ".join(str(value).split()), WIDEST)
+    return clipped(harmless_line(" ".join(str(value).split())), WIDEST)
 
 
 def _is_number(value: Any) -> bool:

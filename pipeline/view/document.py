@@ -11,7 +11,7 @@ import numpy as np
 from ..records import MediaKind
 from ..shard.words import counted
 from .pictures import Picture
-from .safe import TOLD, TRAINED
+from ..safe import TOLD, TRAINED
 
 AXES = ("time", "height", "width")  # of mRoPE
 LEGEND = (

@@ -6,10 +6,10 @@ their full size by `details`, which a keyboard reaches, too.
 
 import base64
 from collections.abc import Iterator
-from html import escape
 
 import numpy as np
 
+from ..safe import harmless_html as escape
 from ..shard.words import counted
 from .document import LEGEND, DocumentView, MediumView, PackView, position_words
 from .lines import levels, png_bytes, some_of, under

@@ -14,7 +14,7 @@ from ..records import AUDIO, IGNORE, TEXT, TOKEN_TYPES, VIDEO, Document, Measure
 from ..shard.words import counted
 from .document import DocumentView, MediaRun, MediumView, PackView, TextRun
 from .pictures import Seen, seen_media, types_of_kinds
-from .safe import safe_line
+from ..safe import safe_line
 from .tokens import Decoder
 
 KIND_OF = {number: kind for kind, number in TOKEN_TYPES.items()}

@@ -7,7 +7,7 @@ from ..records import REASONS
 from ..row import RowPack, pack_row
 from .document import PackView
 from .of_pack import Known, near, pack_view
-from .safe import safe_line
+from ..safe import safe_line
 from .tokens import decoder_of
 
 

@@ -27,9 +27,12 @@ LOOKED_THROUGH = 64 << 20  # bytes of data files in which lines are counted: a f
 
 def stored_view(
     out: Place, manifest: Manifest, number: int, *, only: int | None = None, processor: str = "",
-    trust_remote_code: bool = False,
+    trust_remote_code: bool = False, follow: bool = False,
 ) -> PackView:  # fmt: skip
-    """Pack `number` of an output. Raises UserError for a number that it has not, OutputError where it is damaged."""
+    """Return pack `number` of an output. Raises UserError for a number that it has not, OutputError for damage.
+
+    `follow`: open the processor, the data files and the token store that the output names.
+    """
     if not 0 <= number < manifest.counts.packs:
         raise UserError(f"pack {number}: {out} has {counted(manifest.counts.packs, 'pack')}, {_range(manifest)}")
     pack = stored_pack(out, manifest, number)
@@ -39,9 +42,10 @@ def stored_view(
         raise UserError(f"--doc {only}: pack {number} has {has}, {valid}")
     wanted = range(len(pack.documents)) if only is None else [only]
     notes: list[str] = []
-    decoder = _decoder(out, manifest, processor, notes, trust_remote_code=trust_remote_code)
-    places = _places(out, pack, wanted, notes)
-    measured = _measured(out, manifest, pack)
+    given = processor or (processor_of(out) if follow else "")
+    decoder = _decoder(given, manifest, notes, is_named=not processor, trust_remote_code=trust_remote_code)
+    places = _places(out, pack, wanted, notes, follow=follow)
+    measured = _measured(out, manifest, pack) if follow else {}
     return pack_view(
         f"pack {number} of {shown(out)}",
         pack,
@@ -122,20 +126,19 @@ def _checked_pack(
 
 
 def _decoder(
-    out: Place, manifest: Manifest, processor: str, notes: list[str], *, trust_remote_code: bool
+    given: str, manifest: Manifest, notes: list[str], *, is_named: bool, trust_remote_code: bool
 ) -> Decoder | None:
-    """None, and a note that says what to give, where there is no tokenizer."""
-    given = processor or processor_of(out)
+    """None, and a note that says what to give, where there is no tokenizer. `is_named`: by the output."""
     if not given:
         notes.append(
-            "texts are token ids: which processor it was packed with is told by OUT/work or --record-paths alone; "
-            "give --processor PATH"
+            "texts are token ids: give --processor PATH, or --follow-sources if you trust the output and it names its "
+            "processor (in OUT/work, or with --record-paths)"
         )
         return None
     try:
         decoder = load_decoder(given, trust_remote_code=trust_remote_code)
     except UserError as error:
-        if processor:
+        if not is_named:
             raise
         why = str(error).splitlines()[0].removeprefix("--processor ")
         notes.append(f"texts are token ids: the processor that it was packed with cannot be used: {why}; "
@@ -150,22 +153,22 @@ def _decoder(
     return decoder
 
 
-def _places(out: Place, pack: Pack, wanted: Sequence[int], notes: list[str]) -> dict[int, str]:
-    """file:line of each document, as far as the files are there and as they were."""
+def _places(out: Place, pack: Pack, wanted: Sequence[int], notes: list[str], *, follow: bool) -> dict[int, str]:
+    """Return file:line of each document, as far as the files are there and as they were; unless `follow`, the file."""
     places: dict[int, str] = {}
     names = {pack.documents[at].dataset for at in wanted if pack.documents[at].row >= 0}
     for name in sorted(names):
         rows = {at: pack.documents[at].row for at in wanted if pack.documents[at].dataset == name}
         try:
-            files = files_of(out, name)
+            files = files_of(out, name, follow=follow)
         except SourceError as error:
             notes.append(str(error))
             continue
         for file in files:
             mine = {at: row for at, row in rows.items() if 0 <= row - file.first_row < file.num_rows}
-            shown = near(file.file)
+            shown = near(file.file) if follow else file.file
             places |= dict.fromkeys(mine, shown)
-            if not mine or not file.is_jsonl:
+            if not mine or file.lines is None or not file.is_jsonl:
                 continue
             try:
                 if (length := file.lines.stat().st_size) > LOOKED_THROUGH:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..config import UserError
 from ..families.hub import processor_here
-from .safe import TOLD, safe
+from ..safe import TOLD, safe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,22 +10,23 @@ from PIL import Image
 
 def test_skipped_lists_where_and_why(run: Run, meta: Path, out: Path) -> None:
     rows = meta.parent / "rows.jsonl"
-    code, printed, errors = run("skipped", out)
+    code, printed, errors = run("skipped", out, "--follow-sources")
     assert (code, errors) == (0, "")
     first, second, third = printed.splitlines()
     assert first == f"{rows}:17: tiny row 16: bad_row: line 17: a JSON list where an object was expected"
     assert second == f"{rows}:18: tiny row 17: missing_media: absent.png: No such file or directory"
     assert third == f"{rows}:19: tiny row 18: bad_row: empty conversation"
-    assert run("skipped", out, "--reason", "missing_media,no_target")[1] == second + "\n"
-    assert run("skipped", out, "--dataset", "tiny")[1] == printed
+    assert run("skipped", out, "--follow-sources", "--reason", "missing_media,no_target")[1] == second + "\n"
+    assert run("skipped", out, "--follow-sources", "--dataset", "tiny")[1] == printed
 
 
 def test_skipped_rows_are_written_as_they_were_and_packed_again(
     run: Run, meta: Path, out: Path, tmp_path: Path
 ) -> None:
     lines = (meta.parent / "rows.jsonl").read_text().splitlines(keepends=True)
-    assert run("skipped", out, "--rows")[:2] == (0, "".join(lines[16:]))
-    code, printed, _ = run("skipped", out, "--reason", "missing_media", "--rows", "--out", tmp_path / "repair.jsonl")
+    assert run("skipped", out, "--follow-sources", "--rows")[:2] == (0, "".join(lines[16:]))
+    options = ["--reason", "missing_media", "--follow-sources", "--rows", "--out", tmp_path / "repair.jsonl"]
+    code, printed, _ = run("skipped", out, *options)
     assert (code, printed) == (0, "")
     assert (tmp_path / "repair.jsonl").read_text() == lines[17]
     Image.new("RGB", (60, 60)).save(tmp_path / "absent.png")
@@ -34,7 +35,7 @@ def test_skipped_rows_are_written_as_they_were_and_packed_again(
 
 
 def test_skipped_as_json_lines(run: Run, meta: Path, out: Path) -> None:
-    code, printed, _ = run("skipped", out, "--jsonl")
+    code, printed, _ = run("skipped", out, "--follow-sources", "--jsonl")
     first, second, _ = map(json.loads, printed.splitlines())
     assert code == 0
     assert (first["row"], first["line"], first["json"]) == (16, 17, [1])
@@ -49,7 +50,7 @@ def test_skipped_without_the_data_file(run: Run, meta: Path, out: Path) -> None:
     (out / "sources.json").unlink()
     forms: list[tuple[list[str], int]] = [([], 0), (["--jsonl"], 0), (["--rows"], 1)]
     for form, code in forms:
-        found = run("skipped", out, *form)
+        found = run("skipped", out, "--follow-sources", *form)
         assert found[0] == code
         assert f"{out}/sources.json does not say where the rows of tiny are" in found[2]
         assert len(found[1].splitlines()) == (0 if form == ["--rows"] else 3)

@@ -31,7 +31,7 @@ def data(tiny: TinyData) -> TinyData:
 def listed(out: Path, **options: Any) -> tuple[list[SkippedRow], list[str]]:
     """The rows, and what stood in the way of reading them."""
     problems: list[str] = []
-    return list(skipped_rows(out, Manifest.read(out), problems=problems, **options)), problems
+    return list(skipped_rows(out, Manifest.read(out), follow=True, problems=problems, **options)), problems
 
 
 def test_file_line_and_text_of_each(data: TinyData, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_rows_of_several_files(tmp_path: Path) -> None:
     (tmp_path / "meta.json").write_text(json.dumps({"all": {"file_name": ["a.jsonl", "b.json", "c.jsonl"]}}))
     manifest = run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out")).manifest
     problems: list[str] = []
-    found = list(skipped_rows(tmp_path / "out", manifest, problems=problems))
+    found = list(skipped_rows(tmp_path / "out", manifest, follow=True, problems=problems))
     assert problems == []
     assert [(Path(row.file).name, row.row, row.line) for row in found] == [
         ("a.jsonl", 1, 2),
@@ -188,6 +188,6 @@ def test_rows_of_several_files(tmp_path: Path) -> None:
         ("c.jsonl", 5, 3),
     ]
     (tmp_path / "a.jsonl").write_text("{}\n")
-    again = list(skipped_rows(tmp_path / "out", manifest, problems=problems))
+    again = list(skipped_rows(tmp_path / "out", manifest, follow=True, problems=problems))
     assert problems == [f"{tmp_path}/a.jsonl: has changed since it was packed"]
     assert [(row.row, row.text is None) for row in again] == [(1, True), (3, False), (5, False)]

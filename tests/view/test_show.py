@@ -43,7 +43,7 @@ def out(data):
 
 
 def shown(capfdbinary, *arguments) -> tuple[int, str]:
-    code = main(["show", *map(str, arguments)])
+    code = main(["show", *(["--follow-sources"] if "--row" not in arguments else []), *map(str, arguments)])
     return code, capfdbinary.readouterr().out.decode()
 
 
@@ -76,7 +76,7 @@ def test_a_terminal_gets_colours_and_thumbnails_if_it_has_them(out, set_to, expe
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLORTERM": set_to, "COLUMNS": "80", "TERM": "xterm"}
     env.pop("NO_COLOR", None)
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "neatpack.pipeline.cli", "show", str(out), "0"]
+    command = [sys.executable, "-m", "neatpack.pipeline.cli", "show", str(out), "0", "--follow-sources"]
     process = subprocess.Popen(command, stdout=follower, stderr=follower, env=env, close_fds=True)
     os.close(follower)
     content = b""

@@ -32,7 +32,7 @@ def out(packed, tmp_path):
 
 
 def view(out, number=0, **options):
-    return stored_view(out, Manifest.read(out), number, **options)
+    return stored_view(out, Manifest.read(out), number, **{"follow": True} | options)
 
 
 def text_of(found):
@@ -83,8 +83,8 @@ def test_without_a_work_folder_ids_are_shown_and_the_remedy_told(out):
     shutil.rmtree(out / "work")
     found = view(out)
     assert found.notes[0] == (
-        "texts are token ids: which processor it was packed with is told by OUT/work or --record-paths alone; give "
-        "--processor PATH"
+        "texts are token ids: give --processor PATH, or --follow-sources if you trust the output and it names its "
+        "processor (in OUT/work, or with --record-paths)"
     )
     first = found.documents[0]
     assert first.place == "" and first.runs[0].text.replace(" ", "").isdecimal()

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.registry import family_for
-from neatpack.pipeline.view.safe import safe
+from neatpack.pipeline.safe import safe
 from neatpack.pipeline.view.tokens import decoder_of, load_decoder
 
 REAL = ("qwen2.5-vl", "qwen3-vl", "gemma4", "kimi-k2.5", "llava-onevision", "internvl3", "phi4-mm")

@@ -50,7 +50,7 @@ class Shown:
     pictures: Sequence[str] = ()  # data: URIs of small ones, as the model sees them
 
 
-def some_documents(out: Place, manifest: Manifest) -> list[Shown]:
+def some_documents(out: Place, manifest: Manifest, *, follow: bool = False) -> list[Shown]:
     """A few of each data set, in the order of the run; the same ones each time."""
     columns = ["row", "repeat", "id", "detail", "pack", "position", "tokens", "visual_tokens", "status"]
     found: list[Shown] = []
@@ -66,7 +66,8 @@ def some_documents(out: Place, manifest: Manifest) -> list[Shown]:
         # RandomState: its numbers stay the same in every version of numpy.
         chosen = np.sort(packed[np.random.RandomState(SEED).permutation(len(packed))[:most]])
         lines = ledger.take(chosen).drop_columns(["status"]).to_pylist() if len(chosen) else []
-        turns = turns_of_rows(out, manifest, dataset, [line["row"] for line in lines])
+        numbers = [line["row"] for line in lines] if follow else []
+        turns = turns_of_rows(out, manifest, dataset, numbers)
         found += (Shown(dataset=dataset, turns=turns.get(line["row"], ()), **line) for line in lines)
     pictures = _pictures(out, manifest, [each for each in found if each.visual_tokens])
     return [replace(each, pictures=pictures.get((each.pack, each.position), ())) for each in found]
@@ -115,9 +116,9 @@ def turns_of_rows(
     dataset = _dataset(name, manifest.identity.inputs[name])
     found: dict[int, Sequence[tuple[str, str]]] = {}
     try:
-        for file in files_of(out, name):
+        for file in files_of(out, name, follow=True) if numbers else ():
             mine = sorted({number for number in numbers if 0 <= number - file.first_row < file.num_rows})
-            if mine and file.lines.is_file() and file.lines.stat().st_size <= MAX_BYTES:
+            if mine and file.lines is not None and file.lines.is_file() and file.lines.stat().st_size <= MAX_BYTES:
                 found |= {row.number: _turns(row.text, dataset) for row in file.rows(mine)}
     except SourceError as error:  # the page says that there is no text
         logger.info("%s: texts of its rows are not shown: %s", name, error)

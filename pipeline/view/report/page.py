@@ -3,12 +3,12 @@
 import base64
 import hashlib
 import logging
-from html import escape
 from pathlib import Path
 
 from ...manifest import Manifest
 from ...runtime.faults import sentence
 from ...runtime.storage import Place, remove_parts, write_whole
+from ...safe import harmless_html as escape
 from . import sections
 from .figures import figures_of
 from .gallery import some_documents
@@ -18,12 +18,14 @@ FILE = "report.html"
 logger = logging.getLogger(__name__)
 
 
-def write_report(out: Place, manifest: Manifest, file_name: Place | None = None) -> Place:
-    """OUT/report.html, or another file, whole or not at all. The same output gives the same bytes.
+def write_report(out: Place, manifest: Manifest, file_name: Place | None = None, *, follow: bool = False) -> Place:
+    """Write OUT/report.html, or another file, whole or not at all. The same output gives the same bytes.
+
+    `follow`: open the data files that the output names, for what rows say.
 
     Raises OutputError where a table of the output cannot be read.
     """
-    content = page(out, manifest).encode("utf-8", "replace")  # rows may hold half a surrogate pair
+    content = page(out, manifest, follow=follow).encode("utf-8", "replace")  # rows may hold half a surrogate pair
     target = file_name or out / FILE
     if file_name is None:
         remove_parts(out, FILE.replace(".", r"\."))
@@ -32,8 +34,10 @@ def write_report(out: Place, manifest: Manifest, file_name: Place | None = None)
     return target
 
 
-def add_report(out: Place, manifest: Manifest) -> None:
-    """The report of an output that a run has finished, unless it is there.
+def add_report(out: Place, manifest: Manifest, follow: bool = True) -> None:
+    """Write the report of an output that a run has finished, unless it is there.
+
+    `follow`: this run has written what the output names, so that its data files may be opened.
 
     An output is complete without it. So nothing that goes wrong here, be it the disk or a mistake of ours, makes a run
     fail that has packed: it is a warning, which says how to try again; -v adds the traceback.
@@ -41,14 +45,14 @@ def add_report(out: Place, manifest: Manifest) -> None:
     if (out / FILE).is_file():
         return
     try:
-        write_report(out, manifest)
+        write_report(out, manifest, follow=follow)
     except Exception as error:
         why = sentence(error) or f"{type(error).__name__}: {error}"
         logger.warning("%s: not written: %s. The output is complete; `neatpack report` writes it", out / FILE, why)
         logger.info("the report failed", exc_info=True)
 
 
-def page(out: Place, manifest: Manifest) -> str:
+def page(out: Place, manifest: Manifest, *, follow: bool = False) -> str:
     figures = figures_of(out, manifest)
     script, style = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     body = "\n".join(
@@ -61,7 +65,7 @@ def page(out: Place, manifest: Manifest) -> str:
             sections.balance(figures),
             sections.skips(figures),
             sections.media(figures),
-            sections.gallery(some_documents(out, manifest)),
+            sections.gallery(some_documents(out, manifest, follow=follow)),
             sections.times(figures),
             sections.made_from(figures),
         )

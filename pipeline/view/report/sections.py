@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from ...records import REASONS
+from ...safe import harmless_html as escape
 from ...shard.words import counted, percent, size
 from .charts import bars, curves, folded, legend, numbers, share, table, ticks
 from .figures import Balance, Figures

@@ -78,7 +78,7 @@ def column(html: str, number: int) -> list[int]:
 def test_pack_writes_it_and_report_writes_the_same(copied: Path, capsys):
     before = (copied / "report.html").read_bytes()
     (copied / "report.html").unlink()
-    assert main(["report", str(copied)]) == 0
+    assert main(["report", str(copied), "--follow-sources"]) == 0
     assert re.fullmatch(rf"{copied}/report.html: [\d.]+ KiB, for any browser\n", capsys.readouterr().out)
     assert (copied / "report.html").read_bytes() == before
     assert_verified(copied)
@@ -150,14 +150,14 @@ def test_what_rows_say_is_text(out: Path):
 
 
 def test_documents(out: Path, copied: Path):
-    shown = some_documents(out, Manifest.read(out))
+    shown = some_documents(out, Manifest.read(out), follow=True)
     assert [each.dataset for each in shown] == ["once"] * 4 + ["often"] * 4
     for each in shown:
         assert [role for role, _ in each.turns] == ["user", "assistant"]
         assert each.turns[0][1].startswith((f"Count to {each.row}.", "<image>What?", HOSTILE))
-    assert shown == some_documents(out, Manifest.read(out))
+    assert shown == some_documents(out, Manifest.read(out), follow=True)
     shutil.rmtree(copied / "work")  # which knows where the data are
-    assert not any(each.turns for each in some_documents(copied, Manifest.read(copied)))
+    assert not any(each.turns for each in some_documents(copied, Manifest.read(copied), follow=True))
     write_report(copied, Manifest.read(copied))
     assert (copied / "report.html").read_text().count("Its row is not here to be read.") == 8
 
@@ -224,7 +224,7 @@ def test_an_overwritten_output_has_a_new_one(tmp_path: Path):
     ids=["a full disk", "a mistake"],
 )
 def test_what_goes_wrong_is_a_warning(tmp_path: Path, monkeypatch, capsys, error, words):
-    def fail(out, manifest):
+    def fail(out, manifest, *, follow):
         raise error
 
     monkeypatch.setattr(report_page, "write_report", fail)
@@ -246,12 +246,12 @@ def test_an_output_that_is_not_to_be_written_to(out: Path, tmp_path: Path, monke
         return write_whole(path)
 
     monkeypatch.setattr(report_page, "write_whole", read_only)
-    assert main(["report", str(out)]) == 1
+    assert main(["report", str(out), "--follow-sources"]) == 1
     assert capsys.readouterr().err == (
         f"neatpack: {out}/report.html: Read-only file system; make it writable, or give another place by --html; then "
         "run the same command again to go on\n"
     )
-    assert main(["report", str(out), "--html", str(tmp_path / "page.html")]) == 0
+    assert main(["report", str(out), "--follow-sources", "--html", str(tmp_path / "page.html")]) == 0
     assert (tmp_path / "page.html").read_bytes() == before
 
 

@@ -6,7 +6,7 @@ import unicodedata
 
 from shown_packs import HARMLESS, HOSTILE
 
-from neatpack.pipeline.view.safe import safe, safe_line
+from neatpack.pipeline.safe import safe, safe_line
 
 
 def test_what_acts_is_written_out():
