@@ -64,7 +64,7 @@ def _skipped(args: argparse.Namespace) -> int:
             else:
                 unread += 1
     for problem in problems:
-        to_stderr(f"neatpack: {problem}; what is known of its rows is the ledger's")
+        to_stderr(f"neatpack: {harmless_line(problem)}; what is known of its rows is the ledger's")
     if unread:
         to_stderr(f"neatpack: {counted(unread, 'row')} could not be read and written")
     return FAILED if unread else DONE

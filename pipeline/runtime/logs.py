@@ -5,6 +5,7 @@ logger as any other; the commands write it to stderr.
 """
 
 import logging
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -89,8 +90,8 @@ class _Stderr(logging.Handler):
     write: Callable[[str], None] = staticmethod(to_stderr)
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = harmless(self.format(record))
-        type(self).write(text.replace("\n", "\n  "))  # data in a message cannot forge the start of another
+        # Indented: a line break in data cannot forge the start of another message.
+        type(self).write(re.sub(r"\n(?! )", "\n  ", harmless(self.format(record))))
 
 
 @contextmanager

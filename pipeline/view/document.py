@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..records import MediaKind
+from ..safe import TOLD, TRAINED
 from ..shard.words import counted
 from .pictures import Picture
-from ..safe import TOLD, TRAINED
 
 AXES = ("time", "height", "width")  # of mRoPE
 LEGEND = (

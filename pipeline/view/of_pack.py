@@ -11,10 +11,10 @@ import numpy as np
 from ..labels import mask_spans
 from ..layout import Layout, split_media
 from ..records import AUDIO, IGNORE, TEXT, TOKEN_TYPES, VIDEO, Document, MeasuredMedia, MediaKind, Pack
+from ..safe import safe_line
 from ..shard.words import counted
 from .document import DocumentView, MediaRun, MediumView, PackView, TextRun
 from .pictures import Seen, seen_media, types_of_kinds
-from ..safe import safe_line
 from .tokens import Decoder
 
 KIND_OF = {number: kind for kind, number in TOKEN_TYPES.items()}

@@ -5,9 +5,9 @@ from pathlib import Path
 from ..config import PackConfig
 from ..records import REASONS
 from ..row import RowPack, pack_row
+from ..safe import safe_line
 from .document import PackView
 from .of_pack import Known, near, pack_view
-from ..safe import safe_line
 from .tokens import decoder_of
 
 
