@@ -23,9 +23,10 @@ ParquetMedia = Literal["copy", "in-place"]
 PILLOW_PIXELS = 178_956_970  # of a picture: what Pillow opens at most
 
 
-def _key(default: Any, text: str, *, shapes: str = "", required: bool = False) -> Any:
-    """A config key. `shapes`: the stage whose result it shapes; keys of none (paths, engine) are not fingerprinted."""
-    return field(default=default, metadata={"help": text, "shapes": shapes, "required": required})
+def _key(default: Any, text: str, *, shapes: str = "", required: bool = False, flag: str = "") -> Any:
+    """A config key. `shapes`: the stage whose result it shapes; keys of none (paths, engine) are not fingerprinted.
+    `flag`: the flag of a list, given once for each entry."""
+    return field(default=default, metadata={"help": text, "shapes": shapes, "required": required, "flag": flag})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +49,17 @@ class PackConfig:
         "run Python code that a processor brings along, as Kimi's published tokenizers do; only if you trust it",
     )
     allow_http: bool = _key(False, "download media that rows name by http(s)://, once, into WORK/fetched")
+    allow_hosts: tuple[str, ...] = _key(
+        (),
+        "hosts that downloads may ask also where they are in a private network or on this machine: NAME or NAME:PORT",
+        flag="--allow-host",
+    )
+    media_prefixes: tuple[str, ...] = _key(
+        (),
+        "folders, and URIs of stores, that rows may name media below, besides media_dir and media_prefixes of the meta "
+        "JSON",
+        flag="--media-prefix",
+    )
     parquet_media: ParquetMedia = _key(
         "copy",
         "media in parquet files. copy: out of them, once, into WORK. in-place: read where they are, without the disk "

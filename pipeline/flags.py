@@ -28,6 +28,9 @@ def add_flags(parser: argparse.ArgumentParser, *, omit: tuple[str, ...] = (), op
             parser.add_argument(flag(f.name), action=argparse.BooleanOptionalAction, default=None, help=text)
         elif typing.get_origin(kind) is Literal:
             parser.add_argument(flag(f.name), choices=typing.get_args(kind), help=text)
+        elif once := f.metadata["flag"]:
+            name = once.rpartition("-")[2].upper()
+            parser.add_argument(once, dest=f.name, action="append", metavar=name, help=f"{text}; may be repeated")
         else:
             parser.add_argument(flag(f.name), metavar=f.name.upper(), help=text)
 
@@ -51,6 +54,8 @@ def load_config(args: argparse.Namespace, *, optional: tuple[str, ...] = ()) -> 
     for key in ("meta", "out", "work"):
         if parsed.get(key):
             parsed[key] = absolute(flag(key), parsed[key])
+    if parsed.get("media_prefixes"):
+        parsed["media_prefixes"] = tuple(absolute("--media-prefix", each) for each in parsed["media_prefixes"])
     if parsed.get("processor") and Path(parsed["processor"]).is_dir():
         parsed["processor"] = str(Path(parsed["processor"]).resolve())
     return PackConfig(**parsed)

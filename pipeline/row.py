@@ -48,7 +48,8 @@ def pack_row(config: PackConfig, dataset: str, row: int, folder: Path) -> RowPac
         if config.work:
             stack.enter_context(locked([config.work_dir]))
         running = stack.enter_context(engine("inline", env=task_environment(config)))
-        (found,) = read_meta(place(config.meta), (dataset,), strict=config.strict)
+        prefixes = config.media_prefixes
+        (found,) = read_meta(place(config.meta), (dataset,), strict=config.strict, media_prefixes=prefixes)
         own = dataclasses.replace(config, out=str(folder / "out"), work=str(folder), holdout=0.0, max_packs=0)
         family = family_for(processor_key(config))
         imported = (config.work_dir if config.work else folder) / "imported"

@@ -205,7 +205,9 @@ def _begun(config: PackConfig, progress: Progress | None) -> Iterator[tuple[Prog
     """The progress of a run, from its start to its end, and its data sets; what is wrong with its flags is told."""
     progress = progress or Progress()
     progress.enter(LOADING)
-    datasets = read_meta(place(config.meta), config.datasets, strict=config.strict)
+    datasets = read_meta(
+        place(config.meta), config.datasets, strict=config.strict, media_prefixes=config.media_prefixes
+    )
     if config.processor:
         check_processor(config.processor)
     yield progress, datasets

@@ -140,6 +140,7 @@ def _store_name(inputs: Inputs, corpus: Corpus) -> str:
     return fingerprint(
         how,
         corpus.dataset.media_dirs,
+        corpus.dataset.bounds,
         len(corpus.dataset.files) > 1,  # then what is wrong with a line names the file
         inputs.identity.processor,
         inputs.config.shaping("measure"),

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote
+from xml.sax.saxutils import escape
 
 from neatpack import PackedShards
 
@@ -90,9 +91,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(key, body)
 
     def _list(self, prefix: str) -> None:
-        files = sorted(path for path in (self.server.folder / prefix).iterdir() if path.is_file())
+        folder = self.server.folder / prefix
+        files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
         contents = "".join(
-            f"<Contents><Key>{prefix}{path.name}</Key><Size>{path.stat().st_size}</Size>"
+            f"<Contents><Key>{escape(prefix + path.name)}</Key><Size>{path.stat().st_size}</Size>"
             "<LastModified>2020-01-01T00:00:00.000Z</LastModified></Contents>"
             for path in files
         )

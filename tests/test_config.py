@@ -66,9 +66,14 @@ def test_a_flag_switches_off_what_yaml_switched_on(yaml: Any) -> None:
     assert (config.overwrite, config.drop_long_samples) == (False, False)
 
 
+KEYS_OF_FLAGS = {"--media-prefix": "media_prefixes", "--allow-host": "allow_hosts"}  # flags of one entry of a list
+
+
 def test_every_key_is_a_flag_and_of_its_type() -> None:
     flags = {
         "--datasets": ("a, b,", ("a", "b")),
+        "--media-prefix": ("s3://bucket/a,b", ("s3://bucket/a,b",)),
+        "--allow-host": ("localhost:80", ("localhost:80",)),
         "--holdout": ("0.01", 0.01),
         "--family": ("qwen3_vl", "qwen3_vl"),
         "--parquet-media": ("in-place", "in-place"),
@@ -125,9 +130,11 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         name.replace("--no-", "--"): value for name, value in switches.items()
     }
     for name, value in expected.items():
-        key = name.removeprefix("--").replace("-", "_")
+        key = KEYS_OF_FLAGS.get(name) or name.removeprefix("--").replace("-", "_")
         assert (found[key], type(found[key])) == (value, type(value)), name
-    assert {f"--{key.replace('_', '-')}" for key in found} == {*expected, "--meta", "--processor", "--out"}
+    assert {KEYS_OF_FLAGS.get(name) or name[2:].replace("-", "_") for name in expected} | {
+        "meta", "processor", "out",
+    } == found.keys()  # fmt: skip
 
 
 # ---------------------------------------------------------------- what is refused
@@ -388,8 +395,9 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     assert everything == config.shaping("measure") | config.shaping("plan") | config.shaping("render")
     unshaped = {field.name for field in dataclasses.fields(config)} - everything.keys()
     free = {
-        "meta", "processor", "out", "strict", "datasets", "trust_remote_code", "allow_http", "parquet_media",
-        "max_skipped", "media_timeout", "check_media", "work", "engine", "num_workers", "record_paths", "overwrite",
+        "meta", "processor", "out", "strict", "datasets", "trust_remote_code", "allow_http", "allow_hosts",
+        "media_prefixes", "parquet_media", "max_skipped", "media_timeout", "check_media", "work", "engine",
+        "num_workers", "record_paths", "overwrite",
     }  # fmt: skip
     assert unshaped == free
 

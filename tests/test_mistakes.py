@@ -40,7 +40,7 @@ MISTAKES: dict[str, tuple[list[Any], dict[str, Any], int, str]] = {
         {"colums": {}},
         2,
         "neatpack: {here}/meta.json: data set 'mine': unknown key 'colums'; known: file_name, format, columns, tags, "
-        "id_column, ignore_keys, media_dir, allow_outside, sample_ratio, weight, source, path_or_dataset, split\n",
+        "id_column, ignore_keys, media_dir, media_prefixes, sample_ratio, weight, source, path_or_dataset, split\n",
     ),
     "another format than the rows have": (
         [{"id": i, "image": "0.png", "conversations": [{"from": "human", "value": "?"}]} for i in range(180)],

@@ -293,8 +293,8 @@ BAD_ROWS = [
     "bad_placeholders: 2 <image> tags but 1 images; fix the row or set placeholders: lenient",
     "bad_placeholders: 0 <image> tags but 1 images; fix the row or set placeholders: lenient",
     "bad_placeholders: 1 <image> tags but 2 images; fix the row or set placeholders: lenient",
-    "bad_row: column 'images': '../../../../etc/hostname' leads out of media_dir; set \"allow_outside\": true in "
-    "the meta JSON if it may",
+    "missing_media: column 'images': '../../../../etc/hostname' is outside of media_dir. Allow its folder with "
+    "media_prefixes in the meta JSON or --media-prefix",
     "bad_placeholders: 1 <image> tags but 0 images; fix the row or set placeholders: lenient",
     "bad_row: column 'messages' is absent; expected a list of turns; the row has 'wrong_key': name its columns, or "
     'give its format ("format" of the data set; see docs/DATA.md)',

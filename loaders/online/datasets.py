@@ -272,7 +272,8 @@ def _as_given(dataset: Dataset) -> Dataset:
     first, *others = dataset.given_dirs or ("",)
     if others:
         logger.info("%s: its media_dir is %s, beside the meta file, and not %s", dataset.name, first, *others)
-    return replace(dataset, media_dir=first, search=(), is_bounded=False)
+    bounds = None if dataset.bounds is None else (*dataset.bounds, *([] if first else [os.getcwd()]))
+    return replace(dataset, media_dir=first, search=(), bounds=bounds)
 
 
 def _of_source(source: Examples, row: int) -> dict[str, Any] | Skip:

@@ -31,7 +31,9 @@ _NOT_TRAINED_ON = re.compile(
 )
 
 
-def data_files(meta_path: Place, where: str, file_name: Any, split: str | None) -> tuple[str, ...]:
+def data_files(
+    meta_path: Place, where: str, file_name: Any, split: str | None, media_prefixes: tuple[str, ...] = ()
+) -> tuple[str, ...]:
     """Absolute paths, or URIs. Lists keep their order, folders and globs are sorted. `split`: of folders that hold
     several."""
     names = file_name if isinstance(file_name, list) else [file_name]

@@ -6,6 +6,7 @@ Files that are not JSONL are rewritten first (see kinds.py), so that everything 
 import hashlib
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +14,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ..config import PackConfig, fingerprint
 from ..runtime.even import even_ends
-from ..runtime.storage import Place, open_file, place
+from ..runtime.storage import Place, open_file, place, text_of
 from ..runtime.work import did
+from ..uris import is_stored
 
 RANGE_BYTES = 4 << 20  # that have a digest of their own, of which that of the content is made
 # A part is of one range, and has so many seconds of measuring at most, unless a single row has more. Fixed, like the
@@ -47,6 +49,14 @@ class Part:
     def byte_range(self) -> tuple[str, int]:
         """Which range it is of: the file, and the number of the range in it."""
         return self.file, self.start // RANGE_BYTES
+
+    @property
+    def media_files(self) -> tuple[str, ...]:
+        """What a rewriting names as places of media: what it was made from, and what was copied out of that."""
+        if not self.origin:
+            return ()
+        is_file = os.path.isabs(self.origin) or is_stored(self.origin)
+        return (*((self.origin,) if is_file else ()), text_of(media_beside(self.file)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

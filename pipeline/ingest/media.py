@@ -2,23 +2,18 @@
 
 import base64
 import binascii
-import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
-from urllib.parse import unquote_to_bytes, urlsplit
 
 import numpy as np
 from PIL import Image
 
 from ..media.inline import bytes_of_text, is_data_uri, pointer
 from ..media.parquet import cell_of
-from ..media.remote import SCHEMES, located
 from ..records import NO_WISHES, MediaKind, MediaRef, Sampling, Skip, Wishes
-from ..runtime.storage import is_under, place
-from ..uris import SCHEME, is_stored, is_uri
+from ..uris import without_secrets
+from .media_paths import ANYWHERE as ANYWHERE, MediaFolders as MediaFolders, resolve_path
 
 Steps = tuple[str | int, ...]  # from a row to a place in it: ("images", 0)
 
@@ -36,24 +31,10 @@ WISHES: dict[MediaKind, tuple[str, ...]] = {
 AS_BASE64 = ("bytes", "base64", "data")
 AS_PLACE = ("path", "url", "uri")
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MediaFolders:
-    """Where media may be."""
-
-    search: tuple[str, ...] = ("",)  # where relative paths may start, in this order
-    # Whole paths lead into one of these folders, or are one of these files, and relative ones stay in the folder that
-    # they start in, symbolic links followed; None: a path may lead anywhere.
-    bounds: tuple[str, ...] | None = None
-
-
-ANYWHERE = MediaFolders()
-
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]*+[=\s]*+")  # possessive: without it, spaces are tried at every split of the two
 _LOOKS_ENCODED = re.compile(r"[A-Za-z0-9+/]{64}|data:", re.IGNORECASE)
 _SHORTEST_BASE64 = 64  # characters; no picture is smaller, and many names of files are
-_LONGEST_PATH, _LONGEST_NAME = 4096, 255  # bytes, in Linux
-_LONGEST_URI = 8192  # characters; more than any server takes, signatures in the query included
+_LONGEST_PATH = 4096  # bytes, in Linux
 # How files of known kinds begin: JPEG, PNG, GIF, TIFF, RIFF (WebP, WAV, AVI), Matroska and WebM, MP3, Ogg, FLAC.
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"II*\0", b"MM\0*", b"RIFF", b"\x1a\x45\xdf\xa3", b"ID3",
           b"OggS", b"fLaC")  # fmt: skip
@@ -96,8 +77,8 @@ def media_reference(
         frames = entry if isinstance(entry, list) else given.get("frames")
         if kind == "video" and frames is not None:
             paths = _frames(frames, folders)
-            if isinstance(paths, str):
-                return bad(paths)
+            if isinstance(paths, Skip):
+                return bad(paths.detail, paths.reason)
             if counts := [name for name in FRAME_COUNTS if name in given]:
                 return bad(f"{counts[0]} of a list of pictures, which are all taken; list those that you want")
             return MediaRef(kind=kind, path=paths[0], frames=paths, **asks, **where)
@@ -112,7 +93,7 @@ def media_reference(
         except ValueError as error:
             return bad(str(error), "bad_media")
         return MediaRef(kind=kind, path="", inside=pointer(*place), held=held, **asks)
-    path = _path(value, folders)
+    path = resolve_path(value, folders)
     if isinstance(path, Skip):
         return bad(path.detail, path.reason)
     return MediaRef(kind=kind, path=path, inside=str(cell), **asks, **where)
@@ -128,116 +109,19 @@ def _medium(entry: Any, kind: MediaKind, at: Steps) -> tuple[Any, str, Steps]:
     return value, key, at
 
 
-def _path(text: str, folders: MediaFolders) -> str | Skip:
-    """Where a file is: a path, or a URI."""
-    if text.startswith("file:/") and not text.startswith("file://"):
-        text = f"file://{text[len('file:') :]}"  # as Java and Spark write it
-    scheme = SCHEME.match(text[:_LONGEST_URI]) if "://" in text else None
-    if scheme and len(text) > _LONGEST_URI:
-        return Skip(reason="bad_row", detail=f"a URI of {len(text)} characters (at most {_LONGEST_URI})")
-    # Of stores, those that pyarrow knows: a row may not name just any host. A media_dir may be in any store.
-    if scheme and scheme[1].lower() in SCHEMES:
-        return text
-    if scheme and scheme[1].lower() != "file":
-        known = ", ".join(("file", *SCHEMES, "data"))
-        return Skip(reason="bad_row", detail=f"unknown scheme {scheme[1][:20]}://; known: {known}, or a path")
-    if len(text) > _LONGEST_NAME and (
-        len(text) > _LONGEST_PATH or any(len(name) > _LONGEST_NAME for name in text.split("/"))
-    ):
-        return Skip(
-            reason="missing_media",
-            detail=f"a text of {len(text)} characters that is too long for a path and not base64 of a known kind",
-        )
-    if not scheme:
-        return _found(text, folders)
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        parts = None
-    if parts is None or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        return Skip(reason="bad_row", detail=f"{shown(text)} is on another machine; expected file:///…")
-    try:  # not of parts.path: a ? or # is part of a name here
-        return _bounded(unquote_to_bytes(text[text.index("/", len("file://")) :]).decode(), folders.bounds, text)
-    except UnicodeDecodeError:
-        return Skip(reason="bad_row", detail=f"{shown(text)} is not UTF-8 once decoded")
-
-
-def _found(path: str, folders: MediaFolders) -> str | Skip:
-    """The file of that name in the first folder that has it; where none does, in the first: there it is missing.
-
-    Two files of that name are one too many: which of them is meant, only the user knows.
-    """
-    if path.startswith("/"):
-        return _bounded(path, folders.bounds, path)
-    if "\\" in path and not _is_in(path, folders) and _is_in(other := path.replace("\\", "/"), folders):
-        path = other  # written in Windows
-    places = {located(path, folder): folder for folder in reversed(folders.search)}  # the first of two alike stays
-    *others, first = places
-    if is_uri(first):
-        if folders.bounds is not None and is_stored(first) and not is_under(place(first), place(places[first])):
-            return _outside(path)
-        return first
-    hits = [each for each in (first, *reversed(others)) if not others or _exists(each)]
-    for other in hits[1:]:
-        if not os.path.samefile(hits[0], other):
-            return Skip(
-                reason="bad_row",
-                detail=f"{shown(path)} is both {hits[0]} and {other}; give media_dir, or whole paths",
-            )
-    found = hits[0] if hits else first
-    return _bounded(found, None if folders.bounds is None else (places[found],), path)
-
-
-def _is_in(path: str, folders: MediaFolders) -> bool:
-    return any(not is_uri(folder) and _exists(located(path, folder)) for folder in folders.search)
-
-
-def _bounded(path: str, bounds: tuple[str, ...] | None, named: str) -> str | Skip:
-    """A path, unless it leads out of all bounds; a row named it so."""
-    if bounds is None:
-        return path
-    real = _real(path)
-    if any(real == bound or real.startswith(bound.rstrip("/") + "/") for bound in map(_real_folder, bounds)):
-        return path
-    return _outside(named)
-
-
-def _outside(named: str) -> Skip:
-    detail = f'{shown(named)} leads out of media_dir; set "allow_outside": true in the meta JSON if it may'
-    return Skip(reason="bad_row", detail=detail)
-
-
-def _real(path: str) -> str:
-    """Where a path leads if symbolic links are followed. Folders are asked for once: many files lie in one."""
-    folder, name = os.path.split(path)
-    try:
-        if name in (".", "..") or os.path.islink(path):
-            return os.path.realpath(path)
-        return os.path.join(_real_folder(folder), name)
-    except ValueError:  # a name that no file can have
-        return path
-
-
-@lru_cache(maxsize=4096)
-def _real_folder(path: str) -> str:
-    return os.path.realpath(path)
-
-
-def _exists(path: str) -> bool:
-    try:
-        return os.path.isfile(path)
-    except ValueError:  # a name that no file can have, with a zero byte in it
-        return False
-
-
-def _frames(paths: Any, folders: MediaFolders) -> tuple[str, ...] | str:
+def _frames(paths: Any, folders: MediaFolders) -> tuple[str, ...] | Skip:
     """The pictures of a video; or what is wrong with them."""
     if not isinstance(paths, list) or not paths or not all(isinstance(p, str) and p and is_unicode(p) for p in paths):
-        return f"{shown(str(paths))} is not a path"
+        return Skip(reason="bad_row", detail=f"{shown(str(paths))} is not a path")
     if any(is_data_uri(path) or is_base64(path) for path in paths):
-        return "frames as base64; expected paths of files"
-    joined = [_path(path, folders) for path in paths]
-    return next((path.detail for path in joined if isinstance(path, Skip)), None) or tuple(map(str, joined))
+        return Skip(reason="bad_row", detail="frames as base64; expected paths of files")
+    found: list[str] = []
+    for path in paths:
+        resolved = resolve_path(path, folders)
+        if isinstance(resolved, Skip):
+            return resolved
+        found.append(resolved)
+    return tuple(found)
 
 
 def is_base64(text: str) -> bool:
@@ -361,9 +245,10 @@ def is_unicode(text: str) -> bool:
 
 def shown(value: Any) -> str:
     """A value of a row in a message: its beginning, but never a medium that is written as text."""
-    text = repr(value)
-    if _LOOKS_ENCODED.search(text[:4096]):
+    text = repr(value)[:4096]
+    if _LOOKS_ENCODED.search(text):
         return f"a JSON {json_name(value)}"
+    text = without_secrets(text)
     return text if len(text) <= 100 else f"{text[:100]}…"
 
 

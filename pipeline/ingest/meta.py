@@ -16,23 +16,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..config import UserError, place_of
+from ..config import UserError, fingerprint, place_of
 from ..runtime.objects import NoBucket, Remote
-from ..runtime.storage import Place, text_of
-from ..uris import SCHEME, is_http
+from ..runtime.storage import Place, place, text_of
+from ..uris import SCHEME, is_http, redact_uri
 from .conversation import COLUMNS
 from .dialect import Columns as Columns, Tags as Tags
 from .draw import SEED, is_drawn
 from .files import data_files
 from .formats import ALIASES, AUTO, FORMATS
-from .media import MediaFolders, is_unicode
+from .media import is_unicode
+from .media_paths import MediaFolders, is_inside
 from .sources import SOURCES, Examples
 
 MAX_RATIO = 1_000_000  # a plan has a line for each copy of a row: beyond, it is a slip of the pen
 
 logger = logging.getLogger(__name__)
 
-KEYS = ("file_name", "format", "columns", "tags", "id_column", "ignore_keys", "media_dir", "allow_outside",
+KEYS = ("file_name", "format", "columns", "tags", "id_column", "ignore_keys", "media_dir", "media_prefixes",
         "sample_ratio", "weight", "source", "path_or_dataset", "split")  # fmt: skip
 # What --meta is to be. Who gives the data themselves, or a YAML file, is told how to name them.
 _EXAMPLE = '{"mine": {"file_name": "rows.jsonl"}}'
@@ -49,7 +50,9 @@ class Dataset:
     media_dir: str = ""  # the first of those where media are looked for
     given_dirs: tuple[str, ...] = ()  # what the meta JSON's media_dir may be: relative to its file, to where we are
     search: tuple[str, ...] = ()  # folders behind media_dir in which relative paths of media may start, too
-    is_bounded: bool = False  # media lie in media_dir, or in the folder where their relative path starts
+    media_prefixes: tuple[str, ...] = ()  # folders and URIs that media may be below besides
+    # media_dir, or else the folders of the meta JSON and of the data files; None: media may be anywhere
+    bounds: tuple[str, ...] | None = None
     own_files: tuple[str, ...] = ()  # that media may be in all the same: what our import has put them into
     sample_ratio: float = 1.0
     weight: float | None = None  # its share of all tokens, in place of a sample_ratio
@@ -73,9 +76,8 @@ class Dataset:
 
     @property
     def media_folders(self) -> MediaFolders:
-        return MediaFolders(
-            search=self.media_dirs, bounds=(*self.given_dirs, *self.own_files) if self.is_bounded else None
-        )
+        bounds = None if self.bounds is None else (*self.bounds, *self.media_prefixes, *self.own_files)
+        return MediaFolders(search=self.media_dirs, bounds=bounds)
 
     @property
     def row_columns(self) -> Columns:
@@ -98,15 +100,21 @@ class Dataset:
 
     def described(self) -> dict[str, Any]:
         """What shapes the rows, for fingerprints: not where they lie, which may change (the file has its digest)."""
-        left_out = {"files", "media_dir", "given_dirs", "search", "own_files", "path_or_dataset"} | (
+        left_out = {"files", "media_dir", "given_dirs", "search", "bounds", "own_files", "path_or_dataset"} | (
             set() if self.source else {"source", "split"}
         )
-        fields = dataclasses.asdict(self) | {"ignore_keys": list(self.ignore_keys)}  # as JSON has it
+        # As JSON has it, and without where folders of this machine are.
+        prefixes = fingerprint(*self.media_prefixes) if self.media_prefixes else ""
+        fields = dataclasses.asdict(self) | {"ignore_keys": list(self.ignore_keys), "media_prefixes": prefixes}
         return {key: value for key, value in fields.items() if key not in left_out}
 
 
-def read_meta(path: Place, select: tuple[str, ...] = (), *, strict: bool = False) -> list[Dataset]:
+def read_meta(
+    path: Place, select: tuple[str, ...] = (), *, strict: bool = False, media_prefixes: tuple[str, ...] = ()
+) -> list[Dataset]:
     """The data sets of a meta JSON, in its order; `select` keeps only those named, in their order.
+
+    `media_prefixes`: folders and URIs that media of every data set may be below, as --media-prefix gives them.
 
     A key that nobody knows is a warning, for other tools have keys of their own; strict: an error.
     """
@@ -134,7 +142,9 @@ def read_meta(path: Place, select: tuple[str, ...] = (), *, strict: bool = False
     for name in select:
         if name not in meta:
             raise UserError(f"--datasets {name}: not in {path}, which has {', '.join(meta)}")
-    return _weighted(path, [_dataset(path, name, meta[name], strict) for name in dict.fromkeys(select or meta)])
+    names = dict.fromkeys(select or meta)
+    also = tuple(_prefix("--media-prefix", prefix) for prefix in media_prefixes)
+    return _weighted(path, [_dataset(path, name, meta[name], strict, also) for name in names])
 
 
 def _weighted(meta_path: Place, datasets: list[Dataset]) -> list[Dataset]:
@@ -151,14 +161,20 @@ def _weighted(meta_path: Place, datasets: list[Dataset]) -> list[Dataset]:
     return [dataclasses.replace(dataset, weight=given[dataset.name] / total) for dataset in datasets]
 
 
-def _dataset(meta_path: Place, name: str, entry: Any, strict: bool) -> Dataset:
+def _dataset(meta_path: Place, name: str, entry: Any, strict: bool, media_prefixes: tuple[str, ...]) -> Dataset:
     where = f"{meta_path}: data set {name!r}"
     if not is_unicode(name):
         raise UserError(f"{where}: its name is not Unicode text: half of a surrogate pair; rename it")
     if not isinstance(entry, dict):
         raise UserError(f"{where}: expected an object, got {type(entry).__name__}; write it as {_EXAMPLE}")
+    if "allow_outside" in entry:
+        raise UserError(
+            f"{where}: allow_outside is not supported. Name the folders that media may be in: "
+            '"media_prefixes": ["/data/images"]'
+        )
     entry = _known(where, entry, strict)
-    place = _source(meta_path, where, entry) if "source" in entry else _files(meta_path, where, entry)
+    prefixes = (*_media_prefixes(meta_path, where, entry), *media_prefixes)
+    rows_of = _source(meta_path, where, entry) if "source" in entry else _files(meta_path, where, entry, prefixes)
     ratio = entry.get("sample_ratio", 1.0)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio) or ratio < 0:
         raise UserError(f"{where}: sample_ratio must be a number of at least 0, got {ratio!r}")
@@ -174,13 +190,14 @@ def _dataset(meta_path: Place, name: str, entry: Any, strict: bool) -> Dataset:
             )
     return Dataset(
         name=name,
-        **_media_dirs(meta_path, where, entry),
+        **_media_dirs(meta_path, where, entry, rows_of, prefixes),
+        media_prefixes=prefixes,
         sample_ratio=float(ratio),
         weight=None if weight is None else float(weight),
         id_column=_id_column(where, entry.get("id_column")),
         ignore_keys=_ignore_keys(where, entry.get("ignore_keys")),
         **_rows(where, entry),
-        **place,
+        **rows_of,
     )
 
 
@@ -236,8 +253,8 @@ def _known(where: str, entry: dict[str, Any], strict: bool) -> dict[str, Any]:
     for name, known in inside.items():
         if isinstance(entry.get(name), dict):
             unknown += [(key, f" in {name}", known) for key in entry[name] if key not in known]
-    for key, place, known in unknown:
-        problem = f"{where}: unknown key {key!r}{place}; known: {', '.join(known)}"
+    for key, inner, known in unknown:
+        problem = f"{where}: unknown key {key!r}{inner}; known: {', '.join(known)}"
         if strict:
             raise UserError(problem)
         logger.warning("%s. It is not used", problem)
@@ -254,48 +271,86 @@ def _fields(kind: Any) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(kind))
 
 
-def _media_dirs(meta_path: Place, where: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """media_dir, and where relative paths may start: there, in the meta file's folder, in the working directory.
+def _media_prefixes(meta_path: Place, where: str, entry: dict[str, Any]) -> tuple[str, ...]:
+    given = entry.get("media_prefixes", [])
+    if not isinstance(given, list) or not all(isinstance(each, str) and each and "\0" not in each for each in given):
+        raise UserError(f"{where}: media_prefixes must be a list of folders and URIs of stores, got {given!r}")
+    return tuple(_prefix(f"{where}: media_prefixes", prefix, meta_path.parent) for prefix in given)
 
-    A relative media_dir is taken from the meta file, and from the working directory if it is not there.
+
+def _prefix(name: str, given: str, base: Place | None = None) -> str:
+    """A folder, or the URI of one. A relative one starts at `base`, or else at the working directory."""
+    if is_http(given):
+        raise UserError(f"{name}: {redact_uri(given)} is no folder or store. Allow downloads with --allow-http")
+    if SCHEME.match(given) or base is None or given[0] in "/~":
+        return text_of(place_of(name, given))
+    return text_of(base / given)
+
+
+def _media_dirs(
+    meta_path: Place, where: str, entry: dict[str, Any], data: dict[str, Any], prefixes: tuple[str, ...]
+) -> dict[str, Any]:
+    """media_dir, where relative paths may start, and the bounds of all media.
+
+    A relative media_dir is taken from the meta file, and from the working directory if it is not there. A path of a
+    medium may start in media_dir and in the meta file's folder; in the working directory only if that is inside one of
+    them, or of what else is allowed: who runs a command in a home directory does not give its files away.
     """
-    given, allows = entry.get("media_dir"), entry.get("allow_outside", False)
-    if not isinstance(allows, bool):
-        raise UserError(f"{where}: allow_outside must be true or false, got {allows!r}")
+    given = entry.get("media_dir")
     if given is not None and (not isinstance(given, str) or "\0" in given):
         raise UserError(f"{where}: media_dir must be a directory, got {given!r}")
     if given and given[:7].lower() == "file://":
         given = str(place_of(f"{where}: media_dir", given))  # a path like any other
+    folder = meta_path.parent.absolute() if isinstance(meta_path, Path) else meta_path.parent
+    home = (text_of(folder), *_data_folders(data))
     if given and SCHEME.match(given):
         if not is_http(given):
             place_of(f"{where}: media_dir", given)
-        return {"media_dir": str(given), "given_dirs": (str(given),), "is_bounded": not allows}
+        return {"media_dir": str(given), "given_dirs": (str(given),), "bounds": (str(given),)}
     if isinstance(meta_path, Remote) and not os.path.isabs(
         given or ""
     ):  # where nobody can ask whether a folder is there: it is what names begin with
-        folder = text_of(meta_path.parent / given) if given else text_of(meta_path.parent)
-        return {"media_dir": folder, "given_dirs": (folder,) if given else (), "is_bounded": bool(given) and not allows}
-    starts = [Path(folder).resolve() for folder in (meta_path.parent, Path.cwd()) if isinstance(folder, Path)]
-    places = dict.fromkeys((start / given).resolve() for start in starts) if given else {}
-    own = [str(folder) for folder in places if folder.is_dir()]
+        media_dir = text_of(folder / given) if given else text_of(folder)
+        own = (media_dir,) if given else ()
+        return {"media_dir": media_dir, "given_dirs": own, "bounds": own or home}
+    meta_folders = [folder] if isinstance(folder, Path) else []
+    starts = list(dict.fromkeys(folder.resolve() for folder in (*meta_folders, Path.cwd())))
+    places = dict.fromkeys(start / given for start in (*meta_folders, Path.cwd())) if given else {}
+    folders = [folder for folder in places if folder.is_dir()]
+    own = tuple(dict.fromkeys(str(folder.resolve()) for folder in folders))
     if places and not own:
         raise UserError(
-            f"{where}: media_dir {next(iter(places))} is no directory; it is taken relative to the meta file, or to "
-            "the working directory: correct it, or leave it out if the rows have whole paths"
+            f"{where}: media_dir {next(iter(places)).resolve()} is no directory; it is taken relative to the meta "
+            "file, or to the working directory: correct it, or leave it out if the rows have whole paths"
         )
+    bounds = tuple(dict.fromkeys((*own, *map(str, folders)))) or home
+    allowed = (*bounds, *prefixes, *map(str, meta_folders))
+    starts = [start for start in starts if is_inside(f"{start}/.", allowed)]
     first, *others = dict.fromkeys((*own, *map(str, starts)))
-    bounded = bool(own) and not allows
-    return {"media_dir": first, "given_dirs": tuple(own), "search": tuple(others), "is_bounded": bounded}
+    return {"media_dir": first, "given_dirs": own, "search": tuple(others), "bounds": bounds}
 
 
-def _files(meta_path: Place, where: str, entry: dict[str, Any]) -> dict[str, Any]:
+def _data_folders(data: dict[str, Any]) -> tuple[str, ...]:
+    """The folders of data files, and a local one of a source; none that is below another."""
+    folders = sorted({text_of(place(file).parent) for file in data.get("files", ())})
+    source = data.get("path_or_dataset", "")
+    if os.path.isabs(source):
+        folders.append(source if os.path.isdir(source) else os.path.dirname(source))
+    kept: list[str] = []
+    for folder in folders:
+        if not any(folder.startswith(f"{each.rstrip('/')}/") for each in kept):
+            kept.append(folder)
+    return tuple(kept)
+
+
+def _files(meta_path: Place, where: str, entry: dict[str, Any], media_prefixes: tuple[str, ...]) -> dict[str, Any]:
     known = ", ".join((*SOURCES, HUB))
     if "path_or_dataset" in entry:
         raise UserError(f"{where}: path_or_dataset belongs to a source, and none is given; known: {known}")
     if "file_name" not in entry:
         raise UserError(f"{where}: neither file_name nor source; give one of the two. Sources: {known}")
     split = _text(where, entry, "split")
-    return {"files": data_files(meta_path, where, entry["file_name"], split)}
+    return {"files": data_files(meta_path, where, entry["file_name"], split, media_prefixes)}
 
 
 def _source(meta_path: Place, where: str, entry: dict[str, Any]) -> dict[str, Any]:

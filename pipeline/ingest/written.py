@@ -6,19 +6,18 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..runtime.storage import Place, place, write_json, write_whole
+from ..runtime.storage import Place, write_json, write_whole
 from .formats import FORMATS
-from .kinds import kind_of
 from .lines import Source, rows
 from .meta import Dataset
 
 SplitRows = tuple[Dataset, Source, NDArray[np.bool_]]  # a data set, its rows, and which of them are held out
 
 
-def write_data(folder: Place, data: Iterable[tuple[Dataset, Iterable[bytes]]]) -> None:
+def write_data(folder: Place, data: Iterable[tuple[Dataset, Source, Iterable[bytes]]]) -> None:
     """`data`: each data set with its rows, which have no line breaks. Their media stay where they are."""
     meta = {}
-    for number, (dataset, texts) in enumerate(data):
+    for number, (dataset, source, texts) in enumerate(data):
         name = f"{number:03d}.jsonl"  # names of data sets may hold anything, slashes too
         with write_whole(folder / name) as file:
             for text in texts:
@@ -31,15 +30,16 @@ def write_data(folder: Place, data: Iterable[tuple[Dataset, Iterable[bytes]]]) -
             "id_column": dataset.id_column,
             "ignore_keys": list(dataset.ignore_keys),
             "media_dir": dataset.media_dir,
-            "allow_outside": not dataset.is_bounded or _has_own_files(dataset),
+            "media_prefixes": _allowed(dataset, source),
             **({"sample_ratio": dataset.sample_ratio} if dataset.weight is None else {"weight": dataset.weight}),
         }
     write_json(folder / "meta.json", meta)
 
 
-def _has_own_files(dataset: Dataset) -> bool:
-    """Whether rows may name media that our import has found or put somewhere else: in a tar, in media.bin …"""
-    return bool(dataset.source) or any(kind_of(place(file)) not in (".jsonl", ".ndjson") for file in dataset.files)
+def _allowed(dataset: Dataset, source: Source) -> list[str]:
+    """Where media may be, also those that our import has found or put somewhere else: in a tar, in media.bin …"""
+    imported = [file for part in source.parts for file in part.media_files]
+    return list(dict.fromkeys([*(dataset.bounds or ()), *dataset.media_prefixes, *imported]))
 
 
 def _given_columns(dataset: Dataset) -> dict[str, str]:
@@ -57,12 +57,13 @@ def write_split(out: Place, data: Sequence[SplitRows]) -> dict[str, int]:
     def chosen(source: Source, wanted: NDArray[np.bool_]) -> Iterable[bytes]:
         return (text.strip() for part in source.parts for row, *_, text in rows(part) if wanted[row])
 
-    write_data(out / "train", ((dataset, chosen(source, ~is_held)) for dataset, source, is_held in data))
+    write_data(out / "train", ((dataset, source, chosen(source, ~is_held)) for dataset, source, is_held in data))
     write_data(
         out / "holdout",
         (
             (
                 dataclasses.replace(dataset, sample_ratio=float(dataset.sample_ratio > 0), weight=None),
+                source,
                 chosen(source, is_held),
             )
             for dataset, source, is_held in data

@@ -29,7 +29,9 @@ def write_lengths(folder: Place, corpora: Sequence[Corpus], parts: Sequence[Meas
                 counts[name] += b'"_text_tokens"' in row
                 yield row
 
-    write_data(folder, ((corpus.dataset, counted(number, corpus.name)) for number, corpus in enumerate(corpora)))
+    write_data(
+        folder, ((corpus.dataset, corpus.source, counted(number, corpus.name)) for number, corpus in enumerate(corpora))
+    )
     return counts
 
 

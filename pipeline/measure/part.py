@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
 from ..ingest.convert import converter, parse_rows, said_of
-from ..ingest.lines import Part, media_beside, rows
+from ..ingest.lines import Part, rows
 from ..ingest.meta import Dataset
 from ..ingest.unread import LaterRows, UnreadColumn
 from ..labels import TrainOn
 from ..media.ahead import ahead
 from ..records import Example, Measured, MediaRef, Skip
 from ..runtime.journal import Journal, journal
-from ..runtime.storage import Place, place, read_json, text_of, write_json
+from ..runtime.storage import Place, place, read_json, write_json
 from ..runtime.work import did, timed
 from .length import measure
 from .store import write_measured
@@ -106,8 +106,7 @@ class _Read(NamedTuple):
 def _read(job: PartJob, watch: Journal, later: LaterRows) -> Iterator[_Read]:
     """The rows that are taken."""
     dataset = job.dataset
-    if job.part.origin:  # the rows are of our import, and so are their places in what they were imported from
-        dataset = replace(dataset, own_files=(job.part.origin, text_of(media_beside(job.part.file))))
+    dataset = replace(dataset, own_files=job.part.media_files)
     converted = converter(dataset, lenient=job.lenient)
     file = place(job.part.origin or job.part.file).name if len(job.dataset.files) > 1 else ""
     taken = (row for row in rows(job.part) if job.is_taken[row.number - job.part.first_row])

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..records import MediaError, MediaRef
 from ..runtime.storage import Hashed, Place, place, read_json, text_of, write_json, write_whole
-from ..uris import HTTP, STORES, is_http, is_stored, is_uri, redact_uri
+from ..uris import is_http, is_stored, is_uri, redact_uri
 
 # Environment variable: the folder where downloads are kept. Empty or absent: nothing is downloaded.
 DOWNLOADS = "NEATPACK_DOWNLOADS"
@@ -21,7 +21,6 @@ TRIES = 3
 BACKOFF = 1.0  # seconds before the second try; four times as long before the third
 TIMEOUT = 30  # seconds without a byte
 MAX_BYTES = 1 << 30  # of a download
-SCHEMES = (*STORES, *HTTP)
 
 _TRY_LATER = (408, 429)  # of the 4xx statuses, these say nothing about the file
 

@@ -42,7 +42,7 @@ def test_defaults(folder: Path) -> None:
             role_tag="role", content_tag="content", user_tag="user", assistant_tag="assistant", system_tag="system"
         ),
         media_dir=str(folder),
-        search=(str(Path.cwd()),),
+        bounds=(str(folder), str(folder)),  # of the meta JSON, of the data file
         sample_ratio=1.0,
         format="auto",
         id_column="id",
@@ -78,8 +78,8 @@ def test_every_key(folder: Path) -> None:
         tags=Tags(**tags),
         media_dir=str(folder / "sub" / "media"),
         given_dirs=(str(folder / "sub" / "media"),),
-        search=(str(folder), str(Path.cwd())),
-        is_bounded=True,
+        search=(str(folder),),
+        bounds=(str(folder / "sub" / "media"),),
         sample_ratio=2.0,
         format="llava",
         id_column="uid",
@@ -155,9 +155,9 @@ def test_a_name_that_no_file_can_hold(folder: Path) -> None:
 def test_a_bucket_of_media_stays_as_it_is(folder: Path) -> None:
     (folder / "my pics").mkdir()
     (local,) = read_meta(write(folder, {"a": {"file_name": "a.jsonl", "media_dir": f"file://{folder}/my%20pics"}}))
-    assert (local.media_dir, local.is_bounded) == (str(folder / "my pics"), True)
+    assert (local.media_dir, local.bounds) == (str(folder / "my pics"), (str(folder / "my pics"),))
     (dataset,) = read_meta(write(folder, {"a": {"file_name": "a.jsonl", "media_dir": "s3://bucket/pics"}}))
-    assert dataset.media_dir == "s3://bucket/pics"
+    assert (dataset.media_dir, dataset.bounds) == ("s3://bucket/pics", ("s3://bucket/pics",))
 
 
 def test_paths_are_relative_to_the_meta_file_and_absolute_ones_stay(
@@ -195,7 +195,17 @@ def test_what_is_not_selected_is_not_checked(folder: Path) -> None:
         read_meta(path)
 
 
-DESCRIBED = {"name", "columns", "tags", "sample_ratio", "weight", "format", "id_column", "ignore_keys", "is_bounded"}
+DESCRIBED = {
+    "name",
+    "columns",
+    "tags",
+    "sample_ratio",
+    "weight",
+    "format",
+    "id_column",
+    "ignore_keys",
+    "media_prefixes",
+}
 
 
 def test_described_leaves_out_where_the_files_lie(folder: Path) -> None:
@@ -250,7 +260,12 @@ def test_an_unknown_selection_names_what_there_is(folder: Path) -> None:
 GOOD = {"file_name": "a.jsonl"}
 # What is wrong with a data set -> the key and the remedy that the message names.
 WRONG_ENTRIES = {
-    "allow_outside as a text": (GOOD | {"allow_outside": "yes"}, "allow_outside must be true or false, got 'yes'"),
+    "allow_outside": (GOOD | {"allow_outside": True}, "allow_outside is not supported. Name the folders"),
+    "media_prefixes as a text": (GOOD | {"media_prefixes": "/"}, "media_prefixes must be a list of folders and URIs"),
+    "media_prefixes of http": (
+        GOOD | {"media_prefixes": ["https://host/x"]},
+        "media_prefixes: https://host/x is no folder or store. Allow downloads with --allow-http",
+    ),
     "not an object": (
         "a.jsonl",
         'expected an object, got str; write it as {"mine": {"file_name": "rows.jsonl"}}',
@@ -391,7 +406,7 @@ def test_a_path_that_was_written_in_windows(folder: Path) -> None:
     assert found(".\\cats\\a.png") == f"{pictures}/./cats/a.png"
     assert found("cats\\b.png") == f"{pictures}/cats\\b.png"
     assert found("cats\\c.png") == f"{pictures}/cats\\c.png", "missing by the name that the row gives"
-    assert found("..\\out.png").startswith("bad_row: column 'images': '../out.png' leads out of media_dir")
+    assert found("..\\out.png").startswith("missing_media: column 'images': '..\\\\out.png' is outside of media_dir")
 
 
 def test_a_file_is_found_wherever_it_is_and_two_are_one_too_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,29 +463,39 @@ def test_media_do_not_lead_out_of_media_dir_unless_they_may(name: str, is_inside
     (folder / "pictures" / "linked.png").symlink_to(outside / "dog.png")
     (folder / "pictures" / "linked").symlink_to(outside)
     row = row_with(name.format(folder=folder))
-    for entry, is_taken in (({}, is_inside), ({"allow_outside": True}, True)):
+    for entry, is_taken in (({}, is_inside), ({"media_prefixes": [str(folder)]}, True)):
         entry = GOOD | {"format": "messages", "media_dir": "pictures"} | entry
         example = convert(row, read_meta(write(folder, {"a": entry}))[0])
         assert isinstance(example, Example) == is_taken, example
         if isinstance(example, Skip):
             assert (example.reason, example.detail) == (
-                "bad_row",
-                f"column 'images': {row['images'][0]!r} leads out of media_dir; set \"allow_outside\": true in the "
-                "meta JSON if it may",
+                "missing_media",
+                f"column 'images': {shown(row['images'][0])} is outside of media_dir. Allow its folder with "
+                "media_prefixes in the meta JSON or --media-prefix",
             )
 
 
-def test_without_media_dir_a_path_may_lead_anywhere(folder: Path) -> None:
-    (dataset,) = read_meta(write(folder, {"a": GOOD | {"format": "messages"}}))
-    assert isinstance(convert(row_with(f"{folder.parent}/dog.png"), dataset), Example)
-    assert isinstance(convert(row_with("../dog.png"), dataset), Example)
+def test_without_media_dir_media_are_in_the_folders_of_the_meta_file_and_the_data_files(folder: Path) -> None:
+    data = folder.parent / "rows"
+    data.mkdir()
+    (data / "a.jsonl").touch()
+    (dataset,) = read_meta(write(folder, {"a": {"file_name": str(data / "a.jsonl"), "format": "messages"}}))
+    for name in ("dog.png", f"{folder}/dog.png", f"{data}/dog.png", f"../{data.name}/dog.png"):
+        assert isinstance(convert(row_with(name), dataset), Example), name
+    for name in (f"{folder.parent}/dog.png", "../dog.png", f"{folder}-2/dog.png", f"{data}/../dog.png", "/dog.png"):
+        skip = convert(row_with(name), dataset)
+        assert isinstance(skip, Skip) and skip.reason == "missing_media" and "is outside of media_dir" in skip.detail
 
 
 def test_frames_of_a_video_stay_inside_too(folder: Path) -> None:
     (dataset,) = read_meta(write(folder, {"a": GOOD | {"format": "messages", "media_dir": "pictures"}}))
     turns = [{"role": "user", "content": "<video>What?"}, {"role": "assistant", "content": "That."}]
     skip = convert({"messages": turns, "videos": [["cat.png", "../beside.png"]]}, dataset)
-    assert isinstance(skip, Skip) and "'../beside.png' leads out of media_dir" in skip.detail
+    assert isinstance(skip, Skip) and "'../beside.png' is outside of media_dir" in skip.detail
+
+
+def shown(path: str) -> str:
+    return repr(path if len(path) <= 100 else f"{path[:100]}…")
 
 
 def row_with(image: str) -> dict[str, Any]:

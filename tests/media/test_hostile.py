@@ -72,7 +72,7 @@ def test_a_folder_of_hostile_files(requests: tuple[str, list[str]], tmp_path: Pa
     data.row([("user", "word " * 2000), ("assistant", "Long.")], id="a long row")
     out, processor = tmp_path / "out", qwen3_omni.make(tmp_path / "processor")
     limits = {"max_media_seconds": 30, "max_media_bytes": 2 << 20, "max_row_bytes": 8 << 10}
-    meta = data.write(allow_outside=True)  # some are links to devices
+    meta = data.write(media_prefixes=["/dev"])  # some are links to devices
     run_pack(tiny_config(meta, out, processor=str(processor), pack_size=4096, **limits))
     manifest = assert_verified(out)
     lines = {line["id"] or line["row"]: line for line in read_ledger(out, manifest).to_pylist()}
