@@ -278,6 +278,16 @@ class PackConfig:
         return int(self.pack_size * self.packing_ratio) // self.align * self.align
 
     @property
+    def max_row_tokens(self) -> int:
+        """Tokens of media after which a row is not measured further: it is `overlong` for every pack size near this.
+
+        A power of two, so that few pack sizes have rows measured again. Truncated and shrunk rows may be longer: 16
+        times, which is four steps of shrinking.
+        """
+        most = 1 << max(18, (8 * self.pack_size - 1).bit_length())
+        return min(most << 4 if self.overlong_policy in ("truncate", "shrink") else most, 1 << 30)
+
+    @property
     def work_dir(self) -> Place:
         return place(self.work) if self.work else place(self.out) / "work"
 

@@ -127,7 +127,7 @@ def _measure_parts(inputs: Inputs, parts: Sequence[MeasuredPart], running: Engin
     running.progress.enter(MEASURING, rows=sum(int(job.is_taken.sum()) for job in jobs))
     shares = [float(job.is_taken.mean()) if job.part.num_rows else 0.0 for job in jobs]
     seconds = [PART_SECONDS + share * job.part.seconds for share, job in zip(shares, jobs, strict=True)]
-    return running.run(measure_part, [(job,) for job in jobs], title="measure", seconds=seconds)
+    return running.run(measure_part, [(job,) for job in jobs], title="measure", seconds=seconds, journaled=True)
 
 
 def _store_name(inputs: Inputs, corpus: Corpus) -> str:
@@ -144,6 +144,7 @@ def _store_name(inputs: Inputs, corpus: Corpus) -> str:
         len(corpus.dataset.files) > 1,  # then what is wrong with a line names the file
         inputs.identity.processor,
         inputs.config.shaping("measure"),
+        inputs.config.max_row_tokens,
         inputs.identity.versions,
         inputs.identity.code,
     )

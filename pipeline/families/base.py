@@ -97,6 +97,10 @@ class MediaRule(ABC):
     def tokens(self, medium: MeasuredMedia) -> int:
         """Placeholder tokens of a medium."""
 
+    def least_tokens(self, medium: MeasuredMedia) -> int:
+        """Tokens that a medium has at least, counted without writing them down: it may have billions."""
+        return self.tokens(medium)
+
     @abstractmethod
     def render(self, content: Any, medium: MeasuredMedia, resize: Resize) -> Arrays:
         """The arrays of a medium from what it decodes to (see the three kinds below)."""

@@ -57,6 +57,9 @@ class ByProcessor(MediaRule):
     def tokens(self, medium: MeasuredMedia) -> int:
         raise AssertionError("ids of family default are expanded when they are encoded")
 
+    def least_tokens(self, medium: MeasuredMedia) -> int:
+        return max(1, len(medium.frames))
+
     def rows(self, medium: MeasuredMedia) -> dict[str, int]:
         shapes = self.asked.shapes(look_of(medium))
         counted = {array.counts: 1 for array in self.arrays.values() if array.counts}

@@ -203,6 +203,9 @@ class GemmaVideos(Budget, VideoRule):
         kept = max(min(MIN_FRAMES, len(medium.frames)), len(medium.frames) >> level)
         return replace(medium, frames=thinned(medium.frames, kept), grid=(kept, *medium.grid[1:]))
 
+    def least_tokens(self, medium: MeasuredMedia) -> int:
+        return self.tokens(medium) * len(medium.frames)
+
     def expansion(self, medium: MeasuredMedia, chat: Chat) -> np.ndarray:
         """Frame by frame, with its minute and second: "00:00 ", begin, video x n, end, " 00:02 ", begin, …"""
         block = _between(chat, "<|image>", self.tokens(medium), "video", "<image|>")

@@ -14,8 +14,9 @@ from .formats import AUTO, FORMATS
 from .formats.detect import detect, used_and_unused
 from .formats.example import example_of
 from .formats.said import Said
+from .formats.texts import MAX_DEPTH, TOO_DEEP, is_too_deep
 from .lines import MAX_ROW_BYTES, PROBLEM, Part, constant, rows
-from .media import json_name
+from .media import MAX_FRAMES, MAX_MEDIA, json_name
 from .meta import Dataset
 from .stand_ins import stand_ins
 from .twice import problems
@@ -53,12 +54,17 @@ def _parsed(line: bytes, line_number: int | str, max_bytes: int) -> dict[str, An
         # To ask in which of five encodings bytes are takes time; what begins so can be in UTF-8 alone.
         encoding = "utf-8" if line[:2] == b'{"' else json.detect_encoding(line)
         row = _JSON.decode(line.decode(encoding, "surrogatepass"))
-    except (ValueError, RecursionError) as error:  # ValueError: not JSON, not UTF-8, a number of thousands of digits
+    except RecursionError:
+        return Skip(reason="bad_row", detail=f"line {line_number}: {TOO_DEEP}")
+    except ValueError as error:  # not JSON, not UTF-8, a number of thousands of digits
         return Skip(reason="bad_row", detail=f"line {line_number}: broken JSON: {error}")
     if not isinstance(row, dict):
         return Skip(
             reason="bad_row", detail=f"line {line_number}: a JSON {json_name(row)} where an object was expected"
         )
+    # No row has more levels than brackets, and most have fewer than a hundred.
+    if line.count(b"[") + line.count(b"{") > MAX_DEPTH and is_too_deep(row):
+        return Skip(reason="bad_row", detail=f"line {line_number}: {TOO_DEEP}")
     if isinstance(row.get(PROBLEM), str):  # a row of our own rewriting that could not be made
         return Skip(reason="bad_row", detail=row[PROBLEM])
     return row
@@ -82,12 +88,27 @@ def converter(
             example = from_conversation(row, dialect.folders, needs_target=needs_target)
         else:
             said = _said(row, dataset, dialect)
+            if isinstance(said, Said) and (num := sum([len(named) for named in said.media.values()])) > MAX_MEDIA:
+                said = _too_many(num, "media", MAX_MEDIA)
             example = said if isinstance(said, Skip) else example_of(said, dialect)
+        if isinstance(example, Example) and (problem := _beyond_bounds(example)):
+            return problem
         if isinstance(example, Example) and any([isinstance(ref.held, tuple) for ref in example.media]):
             return Skip(reason="bad_row", detail="a sound as numbers in the row; expected the path of a file")
         return example
 
     return converted
+
+
+def _beyond_bounds(example: Example) -> Skip | None:
+    if len(example.media) > MAX_MEDIA:
+        return _too_many(len(example.media), "media", MAX_MEDIA)
+    num_frames = sum([len(ref.frames) for ref in example.media])
+    return _too_many(num_frames, "frames in lists", MAX_FRAMES) if num_frames > MAX_FRAMES else None
+
+
+def _too_many(number: int, what: str, most: int) -> Skip:
+    return Skip(reason="bad_row", detail=f"{number} {what} in a row (at most {most}); cut it into several")
 
 
 def said_of(row: dict[str, Any], dataset: Dataset) -> Said | Skip:

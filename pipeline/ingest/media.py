@@ -31,6 +31,8 @@ WISHES: dict[MediaKind, tuple[str, ...]] = {
 AS_BASE64 = ("bytes", "base64", "data")
 AS_PLACE = ("path", "url", "uri")
 
+MAX_MEDIA, MAX_FRAMES = 4096, 65536  # of a row: media, and pictures in lists that stand for videos
+MAX_WISH = (1 << 31) - 1  # pixels, sides or frames that a row may ask for; a pack has no more tokens than this
 _BASE64 = re.compile(r"[A-Za-z0-9+/\s]*+[=\s]*+")  # possessive: without it, spaces are tried at every split of the two
 _LOOKS_ENCODED = re.compile(r"[A-Za-z0-9+/]{64}|data:", re.IGNORECASE)
 _SHORTEST_BASE64 = 64  # characters; no picture is smaller, and many names of files are
@@ -113,6 +115,9 @@ def _frames(paths: Any, folders: MediaFolders) -> tuple[str, ...] | Skip:
     """The pictures of a video; or what is wrong with them."""
     if not isinstance(paths, list) or not paths or not all(isinstance(p, str) and p and is_unicode(p) for p in paths):
         return Skip(reason="bad_row", detail=f"{shown(str(paths))} is not a path")
+    if len(paths) > MAX_FRAMES:
+        detail = f"{len(paths)} frames (at most {MAX_FRAMES}); take fewer, or give the video"
+        return Skip(reason="bad_row", detail=detail)
     if any(is_data_uri(path) or is_base64(path) for path in paths):
         return Skip(reason="bad_row", detail="frames as base64; expected paths of files")
     found: list[str] = []
@@ -208,8 +213,8 @@ def wishes_of(given: Mapping[str, Any], kind: MediaKind) -> Wishes | str:
         return NO_WISHES
     for name, number in asked.items():
         whole = isinstance(number, int | float) and not isinstance(number, bool) and number == number // 1
-        if not whole or not 1 <= number < 1 << 63:
-            return f"{name} must be a whole number of at least 1, got {shown(number)}"
+        if not whole or not 1 <= number <= MAX_WISH:
+            return f"{name} must be a whole number from 1 to {MAX_WISH}, got {shown(number)}"
     if ("resized_height" in asked) != ("resized_width" in asked):
         return "resized_height and resized_width belong together; give both"
     for low, high in (("min_pixels", "max_pixels"), ("min_frames", "max_frames")):

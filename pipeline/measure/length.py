@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -10,11 +10,15 @@ import numpy as np
 
 from ..families.base import Family, MediaRule
 from ..labels import AS_USUAL, TrainOn, mask_spans, spans_mask
+from ..media.budget import Budget, shared_budget
 from ..media.limits import Limits, limits
 from ..records import AUDIO, IMAGE, VIDEO, Example, Form, Measured, MeasuredMedia, MediaError, MediaRef, Skip
 from ..runtime.work import timed
 from .media import measure_medium
 from .targets import asked_loss, target_spans, without_reasoning
+
+LONG = 300  # turns, parts, tools and calls of a row that is encoded by itself
+MAX_TOKENS = (1 << 31) - 1  # of a row: the token store counts them by 32 bits
 
 
 def measure(
@@ -43,14 +47,48 @@ def measure(
             else:
                 media[index] = probed
     with timed("tokenizing"):
-        encoded = family.chat.encode([examples[index] for index in media], list(media.values()))
+        encoded = _encoded(examples, media, family, before)
     for (index, found), ids in zip(media.items(), encoded, strict=True):
         measured = ids if isinstance(ids, Skip) else _measured(ids, found, examples[index], family, train_on)
         if isinstance(measured, Skip) and measured.reason == "no_target" and not needs_target:
             assert not isinstance(ids, Skip)
             measured = with_lengths(ids, np.zeros((0, 2), np.int32), found, family, _form(examples[index]))
+        if isinstance(measured, Measured) and measured.tokens > MAX_TOKENS:
+            measured = _overlong(f"{measured.tokens} tokens", bounds)
         results[index] = measured
     return [results[index] for index in range(len(examples))]
+
+
+def _encoded(
+    examples: Sequence[Example],
+    media: Mapping[int, tuple[MeasuredMedia, ...]],
+    family: Family,
+    before: Callable[[int], None],
+) -> list[np.ndarray | Skip]:
+    """The ids of the examples with these media. Long ones are encoded alone and within a budget: some templates look
+    at all turns for each, and 4,000 turns take Gemma 4's a minute."""
+    long = {index for index in media if _num_pieces(examples[index]) > LONG}
+    short = [index for index in media if index not in long]
+    ids: dict[int, np.ndarray | Skip] = dict(
+        zip(
+            short,
+            family.chat.encode([examples[index] for index in short], [media[index] for index in short]),
+            strict=True,
+        )
+    )
+    for index in long:
+        before(index)
+        try:
+            with Budget(MediaRef(kind="image", path="")):
+                (ids[index],) = family.chat.encode([examples[index]], [media[index]])
+        except MediaError as error:
+            ids[index] = Skip(reason="bad_row", detail=f"the conversation{error.skip.detail}")
+    return [ids[index] for index in media]
+
+
+def _num_pieces(example: Example) -> int:
+    """Turns, parts, tools and calls: what templates loop over."""
+    return len(example.tools) + sum([1 + len(turn.parts) + len(turn.tool_calls) for turn in example.turns])
 
 
 def _measured(
@@ -222,7 +260,19 @@ def _probe(
         if ref.kind not in family.rules:
             return Skip(reason=f"{ref.kind}_unsupported", detail=family.refusal(ref.kind))
     num_images = [ref.kind for ref in refs].count("image")
+    found: list[MeasuredMedia] = []
+    tokens = 0
     try:
-        return tuple([measure_medium(ref, family, num_images, bounds, before) for ref in refs])
+        with shared_budget(sum([len(ref.frames) for ref in refs])):
+            for ref in refs:
+                found.append(measure_medium(ref, family, num_images, bounds, before))
+                tokens += family.rules[ref.kind].least_tokens(found[-1])
+                if tokens > bounds.max_row_tokens:
+                    return _overlong(f"at least {tokens} tokens by {len(found)} of {len(refs)} media", bounds)
     except MediaError as error:
         return error.skip
+    return tuple(found)
+
+
+def _overlong(what: str, bounds: Limits) -> Skip:
+    return Skip(reason="overlong", detail=f"{what}; rows are measured up to {bounds.max_row_tokens}")

@@ -4,6 +4,8 @@ import base64
 import binascii
 import json
 import re
+from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -37,9 +39,15 @@ def pointed(value: Any, pointer: str) -> Any:
     """
     for key in steps(pointer):
         if isinstance(value, str):
-            value = json.loads(value)
+            value = _parsed_text(value)
         value = value[int(key)] if isinstance(value, list) else value[key]
     return value
+
+
+@lru_cache(maxsize=1)
+def _parsed_text(text: str) -> Any:
+    """A text as JSON; the last one is kept, for a row may have many media in it."""
+    return json.loads(text)
 
 
 def pointer(*steps: str | int) -> str:
@@ -52,12 +60,38 @@ def steps(pointer: str) -> list[str]:
     return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
 
 
-def bytes_in_line(line: bytes, pointer: str) -> bytes:
-    """The medium that a line of JSON has at a pointer, as a text. Raises ValueError where there is none."""
+class LastLine:
+    """The line of JSON that was parsed last: a row may have thousands of media in it."""
+
+    def __init__(self) -> None:
+        self._key: Hashable = None
+        self._parsed: Any = None
+
+    def bytes_at(self, key: Hashable, read: Callable[[], bytes], pointer: str) -> bytes:
+        """Return the medium that a line has as a text at a pointer. `read` is called unless the last key was this one.
+
+        Raises:
+            ValueError: There is none, or the line is no JSON.
+        """
+        if key != self._key:
+            self._key = None
+            try:
+                self._parsed = json.loads(read())
+            except ValueError as error:
+                raise _nothing_at(pointer, error) from None
+            self._key = key
+        return _bytes_at(self._parsed, pointer)
+
+
+def _nothing_at(pointer: str, error: Exception) -> ValueError:
+    return ValueError(f"nothing at {pointer} of its line: {error}")
+
+
+def _bytes_at(parsed: Any, pointer: str) -> bytes:
     try:
-        text = pointed(json.loads(line), pointer)
+        text = pointed(parsed, pointer)
     except (LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"nothing at {pointer} of its line: {error}") from None
+        raise _nothing_at(pointer, error) from None
     if not isinstance(text, str):
         raise ValueError(f"no text at {pointer} of its line")
     return bytes_of_text(text)

@@ -25,6 +25,7 @@ class Limits:
     max_media_seconds: float = _DEFAULTS.max_media_seconds
     max_media_bytes: int = _DEFAULTS.max_media_bytes
     media_timeout: float = _DEFAULTS.media_timeout
+    max_row_tokens: int = _DEFAULTS.max_row_tokens
 
     @classmethod
     def of(cls, config: PackConfig) -> "Limits":

@@ -7,7 +7,7 @@ import errno
 import io
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from ..runtime.storage import NotPlain, open_regular, text_of
 from ..uris import is_http, is_stored
 from .ahead import ahead
 from .budget import Budget
-from .inline import bytes_in_line
+from .inline import LastLine
 from .limits import limits
 from .parquet import cell_bytes, cell_of, is_cell
 from .remote import fetched, missing_told
@@ -67,9 +67,14 @@ def open_media(ref: MediaRef) -> BinaryIO:
             if not ref.offset and ref.length < 0:
                 on_error.pop_all()
                 return file
-            file.seek(ref.offset)
-            content = file.read(end - ref.offset)
-        return _in_memory(ref, _inside(content, ref) if ref.inside else content)
+            key = path, ref.offset, end, status.st_size, getattr(status, "st_mtime_ns", 0)
+
+            def read() -> bytes:
+                file.seek(ref.offset)
+                return file.read(end - ref.offset)
+
+            content = _inside(key, read, ref) if ref.inside else read()
+        return _in_memory(ref, content)
     except Unreachable:
         raise
     except NotPlain:
@@ -99,7 +104,7 @@ def _in_store(ref: MediaRef, uri: str) -> BinaryIO:
             _check_size(ref, ref.length)
             size, content = ahead.content(uri, ref.offset, ref.length)
             _end(ref, size)
-    return _in_memory(ref, _inside(content, ref) if ref.inside else content)
+    return _in_memory(ref, _inside(content, lambda: content, ref) if ref.inside else content)
 
 
 def _end(ref: MediaRef, size: int) -> int:
@@ -122,9 +127,12 @@ def _check_size(ref: MediaRef, size: int) -> None:
     limits().check("max_media_bytes", size, ref, "bytes")
 
 
-def _inside(line: bytes, ref: MediaRef) -> bytes:
+_last_line = LastLine()
+
+
+def _inside(key: Hashable, read: Callable[[], bytes], ref: MediaRef) -> bytes:
     try:
-        return bytes_in_line(line, ref.inside)
+        return _last_line.bytes_at(key, read, ref.inside)
     except ValueError as error:
         raise MediaError("bad_media", f"{ref.shown}: {error}; has it changed since it was measured?") from None
 

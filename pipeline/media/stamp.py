@@ -43,9 +43,8 @@ def stamped(ref: MediaRef) -> Stamped:
             status, first, last = read_ends(files[0], BEGINNING, END)
             size = status.st_size
             return Stamped(f"{size} {status.st_mtime_ns} {_sums(first[:END], last)}", size, first)
-        found = [read_ends(file, END, END) for file in files]
-        size, time = _status([status for status, _, _ in found])
-        return Stamped(f"{size} {time} {_sums_of_all(found)}")
+        size, time, sums = _sums_of_all(files)
+        return Stamped(f"{size} {time} {sums}")
     except Unreachable:
         raise
     except OSError as error:
@@ -65,9 +64,7 @@ def is_changed(ref: MediaRef, stamp: str) -> bool:
         if is_stored(files[0]):
             return _tagged(files) != stamp
         now = _status([os.stat(file) for file in files])
-        return now[0] != int(size) or (
-            now[1] != int(time) and _sums_of_all([read_ends(file, END, END) for file in files]) != ends
-        )
+        return now[0] != int(size) or (now[1] != int(time) and _sums_of_all(files)[2] != ends)
     except Unreachable:
         raise
     except OSError:  # it is gone, and reading it says so
@@ -104,8 +101,15 @@ def _status(found: Sequence[os.stat_result]) -> tuple[int, int]:
     return sum(status.st_size for status in found), max(status.st_mtime_ns for status in found)
 
 
-def _sums_of_all(found: Sequence[tuple[os.stat_result, bytes, bytes]]) -> str:
-    return _sums(b"".join([first for _, first, _ in found]), b"".join([last for _, _, last in found]))
+def _sums_of_all(files: Sequence[str]) -> tuple[int, int, str]:
+    """Bytes of all, when the last of them was changed, and the sums of their ends; of one in memory at a time."""
+    size = time = first_sum = last_sum = 0
+    for file in files:
+        status, first, last = read_ends(file, END, END)
+        own_size, own_time = _status([status])
+        size, time = size + own_size, max(time, own_time)
+        first_sum, last_sum = zlib_ng.crc32(first, first_sum), zlib_ng.crc32(last, last_sum)
+    return size, time, f"{first_sum:08x}{last_sum:08x}"
 
 
 def _sums(first: bytes, last: bytes) -> str:

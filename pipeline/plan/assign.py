@@ -269,6 +269,8 @@ class _Fitting:
 
     def _without_overlong(self, lines: pa.Table) -> pa.Table:
         config = self.config
+        if config.overlong_policy == "error":
+            self._refuse_unmeasured(lines)
         tokens, visual = lines["tokens"].to_numpy(), lines["visual_tokens"].to_numpy()
         room = np.where(visual > 0, config.pack_size, config.pack_size - self.reserve)
         where = np.flatnonzero(aligned(tokens, config.align) > room)
@@ -307,6 +309,13 @@ class _Fitting:
         return with_columns(
             lines, changed | {name: replaced(lines[name], where, values) for name, values in texts.items()}
         )
+
+    def _refuse_unmeasured(self, lines: pa.Table) -> None:
+        """Raise for a row that was not measured to its end, since it has more tokens than any pack."""
+        where = np.flatnonzero(pc.equal(lines["reason"], "overlong").to_numpy())
+        if len(where):
+            dataset, row, detail = (lines[name][int(where[0])].as_py() for name in ("dataset", "row", "detail"))
+            raise UserError(f"{self.names[dataset]} row {row}: {detail}; set overlong to truncate or drop")
 
     def _fit(self, part: int, line: int) -> _Fit:
         policy = self.config.overlong_policy

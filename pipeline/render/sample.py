@@ -10,6 +10,7 @@ from ..families.base import Arrays, Family, ImageRule, MediaRule, SoundRule
 from ..labels import labels_of, mask_spans, shifted, spans_mask
 from ..measure.length import expansions, target_mask_of
 from ..media.audio import decode_audio
+from ..media.budget import shared_budget
 from ..media.image import decode_image
 from ..media.pixels import RESIZE
 from ..media.video import wanted_frames
@@ -30,7 +31,8 @@ def expanded(measured: Measured, family: Family, resize: str) -> Expanded:
     """Raises MediaError where a medium cannot be decoded."""
     if not measured.media:
         return Expanded(ids=measured.ids, targets=measured.targets, media=())
-    with timed("resizing"):
+    num_frames = sum([len(medium.ref.frames) for medium in measured.media])
+    with timed("resizing"), shared_budget(num_frames):
         media = family.document_pieces(measured.ids, measured.media, decoded, RESIZE[resize])
     places = expansions(measured.ids, measured.media, family)
     # What a medium expands to is no target, also where its placeholder stands in trained text.

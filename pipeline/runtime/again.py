@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 
-from .journal import ALARMS, MAX_RETRIES
+from .journal import ALARMS, LATE_MEDIA, MAX_RETRIES, count_late_media, late_media_file
 from .logs import to_stderr
 
 # Crashes, and the end of a budget: what leaves a report in the journal. Whatever else ends the process is meant to.
@@ -19,7 +19,22 @@ _PR_SET_PDEATHSIG = 1  # of Linux
 
 def run_again(job: Callable[[], int]) -> int:
     """The exit code of the job. Returns in two processes: there with what the job gave, and here with the same."""
-    for attempt in range(1 + MAX_RETRIES):
+    with late_media_file() as file:
+        os.environ[LATE_MEDIA] = file
+        code, ended_by = _run_attempts(job)
+    if ended_by is not None:
+        signal.signal(ended_by, signal.SIG_DFL)
+        os.kill(os.getpid(), ended_by)
+    return code
+
+
+def _run_attempts(job: Callable[[], int]) -> tuple[int, int | None]:
+    """The exit code of the job, and the signal that ended its last attempt, or None.
+
+    Attempts that lead to one more row that is skipped do not count: rows must not end the run by being many.
+    """
+    attempts = num_late = 0
+    while True:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it is clear whose it is
@@ -27,17 +42,17 @@ def run_again(job: Callable[[], int]) -> int:
         if not child:
             _end_with(parent)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            return job()
+            return job(), None
         status = _waited_for(child, mask)
         if os.WIFEXITED(status):
-            return os.WEXITSTATUS(status)
-        if os.WTERMSIG(status) not in _REPORTED or attempt == MAX_RETRIES:
+            return os.WEXITSTATUS(status), None
+        before, num_late = num_late, count_late_media()
+        attempts = attempts + 1 if num_late == before else 1
+        if os.WTERMSIG(status) not in _REPORTED or attempts > MAX_RETRIES:
             break
         name = signal.Signals(os.WTERMSIG(status)).name
         to_stderr(f"neatpack: the process ended by {name}; going on in another")
-    signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
-    os.kill(os.getpid(), os.WTERMSIG(status))
-    return 1  # not reached, unless the signal is blocked
+    return 1, os.WTERMSIG(status)  # the code is for a signal that is blocked
 
 
 def _waited_for(child: int, mask: Iterable[int]) -> int:

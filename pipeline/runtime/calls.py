@@ -59,6 +59,7 @@ class Call:
     function: Callable[..., Any]
     arguments: Arguments
     seconds: float = 0.0  # about what it takes on one core; 0: nobody knows
+    journaled: bool = False  # it bounds itself how often it is tried again after a crash: see journal.py
     here: bool = False  # may be done in this process, if it is short: nothing that a decoder could crash on
     key: Any = None  # whose result it is, for who asked
 

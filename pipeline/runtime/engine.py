@@ -13,10 +13,13 @@ from typing import Any, Literal
 from .calls import Arguments, Call, Failed, Outcome, Result, TaskTraceback, Then, Waiting, outcome_of, portable, raised
 from .faults import HeadLost, no_answer, not_joined, not_started, of_ray, of_workers
 from .freed import keep_freed
-from .journal import MAX_RETRIES
+from .journal import LATE_MEDIA, MAX_RETRIES, late_media_file
 from .logs import ROOT, Relay
 from .progress import STARTING, STOPPING, Progress
 
+# Of a task whose rows may crash it, as many as a part has rows with media, about. The task's journal ends it after
+# MAX_RETRIES crashes in a row for which no row is to blame.
+JOURNALED_RETRIES = 1000
 PATIENCE = 10  # seconds for a cluster to answer
 # While tasks run, how often it is looked whether the head of the cluster is there, and how long it may be away: a head
 # that is restarted comes back in seconds, and after 60 Ray ends this process.
@@ -46,16 +49,17 @@ class Engine:
         unit: str = "part",
         seconds: Sequence[float] = (),
         memory: int = 0,
+        journaled: bool = False,
     ) -> list[Result]:
         """All results in the order of the items. The first error of a task is raised here.
 
         `seconds`: about what each takes on one core, if that is known. `memory`: bytes that a task takes, beyond what
-        every worker does.
+        every worker does. `journaled`: as of a Call.
         """
         results: dict[int, Result] = {}
         estimates = seconds or [0.0] * len(items)
         calls = [
-            Call(function=function, arguments=item, seconds=estimate, key=index)
+            Call(function=function, arguments=item, seconds=estimate, key=index, journaled=journaled)
             for index, (item, estimate) in enumerate(zip(items, estimates, strict=True))
         ]
 
@@ -132,7 +136,9 @@ class RayEngine(Engine):
                     yield call, self._here(call)
                 while len(running) < self._window and (calls := waiting.bundle(self.num_workers)):
                     asked = [(call.function, call.arguments) for call in calls]
-                    running[task.remote(asked, level, self._env)] = calls
+                    patient = all(call.journaled for call in calls)
+                    own = task.options(max_retries=JOURNALED_RETRIES) if patient else task
+                    running[own.remote(asked, level, self._env)] = calls
                 if not running:
                     return
                 with _faults_told():
@@ -278,6 +284,11 @@ def engine(
     if kind == "inline":
         yield Engine(env, progress)
         return
+    with late_media_file() as file:
+        yield from _on_ray(num_workers, {**env, LATE_MEDIA: file}, progress, warm)
+
+
+def _on_ray(num_workers: int, env: Mapping[str, str], progress: Progress, warm: Call | None) -> Iterator[Engine]:
     progress.enter(STARTING)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # in every worker: one task, one core
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # report to nobody

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from .faults import naming
+from .faults import MachineError, naming
 from .objects import Remote
 from .storage import Place
 
@@ -29,15 +29,65 @@ OVERTIME = "took longer than --media-timeout allows"
 # Timers that end the process when they run out, and their signals: of CPU, and on the clock. See media/budget.py.
 ALARMS = {signal.ITIMER_PROF: signal.SIGPROF, signal.ITIMER_REAL: signal.SIGALRM}
 
-_FILES = ("at", "report", "alarm", "crashes", "overtime")
-_num_watched = 0
+# Environment variable: a file of the run with a line for each row that is skipped since it ended a process: the key of
+# the medium that was read. All processes read it, so that no medium takes too long twice; `run_again` counts the lines.
+LATE_MEDIA = "NEATPACK_LATE_MEDIA"
+KEY_BYTES = 16
+
+_FILES = ("at", "report", "alarm", "crashes", "overtime", "attempts")
+_ROW_WIDTH, _KEY_WIDTH = 64, 2 * KEY_BYTES  # of the file `at`: the row, and the medium that is read
+_NO_KEY = "-"
+_watching: list["Journal"] = []
 
 logger = logging.getLogger(__name__)
 
 
 def is_watched() -> bool:
     """Whether a task with a journal runs in this process: one that is tried again if the process ends."""
-    return _num_watched > 0
+    return bool(_watching)
+
+
+def note_medium(key: str) -> None:
+    """About to read a medium; `key` as `was_late` takes it."""
+    if _watching:
+        _watching[-1].note_medium(key)
+
+
+def was_late(key: str) -> bool:
+    """Whether a medium took too long in another row of the run."""
+    return bool(_watching) and key in _watching[-1].late_media
+
+
+@contextmanager
+def late_media_file() -> Iterator[str]:
+    """An empty file for `LATE_MEDIA`, until the run ends: in the process that made it, not in its children."""
+    handle, path = tempfile.mkstemp(prefix="neatpack-late-media-")
+    os.close(handle)
+    process = os.getpid()
+    try:
+        yield path
+    finally:
+        if os.getpid() == process:
+            Path(path).unlink(missing_ok=True)
+
+
+def count_late_media() -> int:
+    """Rows of the run that are skipped because their media ended a process."""
+    return len(_read_late_media())
+
+
+def _read_late_media() -> list[str]:
+    try:
+        return Path(os.environ.get(LATE_MEDIA, os.devnull)).read_text(encoding="utf-8").split()
+    except FileNotFoundError:  # on another machine than the one that started the run, nothing was late yet
+        return []
+
+
+def _add_late_medium(key: str) -> None:
+    if path := os.environ.get(LATE_MEDIA):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        os.write(file, f"{key or _NO_KEY}\n".encode())
+        os.close(file)
 
 
 class Journal:
@@ -46,7 +96,9 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         # Files that lie here are of an attempt that did not get through, nor fail by an exception of its own.
-        last = self._lines("at")[0].strip() if self._lines("at") else ""
+        is_first = not (folder / "at").exists()
+        at = self._lines("at")[0] if self._lines("at") else ""
+        last, key = at[:_ROW_WIDTH].strip(), at[_ROW_WIDTH:].strip()
         crashed, late = (bool(last) and self._has(name) for name in ("report", "alarm"))
         if late:
             self._append("overtime", last)
@@ -55,24 +107,40 @@ class Journal:
             self._append("crashes", last)
         self._late = set(self._lines("overtime"))
         self._crashes = Counter(self._lines("crashes"))
+        if late or (crashed and self._crashes[last] == CRASHES_TO_SKIP):
+            _add_late_medium(key)
+            (folder / "attempts").unlink(missing_ok=True)  # attempts that leave out one row more do not count
+        elif not is_first:
+            self._append("attempts", last)
+        self.late_media = frozenset(_read_late_media()) - {_NO_KEY}
         if crashed and not late:
             logger.warning("%s: the process crashed at row %s (%d of %d times before it is skipped); trying again",
                            folder, last, self._crashes[last], CRASHES_TO_SKIP)  # fmt: skip
         elif last and not late:
             logger.warning("%s: the process was ended from outside at row %s; trying again", folder, last)
+        if len(self._lines("attempts")) > MAX_RETRIES:
+            (folder / "attempts").unlink()
+            raise MachineError(
+                f"{folder}: the process of this task ended {MAX_RETRIES} times in a row (last at row {last or '-'}) "
+                "and no row is to blame. Check the machine's memory and run again; what is done is kept."
+            )
         self._file = os.open(folder / "at", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
 
     def at(self, row: str) -> None:
         """About to read the media of a row. One write and no flush: the file outlives the process, not the machine."""
         with naming(self._folder / "at"):
-            os.pwrite(self._file, f"{row:<64}".encode(), 0)
+            os.pwrite(self._file, f"{row:<{_ROW_WIDTH + _KEY_WIDTH}}".encode(), 0)
+
+    def note_medium(self, key: str) -> None:
+        with naming(self._folder / "at"):
+            os.pwrite(self._file, f"{key:<{_KEY_WIDTH}}".encode(), _ROW_WIDTH)
 
     def poison(self, row: str) -> str:
         """Why the media of a row must not be read; "" if they may be."""
         if not self._late and not self._crashes:
             return ""
         if row in self._late:
-            return f"reading its media {OVERTIME}"
+            return f"reading it {OVERTIME}"
         return CRASHED if self._crashes[row] >= CRASHES_TO_SKIP else ""
 
     def _has(self, name: str) -> bool:
@@ -99,7 +167,11 @@ def journal(place: Place) -> Iterator[Journal]:
     opened = Journal(folder)
     try:
         with _reported(folder):
-            yield opened
+            _watching.append(opened)
+            try:
+                yield opened
+            finally:
+                _watching.remove(opened)
     finally:
         os.close(opened._file)
         for name in _FILES:
@@ -115,18 +187,15 @@ def _beside(place: Remote) -> Path:
 @contextmanager
 def _reported(folder: Path) -> Iterator[None]:
     """What ends the process writes to `report`, or, where a medium takes too long, to `alarm`: in C, at any time."""
-    global _num_watched
     before = faulthandler.is_enabled()
     with ExitStack() as files:
         report, alarm = (files.enter_context(open(folder / name, "wb")) for name in ("report", "alarm"))
         faulthandler.enable(file=report)
         for number in ALARMS.values():
             faulthandler.register(number, file=alarm, all_threads=False, chain=True)  # chain: and ends the process
-        _num_watched += 1
         try:
             yield
         finally:
-            _num_watched -= 1
             for number in ALARMS.values():
                 faulthandler.unregister(number)
             faulthandler.disable()

@@ -101,11 +101,13 @@ def write_shards(jobs: Sequence[ShardJob], largest: int, running: Engine) -> dic
         own = pieces.get(job.number, [])
         missing[job.number] = {piece for piece in own if piece.done.name not in there or not piece.note()}
         if not own:
-            calls.append(Call(function=shard_task, arguments=(job,), seconds=job.seconds, key=job))
+            calls.append(Call(function=shard_task, arguments=(job,), seconds=job.seconds, key=job, journaled=True))
         elif not missing[job.number]:
             calls.append(_joining(job, own))
         for piece in sorted(missing[job.number], key=lambda piece: piece.first):
-            calls.append(Call(function=piece_task, arguments=(piece,), seconds=piece.seconds, key=piece))
+            calls.append(
+                Call(function=piece_task, arguments=(piece,), seconds=piece.seconds, key=piece, journaled=True)
+            )
     done: dict[int, ShardDone] = {}
 
     def then(call: Call, result: Any) -> Iterator[Call]:

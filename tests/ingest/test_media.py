@@ -10,7 +10,7 @@ from format_rows import ANSWER, PNG, TEXT_OF_PNG, dataset, spoken
 
 from neatpack.pipeline.ingest.conversation import from_conversation, to_conversation
 from neatpack.pipeline.ingest.convert import convert
-from neatpack.pipeline.media.inline import bytes_in_line, pointed
+from neatpack.pipeline.media.inline import LastLine, pointed
 from neatpack.pipeline.media.open import open_media
 from neatpack.pipeline.records import Example, MediaRef, Skip
 
@@ -82,7 +82,7 @@ WRITTEN: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("columns", "place"), WRITTEN.values(), ids=WRITTEN)
 def test_pictures_as_text_of_a_column(columns: dict[str, Any], place: str) -> None:
     assert first_medium(**columns) == MediaRef(kind="image", path="", inside=place, held=PNG)
-    assert bytes_in_line(json.dumps(columns).encode(), place) == PNG
+    assert LastLine().bytes_at(0, json.dumps(columns).encode, place) == PNG
 
 
 DATA = f"data:image/png;base64,{TEXT_OF_PNG}"
@@ -108,7 +108,7 @@ def test_media_as_text_of_a_part(part: dict[str, Any], place: str) -> None:
         (ref,) = example.media
         assert (ref.path, ref.inside, ref.held) == ("", f"/messages/0/content/1{place}", PNG)
         assert ref.sampling.fps == part.get("fps")
-        assert bytes_in_line(json.dumps(row).encode(), ref.inside) == PNG
+        assert LastLine().bytes_at(0, json.dumps(row).encode, ref.inside) == PNG
         online = from_conversation(to_conversation(example))
         assert isinstance(online, Example)
         assert online.media[0].held == PNG and not online.media[0].inside

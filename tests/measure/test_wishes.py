@@ -221,9 +221,9 @@ def test_most_frames_of_a_processor(film: str, tmp_path: Path) -> None:
 
 BAD = {
     "one side": ({"resized_height": 56}, "resized_height and resized_width belong together; give both"),
-    "a fraction": ({"max_pixels": 0.5}, "max_pixels must be a whole number of at least 1, got 0.5"),
-    "zero": ({"min_pixels": 0}, "min_pixels must be a whole number of at least 1, got 0"),
-    "text": ({"max_pixels": "many"}, "max_pixels must be a whole number of at least 1, got 'many'"),
+    "a fraction": ({"max_pixels": 0.5}, "max_pixels must be a whole number from 1 to 2147483647, got 0.5"),
+    "zero": ({"min_pixels": 0}, "min_pixels must be a whole number from 1 to 2147483647, got 0"),
+    "text": ({"max_pixels": "many"}, "max_pixels must be a whole number from 1 to 2147483647, got 'many'"),
     "true": ({"max_pixels": True}, "max_pixels must be a whole number"),
     "not a number": ({"max_pixels": float("nan")}, "max_pixels must be a whole number"),
     "crossed": ({"min_pixels": 9, "max_pixels": 8}, "min_pixels 9 is above max_pixels 8"),

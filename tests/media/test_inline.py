@@ -6,7 +6,7 @@ import json
 import pytest
 from helpers import picture
 
-from neatpack.pipeline.media.inline import bytes_in_line, bytes_of_text, pointed, pointer
+from neatpack.pipeline.media.inline import LastLine, bytes_of_text, pointed, pointer
 from neatpack.pipeline.media.open import open_media
 from neatpack.pipeline.records import MediaError, MediaRef
 
@@ -49,4 +49,4 @@ def test_a_medium_is_read_again_from_its_line(tmp_path):
         with pytest.raises(MediaError, match="has it changed since it was measured"):
             open_media(MediaRef(**there, inside=wrong))
     with pytest.raises(ValueError, match="nothing at /a"):
-        bytes_in_line(b"{", "/a")
+        LastLine().bytes_at(0, lambda: b"{", "/a")

@@ -67,7 +67,7 @@ def test_a_row_that_took_too_long_is_poison_at_once(tmp_path, timer, code):
     wait = f"import signal, ctypes; signal.setitimer(signal.{timer}, 0.05); sum(range(10**12))"
     assert crash_in(tmp_path / "journal", "7", wait) == code
     opened = Journal(tmp_path / "journal")
-    assert opened.poison("7") == "reading its media took longer than --media-timeout allows"
+    assert opened.poison("7") == "reading it took longer than --media-timeout allows"
     assert opened.poison("8") == ""
 
 
@@ -122,7 +122,7 @@ def test_pictures_that_crash_the_decoder_or_keep_it_busy_are_skipped(engine, tin
     lines = pq.read_table(tmp_path / "out" / "ledger").to_pylist()
     skipped = {line["row"]: (line["reason"], line["detail"]) for line in lines if line["status"] == "skipped"}
     detail = "reading its media crashed the process twice"
-    late = "reading its media took longer than --media-timeout allows"
+    late = "reading it took longer than --media-timeout allows"
     bad = {7: detail, 8: late, 9: late}
     assert skipped == {row: ("bad_media", words) for row, words in bad.items()}
     assert not list((tmp_path / "out").rglob("*.journal"))

@@ -17,7 +17,7 @@ from neatpack.pipeline.ingest.formats.detect import detect
 from neatpack.pipeline.ingest.holdout import row_hash
 from neatpack.pipeline.ingest.lines import Part
 from neatpack.pipeline.ingest.meta import Dataset
-from neatpack.pipeline.media.inline import bytes_in_line
+from neatpack.pipeline.media.inline import LastLine
 from neatpack.pipeline.records import REASONS, Example, MediaRef, Skip, Turn
 
 
@@ -501,7 +501,7 @@ def check(name: str, row: dict[str, Any], lenient: bool) -> None:
     for ref in result.media:
         assert ref.path or (ref.inside and ref.held is not None)
         if ref.inside:
-            assert bytes_in_line(json.dumps(row).encode(), ref.inside) == ref.held
+            assert LastLine().bytes_at(0, json.dumps(row).encode, ref.inside) == ref.held
 
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<"), min_size=1, max_size=8)
