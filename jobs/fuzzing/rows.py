@@ -96,7 +96,7 @@ def _seeds() -> list[list[Any]]:
     thought = "<think>Hm.</think>Me."
     return [
         ["messages", chat(("user", "<image>Who?"), ("assistant", "Me."), images=["a.png"], id="1")],
-        ["messages", chat(("system", "Be."), ("user", "Who?"), ("assistant", thought), ("user", "a"), ("assistant", "b"))],
+        ["messages", chat(("user", "Who?"), ("assistant", thought), ("user", "a"), ("assistant", "b")) ],
         ["messages", chat(("user", parts), ("assistant", [{"type": "text", "text": "Me."}]))],
         ["messages", chat(("user", "<image>a"), ("assistant", "b"), images=[f"data:image/png;base64,{PNG}"])],
         ["messages", chat(("user", "<image>a"), ("assistant", "b"), images=[{"path": "c.parquet", "cell": CELLS[0]}])],
