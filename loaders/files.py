@@ -13,6 +13,7 @@ import numpy as np
 
 from ..pipeline.manifest import (
     FILE as MANIFEST,
+    MOST_BYTES,
     REMEDY,
     Manifest,
     OutputError,
@@ -22,7 +23,7 @@ from ..pipeline.manifest import (
     shard_name,
 )
 from ..pipeline.runtime.objects import Opened, Remote
-from ..pipeline.runtime.storage import inside, open_regular, place, read_into, sizes_in
+from ..pipeline.runtime.storage import inside, open_regular, place, read_inside, read_into, sizes_in
 from .cache import ShardCache
 from .opened import FileVersion, in_advance, opened_local, opened_remote
 
@@ -59,7 +60,7 @@ class OutputFiles:
 
     def _read_manifest(self) -> Manifest:
         try:
-            content = self._read_file(MANIFEST)
+            content = self._read_file(MANIFEST, MOST_BYTES)
         except FileNotFoundError:
             raise missing_manifest(self.out) from None
         return Manifest.parse(content, self.out)
@@ -77,10 +78,10 @@ class OutputFiles:
 
     # Beside the shards
 
-    def read_checked(self, name: str) -> bytes:
-        """A file that the manifest has the digest of."""
+    def read_checked(self, name: str, most: int = MOST_BYTES) -> bytes:
+        """Read a file that the manifest has the digest of; one of more than `most` bytes is refused."""
         try:
-            content = self._read_file(name)
+            content = self._read_file(name, most)
         except FileNotFoundError:
             raise OutputError(f"{self.out}/{name} is missing; {REMEDY}") from None
         if hashlib.sha256(content).hexdigest() != self.manifest.files[name]:
@@ -100,10 +101,10 @@ class OutputFiles:
         except (OSError, ValueError) as error:
             raise OutputError(f"{self.out}/{name}: cannot be read: {error}; {REMEDY}") from error
 
-    def _read_file(self, name: str) -> bytes:
+    def _read_file(self, name: str, most: int) -> bytes:
         """Raises FileNotFoundError if it is not there."""
         try:
-            return inside(self._place, name).read_bytes()
+            return read_inside(self._place, name, most)
         except NotADirectoryError:
             raise FileNotFoundError(name) from None
         except ValueError as error:

@@ -15,11 +15,13 @@ import numpy as np
 import pyarrow as pa
 from zlib_ng import zlib_ng
 
-from ..pipeline.manifest import INDEX, LOADS, PLACES, REMEDY, Manifest, OutputError
+from ..pipeline.manifest import INDEX, LOADS, MOST_BYTES, PLACES, REMEDY, Manifest, OutputError
+from ..pipeline.runtime.tables import read_plain_arrow
 from ..pipeline.shard.codec import members_of
 from ..pipeline.shard.index import (
     LOADS_SCHEMA,
     Places,
+    most_loads,
     numbers_in,
     parse_batch,
     parse_index,
@@ -74,7 +76,7 @@ class PackPlaces:
     """The places of all packs of an output. An output of format 5 has only index.parquet, which is kept as a whole.
 
     read: bytes of a file of the output, from a place on
-    whole: a file of the output whose digest was compared
+    whole: a file of the output, of so many bytes at most, whose digest was compared
     """
 
     def __init__(
@@ -82,13 +84,13 @@ class PackPlaces:
         manifest: Manifest,
         out: str,
         read: Callable[[str, int, int], bytes | memoryview],
-        whole: Callable[[str], bytes],
+        whole: Callable[[str, int], bytes],
     ) -> None:
         self._manifest, self._out, self._read, self._whole = manifest, out, read, whole
         self.members = members_of(manifest)
         self._table: pa.Table | None = None
         if manifest.index is None:
-            self._table = parse_index(whole(INDEX), manifest, out)
+            self._table = parse_index(whole(INDEX, MOST_BYTES), manifest, out)
             self.times = runs(self._table["times"].to_numpy())
         else:
             self.times = list(manifest.index.times)
@@ -126,18 +128,15 @@ class PackPlaces:
             return self._table["visual_tokens"].to_numpy(), self._table["tokens"].to_numpy()
         where, num_packs = f"{self._out}/{LOADS}", self._manifest.shards.num_packs
         try:
-            table = pa.ipc.open_file(pa.BufferReader(self._whole(LOADS))).read_all()
-            table.validate(full=True)
-        except (pa.ArrowException, OSError) as error:
+            content = self._whole(LOADS, most_loads(num_packs))
+            table = pa.Table.from_batches(read_plain_arrow(content, LOADS_SCHEMA, num_packs), LOADS_SCHEMA)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            if isinstance(error, OutputError):
+                raise
             raise OutputError(f"{where}: not Arrow: {str(error)[:200]}; {REMEDY}") from None
-        if table.schema.remove_metadata() != LOADS_SCHEMA or len(table) != num_packs:
-            raise OutputError(f"{where}: {len(table)} lines of {', '.join(table.schema.names)[:200]}; expected "
-                              f"{num_packs} of {', '.join(LOADS_SCHEMA.names)}; {REMEDY}")  # fmt: skip
         most = self._manifest.identity.config["pack_size"]
         visual_tokens, tokens = (np.empty(num_packs, np.int32) for _ in LOADS_SCHEMA)
         for name, load, column in zip(LOADS_SCHEMA.names, (visual_tokens, tokens), table.columns, strict=True):
-            if column.null_count:
-                raise OutputError(f"{where}: {name}: cells are empty; {REMEDY}")
             np.concatenate([np.empty(0, np.int32), *map(numbers_in, column.chunks)], out=load)
             if load.size and (load.min() < 0 or load.max() > most):
                 raise OutputError(f"{where}: {name} from {load.min()} to {load.max()}, in packs of {most}; {REMEDY}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .config import PackConfig
+from .config import PackConfig, UserError
 from .families.base import Family
 from .identity import Identity, own_code, versions
 from .ingest.convert import first_rows, resolved
@@ -18,6 +18,7 @@ from .ingest.imported import lines_of, num_files
 from .ingest.lines import ByteRange, Lines, RangeCount, Source, joined, part_ranges, scan, source_of
 from .ingest.meta import Dataset
 from .ingest.written import SplitRows
+from .manifest import MAX_TIMES
 from .plan.assign import reserved
 from .planned import Inputs
 from .runtime.calls import Call
@@ -53,6 +54,11 @@ def output_of(split: Split, config: PackConfig, family: Family, data: Sequence[S
         for dataset, source, is_held in data
     ]
     for corpus in corpora:
+        if corpus.times_at_load > MAX_TIMES:
+            problem = (
+                f"sample_ratio is too high for --repeat-at-load (got {corpus.times_at_load:g}, at most {MAX_TIMES:,})"
+            )
+            raise UserError(f'data set "{corpus.name}": {problem}')
         counts = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in corpus.num_left_out().items())
         logger.info("%s: %d rows, %s", corpus.name, corpus.num_rows, counts)
     identity = Identity(

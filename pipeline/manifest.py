@@ -46,6 +46,9 @@ _FILES = re.compile(
 _NUMBERS = {"pack_size": 1 << 31, "align": 1 << 31, "group_size": 1 << 24}  # of the config: what readers reckon with
 _INT64 = 1 << 63
 _PER_BATCH = 1 << 16  # packs of a batch of index.arrow; so as many packs as there are said to be have batches
+MAX_TIMES = 10_000  # how often a pack may come in an epoch: each time is a pass, with a shuffle of its own
+_LEAST_PACK = 1 << 8  # bytes of a pack in its shard: a member has a header of 512
+_LEAST_BATCH, _MOST_PER_PACK = 1 << 16, 1 << 12  # bytes of a batch of index.arrow, which is read at once
 MAX_EPOCH = 1 << 30  # packs of an epoch, with all repetitions: more than anybody trains on, and few enough to count
 
 
@@ -308,6 +311,8 @@ def _check(manifest: Manifest) -> None:
     check_types(manifest)
     check_types(manifest.pixels, "pixels")
     check_types(manifest.counts, "counts")
+    if manifest.shards.num_packs * _LEAST_PACK > sum(manifest.shards.bytes):
+        raise ValueError(f"shards: {manifest.shards.num_packs} packs in {sum(manifest.shards.bytes)} bytes")
     if manifest.index is not None:
         _check_index(manifest.index, manifest.shards.num_packs)
     for name, digest in manifest.files.items():
@@ -331,6 +336,11 @@ def _check(manifest: Manifest) -> None:
     for name, entry in manifest.identity.inputs.items():
         if not isinstance(rows := entry.get("rows"), int) or rows < 0:
             raise ValueError(f"identity.inputs.{name}.rows: expected how many there are, got {rows!r}")
+
+
+def most_times(num_packs: int) -> float:
+    """Return how often one of so many packs may come in an epoch."""
+    return min(MAX_TIMES, MAX_EPOCH / max(1, num_packs))
 
 
 def _is_sound(values: tuple[Any, ...], number: int, first_pack: int) -> bool:
@@ -384,13 +394,16 @@ def _check_index(index: IndexFile, num_packs: int) -> None:
         )
     if any(not 0 <= one < other < _INT64 for one, other in pairwise(index.offsets)):
         raise ValueError("index.offsets: expected them to rise")
+    most = _LEAST_BATCH + _MOST_PER_PACK * index.packs_per_batch
+    if any(other - one > most for one, other in pairwise(index.offsets)):
+        raise ValueError(f"index.offsets: expected batches of at most {most} bytes")
     if any(not 0 <= each < 1 << 32 for each in index.crc32):
         raise ValueError("index.crc32: expected numbers of 32 bits")
     if any(one >= other for one, other in pairwise([*firsts, num_packs])) or (firsts or [0])[0] != 0:
         raise ValueError(f"index.times: expected packs from 0 to below {num_packs}, ascending, got {firsts[:5]}")
     if not firsts and num_packs:
         raise ValueError("index.times: expected how often packs come in an epoch, got nothing")
-    if any(not 0 < each < MAX_EPOCH / max(1, num_packs) for each in times):  # so written, also for NaN
+    if any(not 0 < each <= most_times(num_packs) for each in times):  # so written, also for NaN
         raise ValueError(f"index.times: packs cannot come so often: {times[:5]}")
 
 

@@ -1,6 +1,7 @@
 """Tables on disk, written whole: parquet for people and other programs, Arrow files for random access by row."""
 
 import contextlib
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 from .objects import Remote
 from .storage import AT_ONCE, Hashed, Place, open_file, write_whole
 
+_ROOM, _RATIO, _WIDTH = 256 << 20, 256, 8  # bytes that any table may take, times its own, of a value at least
 ROW_GROUP = 1 << 20  # lines of a row group: what pyarrow takes by itself, so that a table may be written in pieces
 
 
@@ -35,8 +37,9 @@ def write_parquet(path: Place, table: pa.Table) -> str:
 
 def read_parquet(path: Place, **options: Any) -> pa.Table:
     """A table of a file; options (columns, filters) as of pyarrow."""
-    if isinstance(path, Remote):
-        with open_file(path) as file:
+    with open_file(path) as file, pq.ParquetFile(file) as opened:
+        refuse_bomb(opened.metadata, path.stat().st_size)
+        if isinstance(path, Remote):
             return pq.read_table(file, **options)
     return pq.read_table(path, **options)
 
@@ -50,6 +53,7 @@ def read_groups(
     """
     with open_file(path) as opened:
         file = pq.ParquetFile(opened)
+        refuse_bomb(file.metadata, path.stat().st_size)
         for number in range(file.num_row_groups):
             if between is not None:
                 name, least, last = between
@@ -89,6 +93,93 @@ def parquet_groups(path: Place, schema: pa.Schema) -> Iterator[ParquetGroups]:
         hashed = Hashed(file)
         with pq.ParquetWriter(pa.PythonFile(hashed, mode="w"), schema, compression="zstd") as writer:
             yield ParquetGroups(hashed, writer)
+
+
+def refuse_bomb(metadata: pq.FileMetaData, num_bytes: int) -> None:
+    """Raise OSError where a parquet file of so many bytes would take far more memory than a table of ours."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    columns = [group.column(at) for group in groups for at in range(metadata.num_columns)]
+    # Values are repeated by number and strings by reference: neither is in the size before compression.
+    room = sum(max(column.total_uncompressed_size, _WIDTH * column.num_values) for column in columns)
+    if room > _ROOM + _RATIO * num_bytes or metadata.num_rows > _ROOM + _RATIO * num_bytes:
+        raise OSError(f"{num_bytes:,} bytes that would take {room:,} in memory")
+
+
+def read_message(content: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the record batch of an Arrow message, a view of its bytes. Raises ValueError or OSError.
+
+    A compressed body is refused: a few KB of it may take gigabytes of memory.
+    """
+    message = pa.ipc.read_message(content)
+    if message.type != "record batch" or _has_compression(message.metadata):
+        raise ValueError(f"a message of the kind {message.type}, or a compressed one; expected a plain record batch")
+    batch = pa.ipc.read_record_batch(message, schema)
+    batch.validate(full=True)
+    return batch
+
+
+def _has_compression(metadata: pa.Buffer) -> bool:
+    """Whether a message's flatbuffer has a RecordBatch with the field `compression`, which pyarrow does not tell."""
+    content = memoryview(metadata)
+
+    def field(table: int, number: int) -> int:
+        """Where a field of a table is; 0: it is absent."""
+        vtable = table - struct.unpack_from("<i", content, table)[0]
+        (size,) = struct.unpack_from("<H", content, vtable)
+        place = 4 + 2 * number
+        offset = struct.unpack_from("<H", content, vtable + place)[0] if place < size else 0
+        return int(table + offset if offset else 0)
+
+    def table_at(place: int) -> int:
+        return int(place + struct.unpack_from("<I", content, place)[0])
+
+    try:
+        header = field(table_at(0), 2)
+        return bool(header and field(table_at(header), 3))
+    except struct.error:
+        raise ValueError("a message without a header") from None
+
+
+def arrow_blocks(content: pa.Buffer) -> list[tuple[int, int]]:
+    """Return where the batches of an Arrow file are by its footer: [(offset, bytes)]. Raises ValueError."""
+    found = memoryview(content)
+    try:
+        (size,) = struct.unpack_from("<i", found, len(found) - 10)
+        footer = found[len(found) - 10 - size : len(found) - 10]
+        root = struct.unpack_from("<I", footer, 0)[0]
+        vtable = root - struct.unpack_from("<i", footer, root)[0]
+        place = root + struct.unpack_from("<H", footer, vtable + 10)[0]  # the fourth field: recordBatches
+        vector = place + struct.unpack_from("<I", footer, place)[0]
+        (count,) = struct.unpack_from("<I", footer, vector)
+        blocks = [struct.unpack_from("<qi4xq", footer, vector + 4 + 24 * number) for number in range(count)]
+    except struct.error:
+        raise ValueError("a footer that cannot be read") from None
+    places = [(offset, head + body) for offset, head, body in blocks]
+    if any(offset < 8 or room < 8 or offset + room > len(found) for offset, room in places):
+        raise ValueError("batches that are not in the file")
+    return places
+
+
+def read_plain_arrow(content: bytes, schema: pa.Schema, num_rows: int | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of an Arrow file of this schema and number of rows, if it is given.
+
+    Raises ValueError or OSError.
+    """
+    buffer = pa.py_buffer(content)
+    found = pa.ipc.open_file(buffer).schema
+    if found.remove_metadata() != schema:
+        raise ValueError(f"columns are {', '.join(found.names)[:200]}, expected {', '.join(schema.names)}")
+    num_read, names = 0, ", ".join(schema.names)
+    for offset, size in arrow_blocks(buffer):
+        batch = read_message(buffer.slice(offset, size), schema)
+        num_read += len(batch)
+        if any(column.null_count for column in batch.columns):
+            raise ValueError(f"empty cells in {names}")
+        if num_rows is not None and num_read > num_rows:
+            break
+        yield batch
+    if num_rows is not None and num_read != num_rows:
+        raise ValueError(f"{num_read} lines of {names}; expected {num_rows}")
 
 
 def write_arrow(path: Place, table: pa.Table) -> None:

@@ -25,7 +25,6 @@ from ..manifest import (
     FORMAT,
     INDEX,
     LOADS,
-    MAX_EPOCH,
     PLACES,
     REMEDY,
     IndexFile,
@@ -33,10 +32,12 @@ from ..manifest import (
     OutputError,
     ShardError,
     Shards,
+    most_times,
     shard_name,
 )
 from ..records import TOKEN_TYPES
 from ..runtime.storage import Hashed, Place, write_whole
+from ..runtime.tables import read_message, refuse_bomb
 from .codec import BLOCK, END, members_of
 
 SCHEMA = pa.schema(
@@ -86,7 +87,9 @@ def parse_index(content: bytes, manifest: Manifest, out: str) -> pa.Table:
     """
     where = f"{out}/{INDEX}"
     try:
-        index = pq.read_table(io.BytesIO(content))
+        with pq.ParquetFile(io.BytesIO(content)) as file:
+            refuse_bomb(file.metadata, len(content))
+            index = file.read()
     except (pa.ArrowException, OSError) as error:
         raise OutputError(f"{where}: not parquet: {str(error)[:200]}; {REMEDY}") from None
     for words, shard, pack in index_problems(index, manifest):
@@ -128,7 +131,7 @@ def _impossible(index: pa.Table, manifest: Manifest) -> Iterator[tuple[np.ndarra
         counts = index[name].to_numpy()
         most = tokens if name in _OF_TOKENS else np.iinfo(np.int64).max
         yield (counts < 0) | (counts > most), f"{name} cannot be"
-    yield ~((times > 0) & (times < MAX_EPOCH / max(1, len(times)))), "times cannot be"  # so written, also for NaN
+    yield ~((times > 0) & (times <= most_times(len(times)))), "times cannot be"  # so written, also for NaN
     names = members_of(manifest)
     members = index["members"].combine_chunks()
     is_other = members.value_lengths().to_numpy(zero_copy_only=False) != len(names)
@@ -149,6 +152,11 @@ def _impossible(index: pa.Table, manifest: Manifest) -> Iterator[tuple[np.ndarra
     yield from impossible_places(places, 0, manifest)
     expected = places.offset[:, None] + places.starts
     yield (starts != expected).any(axis=1), "offsets of its members are not those of their sizes"
+
+
+def most_loads(num_packs: int) -> int:
+    """Return the most bytes that loads.arrow may have; a reader takes them into memory at once."""
+    return 16 * num_packs + (1 << 20)
 
 
 # For the loader
@@ -253,8 +261,7 @@ def parse_batch(content: bytes | memoryview, number: int, manifest: Manifest, ou
     num_packs = min(manifest.shards.num_packs - first, manifest.index.packs_per_batch)
     schema = places_schema(len(members_of(manifest)))
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(content), schema)
-        batch.validate(full=True)
+        batch = read_message(pa.py_buffer(content), schema)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise OutputError(f"{where}: batch {number} is not Arrow: {str(error)[:200]}; {REMEDY}") from None
     if len(batch) != num_packs or any(column.null_count for column in batch.columns):

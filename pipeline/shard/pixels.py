@@ -32,6 +32,7 @@ LEVEL = 1  # of zstd: higher ones take longer, and gain a few percent of pixels
 # of its pack, and in any case so many. Patches have 2 to 6 KB a token. Beyond, media are stored as they are.
 BYTES_PER_TOKEN, BYTES_ALWAYS = 64 << 10, 16 << 20
 LONGEST_SIDE = 10_000  # of a picture that is decoded at load: some rules pad it to a square first
+MOST_SCANS = 100  # of a JPEG that is decoded at load: each goes over all of the picture, and costs 30 bytes
 SMALL = 8  # a picture's own bytes are taken, without a look at zstd, if its rows have so many times as many
 _LINE = len(COLUMNS)
 
@@ -107,7 +108,10 @@ def is_restorable(rule: Rendering, name: str, medium: MeasuredMedia, num_bytes: 
     """Whether a loader would decode and render a picture to `num_rows` rows: it takes no numbers on trust."""
     is_small = min(medium.height, medium.width) >= 1 and max(medium.height, medium.width) <= LONGEST_SIDE
     is_sized = min(medium.size) >= 1 and 3 * medium.size[0] * medium.size[1] <= 2 * num_bytes
-    return is_small and is_sized and min(medium.grid) >= 0 and rule.rows(medium).get(name) == num_rows
+    own = medium.ref.held
+    is_slow = isinstance(own, bytes) and own[:2] == b"\xff\xd8" and own.count(b"\xff\xda") > MOST_SCANS
+    is_right = min(medium.grid) >= 0 and rule.rows(medium).get(name) == num_rows
+    return is_small and is_sized and not is_slow and is_right
 
 
 # Writing

@@ -20,13 +20,13 @@ from ..manifest import FETCHED, FILE, INDEX, LOADS, PLACES, Counts, Manifest, Ou
 from ..records import TOKEN_TYPES
 from ..runtime.engine import Engine
 from ..runtime.storage import Place, inside, open_regular, read_into
-from ..runtime.tables import column_sum, read_groups, read_parquet
+from ..runtime.tables import arrow_blocks, column_sum, read_groups, read_message, read_parquet, read_plain_arrow
 from ..runtime.work import did
 from ..typed import check_types
 from .audit import Figures, Rows, audit_file, audit_rows, sums_of
 from .check import check_pack
 from .codec import BLOCK, END, members_of, read_pack, tar_header
-from .index import LOADS_SCHEMA, index_problems, parse_batch, places_of, runs
+from .index import LOADS_SCHEMA, index_problems, most_loads, places_of, places_schema, runs
 from .note import PackLine
 from .restoring import OtherPixelsError, PixelDecoder
 from .stats import pack_stats, shard_stats
@@ -175,29 +175,39 @@ def _arrow_problems(out: Place, index: pa.Table, manifest: Manifest) -> Iterator
 
 def _places_problems(file: BinaryIO, index: pa.Table, manifest: Manifest) -> Iterator[str]:
     """Batch by batch: as other readers find them, by the file's footer, and as the loader does, by the manifest."""
-    described, found = manifest.index, pa.ipc.open_file(file)
+    described = manifest.index
     assert described is not None
-    if found.num_record_batches != len(described.crc32):
-        yield f"{found.num_record_batches} batches, by the manifest {len(described.crc32)}"
+    size = file.seek(0, os.SEEK_END)
+    if size > (most := 2 * described.offsets[-1] + (1 << 20)):  # the footer has 24 bytes for a batch
+        yield f"{size} bytes, expected at most {most}"
+        return
+    file.seek(0)
+    content = pa.py_buffer(file.read())
+    if pa.ipc.open_file(content).schema.remove_metadata() != places_schema(len(members_of(manifest))):
+        yield "has other columns"
+        return
+    if arrow_blocks(content) != [(first, last - first) for first, last in pairwise(described.offsets)]:
+        yield "its batches are not where the manifest has them"
         return
     for number, (crc32, (first, last)) in enumerate(zip(described.crc32, pairwise(described.offsets), strict=True)):
         lines = index.slice(number * described.packs_per_batch, described.packs_per_batch)
         expected = places_of(lines, len(members_of(manifest))).batch()
-        if not found.get_batch(number).equals(expected):
-            yield f"batch {number} says something else than {INDEX}"
+        got = memoryview(content)[first:last]
+        if zlib_ng.crc32(got) != crc32:
+            yield f"batch {number}: its crc32 is not that of the manifest"
             return
-        content = memoryview(bytearray(min(last - first, file.seek(0, os.SEEK_END))))
-        got = content[: read_into(file, content, first)]
-        if len(got) != last - first or zlib_ng.crc32(got) != crc32:
-            yield f"batch {number} is not where the manifest has it, or its crc32 is another"
-            return
-        if not parse_batch(got, number, manifest, str(PLACES)).batch().equals(expected):
+        if not read_message(content.slice(first, last - first), expected.schema).equals(expected):
             yield f"batch {number} says something else than {INDEX}"
             return
 
 
 def _loads_problems(file: BinaryIO, index: pa.Table, manifest: Manifest) -> Iterator[str]:
-    found = pa.ipc.open_file(file).read_all()
+    if (size := file.seek(0, os.SEEK_END)) > (most := most_loads(len(index))):
+        yield f"{size} bytes, expected at most {most}"
+        return
+    file.seek(0)
+    batches = list(read_plain_arrow(file.read(), LOADS_SCHEMA))
+    found = pa.Table.from_batches(batches, LOADS_SCHEMA)
     if not found.equals(index.select(LOADS_SCHEMA.names).cast(LOADS_SCHEMA)):
         yield f"says something else than {INDEX}"
 

@@ -1,0 +1,212 @@
+"""A forged output takes neither memory nor time: bodies that are compressed, sizes that are claimed, endless epochs."""
+
+import io
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers import ROOT, TinyData, packed_rows, picture, tiny_config
+from zlib_ng import zlib_ng
+
+from jobs.fuzzing.output import sign
+from neatpack import PackedShards
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.manifest import MAX_TIMES, Manifest, OutputError
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.runtime.tables import arrow_blocks, read_message, read_parquet, read_plain_arrow
+from neatpack.pipeline.shard.codec import members_of
+from neatpack.pipeline.shard.index import LOADS_SCHEMA, places_schema
+from neatpack.pipeline.shard.pixels import MOST_SCANS, is_restorable
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed_rows(tmp_path_factory.mktemp("bounds"), 4, 2)
+
+
+@pytest.fixture
+def out(packed: Path, tmp_path: Path) -> Path:
+    subprocess.run(["cp", "-r", str(packed), str(tmp_path / "out")], check=True)
+    return tmp_path / "out"
+
+
+def arrow_file(schema: pa.Schema, columns: list[Any], compression: str | None) -> tuple[bytes, list[int], list[int]]:
+    """A file of one batch: its bytes, offsets as the manifest has them, crc32."""
+    sink = io.BytesIO()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_file(sink, schema, options=options) as writer:
+        writer.write_batch(pa.record_batch(columns, schema=schema))
+    content = sink.getvalue()
+    ((offset, size),) = arrow_blocks(pa.py_buffer(content))
+    return content, [offset, offset + size], [zlib_ng.crc32(content[offset : offset + size])]
+
+
+def bomb_places(out: Path, rows: int) -> None:
+    """index.arrow of so many lines, all the same, compressed: 74 KB for 2.5 GB."""
+    schema = places_schema(len(members_of(Manifest.read(out))))
+    columns = [np.zeros(rows, field.type.to_pandas_dtype()) for field in schema if field.name != "sizes"]
+    width = schema.field("sizes").type.list_size
+    sizes = pa.FixedSizeListArray.from_arrays(
+        pa.array(np.zeros(rows * width, np.int64)), type=schema.field("sizes").type
+    )
+    content, offsets, crc32 = arrow_file(schema, [*map(pa.array, columns), sizes], "zstd")
+    (out / "index.arrow").write_bytes(content)
+    sign(out, lambda found: found["index"].update(offsets=offsets, crc32=crc32))
+
+
+def bomb_loads(out: Path, rows: int, compression: str = "zstd") -> None:
+    content, *_ = arrow_file(LOADS_SCHEMA, [pa.array(np.zeros(rows, np.int32))] * 2, compression)
+    (out / "loads.arrow").write_bytes(content)
+    sign(out)
+
+
+def bomb_index(out: Path, rows: int) -> None:
+    """index.parquet of so many equal lines."""
+    table = pq.read_table(out / "index.parquet").slice(0, 1)
+    table = table.take(pa.array(np.zeros(rows, np.int64)))
+    pq.write_table(table, out / "index.parquet", compression="zstd")
+    sign(out)
+
+
+def bomb_statistics(out: Path, rows: int) -> None:
+    table = pq.read_table(out / "stats/packs.parquet").slice(0, 1)
+    with pq.ParquetWriter(out / "stats/packs.parquet", table.schema, compression="zstd") as writer:
+        for _ in range(rows // 1_000_000):
+            writer.write_table(table.take(pa.array(np.zeros(1_000_000, np.int64))))
+    sign(out)
+
+
+BOMBS: dict[str, Callable[[Path], None]] = {
+    "places": lambda out: bomb_places(out, 4_000_000),
+    "loads": lambda out: bomb_loads(out, 100_000_000),
+    "loads-lz4": lambda out: bomb_loads(out, 50_000_000, "lz4"),
+    "statistics": lambda out: bomb_statistics(out, 40_000_000),
+}
+READ = """
+import resource, sys
+from neatpack import PackedShards
+from neatpack.pipeline.cli import main
+from neatpack.pipeline.manifest import OutputError
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+codes = [main(["verify", sys.argv[1]])]
+try:
+    next(iter(PackedShards(sys.argv[1], check="none")))
+except OutputError as error:
+    codes.append(str(error))
+print(codes, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10)
+"""
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_bomb_takes_no_memory(out: Path, bomb: str) -> None:
+    """Neither the loader nor verify, in a process whose largest size is asked afterwards."""
+    BOMBS[bomb](out)
+    assert sum(path.stat().st_size for path in out.rglob("*.arrow")) < 4 << 20
+    done = subprocess.run([sys.executable, "-c", READ, str(out)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told, megabytes = done.stdout.splitlines()[-1].rsplit(" ", 1)
+    assert told.startswith("[1"), done.stdout
+    assert int(megabytes) < 600, done.stdout
+
+
+def test_compressed_messages_are_refused_and_plain_ones_read(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("a", pa.int32(), nullable=False)])
+    column = pa.array(np.arange(1000, dtype=np.int32))
+    for compression in ("zstd", "lz4", None):
+        content, (first, last), _ = arrow_file(schema, [column], compression)
+        message = pa.py_buffer(content).slice(first, last - first)
+        if compression is None:
+            assert read_message(message, schema).column(0).equals(column)
+            assert sum(map(len, read_plain_arrow(content, schema, 1000))) == 1000
+            continue
+        with pytest.raises(ValueError, match="compressed"):
+            read_message(message, schema)
+        with pytest.raises(ValueError, match="compressed"):
+            list(read_plain_arrow(content, schema, 1000))
+
+
+def test_a_footer_that_points_anywhere_is_refused() -> None:
+    schema = pa.schema([pa.field("a", pa.int32(), nullable=False)])
+    content, _, _ = arrow_file(schema, [pa.array(np.arange(1000, dtype=np.int32))], None)
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        damaged = bytearray(content)
+        for place in rng.integers(0, len(content), 4):
+            damaged[place] = rng.integers(0, 256)
+        try:
+            batches = list(read_plain_arrow(bytes(damaged), schema, 1000))
+        except (ValueError, OSError, pa.ArrowException):
+            continue
+        assert sum(map(len, batches)) == 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda found: found["index"].update(times=[[0, float(1 << 30)]]), "so often"),
+        (lambda found: found["index"].update(times=[[0, MAX_TIMES + 1.0]]), "so often"),
+        (lambda found: found["index"].update(offsets=[8, 1 << 40]), "batches of at most"),
+        (lambda found: found["shards"][0].update(num_packs=1 << 40), "packs"),
+        (lambda found: found["shards"][0].update(num_packs=1 << 20), "packs"),
+    ],
+)
+def test_numbers_of_a_manifest_are_bounded(out: Path, change: Callable[[dict[str, Any]], None], words: str) -> None:
+    sign(out, change)
+    with pytest.raises(OutputError, match=words):
+        PackedShards(out, check="none")
+
+
+def test_the_most_passes_of_an_epoch_are_computed_at_once(out: Path) -> None:
+    def repeat(found: dict[str, Any]) -> None:
+        found["index"]["times"] = [[0, float(MAX_TIMES)]]
+
+    sign(out, repeat)
+    packs = PackedShards(out, check="none", rank=0, world_size=1)
+    assert len(packs) == MAX_TIMES * Manifest.read(out).counts.packs
+
+
+def test_a_ratio_beyond_the_bound_is_refused_where_it_is_packed(tiny: TinyData, tmp_path: Path) -> None:
+    meta = tiny.text("a", "b").write(ratio=MAX_TIMES + 1)
+    with pytest.raises(UserError, match="sample_ratio is too high for --repeat-at-load"):
+        run_pack(tiny_config(meta, tmp_path / "out", repeat_at_load=True))
+
+
+def test_files_are_read_up_to_their_bound(out: Path) -> None:
+    import os
+
+    os.truncate(out / "loads.arrow", 1 << 41)  # of which no block is on disk
+    with pytest.raises(OutputError, match="too large"):
+        next(iter(PackedShards(out, check="none")))
+
+
+def test_slow_pictures_are_not_decoded_at_load(tmp_path: Path) -> None:
+    """A progressive JPEG whose scan comes again and again: 30 bytes each, and all of the picture to go over."""
+    from neatpack.pipeline.records import MeasuredMedia, MediaRef
+
+    class Rule:
+        def rows(self, medium: MeasuredMedia) -> dict[str, int]:
+            return {"pixel_values": 4}
+
+    content = picture(tmp_path / "a.jpg", 56, 56, progressive=True).read_bytes()
+    scan = content[content.rindex(b"\xff\xda") : -2]
+
+    def restorable(content: bytes) -> bool:
+        ref = MediaRef(kind="image", path="a.jpg", held=content)
+        medium = MeasuredMedia(ref=ref, height=56, width=56, size=(56, 56), grid=(1, 4, 4))
+        return is_restorable(Rule(), "pixel_values", medium, 3 * 56 * 56, 4)
+
+    assert restorable(content)
+    assert not restorable(content[:-2] + scan * MOST_SCANS + content[-2:])
+
+
+def test_a_parquet_bomb_is_refused(tmp_path: Path) -> None:
+    table = pa.table({"a": pa.array(np.zeros(60_000_000, np.int64))})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd")
+    with pytest.raises(OSError, match="in memory"):
+        read_parquet(tmp_path / "a.parquet")
