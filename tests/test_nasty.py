@@ -75,10 +75,10 @@ REFUSALS = {
     "images/truncated_400b.jpg": "OSError: Truncated File Read",
     "images/half_download_dev.jpg": "OSError: image file is truncated (32 bytes not processed)",
     "images/decompression_bomb.gif": "DecompressionBombError: Image size (4364696535 pixels) exceeds limit of",
-    "images/zPug_3.heic": "not a picture of a kind that Pillow knows",
+    "images/zPug_3.heic": "not an image of a known format",
     "images/zero_byte.jpg": "is empty",
-    "images/error_page.jpg": "not a picture of a kind that Pillow knows",
-    "images/broken.png": "not a picture of a kind that Pillow knows",
+    "images/error_page.jpg": "not an image of a known format",
+    "images/broken.png": "not an image of a known format",
 }
 VIDEO_REFUSALS = {
     "videos/corrupted.mp4": "InvalidDataError: Invalid data found when processing input",  # 28 of 50 frames decode

@@ -24,6 +24,7 @@ from neatpack.pipeline.ingest.lines import joined, part_ranges, rows as rows_of,
 from neatpack.pipeline.ingest.meta import read_meta
 from neatpack.pipeline.labels import AS_USUAL
 from neatpack.pipeline.measure.part import PartJob, measure_part
+from neatpack.pipeline.media.image import FORMATS
 from neatpack.pipeline.records import Example
 from neatpack.pipeline.runtime.storage import place
 
@@ -61,7 +62,7 @@ def _measured(jobs: Sequence[PartJob]) -> None:
 def _bare(texts: Sequence[str], media: Sequence[str], family: Family) -> None:
     family.chat.tokenizer.backend_tokenizer.encode_batch(texts)
     for path in media:
-        with Image.open(path) as picture:
+        with Image.open(path, formats=FORMATS) as picture:
             assert picture.size
 
 

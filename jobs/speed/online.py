@@ -64,9 +64,11 @@ def compared(examples: list[Example], processor_folder: str, repeats: int) -> di
     def theirs(example: Example) -> dict[str, Any]:
         from PIL import Image
 
+        from neatpack.pipeline.media.image import FORMATS
+
         conversation = example["conversation"]
-        seen = [Image.open(part["image"]).convert("RGB") for turn in conversation for part in turn["content"]
-                if part["type"] == "image"]  # fmt: skip
+        parts = (part for turn in conversation for part in turn["content"] if part["type"] == "image")
+        seen = [Image.open(part["image"], formats=FORMATS).convert("RGB") for part in parts]
         text = processor.apply_chat_template(conversation, tokenize=False)
         batch = dict(processor(text=[text], images=seen, return_tensors="pt"))
         labels = build_labels_from_template(batch["input_ids"], [conversation], processor)

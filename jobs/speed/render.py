@@ -20,6 +20,7 @@ from neatpack.pipeline.codecs import DEFAULT, PLAIN
 from neatpack.pipeline.families.base import Family, ProcessorKey
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.families.rules import SoundFeatures
+from neatpack.pipeline.media.image import FORMATS
 from neatpack.pipeline.media.pixels import resize_torch
 from neatpack.pipeline.records import Document, Measured, MeasuredMedia
 from neatpack.pipeline.render.pack import build_pack
@@ -97,7 +98,7 @@ def bare_image(medium: MeasuredMedia, family: Family) -> object:
     if simplejpeg.is_jpeg(content) and simplejpeg.decode_jpeg_header(content)[2] == "YCbCr":
         pixels = simplejpeg.decode_jpeg(content)
     else:
-        pixels = np.asarray(Image.open(medium.ref.path).convert("RGB"))
+        pixels = np.asarray(Image.open(medium.ref.path, formats=FORMATS).convert("RGB"))
     return resize_torch(pixels, medium.size)
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from ..config import UserError, place_of
 from ..runtime.objects import Remote
-from ..runtime.storage import Place, read_json, text_of
+from ..runtime.storage import Place, inside, read_json, text_of
 from ..uris import SCHEME
 from .kinds import KNOWN, is_packed_otherwise, kind_of
+from .media_paths import is_inside
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,11 @@ def data_files(
             f"{where}: file_name must be the path of a data file, a glob, a folder or a list of these, got "
             f"{file_name!r}"
         )
-    files = [_real(file) for name in names for file in _expanded(meta_path, where, name, split)]
+    files: list[str] = []
+    for name in names:
+        found = _expanded(meta_path, where, name, split)
+        _refuse_outside(where, _start(_place(meta_path, where, name)), found, media_prefixes)
+        files += map(_real, found)
     if split is not None and not any(_is_saved(_place(meta_path, where, name)) for name in names):
         raise UserError(f"{where}: split belongs to a source or a folder that save_to_disk wrote; remove it")
     for file, count in Counter(files).items():
@@ -52,6 +57,24 @@ def data_files(
                 "(and set sample_ratio for copies)"
             )
     return tuple(files)
+
+
+def _start(path: Place) -> Place:
+    """Of a pattern, the folder in which all that is like it lies; else the path itself."""
+    if isinstance(path, Remote) or path.exists():
+        return path
+    return Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+
+
+def _refuse_outside(where: str, start: Place, files: Sequence[Place], allowed: tuple[str, ...]) -> None:
+    """Data come from strangers, and a link in a folder of theirs, or a name in its state.json, may lead anywhere."""
+    for file in files:
+        is_named = file == start  # by the user, who may link as he likes
+        if isinstance(file, Path) and not is_named and not is_inside(str(file), (str(start), *allowed)):
+            raise UserError(
+                f"{where}: {file} leads out of {start}, to {os.path.realpath(file)}. Name that file in file_name, or "
+                "allow its folder with media_prefixes"
+            )
 
 
 def _real(file: Place) -> str:
@@ -125,8 +148,7 @@ def _like(path: Place, where: str) -> Sequence[Place]:
     for name in names:
         _refuse_dangling(name, where)
     found = [name for name in names if name.is_file()]
-    # Only below where the pattern begins: who writes down the folder of an output means it.
-    start = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+    start = _start(path)  # only below where the pattern begins: who writes down the folder of an output means it
     known |= dict.fromkeys((start, *start.parents), False)
     return [file for file in found if not is_ours(file.parent)]
 
@@ -232,7 +254,10 @@ def _saved_files(folder: Place, split: str | None, where: str) -> list[Place]:
     state = read_json(folder / "state.json")
     if state.get("_indices_data_files"):
         raise UserError(f"{where}: {folder} has its rows in an order of its own; load it and save_to_disk it again")
-    files = [folder / entry["filename"] for entry in state["_data_files"]]
+    try:
+        files = [inside(folder, entry["filename"]) for entry in state["_data_files"]]
+    except ValueError as error:
+        raise UserError(f"{where}: {folder / 'state.json'}: {error}") from None
     for file in files:
         if not file.is_file():
             raise UserError(f"{where}: {file} is not there, which {folder / 'state.json'} names; copy the folder again")

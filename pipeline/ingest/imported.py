@@ -57,5 +57,5 @@ def _write(dataset: Dataset, out: Sink, media: MediaFile, media_path: str) -> No
 def _stored(dataset: Dataset) -> Iterator[Any]:
     """Rows with media as bytes."""
     if dataset.source == HUB:
-        return stored_rows(dataset.path_or_dataset, dataset.split)
-    return dataset.examples().stored()
+        return stored_rows(dataset.path_or_dataset, dataset.split, dataset.media_folders.bounds)
+    return dataset.examples().stored(dataset.media_folders.bounds)

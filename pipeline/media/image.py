@@ -18,6 +18,8 @@ from .jpeg import decoded_jpeg
 from .limits import Limits, limits
 from .open import blamed, guarded, open_media, open_picture
 
+# What Pillow may open. It knows others, of which some start programs (EPS: Ghostscript) and many have no reader.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "JPEG2000", "PPM", "ICO")
 _TURNED = (5, 6, 7, 8)  # EXIF orientations that exchange height and width
 
 
@@ -73,7 +75,7 @@ def _quietly() -> Iterator[None]:
 
 def _opened(ref: MediaRef, file: BinaryIO) -> Image.Image:
     """An image whose header has been read and whose pixels have not."""
-    image = Image.open(file)
+    image = Image.open(file, formats=FORMATS)
     limits().check("max_image_pixels", image.width * image.height, ref, f"pixels ({image.width}x{image.height})")
     return image
 

@@ -171,7 +171,7 @@ def blamed(ref: MediaRef) -> Iterator[None]:
 def _words(error: Exception) -> str:
     """Without what differs from run to run: addresses of file objects, which Pillow and PyAV put into messages."""
     if isinstance(error, UnidentifiedImageError):
-        return "not a picture of a kind that Pillow knows"
+        return "not an image of a known format"
     if strerror := getattr(error, "strerror", None) if isinstance(error, OSError) or _is_of_ffmpeg(error) else None:
         return f"{type(error).__name__}: {strerror.split(':')[0]}"
     if _is_of_ffmpeg(error):

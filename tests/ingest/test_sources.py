@@ -125,7 +125,7 @@ def test_they_behave_as_lists_and_make_nothing_before_it_is_asked_for() -> None:
 def test_medpix_is_lazy(files: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
     load = Image.open
-    monkeypatch.setattr(Image, "open", lambda file: decoded.append(file) or load(file))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(Image, "open", lambda file, **how: decoded.append(file) or load(file, **how))  # type: ignore[func-returns-value]
     columns = {"image_id": files, "question": ["x?", "y?", "z?"], "answer": ["x", "y", "z"]}
     examples = make_medpix_dataset(with_images(columns, "image_id"))
     assert len(examples) == 3

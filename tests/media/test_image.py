@@ -205,7 +205,7 @@ def test_cut_in_the_header(tmp_path: Path, form: str, cut: int) -> None:
     picture = written(tmp_path / f"a.{form}", saved(form)[:cut])
     reason, detail = problem(picture)
     assert reason == "bad_media"
-    error = "is empty" if not cut else "not a picture of a kind that Pillow knows"
+    error = "is empty" if not cut else "not an image of a known format"
     if form == "jpeg" and cut > 3:
         error = "OSError: Truncated File Read"
     assert detail == f"{picture.path}: {error}"
@@ -214,7 +214,7 @@ def test_cut_in_the_header(tmp_path: Path, form: str, cut: int) -> None:
 def test_not_a_picture(tmp_path: Path) -> None:
     """In a file or inside one: words that are the same in every run, for they go to the ledger."""
     picture = written(tmp_path / "a.jpg", b"<html>404</html>")
-    expected = ("bad_media", f"{picture.path}: not a picture of a kind that Pillow knows")
+    expected = ("bad_media", f"{picture.path}: not an image of a known format")
     assert problem(picture) == problem(ref(picture.path, offset=3, length=5)) == expected
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .examples import BadRow, Conversation, Examples, asked_and_answered, medium_of, text_of
-from .load import load
+from .load import load, media_folders
 
 PROMPT = "Describe this image."
 
@@ -18,7 +18,9 @@ def make_cord_v2_dataset(
     Where a row has several ground truths (`gt_parses`), row n takes number n modulo their count: the same in every
     epoch, on every rank and in the packed data, where a drawn one would differ.
     """
-    return Examples("cord_v2", load(path_or_dataset, split), ("image", "ground_truth"), _example)
+    return Examples(
+        "cord_v2", load(path_or_dataset, split), ("image", "ground_truth"), _example, media_folders(path_or_dataset)
+    )
 
 
 def json2token(obj: Any, sort_json_key: bool = True) -> str:

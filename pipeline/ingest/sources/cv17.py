@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .examples import Conversation, Examples, asked_and_answered, medium_of, text_of
-from .load import load
+from .load import load, media_folders
 
 PROMPT = "Transcribe the Turkish audio clip."
 
@@ -17,7 +17,9 @@ def make_cv17_dataset(
     The sound stands beside the conversation, as `"audio": (samples, sampling_rate)`: float32, mono, at the sampling
     rate that the column declares, else the file's own. The user turn has an audio part without data, which takes it.
     """
-    return Examples("cv17", load(path_or_dataset, split), ("audio", "transcription"), _example)
+    return Examples(
+        "cv17", load(path_or_dataset, split), ("audio", "transcription"), _example, media_folders(path_or_dataset)
+    )
 
 
 def _example(row: Mapping[str, Any], number: int) -> Conversation:

@@ -4,14 +4,16 @@ import bisect
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ...config import UserError
 from ...media.image import rgb_image
+from ...media.limits import limits
 from ...records import MediaError, MediaRef
+from ...runtime.storage import open_regular
 from ..lines import PROBLEM
 from ..media import json_name
+from ..media_paths import is_inside
 from .sound import decoded_sound
 
 Conversation = dict[str, Any]
@@ -77,8 +79,10 @@ class Examples(LazyList):
         rows: Any,
         columns: tuple[str, ...],
         convert: Callable[[Mapping[str, Any], int], Conversation],
+        folders: tuple[str, ...] | None = None,
     ) -> None:
-        self.name, self.rows, self._convert = name, rows, convert
+        """`folders`: those that rows may name media in; None: anywhere, for a program has made the rows."""
+        self.name, self.rows, self._convert, self.folders = name, rows, convert, folders
         self.features = getattr(rows, "features", None) or {}
         absent = [column for column in columns if column not in self.features]
         if self.features and absent:
@@ -96,19 +100,25 @@ class Examples(LazyList):
         except (OSError, ValueError) as error:  # a file that is not there, or not what it seems
             raise BadRow(f"{self.name} row {number}: {error}") from error
 
-    def stored(self) -> Iterator[Conversation]:
-        """Every row with its media as bytes; one that cannot be converted is {PROBLEM: why}, and not lost."""
+    def stored(self, folders: tuple[str, ...] | None = None) -> Iterator[Conversation]:
+        """Every row with its media as bytes; one that cannot be converted is {PROBLEM: why}, and not lost. `folders`:
+        in which media may be besides."""
+        allowed = None if self.folders is None else (*self.folders, *(folders or ()))
         for number, row in enumerate(self.rows):
             try:
-                yield _with_media(self._convert(row, number), lambda kind, value: embedded(value))
+                yield _with_media(self._convert(row, number), lambda kind, value: embedded(value, allowed))
             except BadRow as error:
                 yield {PROBLEM: f"{self.name}: {error}"}
 
     def _decoded(self, example: Conversation) -> Conversation:
         def decoded(kind: str, value: Any) -> Any:
+            named = {"bytes": None, "path": value} if isinstance(value, str) else value
+            is_named = isinstance(named, Mapping) and named.get("bytes") is None and named.get("array") is None
+            if is_named and isinstance(named["path"], str):
+                value = {"bytes": read_medium(named["path"], self.folders)}
             if kind == "image":
                 return opened_picture(value)
-            return decoded_sound(embedded(value), getattr(self.features.get(kind), "sampling_rate", None))
+            return decoded_sound(value, getattr(self.features.get(kind), "sampling_rate", None))
 
         return _with_media(example, decoded)
 
@@ -124,19 +134,30 @@ def _with_media(example: Conversation, change: Callable[[str, Any], Any]) -> Con
     return {"conversation": turns, **sound}
 
 
-def embedded(value: Any) -> Any:
+def embedded(value: Any, folders: tuple[str, ...] | None) -> Any:
     """The bytes of a medium that `datasets` only names by its path (a folder of pictures); others stay as they are.
 
-    A path that is relative or cannot be read stays: relative ones start at the meta JSON's media_dir, and what is
-    missing then ends in the ledger as missing_media.
+    A path that is relative, outside of `folders` (None: all are allowed) or cannot be read stays: relative ones start
+    at the meta JSON's media_dir, and what is missing or not allowed then ends in the ledger as missing_media.
     """
     path = value.get("path") if isinstance(value, Mapping) and value.get("bytes") is None else None
     if not isinstance(path, str) or not os.path.isabs(path):
         return value
     try:
-        return {"bytes": Path(path).read_bytes(), "path": path}
-    except (OSError, ValueError):  # ValueError: a name that no file can have, with a zero byte in it
+        return {"bytes": read_medium(path, folders), "path": path}
+    except (OSError, ValueError):  # ValueError: outside, or a name that no file can have, with a zero byte in it
         return value
+
+
+def read_medium(path: str, folders: tuple[str, ...] | None) -> bytes:
+    """Read a regular file inside of `folders`. Raises OSError, and ValueError for what may not be read."""
+    if folders is not None and not is_inside(path, folders):
+        raise ValueError(f"{path!r} is outside of the folders of its data set")
+    file, status = open_regular(path)
+    with file:
+        if status.st_size > limits().max_media_bytes:
+            raise ValueError(f"{path}: {status.st_size} bytes, above --max-media-bytes {limits().max_media_bytes}")
+        return file.read()
 
 
 def opened_picture(value: Any) -> Any:
@@ -144,7 +165,7 @@ def opened_picture(value: Any) -> Any:
     if isinstance(value, Mapping):
         value = value["path"] if value.get("bytes") is None else value["bytes"]
     if isinstance(value, str):
-        value = Path(value).read_bytes()  # not the path: an image that keeps its file open is one file too many
+        value = read_medium(value, None)  # not the path: an image that keeps its file open is one file too many
     if not isinstance(value, bytes):
         return value
     try:

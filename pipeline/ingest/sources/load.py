@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...config import UserError
-from ...runtime.storage import read_json
+from ...runtime.storage import inside, read_json
 
 # What `datasets` calls the reader of a file; a folder it looks into by itself.
 _READERS = {
@@ -37,6 +37,25 @@ def load(path_or_dataset: Any, split: str = "train") -> Any:
             "a datasets.Dataset or a list of dicts (load it without streaming)"
         )
     return _undecoded(rows)
+
+
+def media_folders(path_or_dataset: Any) -> tuple[str, ...] | None:
+    """The folders in which rows of a data set may name media: its own, or where `datasets` downloads it to.
+
+    None: anywhere, for it is in memory, and a program has made it.
+    """
+    if not isinstance(path_or_dataset, str | os.PathLike):
+        return None
+    path = Path(os.fspath(path_or_dataset))
+    if path.exists():
+        return (str(path if path.is_dir() else path.absolute().parent),)
+    try:
+        import datasets
+        from huggingface_hub.constants import HF_HUB_CACHE
+    except ImportError:  # `load` says what is missing
+        return ()
+    of_hub = os.path.join(HF_HUB_CACHE, f"datasets--{str(path).replace('/', '--')}")
+    return str(datasets.config.DOWNLOADED_DATASETS_PATH), of_hub
 
 
 def _opened(name: str, split: str) -> Any:
@@ -72,7 +91,10 @@ def _saved(path: Path) -> Any:
     """What save_to_disk wrote; without rows that is no file, which `datasets` 5.2 cannot read back (IndexError)."""
     import datasets
 
-    return datasets.load_from_disk(str(path)) if read_json(path / "state.json")["_data_files"] else []
+    files = read_json(path / "state.json")["_data_files"]
+    for file in files:
+        inside(path, file["filename"])  # raises ValueError: `datasets` follows any name
+    return datasets.load_from_disk(str(path)) if files else []
 
 
 def _of_split(rows: Any, split: str, name: str) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .examples import Conversation, Examples, asked_and_answered, medium_of, text_of
-from .load import load
+from .load import load, media_folders
 
 
 def make_medpix_dataset(
@@ -14,7 +14,13 @@ def make_medpix_dataset(
 
     Lazy, as every source here: no picture is read before its example is asked for.
     """
-    return Examples("medpix", load(path_or_dataset, split), ("image_id", "question", "answer"), _example)
+    return Examples(
+        "medpix",
+        load(path_or_dataset, split),
+        ("image_id", "question", "answer"),
+        _example,
+        media_folders(path_or_dataset),
+    )
 
 
 def _example(row: Mapping[str, Any], number: int) -> Conversation:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .examples import BadRow, Conversation, Examples, medium_of, text_of
-from .load import load
+from .load import load, media_folders
 
 ROLES = {"human": "user", "gpt": "assistant"}
 _TAG = re.compile(r"<image\s*>", re.IGNORECASE)
@@ -23,7 +23,9 @@ def make_unimm_chat_dataset(
     The picture goes to every <image> tag of a question, and before the first question where there is none. Texts are
     stripped, answers too. Other keyword arguments are ignored, as in every make_*_dataset.
     """
-    return Examples("unimm_chat", load(path_or_dataset, split), ("image", "conversation"), _example)
+    return Examples(
+        "unimm_chat", load(path_or_dataset, split), ("image", "conversation"), _example, media_folders(path_or_dataset)
+    )
 
 
 def _example(row: Mapping[str, Any], number: int) -> Conversation:
