@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import typing
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from .typed import declared, described, is_of
 from .uris import SCHEME, is_host
 
 VIDEO_KEYS = ("video_fps", "video_min_frames", "video_max_frames", "video_min_pixels", "video_max_pixels")
+ALL_FRAMES = "all"  # as a rate: every frame of a video; math.inf once it is parsed
 ParquetMedia = Literal["copy", "in-place"]
 
 PILLOW_PIXELS = 178_956_970  # of a picture: what Pillow opens at most
@@ -84,7 +86,12 @@ class PackConfig:
     )
     min_pixels: int = _key(0, "smallest image area; 0: the processor's own", shapes="measure")
     max_pixels: int = _key(0, "largest image area; 0: the processor's own", shapes="measure")
-    video_fps: float = _key(0.0, "frames taken per second of video; 0: the processor's own", shapes="measure")
+    video_fps: float = _key(
+        0.0,
+        "frames taken per second of video; all: every frame; 0: the processor's own, and 2 where it has none "
+        "(Qwen2-VL, Qwen2.5-VL, Qwen-Omni: frames and sizes by the defaults of qwen-vl-utils)",
+        shapes="measure",
+    )
     video_min_frames: int = _key(0, "fewest frames of a video; 0: the processor's own", shapes="measure")
     video_max_frames: int = _key(0, "most frames of a video; 0: the processor's own", shapes="measure")
     video_min_pixels: int = _key(
@@ -192,6 +199,8 @@ class PackConfig:
     overwrite: bool = _key(False, "start anew over an output made from other inputs or another config")
 
     def __post_init__(self) -> None:
+        if self.video_fps == ALL_FRAMES:
+            object.__setattr__(self, "video_fps", math.inf)
         self._check_types()
         for key in ("meta", "out", "work"):
             if SCHEME.match(getattr(self, key)):
@@ -305,6 +314,9 @@ class PackConfig:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value of a key as JSON has it."""
+    if value == math.inf:
+        return ALL_FRAMES
     return list(value) if isinstance(value, tuple) else value
 
 

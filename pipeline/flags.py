@@ -7,7 +7,7 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from .config import PackConfig, UserError, absolute, flag
+from .config import ALL_FRAMES, PackConfig, UserError, absolute, flag
 from .typed import described
 
 
@@ -112,6 +112,8 @@ def _parse(key: str, value: Any) -> Any:
     wrong = UserError(f"{key}: {value!r} is not {described(kind)}")
     if value is None and type(None) in _members(kind):
         return None
+    if key == "video_fps" and value == ALL_FRAMES:
+        return value
     if bool in _members(kind):
         if not isinstance(value, bool):
             raise wrong

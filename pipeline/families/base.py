@@ -54,7 +54,7 @@ class ProcessorKey:
     family: str = ""
     min_pixels: int = 0
     max_pixels: int = 0
-    video_fps: float = 0.0
+    video_fps: float = 0.0  # math.inf: every frame
     video_min_frames: int = 0
     video_max_frames: int = 0
     video_min_pixels: int = 0
@@ -207,7 +207,17 @@ class VideoRule(MediaRule):
     @abstractmethod
     def shape(self, num_frames: int, height: int, width: int) -> tuple[Size, Grid]: ...
 
+    @property
+    def sampling(self) -> dict[str, int | float | None]:
+        """The settings that choose frames and bound their sizes, as far as this rule has them; None: not set."""
+        found = {name: getattr(self, name) for name in SAMPLING if hasattr(self, name)}
+        return {name: None if value == math.inf else value or None for name, value in found.items()}
 
+
+# Settings of video rules, by the names that they share with processors.
+SAMPLING = (
+    "fps", "num_frames", "min_frames", "max_frames", "min_pixels", "max_pixels", "total_pixels",
+)  # fmt: skip
 Decoded = Callable[[MeasuredMedia, MediaRule], Any]  # opens a medium as what the rule renders
 
 
@@ -401,6 +411,7 @@ class Family(ABC):
             "position_axes": self.position_axes,
             "position_dtype": self.position_dtype,
             "recurrent_layers": self.recurrent_layers,
+            "video_sampling": self.video.sampling if self.video else None,
             "facts": self.facts,
             "media": {name: asdict(array) for name, array in self.media.items()},
         }

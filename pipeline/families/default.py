@@ -16,6 +16,7 @@ Frames of videos are those that the processor's video processor takes by its con
 were, and does not choose again.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,10 +115,12 @@ class ProcessorImages(ByProcessor, ImageRule):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessorVideos(ByProcessor, VideoRule):
-    fps: float  # as the user sets it over the config; 0: not at all
+    fps: float  # as the user sets it over the config; 0: not at all; math.inf: every frame
 
     def choose(self, total: int, fps: float, asked_fps: float | None) -> np.ndarray:
         """As its video processor would; all where neither its config nor anyone asks for less."""
+        if asked_fps is None and self.fps == math.inf:
+            return np.arange(total)
         return chosen_frames(self.asked.processor.video_processor, total, fps, asked_fps or self.fps or None)
 
     def shape(self, num_frames: int, height: int, width: int) -> tuple[Size, Grid]:

@@ -23,7 +23,7 @@ from ..media.resize import budget_resize
 from ..records import Example, MeasuredMedia, MediaKind, Turn
 from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size, VideoRule
 from .chat import Chat, ChatFormat
-from .rules import PixelRule, SoundFeatures, asked_bounds, set_over, thinned
+from .rules import PixelRule, SoundFeatures, asked_bounds, asked_rate, set_over, thinned
 
 BUDGETS = (70, 140, 280, 560, 1120)  # tokens of a picture: what the processor allows
 MAX_SAMPLES = 480_000  # 30 s at 16 kHz: the feature extractor cuts a sound there
@@ -302,7 +302,7 @@ class Gemma4(Family):
         images = _configured(files.source, IMAGE_DEFAULTS, files.image, key.max_pixels)
         videos = _configured(files.source, VIDEO_DEFAULTS, files.video, key.video_max_pixels)
         if key.video_fps:
-            videos |= {"fps": key.video_fps, "num_frames": None, "do_sample_frames": True}
+            videos |= {"do_sample_frames": True} | asked_rate(key)
         image = GemmaImages.of(images)
         set_over(videos, min_frames=key.video_min_frames, max_frames=key.video_max_frames)
         video = GemmaVideos.of(videos)

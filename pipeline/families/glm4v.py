@@ -18,7 +18,7 @@ from .base import Arrays, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
 from .qwen2_vl import IMAGE_DEFAULTS
 from .qwen3_vl import Qwen3Videos, Qwen3VL
-from .rules import PatchImages, configured, set_over
+from .rules import PatchImages, asked_rate, configured, set_over
 
 CHAT = ChatFormat(
     assistant_header="<|assistant|>",
@@ -220,7 +220,8 @@ class Glm4V(Qwen3VL):
             rule, videos["fps"] = Glm46Videos, None  # the same
         elif not videos["do_sample_frames"]:
             videos["fps"] = None
-        set_over(videos, fps=key.video_fps, min_frames=key.video_min_frames, max_frames=key.video_max_frames)
+        videos |= asked_rate(key)
+        set_over(videos, min_frames=key.video_min_frames, max_frames=key.video_max_frames)
         bounds = _bounds(videos, 1, key.video_min_pixels, key.video_max_pixels)
         return cls(
             GlmChat(CHAT, files.tokenizer, source=files.source, takes=("image", "video")),

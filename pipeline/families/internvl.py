@@ -13,7 +13,7 @@ from ..media.resize import closest_tiles
 from ..records import MeasuredMedia, Turn
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import CLIP, configured, refuse_settings
+from .rules import CLIP, asked_rate, configured, refuse_settings
 from .tiles import ONE_TILE, FrameTiles, TilesAndWhole, TilesOfBoth, check_alike
 
 CHAT = ChatFormat(
@@ -117,8 +117,7 @@ class InternVL(Family):
         images = configured(files.source, cls.name, IMAGES, files.image)
         videos = configured(files.source, cls.name, VIDEOS, files.video or files.image)
         check_alike(files.source, cls.name, images, videos, PIXELS)
-        if key.video_fps:
-            videos |= {"fps": key.video_fps, "num_frames": None}
+        videos |= asked_rate(key)
         side, tokens = images["size"]["height"], files.processor.get("image_seq_length", 256)
         image = TiledImages.of(images, side=side, tile_tokens=tokens, least=images["min_patches"],
                                most=images["max_patches"])  # fmt: skip

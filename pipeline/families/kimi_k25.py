@@ -26,7 +26,7 @@ from ..records import Example, MeasuredMedia, MediaKind, MediaRef
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size, VideoRule
 from .chat import Chat
 from .kimi_vl import CHAT, MoonViT, MoonViTImages, patches_within
-from .rules import HALF, configured, refuse_settings, thinned, uniform_frames
+from .rules import HALF, asked_rate, configured, refuse_settings, thinned, uniform_frames
 
 IMAGE_DEFAULTS = {
     "patch_size": 14,
@@ -112,6 +112,11 @@ class K25Videos(MoonViT, VideoRule):
         if "nframes" in asked:  # whatever the config has; all frames where there are fewer
             return replace(rule, num_frames=None, fps=None, max_frames=asked["nframes"])
         return replace(rule, max_frames=asked.get("max_frames", self.max_frames))
+
+    @property
+    def max_pixels(self) -> int:
+        """Of a frame."""
+        return self.max_patches * self.patch_size**2
 
     @property
     def arrays(self) -> dict[str, MediaArray]:
@@ -211,7 +216,7 @@ class KimiK25(Family):
                 config["max_patches"] = patches_within(max_pixels, config["patch_size"])
             config["max_side"] = config["size"]["max_height"]
         if key.video_fps:
-            videos |= {"fps": key.video_fps, "num_frames": None, "do_sample_frames": True}
+            videos |= {"do_sample_frames": True} | asked_rate(key)
         image = K25Images.of(images)
         video = None
         takes: tuple[MediaKind, ...] = ("image",)

@@ -28,7 +28,7 @@ from ..media.resize import best_resolution, fitted
 from ..records import MeasuredMedia
 from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import CLIP, configured, refuse_settings, uniform_frames
+from .rules import CLIP, asked_rate, configured, refuse_settings, uniform_frames
 from .tiles import FrameTiles, SquareTiles
 
 CHAT = ChatFormat(
@@ -155,8 +155,7 @@ class LlavaOnevision(Family):
                         video_min_frames="takes frames by rate or number alone")  # fmt: skip
         images = configured(files.source, cls.name, IMAGE_DEFAULTS, files.image)
         videos = configured(files.source, cls.name, VIDEO_DEFAULTS, files.video or files.image)
-        if key.video_fps:
-            videos |= {"fps": key.video_fps, "num_frames": None}
+        videos |= asked_rate(key)
         side = _side(files.source, images)
         if _side(files.source, videos) != side:
             raise UserError(

@@ -66,6 +66,7 @@ class Videos(OmniVideos):
 
 class Qwen25Omni(Family):
     name = "qwen2_5_omni"
+    revision = 2
     processor_classes = ("Qwen2_5OmniProcessor",)
     model_types = ("qwen2_5_omni", "qwen2_5_omni_thinker")
     position_axes = 3

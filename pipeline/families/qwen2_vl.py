@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import torch
 
 from ..config import UserError
 from ..layout import MediaArray
@@ -15,7 +16,7 @@ from ..mrope import mrope_positions
 from ..records import MeasuredMedia
 from .base import Arrays, Family, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
-from .rules import CLIP, PatchImages, PatchVideos, configured, set_over
+from .rules import CLIP, PatchImages, PatchVideos, asked_rate, configured, set_over
 
 CHAT = ChatFormat(
     assistant_header="<|im_start|>assistant\n",
@@ -58,10 +59,35 @@ def video_config(
     files: ProcessorFiles, key: ProcessorKey, name: str, defaults: dict[str, Any], **fixed: Any
 ) -> dict[str, Any]:
     """`fixed`: what the family's processor sets whatever its config says."""
-    config = configured(files.source, name, defaults, files.video or files.image) | fixed
-    set_over(config, min_pixels=key.video_min_pixels, max_pixels=key.video_max_pixels, fps=key.video_fps,
+    config = _with_bounds(configured(files.source, name, defaults, files.video or files.image) | fixed)
+    if config.get("fps") is None and config.get("num_frames") is None and key.video_fps != math.inf:
+        config |= with_qwen_vl_utils(config) | {"spans_clip": not key.video_fps}
+    config |= asked_rate(key)
+    set_over(config, min_pixels=key.video_min_pixels, max_pixels=key.video_max_pixels,
              min_frames=key.video_min_frames, max_frames=key.video_max_frames)  # fmt: skip
-    return _with_bounds(config)
+    return config
+
+
+# qwen-vl-utils 0.0.14: FPS, VIDEO_MIN_TOKEN_NUM, VIDEO_MAX_TOKEN_NUM. Its FPS_MIN_FRAMES and FPS_MAX_FRAMES, 4 and 768,
+# and its MODEL_SEQ_LEN, 128,000 tokens, are defaults of the processor's class, too.
+UTILS_FPS = 2.0
+UTILS_TOKENS = (128, 768)
+
+
+def with_qwen_vl_utils(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the rate and the bounds of qwen-vl-utils, which these processors leave both to, within the config's.
+
+    qwen-vl-utils resizes a frame to 128 to 768 tokens for each pair of frames, less where all frames would exceed
+    its total, and the processor resizes it again where its own bounds are narrower.
+    """
+    least, most = (tokens * (config["patch_size"] * config["merge_size"]) ** 2 for tokens in UTILS_TOKENS)
+    low, high = config["min_pixels"], config["max_pixels"]
+    return {
+        "fps": UTILS_FPS,
+        "min_pixels": max(low, least) if least <= high else low,
+        "max_pixels": min(high, most) if most >= low else high,
+        "cap_pixels_per_frame": True,
+    }
 
 
 def _with_bounds(config: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +100,7 @@ def _with_bounds(config: dict[str, Any]) -> dict[str, Any]:
 @dataclass(frozen=True, kw_only=True)
 class Qwen2Videos(PatchVideos):
     seconds_name: ClassVar[str] = "second_per_grid_ts"
+    spans_clip: bool = False  # frames go from the first to the last, as in qwen-vl-utils; else as in transformers
 
     @property
     def arrays(self) -> dict[str, MediaArray]:
@@ -84,8 +111,8 @@ class Qwen2Videos(PatchVideos):
         }
 
     def sampled(self, total: int, fps: float) -> np.ndarray:
-        """Evenly, in whole temporal patches, by the rate or the number of the processor's config; without, all frames,
-        but not more than max_frames (transformers knows that bound beside a rate only).
+        """Evenly, in whole temporal patches, by the rate or the number that is set; else all frames, but not more than
+        max_frames (transformers knows that bound beside a rate only).
 
         transformers steps by a float, which for 14 of 34 frames gives a 15th index beyond the end; here it is 14.
         """
@@ -101,8 +128,16 @@ class Qwen2Videos(PatchVideos):
         else:
             return np.arange(total)
         wanted = max(1, min(wanted, total))  # a video of one frame has no whole temporal patch; the frame is repeated
+        if self.spans_clip:
+            spread: np.ndarray = torch.linspace(0, total - 1, wanted).round().long().numpy()
+            return spread
         steps = np.arange(wanted) * (total / wanted)
         return steps.astype(np.float32).astype(np.int64)  # torch.arange's own arithmetic
+
+    def choose(self, total: int, fps: float, asked_fps: float | None) -> np.ndarray:
+        """A rate of its row is followed as transformers follows one."""
+        asked = self if asked_fps is None else replace(self, spans_clip=False)
+        return super(Qwen2Videos, asked).choose(total, fps, asked_fps)
 
     def resized(self, num_frames: int, height: int, width: int) -> Size:
         """Each frame as an image; with cap_pixels_per_frame within an even share of the whole video's budget."""
@@ -133,7 +168,7 @@ def patch_tokens(media: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> i
 
 class Qwen2VL(Family):
     name = "qwen2_vl"
-    revision = 2
+    revision = 3
     processor_classes: ClassVar[tuple[str, ...]] = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor")
     model_types: ClassVar[tuple[str, ...]] = ("qwen2_vl", "qwen2_5_vl")
     position_axes = 3

@@ -94,7 +94,7 @@ class OmniVideos(Qwen2Videos):
 
 class Qwen3Omni(Family):
     name = "qwen3_omni"
-    revision = 2
+    revision = 3
     processor_classes = ("Qwen3OmniMoeProcessor",)
     model_types = ("qwen3_omni_moe", "qwen3_omni_moe_thinker")
     position_axes = 3

@@ -24,7 +24,7 @@ from .mistral3 import Mistral3
 from .nemotron_parse import NOT_PACKABLE, NemotronParse
 from .phi4_mm import Phi4MM
 from .qwen2_5_omni import Qwen25Omni
-from .qwen2_vl import Qwen2VL
+from .qwen2_vl import Qwen2Videos, Qwen2VL
 from .qwen3_omni import Qwen3Omni
 from .qwen3_vl import Qwen3VL
 from .smolvlm import SmolVLM
@@ -88,6 +88,11 @@ def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = Fa
         raise UserError(f"--processor {key.processor}: has no chat template")
     built = family.load(files, key)
     built.recurrent_layers = recurrent_layers(files.model)
+    if isinstance(built.video, Qwen2Videos) and built.video.spans_clip:
+        logger.info(
+            "--processor %s: its config has neither a rate nor a number of frames, so videos are sampled as by "
+            "qwen-vl-utils: %s. --video-fps all takes every frame", key.processor, built.video.sampling,
+        )  # fmt: skip
     if key.use_audio_in_video and not (built.video and built.video.sound):
         raise UserError(f"--use-audio-in-video: {built.name} takes no sound from videos; leave it out")
     if key.empty_thought and not isinstance(built, Gemma4):

@@ -46,6 +46,14 @@ def set_over(config: dict[str, Any], **values: Any) -> None:
     config |= {name: value for name, value in values.items() if value}
 
 
+def asked_rate(key: ProcessorKey) -> dict[str, Any]:
+    """Return what `--video-fps` sets over a config's rate and number; `all` takes every frame."""
+    if not key.video_fps:
+        return {}
+    rate = {"fps": None, "do_sample_frames": False} if key.video_fps == math.inf else {"fps": key.video_fps}
+    return rate | {"num_frames": None}
+
+
 def refuse_settings(key: ProcessorKey, family: str, **reasons: str) -> None:
     """A setting that a family cannot follow is an error, and not ignored."""
     for setting, reason in reasons.items():

@@ -1,6 +1,7 @@
 """SmolVLM: pictures as Idefics3 has them, and videos: a tile for each frame, written as a picture behind its time."""
 
 import copy
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -16,7 +17,7 @@ from ..records import Example, MeasuredMedia, Turn
 from .base import Arrays, ProcessorFiles, ProcessorKey
 from .chat import Chat
 from .idefics3 import CHAT, DEFAULTS, FIXED, MOST_PIXELS_ON_A_SIDE, Idefics3, PlacedTiles, one_tile, rescaled
-from .rules import configured, refuse_settings, resampling
+from .rules import asked_rate, configured, refuse_settings, resampling
 from .template import Template, template_of
 from .tiles import ONE_TILE, FrameTiles, TilesOfBoth, check_alike
 
@@ -203,8 +204,11 @@ class SmolVLM(Idefics3):
             config |= {"fps": sampling["fps"], "num_frames": sampling["max_frames"]}
             if "size" not in (files.video or files.image):
                 config["size"] = sampling["video_size"]
+        config["fps"] = key.video_fps or config["fps"]
+        if key.video_fps == math.inf:
+            config |= asked_rate(key)
         return SmolVideos.of(
             config, side=config["max_image_size"]["longest_edge"], longest_edge=config["size"]["longest_edge"],
             tile_tokens=files.processor.get("image_seq_len", 169), mode=resampling(files.source, config),
-            fps=key.video_fps or config["fps"], max_frames=key.video_max_frames,
+            max_frames=key.video_max_frames,
         )  # fmt: skip

@@ -235,6 +235,24 @@ def _repeat_numbers(repeats: np.ndarray) -> np.ndarray:
     return numbers
 
 
+# What is left to try for a row that the policy could not make to fit.
+NEXT_ADVICE = {
+    "truncate": "; raise --pack-size, or give --overlong shrink",
+    "shrink": "; raise --pack-size, or lower --max-pixels",
+}
+
+
+def video_flags(sampling: Mapping[str, Any]) -> str:
+    """Return the flags that shorten videos, with their values: "--video-fps (now 2) or --video-max-frames (now 8)"."""
+    number, rate = sampling.get("num_frames"), sampling.get("fps")
+    values = {"--video-fps": f"{number} frames" if number else f"{rate:g}" if rate else "all"}
+    for name in ("max_frames", "max_pixels"):
+        if name in sampling:
+            values[f"--video-{name.replace('_', '-')}"] = str(sampling[name] or "no bound")
+    named = [f"{flag} (now {value})" for flag, value in values.items()]
+    return " or ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Fit:
     """How an overlong sample is made to fit, or why it is not."""
@@ -276,12 +294,15 @@ class _Fitting:
         where = np.flatnonzero(aligned(tokens, config.align) > room)
         if not len(where):
             return lines
+        media, pictures = (lines[name].to_numpy()[where] for name in ("media_bytes", "picture_bytes"))
+        is_video = (2 * visual[where] > tokens[where]) & (2 * pictures < media)
+        advice = [self._advice(count, video) for count, video in zip(visual[where], is_video, strict=True)]
         names = ("dataset", "row", "part", "line")
         dataset, row, part, line = (lines[name].to_numpy()[where].tolist() for name in names)
         lengths, rooms = tokens[where].tolist(), room[where].tolist()
         if config.overlong_policy == "error":
             raise UserError(
-                f"{self.names[dataset[0]]} row {row[0]}: {lengths[0]} tokens, a pack holds {rooms[0]}; "
+                f"{self.names[dataset[0]]} row {row[0]}: {lengths[0]} tokens, a pack holds {rooms[0]}{advice[0]}; "
                 "set overlong to truncate or drop, or raise pack_size"
             )
         changed = {name: lines[name].to_numpy().copy() for name in FITTED if SCHEMA.field(name).type != TEXT}
@@ -290,7 +311,7 @@ class _Fitting:
             fit = self._fit(part[at], line[at])
             if fit.measured is None:
                 reasons.append("overlong")
-                details.append(f"{lengths[at]} tokens, a pack holds {rooms[at]}{fit.words}")
+                details.append(f"{lengths[at]} tokens, a pack holds {rooms[at]}{fit.words}{advice[at]}")
                 continue
             values = {
                 "tokens": fit.measured.tokens,
@@ -316,6 +337,13 @@ class _Fitting:
         if len(where):
             dataset, row, detail = (lines[name][int(where[0])].as_py() for name in ("dataset", "row", "detail"))
             raise UserError(f"{self.names[dataset]} row {row}: {detail}; set overlong to truncate or drop")
+
+    def _advice(self, visual_tokens: int, is_video: bool) -> str:
+        """Return what to do about an overlong row, where the general remedies do not help it."""
+        if is_video and self.family.video is not None:
+            flags = video_flags(self.family.video.sampling)
+            return f"; {visual_tokens} of them are visual, most of video: lower {flags}, or raise --pack-size"
+        return NEXT_ADVICE.get(self.config.overlong_policy, "")
 
     def _fit(self, part: int, line: int) -> _Fit:
         policy = self.config.overlong_policy

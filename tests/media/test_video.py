@@ -1,5 +1,6 @@
 """Videos measured without decoding: real containers, written here, whose headers are missing or lie."""
 
+import math
 from functools import cache
 
 import numpy as np
@@ -85,7 +86,8 @@ def test_what_rows_ask_for(tmp_path):
     assert brightness(ref, Sampling(fps=4)) == [0, 1, 3, 4, 5, 6, 8, 9]
     assert brightness(ref, Sampling(start=1.0)) == [5, 6, 8, 9]
     assert brightness(ref, Sampling(start=0.4, end=1.0, fps=5)) == [2, 3, 4]
-    assert brightness(ref, name="qwen2_vl") == list(range(10)), "all frames where no rate is configured"
+    assert brightness(ref, name="qwen2_vl") == [0, 3, 6, 9], "as qwen-vl-utils where no rate is configured"
+    assert brightness(ref, name="qwen2_vl", video_fps=math.inf) == list(range(10))
     assert brightness(ref, name="qwen2_vl", video_fps=2.0) == [0, 2, 5, 7]
     assert brightness(ref, video_max_frames=3, video_min_frames=1) == [0, 4, 9]
 
