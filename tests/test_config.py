@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,15 @@ def test_what_is_held_out_goes_beside_with_the_same_work_folder(monkeypatch: pyt
     monkeypatch.chdir("/usr")
     assert PackConfig(out=".", work="/w").for_holdout().out == "/usr-holdout"
     assert PackConfig(work="/w").for_holdout() == PackConfig(work="/w")  # a plan needs no output
+
+
+def test_every_frame_is_a_rate_of_videos(yaml: Any) -> None:
+    """As a flag, in YAML and from a program; a manifest has it as a word, since JSON has no infinity."""
+    configs = [load("--video-fps", "all"), load("--config", yaml("video_fps: all\n")), PackConfig(video_fps="all")]  # type: ignore[arg-type]
+    assert [config.video_fps for config in configs] == [math.inf] * 3
+    assert configs[0].shaping("measure")["video_fps"] == "all"
+    with pytest.raises(UserError, match="video_fps: 'some' is not a number"):
+        load("--video-fps", "some")
 
 
 def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:

@@ -114,7 +114,10 @@ def _estimate_video_tokens(vid_meta: Sequence[float] | Mapping[str, Any], video_
     per_patch = video_cfg["temporal_patch_size"]
     sampled += -sampled % per_patch
     if video_cfg.get("per_frame"):
-        size = _resized_image(height, width, video_cfg)
+        most = video_cfg["max_pixels"]
+        if total := video_cfg.get("total_pixels"):
+            most = max(min(most, total * per_patch // sampled), int(video_cfg["min_pixels"] * 1.05))
+        size = _resized_image(height, width, {**video_cfg, "max_pixels": most})
     else:
         size = _smart_resize_video(
             sampled, height, width, per_patch, video_cfg["factor"], video_cfg["min_pixels"], video_cfg["max_pixels"]

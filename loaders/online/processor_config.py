@@ -7,6 +7,8 @@ has no part for the medium; the estimate then falls back on a fixed number.
 
 from typing import Any
 
+from ...pipeline.families.base import VideoRule
+from ...pipeline.families.qwen2_vl import VIDEO_DEFAULTS, with_qwen_vl_utils
 from .estimate import VIDEO_CFG
 
 
@@ -16,7 +18,7 @@ def extract_image_config(processor: Any) -> dict[str, Any] | None:
 
 
 def extract_video_config(processor: Any) -> dict[str, Any] | None:
-    """As of images, and temporal_patch_size, per_frame, fps, min_frames, max_frames."""
+    """As of images, and temporal_patch_size, per_frame, fps, min_frames, max_frames, and total_pixels, if any."""
     part = _part(processor, "video_processor", "video")
     geometry = _geometry(part)
     if geometry is None:
@@ -25,10 +27,16 @@ def extract_video_config(processor: Any) -> dict[str, Any] | None:
         key: _or(getattr(part, key, None), VIDEO_CFG[key])
         for key in ("temporal_patch_size", "min_frames", "max_frames")
     }
-    # Without a rate every frame is taken, as Qwen2-VL does until it is given one. A rate that is set counts even where
-    # `do_sample_frames` is off: online, `fps: 1` on the processor is how one sets it.
-    fps = getattr(part, "fps", None)
-    return geometry | counts | {"fps": fps, "per_frame": _bounds_are_per_frame(part)}
+    config = geometry | counts | {"fps": getattr(part, "fps", None), "per_frame": _bounds_are_per_frame(part)}
+    if (total := getattr(part, "total_pixels", None)) is not None:
+        config["total_pixels"] = total
+    # A rate that is set counts even where `do_sample_frames` is off: online, `fps: 1` on the processor is how one sets
+    # it. Without one, processors of the Qwen2 kind are used as with qwen-vl-utils; a rule of ours has decided already.
+    is_silent = config["fps"] is None and getattr(part, "num_frames", None) is None
+    if is_silent and config["per_frame"] and not isinstance(part, VideoRule):
+        total = int(0.9 * VIDEO_DEFAULTS["max_video_tokens"] * config["factor"] ** 2)
+        config |= with_qwen_vl_utils(config) | {"total_pixels": total}
+    return config
 
 
 def _part(processor: Any, hf_name: str, our_name: str) -> Any:

@@ -6,6 +6,7 @@ the model is given. Real processors are those of ../shared; `tests/processors` h
 What they are compared with is `theirs` of a line: see tests/references.py.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -266,11 +267,18 @@ def processor_of(name: str, folder: Path) -> str:
     return str(SHARED / "processors" / line.real)
 
 
+# Their frames and sizes are those of qwen-vl-utils otherwise: tests/families/test_qwen_vl_utils.py.
+LEFT_TO_UTILS = ("qwen2_vl", "qwen2_5_omni", "qwen3_omni")
+
+
 @pytest.mark.parametrize("name", LINES)
 def test_every_tensor(name, tmp_path):
     line, processor = LINES[name], processor_of(name, tmp_path)
-    family = family_for(ProcessorKey(processor=processor, family=line.family if line.named else ""))
-    hearing = family_for(ProcessorKey(processor=processor, use_audio_in_video=True)) if line.films else family
+    rate = math.inf if line.family in LEFT_TO_UTILS else 0.0
+    family = family_for(ProcessorKey(processor=processor, family=line.family if line.named else "", video_fps=rate))
+    hearing = family
+    if line.films:
+        hearing = family_for(ProcessorKey(processor=processor, use_audio_in_video=True, video_fps=rate))
     assert family.name == line.family, "chosen by the processor's class"
     kinds = tuple(kind for kind in family.takes if kind in line.kinds)
     talks, seen = conversations(tmp_path / "media", line, kinds), set()

@@ -4,6 +4,7 @@ That smart_resize is transformers' own: tests/test_resize.py.
 """
 
 import inspect
+import math
 import multiprocessing
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,9 @@ import torch
 from torch.utils.data import DataLoader, Subset
 
 from neatpack.loaders.online import LengthGroupedSampler, _smart_resize_image, _smart_resize_video
+from neatpack.loaders.online.estimate import _estimate_video_tokens
 from neatpack.loaders.online.processor_config import extract_image_config, extract_video_config
+from neatpack.pipeline.families.qwen2_vl import VIDEO_DEFAULTS, Qwen2Videos, with_qwen_vl_utils
 
 IMAGE = {"factor": 28, "patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 1_003_520}
 
@@ -281,7 +284,7 @@ def test_a_real_image_processor() -> None:
 
 
 def test_our_families(demo_family: Any) -> None:
-    """The demo's processor is a Qwen2.5-VL: bounds of a frame, and every frame unless its config has a rate."""
+    """The demo's processor is a Qwen2.5-VL: bounds of a frame, and the rate of qwen-vl-utils."""
     image, video = demo_family.image, demo_family.video
     assert extract_image_config(demo_family) == {
         "factor": image.factor,
@@ -305,6 +308,32 @@ def test_qwen2_bounds_are_of_a_frame() -> None:
     config = extract_video_config(processor)
     assert config is not None
     assert config["per_frame"]
+
+
+@pytest.mark.parametrize(
+    "meta", [(100, 720, 1280, 25.0, 4.0), (15_000, 1080, 1920, 25.0, 600.0), (6, 64, 96, 25, 0.24)]
+)
+def test_estimate_of_a_processor_without_a_rate_is_what_the_family_takes(meta: tuple[float, ...]) -> None:
+    """As with qwen-vl-utils: 2 frames a second, 128 to 768 tokens a pair, and a total."""
+
+    class Qwen2VLVideoProcessor(SimpleNamespace):
+        pass
+
+    numbers = {
+        "patch_size": 14,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "min_pixels": 3136,
+        "max_pixels": 12_845_056,
+    }
+    theirs = extract_video_config(SimpleNamespace(video_processor=Qwen2VLVideoProcessor(**numbers)))
+    rule = Qwen2Videos.of({**VIDEO_DEFAULTS, **numbers} | with_qwen_vl_utils(numbers))
+    ours = extract_video_config(SimpleNamespace(video=rule))
+    assert theirs is not None and ours is not None
+    total, height, width, fps, _ = meta
+    grid = rule.shape(len(rule.choose(int(total), fps, None)), int(height), int(width))[1]
+    counted = math.prod(grid) // 4
+    assert _estimate_video_tokens(meta, theirs) == _estimate_video_tokens(meta, ours) == counted
 
 
 @pytest.mark.parametrize(
