@@ -199,7 +199,8 @@ class PackConfig:
     overwrite: bool = _key(False, "start anew over an output made from other inputs or another config")
 
     def __post_init__(self) -> None:
-        if self.video_fps == ALL_FRAMES:
+        rate: object = self.video_fps
+        if rate == ALL_FRAMES:
             object.__setattr__(self, "video_fps", math.inf)
         self._check_types()
         for key in ("meta", "out", "work"):

@@ -37,7 +37,7 @@ IMAGE_DEFAULTS = {
     "merge_size": 2,
     **CLIP,
 }
-VIDEO_DEFAULTS = {
+VIDEO_DEFAULTS: dict[str, Any] = {
     **IMAGE_DEFAULTS,
     "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768},
     "min_frames": 4,
