@@ -6,11 +6,13 @@ null where it raises ValueError. Exit 3: no usable torchvision; exit 4: qwen-vl-
 
 import json
 import sys
+from importlib import import_module
+from typing import Any
 
 import with_torchvision  # noqa: F401 (first)
 
 try:
-    from qwen_vl_utils import vision_process
+    vision_process: Any = import_module("qwen_vl_utils.vision_process")
 except ImportError:
     sys.exit(4)
 import torch

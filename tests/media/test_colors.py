@@ -76,8 +76,8 @@ def test_tagged_video_is_converted_by_its_matrix_and_range(tmp_path: Path, matri
 
 
 def test_bt709_and_bt601_differ_by_more_than_the_tolerance() -> None:
-    both = [expected_rgb(120, 100, 170, matrix, False) for matrix in (1, 5)]
-    assert np.abs(np.subtract(*both)).max() > 8
+    one, other = (np.array(expected_rgb(120, 100, 170, matrix, False)) for matrix in (1, 5))
+    assert np.abs(one - other).max() > 8
 
 
 def test_full_range_is_read_from_the_tag_of_vp9(tmp_path: Path) -> None:
