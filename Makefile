@@ -5,8 +5,6 @@ BIN := .venv/bin
 INSTALL ?= $(BIN)/uv pip install -q --python $(BIN)/python
 # uv then trusts the certificates of the machine, as pip does.
 export UV_SYSTEM_CERTS ?= 1
-# Ray's token authentication writes a token into the home directory; nothing of this needs it.
-export RAY_AUTH_MODE ?= disabled
 # Tests start Python two hundred times; where nothing compiled may be kept, each time compiles all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -25,11 +25,7 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
     argv = sys.argv[1:] if argv is None else argv
     args = _parser(next((each for each in argv if not each.startswith("-")), "")).parse_args(argv)
     args.in_fork = in_fork
-    from .commands.common import DONE, FAILED, WRONG_INPUT  # here and not above: --help does without all of this
-    from .errors import UserError
-    from .extras import remedy
-    from .manifest import OutputError
-    from .runtime.faults import behind
+    from .commands.common import DONE, FAILED  # here and not above: --help does without all of this
     from .runtime.freed import keep_freed
     from .runtime.logs import logged_to_stderr, to_stderr
 
@@ -37,19 +33,10 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
         keep_freed()
     # Nothing here trains; libraries that warn about missing accelerators only confuse.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    args.report = report = ErrorReport(args)
     try:
         with logged_to_stderr(args.verbose):
             return int(args.run(args))
-    except (UserError, OutputError) as error:
-        if (fault := behind(error)) is not error:
-            return _failed(fault, args)
-        to_stderr(f"neatpack: {error}")
-        return WRONG_INPUT
-    except ModuleNotFoundError as error:
-        if not (message := remedy(error.name, f"neatpack {args.command}", "pack")):
-            raise
-        to_stderr(message)
-        return WRONG_INPUT
     except KeyboardInterrupt:
         to_stderr("neatpack: stopped; run the same command again to go on")
         return FAILED
@@ -57,32 +44,68 @@ def main(argv: Sequence[str] | None = None, *, in_fork: bool = False) -> int:
         sys.stderr.close()
         return DONE
     except Exception as error:
-        return _failed(error, args)
+        if (code := report(error)) is None:
+            raise
+        return code
 
 
-def _failed(error: Exception, args: argparse.Namespace) -> int:
-    """A fault of the machine is told in a sentence; an error of the program is raised, for its traceback is wanted."""
-    from .commands.common import FAILED
-    from .runtime.clients import Unreachable
-    from .runtime.faults import sentence
-    from .runtime.logs import to_stderr
+class ErrorReport:
+    """Prints what an error means for the user, once: the engine calls it before Ray stops, `main` at the end."""
 
-    message = str(error) if isinstance(error, Unreachable) else sentence(error, args.elsewhere)
-    if not message:
-        raise error
-    if args.verbose:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self._reported: tuple[Exception, int | None] | None = None
+
+    def __call__(self, error: Exception) -> int | None:
+        """Print the message of an error and return the exit code; None if it is a mistake of ours.
+
+        That is raised by `main` for a caller in Python. In a process of our own its traceback is printed here.
+        """
+        if self._reported is None or self._reported[0] is not error:
+            self._reported = error, self._printed(error)
+        return self._reported[1]
+
+    def _printed(self, error: Exception) -> int | None:
+        from .commands.common import FAILED
+        from .runtime.logs import write_line
+
+        message, code = self._explained(error)
+        if message:
+            if self._args.verbose and code == FAILED:
+                _print_traceback(error)
+            write_line(message)
+            return code
+        if not self._args.in_fork:
+            return None
         _print_traceback(error)
-    to_stderr(f"neatpack: {message}")
-    return FAILED
+        return FAILED
+
+    def _explained(self, error: Exception) -> tuple[str, int]:
+        """The message of an error, "" for a mistake of ours, and the exit code."""
+        from .commands.common import FAILED, WRONG_INPUT
+        from .errors import UserError
+        from .extras import remedy
+        from .manifest import OutputError
+        from .runtime.clients import Unreachable
+        from .runtime.faults import behind, sentence
+
+        if isinstance(error, UserError | OutputError):
+            if (fault := behind(error)) is error:
+                return f"neatpack: {error}", WRONG_INPUT
+            error = fault
+        elif isinstance(error, ModuleNotFoundError):
+            return remedy(error.name, f"neatpack {self._args.command}", "pack"), WRONG_INPUT
+        message = str(error) if isinstance(error, Unreachable) else sentence(error, self._args.elsewhere)
+        return message and f"neatpack: {message}", FAILED
 
 
 def _print_traceback(*error: Any) -> None:
     """Print the traceback of an error of the program; its message may quote data."""
     import traceback
 
-    from .runtime.logs import to_stderr
+    from .runtime.logs import write_line
 
-    to_stderr("".join(traceback.format_exception(*error)).rstrip("\n"))
+    write_line("".join(traceback.format_exception(*error)).rstrip("\n"))
 
 
 def _parser(asked: str | None = None) -> argparse.ArgumentParser:

@@ -334,6 +334,15 @@ def absolute(name: str, path: str) -> str:
     return text_of(place_of(name, path))
 
 
+def with_absolute_paths(config: PackConfig) -> PackConfig:
+    """Return the config with its paths as seen from the working directory of this process: workers have another."""
+    found = {key: absolute(flag(key), value) for key in ("meta", "out", "work") if (value := getattr(config, key))}
+    prefixes = tuple(absolute("--media-prefix", each) for each in config.media_prefixes)
+    if config.processor and os.path.isdir(config.processor):
+        found["processor"] = os.path.realpath(config.processor)
+    return dataclasses.replace(config, media_prefixes=prefixes, **found)
+
+
 def _has_password(uri: Remote) -> bool:
     """Also one with a slash in it, as those of AWS may be: of s3://user:pa/ss@bucket the authority is "user:pa"."""
     user, _, host = uri.authority.rpartition("@")

@@ -24,9 +24,19 @@ UP, CLEAR = "\x1b[{}A", "\x1b[J"  # so many lines up; from here to the end of th
 
 
 @contextmanager
-def shown(title: str, stages: Sequence[str], *, visible: bool = True) -> Iterator[Progress]:
-    """The progress of a command, shown until it ends; at a good end, a line says where the time went."""
+def shown(
+    title: str,
+    stages: Sequence[str],
+    *,
+    visible: bool = True,
+    on_failure: Callable[[Exception], object] = lambda error: None,
+) -> Iterator[Progress]:
+    """The progress of a command, shown until it ends; at a good end, a line says where the time went.
+
+    `on_failure` gets the error that ends the job, before what the job used is stopped.
+    """
     progress, title = Progress(stages), harmless_line(title)
+    progress.on_failure = on_failure
     progress.enter(stages[0])
     if not visible:
         yield progress

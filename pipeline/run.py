@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .config import PackConfig, UserError
+from .config import PackConfig, UserError, with_absolute_paths
 from .families.hub import check_processor
 from .finished import FILE as FINISHED, Seen, finished, leave_record, seen_by
 from .ingest.meta import Dataset, read_meta
@@ -46,6 +46,7 @@ class Packed:
 
 def run_pack(config: PackConfig, progress: Progress | None = None) -> Packed:
     """The job. `progress` is told how far it is."""
+    config = with_absolute_paths(config)
     with _begun(config, progress) as (progress, datasets):
         out, beside = place(config.out), place(config.for_holdout().out)
         outs = {out: config, beside: config.for_holdout()} if config.holdout else {out: config}
@@ -147,6 +148,7 @@ def _in_use(config: PackConfig, outs: Iterable[Place]) -> list[Place]:
 
 def run_plan(config: PackConfig, progress: Progress | None = None) -> "Planned":
     """Measure and plan only."""
+    config = with_absolute_paths(config)
     with _begun(config, progress) as (progress, datasets):
         from .families.registry import family_for
         from .inputs import inputs_of
@@ -167,6 +169,7 @@ def run_split(config: PackConfig, progress: Progress | None = None) -> dict[str,
 
     The number of rows in each.
     """
+    config = with_absolute_paths(config)
     out = place(config.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"--out {out}: is there and is no empty directory; remove it, or give another")

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
     from neatpack.pipeline.families.base import Family
 
-os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # no token in the home directory
+# One token for every Ray of the suite: a process reads it once, and its tests may join several clusters.
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 # Ray's workers, which give way to all others (nice 15), would wait for the processes of the suite: on two busy cores, a
 # test of 25 s of CPU took 5 minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")

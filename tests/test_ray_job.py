@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import shlex
 import shutil
 import site
@@ -56,7 +57,12 @@ def cluster(folder: Path, ray: list[str]) -> Iterator[Cluster]:
             "--temp-dir", session, f"--port={port}", *ports,
         ]  # fmt: skip
         environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-        environment |= {"RAY_AUTH_MODE": "disabled", "PYTHONUNBUFFERED": "1", "RAY_worker_niceness": "0"}
+        environment |= {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "PYTHONUNBUFFERED": "1",
+            "RAY_worker_niceness": "0",
+        }
         environment.pop("PYTHONPATH", None)  # what is importable here need not be there
         said = folder / f"head-{attempt}.log"
         with said.open("wb") as log:

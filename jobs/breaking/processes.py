@@ -19,7 +19,7 @@ class Started:
         """`also`: variables of its environment."""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by __exit__)
         line = [sys.executable, "-m", "neatpack.pipeline.cli", *command]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", **(also or {})}
+        environment = os.environ | {"PYTHONPATH": str(ROOT), **(also or {})}
         self._process = subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=self._errors)
         self._seen: set[tuple[int, str]] = set()
 

@@ -15,8 +15,5 @@ fi
 meta=$1 processor=$2 out=$3
 shift 3
 
-# Ray, started and ended by neatpack itself, would write a token into the home directory.
-export RAY_AUTH_MODE=${RAY_AUTH_MODE:-disabled}
-
 neatpack pack --meta "$meta" --processor "$processor" --out "$out" "$@"
 neatpack verify "$out" --engine ray

@@ -89,7 +89,9 @@ def _shown(args: argparse.Namespace, config: PackConfig, *stages: str) -> Abstra
     on_ray = config.engine == "ray"
     with_ray = [STARTING, *stages, STOPPING] if on_ray else stages
     to = f" -> {config.out}" if config.out else ""
-    return shown(f"neatpack {args.command} {config.meta}{to}", [LOADING, *with_ray], visible=args.in_fork)
+    return shown(
+        f"neatpack {args.command} {config.meta}{to}", [LOADING, *with_ray], visible=args.in_fork, on_failure=args.report
+    )
 
 
 def _print_packed(args: argparse.Namespace, config: PackConfig) -> int:

@@ -41,7 +41,7 @@ def _recode(args: argparse.Namespace) -> int:
     manifest = Manifest.read(out)
     stages = [RECODING, COMMITTING]
     stages = [LOADING, STARTING, *stages, STOPPING] if args.engine == "ray" else [LOADING, *stages]
-    with shown(f"neatpack recode {out} -> {target}", stages, visible=args.in_fork) as progress:
+    with shown(f"neatpack recode {out} -> {target}", stages, visible=args.in_fork, on_failure=args.report) as progress:
         from ..runtime.engine import engine
         from ..runtime.lock import locked
         from ..shard.recode import recode, recoding

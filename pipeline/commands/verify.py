@@ -33,7 +33,7 @@ def _verify(args: argparse.Namespace) -> int:
         to_stderr(f"neatpack: {error}")
         return FAILED
     stages = [LOADING, STARTING, VERIFYING, STOPPING] if args.engine == "ray" else [LOADING, VERIFYING]
-    with shown(f"neatpack verify {out}", stages, visible=args.in_fork) as progress:
+    with shown(f"neatpack verify {out}", stages, visible=args.in_fork, on_failure=args.report) as progress:
         from ..runtime.engine import engine
         from ..shard.summary import describe_verified
         from ..shard.verify import verify_output

@@ -6,12 +6,14 @@ import logging
 import os
 import re
 import socket
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from .calls import Arguments, Call, Failed, Outcome, Result, TaskTraceback, Then, Waiting, outcome_of, portable, raised
-from .faults import HeadLost, no_answer, not_joined, not_started, of_ray, of_workers
+from .clusters import check_nodes, joined, probe_nodes
+from .faults import HeadLost, no_answer, of_ray, of_workers
 from .freed import keep_freed
 from .journal import LATE_MEDIA, MAX_RETRIES, late_media_file
 from .logs import ROOT, Relay
@@ -24,6 +26,7 @@ PATIENCE = 10  # seconds for a cluster to answer
 # While tasks run, how often it is looked whether the head of the cluster is there, and how long it may be away: a head
 # that is restarted comes back in seconds, and after 60 Ray ends this process.
 LOOK_SECONDS, AWAY_SECONDS = 5.0, 30.0
+LEFT_SECONDS = 60.0  # to wait for tasks of a run that failed, where Ray goes on without us
 # Bytes of a worker's own: Python, torch, transformers, a processor. An estimate: what a worker takes differs by their
 # versions and by the processor, and some of it is shared with the other workers of its machine.
 WORKER_BYTES = 512 << 20
@@ -123,10 +126,15 @@ class RayEngine(Engine):
         self.num_workers = num_workers or int(ray.cluster_resources().get("CPU", 1))
         self._window = 2 * self.num_workers
         self._warmed: list[Any] = []
+        self._probes: dict[Any, str] = {}  # of nodes that have not been checked: where they are
+        self._left: list[Any] = []  # tasks of a flow that failed
 
     def _outcomes(self, waiting: Waiting, memory: int) -> Generator[tuple[Call, Outcome[Any]], None, None]:
+        self.wait_for_left()
         with _faults_told():
             task = self._task(memory)
+            check_nodes(self._ray, self._probes, self._finished)
+            self._probes = {}
         level = logging.getLogger(ROOT).getEffectiveLevel()
         running: dict[Any, list[Call]] = {}
         try:
@@ -153,8 +161,21 @@ class RayEngine(Engine):
             running.clear()  # nobody is there to cancel them
             raise
         finally:
-            for reference in running:
-                self._ray.cancel(reference, force=True)
+            self._left.extend(running)
+
+    def wait_for_left(self) -> None:
+        """Wait until the tasks of a flow that failed are done.
+
+        They are not cancelled. If a task completes while `ray.cancel` is at it, by force or not, Ray's core aborts this
+        process: 1 in 20 rounds of jobs/ray_abort.py. Where this process ends its connection to Ray, that ends them.
+        """
+        left, self._left = self._left, []
+        if left and (running := self._ray.wait(left, num_returns=len(left), timeout=LEFT_SECONDS)[1]):
+            logger.warning("%s of the run that failed still running in Ray", _several(len(running), "task"))
+
+    def probe(self) -> None:
+        """Ask every node what it has installed; the first flow compares the answers before it starts tasks."""
+        self._probes = probe_nodes(self._ray)
 
     def warm(self, call: Call) -> None:
         """Have every worker make this call, while this process goes on: imports and a processor take 5 s."""
@@ -293,42 +314,37 @@ def _on_ray(num_workers: int, env: Mapping[str, str], progress: Progress, warm: 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # in every worker: one task, one core
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # report to nobody
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no warning about accelerators: we use none
-    import ray
+    address = os.environ.get("RAY_ADDRESS") or "local"  # not None: a stale cluster file would make Ray hang
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():  # the caller's, who goes on with it
+        with _ray_engine(sys.modules["ray"], num_workers, env, progress, warm, probes=True) as running:
+            try:
+                yield running
+            finally:
+                running.wait_for_left()
+        return
+    if (silent := _answers(address)) is not None:  # Ray itself would try for minutes, and log each time
+        raise no_answer(address, silent) from silent
+    with joined(address, num_workers) as ray:
+        try:
+            # A Ray that is started here has what this process has.
+            with _ray_engine(ray, num_workers, env, progress, warm, probes=address != "local") as running:
+                yield running
+        finally:
+            progress.enter(STOPPING)
 
-    def started() -> RayEngine:
+
+@contextlib.contextmanager
+def _ray_engine(
+    ray: Any, num_workers: int, env: Mapping[str, str], progress: Progress, warm: Call | None, *, probes: bool
+) -> Iterator[RayEngine]:
+    try:
         with _faults_told():
             running = RayEngine(env, ray, num_workers, progress, _head_of(ray))
+            if probes:
+                running.probe()
             if warm is not None:
                 running.warm(warm)
-        return running
-
-    if ray.is_initialized():
-        yield started()
-        return
-    # "local" and not None: a stale cluster file would make a bare ray.init() hang.
-    address = os.environ.get("RAY_ADDRESS") or "local"
-    local: dict[str, Any] = {"num_cpus": num_workers or None, "include_dashboard": False} if address == "local" else {}
-    if (silent := _answers(address)) is not None:  # Ray itself would try for minutes, and tell each time
-        raise no_answer(address, silent) from silent
-    chatty = logger.isEnabledFor(logging.INFO)  # -v: what Ray has to say, too
-    try:
-        ray.init(
-            address=address,
-            # Else what workers print stays in Ray's session folder; what they log comes with results.
-            log_to_driver=chatty,
-            logging_level=logging.INFO if chatty else logging.ERROR,
-            runtime_env={"env_vars": {"TOKENIZERS_PARALLELISM": "false"}},
-            **local,
-        )
-    except Exception as error:  # of any class; and none is about what we give it, which is always the same
-        raise (not_started(error) if address == "local" else not_joined(address, error)) from error
-    is_there = True
-    try:
-        yield started()
-    except HeadLost:
-        is_there = False
+        yield running
+    except Exception as error:
+        progress.on_failure(error)  # now: Ray may end this process while it stops
         raise
-    finally:
-        progress.enter(STOPPING)
-        if is_there:  # else it would wait for it until Ray ends this process, before anybody is told
-            ray.shutdown()

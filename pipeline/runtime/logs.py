@@ -94,6 +94,11 @@ class _Stderr(logging.Handler):
         type(self).write(re.sub(r"\n(?! )", "\n  ", harmless(self.format(record))))
 
 
+def write_line(text: str) -> None:
+    """Write a line, made harmless, to where log lines go: stderr, above what a command draws there."""
+    _Stderr.write(harmless(text))
+
+
 @contextmanager
 def written_by(write: Callable[[str], None]) -> Iterator[None]:
     """Around something that redraws a part of the screen: log lines go above it, not into it."""

@@ -71,6 +71,7 @@ class Progress:
         self.stages = [Stage(name=name) for name in stages]
         self.skipped: Counter[str] = Counter()  # rows so far, by reason
         self.on_end: Callable[[Stage], None] = lambda stage: None  # told of each stage that is left
+        self.on_failure: Callable[[Exception], object] = lambda error: None  # gets what ends the run, before clean-up
         self.lock = threading.RLock()
         self._started = self._since = clock()
         self._now: Stage | None = None

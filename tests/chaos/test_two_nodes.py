@@ -35,7 +35,6 @@ def test_a_node_is_lost(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with faulty_proxy(s3) as proxy:
         for name, value in proxy.env.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
         clients.client.cache_clear()
         bucket = parse(f"s3://{s3.bucket}/two-nodes")
         uploaded(tmp_path / "data", bucket / "data")

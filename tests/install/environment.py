@@ -17,9 +17,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 SOURCES = ("neatpack", "pipeline", "loaders")
-# Ray on loopback only (it takes 127.0.0.1 where it may not make a cluster), and no token in the home directory.
-LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled", "HF_HUB_OFFLINE": "1",
-         "RAY_worker_niceness": "0"}  # fmt: skip
+# Ray on loopback only: it takes 127.0.0.1 where it may not make a cluster.
+LOCAL = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "HF_HUB_OFFLINE": "1", "RAY_worker_niceness": "0"}  # fmt: skip
 
 
 def copy_checkout(folder: Path) -> Path:

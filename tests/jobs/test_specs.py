@@ -28,7 +28,7 @@ JOBS = ROOT / "jobs"
 SCRIPTS = [JOBS / "local" / "pack.sh", JOBS / "slurm" / "pack.sbatch"]
 SPECS = [*SCRIPTS, JOBS / "kuberay" / "rayjob.yaml", JOBS / "docker" / "Dockerfile", JOBS / "runtime_env.yaml"]
 SMALL = ["--pack-size", "512", "--shard-mb", "1", "--group-size", "4"]  # as tiny_config
-PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+PINNED = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def session():
 def environment(programs: Path, session: str, **more: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "SLURM_"))}
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), kept["PATH"]])
-    ray = {"RAY_TMPDIR": session, "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}  # see tests/conftest.py
+    ray = {"RAY_TMPDIR": session, "RAY_worker_niceness": "0"}  # see tests/conftest.py
     return {**kept, "PATH": path, "PYTHONPATH": str(ROOT), **ray} | more
 
 
@@ -169,14 +169,16 @@ POD_SPEC = an_object(
     containers=a_list(CONTAINER),
     volumes=a_list(an_object("name", name=NAME, persistentVolumeClaim=CLAIM)),
 )
+LABELS = {"type": "object", "additionalProperties": TEXT}
 GROUP = {
     "rayStartParams": {"type": "object", "additionalProperties": TEXT},
-    "template": an_object("spec", spec=POD_SPEC),
+    "template": an_object("metadata spec", metadata=an_object("labels", labels=LABELS), spec=POD_SPEC),
 }
 WORKERS = an_object("groupName template", groupName=NAME, replicas=WHOLE, minReplicas=WHOLE, maxReplicas=WHOLE, **GROUP)
 CLUSTER = an_object(
-    "rayVersion headGroupSpec",
+    "rayVersion authOptions headGroupSpec",
     rayVersion=TEXT,
+    authOptions=an_object("mode", mode={"const": "token"}),
     headGroupSpec=an_object("rayStartParams template", **GROUP),
     workerGroupSpecs=a_list(WORKERS),
 )
@@ -193,6 +195,23 @@ RAY_JOB = an_object(
         ttlSecondsAfterFinished=WHOLE,
         runtimeEnvYAML=TEXT,
         rayClusterSpec=CLUSTER,
+    ),
+)
+
+
+SELECTOR = an_object(matchLabels=LABELS)
+PEER = an_object("podSelector", podSelector=an_object("matchLabels", matchLabels=LABELS), namespaceSelector=SELECTOR)
+PORT = an_object("protocol port", protocol={"const": "TCP"}, port=WHOLE)
+NETWORK_POLICY = an_object(
+    "apiVersion kind metadata spec",
+    apiVersion={"const": "networking.k8s.io/v1"},
+    kind={"const": "NetworkPolicy"},
+    metadata=an_object("name", name=NAME),
+    spec=an_object(
+        "podSelector policyTypes ingress",
+        podSelector=an_object("matchLabels", matchLabels=LABELS),
+        policyTypes={"const": ["Ingress"]},
+        ingress=a_list(an_object("from", **{"from": a_list(PEER), "ports": a_list(PORT)})),
     ),
 )
 
@@ -227,6 +246,19 @@ def test_pods_of_the_ray_job_agree(ray_job):
     assert all(group["minReplicas"] <= group["replicas"] <= group["maxReplicas"] for group in workers)
 
 
+def test_network_policy_admits_only_the_pods_of_the_job(ray_job):
+    policy = yaml.safe_load((JOBS / "kuberay" / "network_policy.yaml").read_text())
+    jsonschema.validate(policy, NETWORK_POLICY)
+    labels = policy["spec"]["podSelector"]["matchLabels"]
+    cluster = ray_job["spec"]["rayClusterSpec"]
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        assert labels.items() <= group["template"]["metadata"]["labels"].items()
+    own, operator = policy["spec"]["ingress"]
+    admitted = [peer["podSelector"]["matchLabels"] for peer in own["from"]]
+    assert admitted == [labels, {"job-name": ray_job["metadata"]["name"]}]
+    assert operator["ports"] == [{"protocol": "TCP", "port": 8265}]
+
+
 def runtime_envs(ray_job):
     return {
         "rayjob.yaml": yaml.safe_load(ray_job["spec"]["runtimeEnvYAML"]),
@@ -248,7 +280,7 @@ def test_runtime_envs_are_rays(ray_job):
 def test_the_dockerfile_names_what_is_there():
     text = (JOBS / "docker" / "Dockerfile").read_text()
     steps = [line.split(None, 1) for line in text.splitlines() if re.match(r"[A-Z]+ ", line)]
-    assert steps[0] == ["FROM", "python:3.11-slim"]
+    assert steps[:2] == [["ARG", "BASE=python:3.11.14-slim-bookworm"], ["FROM", "${BASE}"]]
     copied = [word for kind, words in steps if kind == "COPY" for word in words.split()[:-1]]
     assert all((ROOT / name).exists() for name in copied)
     allowed = (JOBS / "docker" / "Dockerfile.dockerignore").read_text().splitlines()

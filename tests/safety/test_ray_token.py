@@ -1,0 +1,126 @@
+"""A Ray that neatpack starts takes jobs only from those who know its token."""
+
+import http.client
+import json
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers import ROOT
+
+from neatpack.pipeline.runtime.clusters import require_token
+
+# Starts Ray through neatpack, prints the ports of its processes and waits for a line on stdin.
+DRIVER = """
+import json, os, sys
+import psutil
+from neatpack.pipeline.runtime.engine import engine
+
+with engine("ray", 1) as running:
+    ports = {}
+    for process in psutil.Process().children(recursive=True):
+        name = " ".join(process.cmdline())
+        for connection in process.net_connections("tcp"):
+            if connection.status == "LISTEN":
+                ports[connection.laddr.port] = name
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    print(json.dumps({"ports": sorted(ports), "token": token, "names": sorted(set(ports.values()))}), flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def started(tmp_path: Path):
+    """What a driver without any setting of authentication says; its home directory is empty."""
+    home = tmp_path / "home"
+    home.mkdir()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+        env=env | {"HOME": str(home), "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    try:
+        yield json.loads(driver.stdout.readline()) | {"home": home, "pid": driver.pid}
+    finally:
+        driver.communicate("\n", timeout=120)
+
+
+def post_job(port: int, command: str, headers: dict[str, str]) -> int | None:
+    """The HTTP status of an attempt to run a command through Ray's agent; None if the port speaks no HTTP."""
+    for path in ("/api/job_agent/jobs/", "/api/jobs/"):
+        body = json.dumps({"entrypoint": command}).encode()
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}{path}", body, {"Content-Type": "application/json", **headers}, method="POST"
+        )
+        try:
+            return urllib.request.urlopen(request, timeout=20).status
+        except urllib.error.HTTPError as error:
+            if error.code not in (404, 405):
+                return error.code
+        except (OSError, http.client.HTTPException):  # a port that speaks no HTTP
+            return None
+    return None
+
+
+def test_job_over_http_needs_the_token(started: dict, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    command = f"touch {mark}"
+    refused = [{}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {secrets.token_hex(32)}"},
+               {"X-Ray-Authorization": "Bearer x"}, {"Cookie": "ray-authentication-token=x"}]  # fmt: skip
+    answers = {port: [post_job(port, command, headers) for headers in refused] for port in started["ports"]}
+    speaking = {port: codes for port, codes in answers.items() if any(codes)}
+    assert speaking, "no port of Ray spoke HTTP; look for where its agent listens now"
+    assert all(code in (401, 403) for codes in speaking.values() for code in codes if code), speaking
+    accepted = [post_job(port, command, {"Authorization": f"Bearer {started['token']}"}) for port in speaking]
+    assert 200 in accepted, accepted
+    assert not mark.exists() or 200 in accepted
+
+
+def test_token_is_in_no_file_and_on_no_command_line(started: dict) -> None:
+    assert len(started["token"]) >= 32
+    assert not list(started["home"].rglob("auth_token")), "Ray wrote its token into the home directory"
+    for process in psutil.process_iter(["cmdline"]):
+        assert started["token"] not in " ".join(process.info["cmdline"] or [])
+
+
+@pytest.mark.parametrize("given", [
+    {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "mine" * 8},
+    {"RAY_AUTH_TOKEN": "mine" * 8},
+    {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/run/secrets/ray"},
+])  # fmt: skip
+def test_token_of_the_user_is_kept(given: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    require_token()
+    kept = {name: os.environ[name] for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if name in os.environ}
+    assert kept == {name: value for name, value in given.items() if name != "RAY_AUTH_MODE"}
+
+
+def test_other_mode_of_the_user_is_warned_of(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "dis" + "abled")
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    with caplog.at_level(logging.WARNING, logger="neatpack"):
+        require_token()
+    assert "RAY_AUTH_TOKEN" not in os.environ and "can run code" in caplog.text
+
+
+def test_no_file_of_the_project_switches_authentication_off() -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    word = "RAY_AUTH_MODE"
+    for name in filter(None, listed.stdout.split("\0")):
+        file = ROOT / name
+        if file.suffix in (".png", ".md") and file.name == "CHANGELOG.md" or not file.is_file():
+            continue
+        for line in file.read_bytes().decode(errors="replace").splitlines():
+            assert not (word in line and "dis" + "abled" in line), f"{name}: {line}"
