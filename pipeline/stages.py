@@ -23,7 +23,7 @@ from .manifest import Manifest
 from .measure.part import PartJob, measure_part, read_unread, unread_beside
 from .measure.store import MeasuredPart, check_media, has_media_trouble
 from .media.limits import LIMITS, Limits
-from .media.remote import DOWNLOADS
+from .media.remote import ALLOWED_HOSTS, DOWNLOADS
 from .plan.files import write_paths
 from .planned import Inputs, Planned
 from .planning import keep, mended, planned_of
@@ -271,6 +271,7 @@ def task_environment(config: PackConfig) -> dict[str, str]:
     """Of every task: media are opened far below what the config reaches."""
     return {
         DOWNLOADS: text_of(config.work_dir / "fetched") if config.allow_http else "",
+        ALLOWED_HOSTS: " ".join(config.allow_hosts),
         LIMITS: Limits.of(config).as_text(),
     }
 

@@ -2,26 +2,37 @@
 
 import hashlib
 import http.client
+import ipaddress
 import os
+import socket
+import ssl
+import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from ..records import MediaError, MediaRef
+from ..runtime.journal import OVERTIME
 from ..runtime.storage import Hashed, Place, place, read_json, text_of, write_json, write_whole
-from ..uris import is_http, is_stored, is_uri, redact_uri
+from ..uris import is_http, is_stored, is_uri, redact_uri, shown_path
+from .limits import limits
 
 # Environment variable: the folder where downloads are kept. Empty or absent: nothing is downloaded.
 DOWNLOADS = "NEATPACK_DOWNLOADS"
+# And: hosts, or hosts with a port, that they may ask wherever they are, between spaces.
+ALLOWED_HOSTS = "NEATPACK_ALLOWED_HOSTS"
 TRIES = 3
 BACKOFF = 1.0  # seconds before the second try; four times as long before the third
 TIMEOUT = 30  # seconds without a byte
 MAX_BYTES = 1 << 30  # of a download
+MAX_REDIRECTS = 5
 
+_REDIRECTS = (301, 302, 303, 307, 308)
+_WIRE_SERVER = ipaddress.ip_address("168.63.129.16")  # of every machine in Azure, with a public address
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_SAFE = "%/:=&?~+!$,;'@()*[]"  # what stays of the path and query of a URL
 _TRY_LATER = (408, 429)  # of the 4xx statuses, these say nothing about the file
 
 
@@ -34,7 +45,8 @@ def located(path: str, media_dir: str) -> str:
     if is_stored(media_dir):
         return text_of(place(media_dir) / path)
     folder, mark, query = media_dir.partition("?")
-    return f"{folder.rstrip('/')}/{path}{mark}{query}"
+    name = path.replace("?", "%3F").replace("#", "%23")
+    return f"{folder.rstrip('/')}/{name}{mark}{query}"
 
 
 @contextmanager
@@ -44,16 +56,16 @@ def missing_told(uri: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, PermissionError) as error:
-        raise MediaError("missing_media", f"{uri}: {error.strerror}") from None
+        raise MediaError("missing_media", f"{shown_path(uri)}: {error.strerror}") from None
     except ValueError as error:  # a name that no object can have
-        raise MediaError("missing_media", f"{uri}: {error}") from None
+        raise MediaError("missing_media", f"{shown_path(uri)}: {error}") from None
 
 
 def fetched(url: str) -> Place:
     """The file of a download, which is made once: measuring and rendering see the same bytes."""
     folder = os.environ.get(DOWNLOADS)
     if not folder:
-        raise MediaError("missing_media", f"{url}: downloads are off; give --allow-http")
+        raise MediaError("missing_media", f"{shown_path(url)}: downloads are off; give --allow-http")
     path = place(folder) / hashlib.sha256(url.encode()).hexdigest()
     if not path.exists():
         _download(url, path)
@@ -75,45 +87,147 @@ def fetched_for(ref: MediaRef) -> list[Fetched]:
 
 
 def _download(url: str, path: Place) -> None:
+    """All tries together have the time that a medium has."""
+    seconds = limits().media_timeout
+    deadline = time.monotonic() + seconds if seconds else float("inf")
     errors: list[Exception] = []
     while len(errors) < TRIES:
         _wait(len(errors))
         try:
-            _copy(url, path)
+            _copy(url, path, deadline)
             return
-        except urllib.error.HTTPError as error:
+        except _HTTPStatus as error:
             if error.code < 500 and error.code not in _TRY_LATER:
-                raise MediaError("missing_media", f"{url}: HTTP status {error.code} {error.reason}") from None
+                raise MediaError("missing_media", f"{shown_path(url)}: {error}") from None
             errors.append(error)
         except http.client.InvalidURL:  # its message may hold a password
-            raise MediaError("missing_media", f"{url}: not a URL that can be asked for") from None
+            raise MediaError("missing_media", f"{shown_path(url)}: not a URL that can be asked for") from None
         except (OSError, http.client.HTTPException) as error:
             errors.append(error)
         except ValueError as error:
-            raise MediaError("missing_media", f"{url}: {error}") from None
-    # Of many hosts some are gone for good, and none of them may end a run; a store of the user's own is another matter.
-    raise MediaError("missing_media", f"{url}: cannot be read, {TRIES} times over: {errors[-1]}")
+            raise MediaError("missing_media", f"{shown_path(url)}: {error}") from None
+        if time.monotonic() > deadline:
+            raise MediaError("missing_media", f"{shown_path(url)}: download {OVERTIME}")
+    # Of many hosts some are gone for good, and none of them may end a run.
+    raise MediaError("missing_media", f"{shown_path(url)}: cannot be read, {TRIES} times over: {errors[-1]}")
 
 
-def _copy(url: str, path: Place) -> None:
-    if not urllib.parse.urlsplit(url).hostname:
-        raise ValueError("no host in it")
-    request = urllib.request.Request(
-        urllib.parse.quote(url, safe="%/:=&?~#+!$,;'@()*[]"), headers={"User-Agent": "neatpack"}
-    )
-    with urllib.request.urlopen(request, timeout=TIMEOUT) as response, write_whole(path) as file:
-        out = Hashed(file)
-        if not is_http(response.url):
-            raise MediaError("missing_media", f"{url}: leads to {response.url}, which is no http")
-        while block := response.read(1 << 20):
-            if out.tell() + len(block) > MAX_BYTES:
-                raise MediaError("bad_media", f"{url}: larger than {MAX_BYTES} bytes")
+class _HTTPStatus(Exception):
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(f"HTTP status {code} {reason}")
+        self.code = code
+
+
+def _copy(url: str, path: Place, deadline: float) -> None:
+    with _response(url, deadline) as response, write_whole(path) as file:
+        out, most = Hashed(file), min(MAX_BYTES, limits().max_media_bytes)
+        while block := response.read1(1 << 20):  # what is there: read() would wait for all of it
+            if out.tell() + len(block) > most:
+                raise MediaError("bad_media", f"{shown_path(url)}: larger than {most} bytes")
             out.write(block)
+        if time.monotonic() > deadline:
+            raise TimeoutError  # the connection was shut down
         told = response.headers.get("Content-Length")
         if told is not None and int(told) != out.tell():  # http.client takes a connection that broke for the end
             raise ConnectionError(f"{out.tell()} of {told} bytes came")
         record = Fetched(url=redact_uri(url), bytes=out.tell(), sha256=out.digest())
         write_json(path.with_suffix(".json"), record._asdict())
+
+
+@contextmanager
+def _response(url: str, deadline: float) -> Iterator[http.client.HTTPResponse]:
+    """The answer to a request. Redirects are followed within the scheme, each to an address that is allowed."""
+    for _ in range(MAX_REDIRECTS + 1):
+        with _connected(url, deadline) as (connection, target):
+            connection.request("GET", target, headers={"User-Agent": "neatpack"})
+            response = connection.getresponse()
+            if 200 <= response.status < 300:
+                yield response
+                return
+            if response.status not in _REDIRECTS:
+                raise _HTTPStatus(response.status, response.reason)
+            location = urllib.parse.urljoin(url, response.headers.get("Location", ""))
+            if location.partition(":")[0].lower() != url.partition(":")[0].lower():
+                raise ValueError(f"is redirected to another scheme, {location.partition(':')[0][:20]}")
+            url = location
+    raise ValueError(f"is redirected more than {MAX_REDIRECTS} times")
+
+
+@contextmanager
+def _connected(url: str, deadline: float) -> Iterator[tuple[http.client.HTTPConnection, str]]:
+    """A connection to the host of a URL, and what to ask it for.
+
+    The host's name is resolved once, and the connection goes to the address that was checked: asked again, a name may
+    lead elsewhere. So proxies of the environment are not used, for a proxy resolves names itself.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_tls = parts.scheme.lower() == "https"
+        port = parts.port or (443 if is_tls else 80)
+    except ValueError:  # its message may hold a password
+        raise ValueError("not a URL that can be asked for") from None
+    if not parts.hostname:
+        raise ValueError("no host in it")
+    if "@" in parts.netloc:
+        raise ValueError("has a user or password, which are not sent")
+    address = _address(parts.hostname, port)
+    kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
+    connection = kind(parts.hostname, port)
+    target = urllib.parse.quote(parts._replace(scheme="", netloc="", fragment="").geturl() or "/", safe=_SAFE)
+    opened = socket.create_connection(address, timeout=_left(deadline))
+    # A server that sends a byte now and then passes every time-out of a socket: this ends it.
+    alarm = threading.Timer(min(deadline - time.monotonic(), threading.TIMEOUT_MAX), _shut_down, [opened])
+    alarm.daemon = True
+    alarm.start()
+    try:
+        opened.settimeout(_left(deadline))
+        connection.sock = (
+            ssl.create_default_context().wrap_socket(opened, server_hostname=parts.hostname) if is_tls else opened
+        )
+        yield connection, target if target.startswith("/") else f"/{target}"
+    finally:
+        alarm.cancel()
+        connection.close()
+        opened.close()
+
+
+def _shut_down(opened: socket.socket) -> None:
+    with suppress(OSError):
+        opened.shutdown(socket.SHUT_RDWR)
+
+
+def _left(deadline: float) -> float:
+    left = min(TIMEOUT, deadline - time.monotonic())
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _address(host: str, port: int) -> tuple[str, int]:
+    """Resolve a host to an address that downloads may ask. Raises ValueError where it has none."""
+    found = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    name = host.lower().rstrip(".")
+    hosts = os.environ.get(ALLOWED_HOSTS, "").lower().split()
+    if name in hosts or f"{name}:{port}" in hosts or f"[{name}]:{port}" in hosts:
+        return found[0], port
+    for address in found:
+        if is_public(address):
+            return address, port
+    raise ValueError("its host is on this machine or in a private network; allow it with --allow-host")
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is of the internet: none of this machine, its links, a private network, or of many hosts."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour or (found.teredo or (None, None))[1]
+        if found in _NAT64:
+            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(str(inner))
+        if found.is_site_local:
+            return False
+    return found.is_global and not (found.is_multicast or found.is_reserved or found == _WIRE_SERVER)
 
 
 def _wait(num_errors: int) -> None:

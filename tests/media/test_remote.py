@@ -23,7 +23,7 @@ from neatpack.pipeline.media.ahead import ahead
 from neatpack.pipeline.media.audio import decode_audio
 from neatpack.pipeline.media.image import decode_image, image_size
 from neatpack.pipeline.media.open import open_media
-from neatpack.pipeline.media.remote import DOWNLOADS, located
+from neatpack.pipeline.media.remote import ALLOWED_HOSTS, DOWNLOADS, located
 from neatpack.pipeline.media.video import video_facts
 from neatpack.pipeline.records import MediaError, MediaRef
 from neatpack.pipeline.run import run_pack
@@ -206,6 +206,7 @@ def _running(server: Web) -> Iterator[Web]:
 @pytest.fixture
 def allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(DOWNLOADS, str(tmp_path / "fetched"))
+    monkeypatch.setenv(ALLOWED_HOSTS, "127.0.0.1")
     return tmp_path / "fetched"
 
 
@@ -278,7 +279,7 @@ def test_packing_with_downloads(web: Web, tmp_path: Path, engine: str, monkeypat
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "meta.json").write_text(json.dumps({"d": {"file_name": "rows.jsonl"}}))
     out = tmp_path / "out"
-    run_pack(tiny_config(tmp_path / "meta.json", out, allow_http=True, engine=engine))
+    run_pack(tiny_config(tmp_path / "meta.json", out, allow_http=True, allow_hosts=("127.0.0.1",), engine=engine))
     lines = read_ledger(out, assert_verified(out)).to_pylist()
     assert [line["reason"] for line in lines] == ["", "missing_media"]
     assert web.asked == ["/cat.png", "/gone.png"]
@@ -300,7 +301,7 @@ def test_an_output_tells_what_was_downloaded(web: Web, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "meta.json").write_text(json.dumps({"d": {"file_name": "rows.jsonl"}}))
     out = tmp_path / "out"
-    run_pack(tiny_config(tmp_path / "meta.json", out, allow_http=True))
+    run_pack(tiny_config(tmp_path / "meta.json", out, allow_http=True, allow_hosts=("127.0.0.1",)))
     assert pq.read_table(out / "fetched.parquet").to_pylist() == [
         {"url": web.url(f"/{name}.png"), "bytes": len(contents[name]),
          "sha256": hashlib.sha256(contents[name]).hexdigest()}
@@ -309,7 +310,10 @@ def test_an_output_tells_what_was_downloaded(web: Web, tmp_path: Path) -> None:
     assert "fetched.parquet" in assert_verified(out).files
     (out / "manifest.json").unlink()  # a finished shard's downloads are known from its note
     before = (out / "fetched.parquet").read_bytes()
-    assert run_pack(tiny_config(tmp_path / "meta.json", out, allow_http=True)).reused_shards == 1
+    assert (
+        run_pack(tiny_config(tmp_path / "meta.json", out, allow_http=True, allow_hosts=("127.0.0.1",))).reused_shards
+        == 1
+    )
     assert (out / "fetched.parquet").read_bytes() == before
     (out / "fetched.parquet").write_bytes(b"other")
     assert verify_ledger(out, Manifest.read(out)) == ["fetched.parquet: sha256 differs from the manifest's"]
