@@ -336,7 +336,8 @@ def absolute(name: str, path: str) -> str:
 
 def with_absolute_paths(config: PackConfig) -> PackConfig:
     """Return the config with its paths as seen from the working directory of this process: workers have another."""
-    found = {key: absolute(flag(key), value) for key in ("meta", "out", "work") if (value := getattr(config, key))}
+    given = {key: getattr(config, key) for key in ("meta", "out", "work")}
+    found: dict[str, Any] = {key: absolute(flag(key), path) for key, path in given.items() if path}
     prefixes = tuple(absolute("--media-prefix", each) for each in config.media_prefixes)
     if config.processor and os.path.isdir(config.processor):
         found["processor"] = os.path.realpath(config.processor)

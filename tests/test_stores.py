@@ -23,6 +23,7 @@ from neatpack import PackedShards
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.media.ahead import ahead
+from neatpack.pipeline.media.store_failures import MOST
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime import clients, uploads
 from neatpack.pipeline.runtime.objects import Remote, parse
@@ -134,7 +135,7 @@ def test_everything_reads_it(bucket: Remote, capsys: pytest.CaptureFixture[str],
     out = (bucket / "out").uri
     assert main(["verify", out, "--engine", "inline"]) == 0
     assert f"{out}: verified. 36 input rows" in capsys.readouterr().out
-    assert main(["skipped", out]) == 0
+    assert main(["skipped", out, "--follow-sources"]) == 0
     told = f"{bucket}/data/rows.jsonl:30: lines row 29: missing_media: gone.png: No such file or directory\n"
     assert capsys.readouterr().out == told
     assert main(["inspect", out, "--sql", "select count(*) as rows from ledger"]) == 0
@@ -178,27 +179,50 @@ def test_faults_all_the_way(bucket: Remote, proxy: Proxy, expected: Mapping[str,
     assert stored(bucket) == expected
 
 
-def test_refused_media_and_a_store_that_is_gone(
-    bucket: Remote, proxy: Proxy, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def skipped_rows(out: Remote, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    capsys.readouterr()
+    assert main(["skipped", out.uri]) == 0
+    return [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_refused_and_unanswered_media_cost_their_rows(
+    bucket: Remote, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """403 costs its row, and says so; a store that does not answer costs none, and ends the run with a sentence."""
     proxy.fail("403", key=f"{bucket.key}/data/21.png")
     flags = ["--processor", str(DEMO_PROCESSOR), "--pack-size", "512", "--engine", "inline", "--max-skipped", "1"]
     command = ["pack", "--meta", (bucket / "data/meta.json").uri, "--out", (bucket / "out").uri, *flags]
     rule = proxy.fail("503", key=f"{bucket.key}/data/2[2-5].png")
-    assert main(command) == 1
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith(f"neatpack: {bucket}/data/22.png: does not answer, 6 times over: ")
-    assert told.endswith("; run again when it can, what is done is kept")
-    proxy.rules.remove(rule)
     assert main(command) == 0
-    capsys.readouterr()
-    assert main(["skipped", (bucket / "out").uri]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(": ")[2] for line in lines] == [
-        "lines row 21: missing_media: 21.png: Permission denied",
-        "lines row 29: missing_media: gone.png: No such file or directory",
+    assert rule.hits
+    lines = skipped_rows(bucket / "out", capsys)
+    assert [line.partition(": missing_media: ")[::2] for line in lines] == [
+        ("lines row 21", "21.png: Permission denied"),
+        *((f"lines row {row}", f"{row}.png: its store does not answer") for row in (22, 23, 24, 25)),
+        ("lines row 29", "gone.png: No such file or directory"),
     ]
+
+
+def test_store_that_loses_many_media_stops_the_run(
+    bucket: Remote, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One message names the store and how many. Once it answers, the same command packs every row."""
+    rows = [json.dumps({"messages": ASKED, "images": [f"dead/{number}.png"]}) for number in range(60)]
+    (bucket / "data/many.jsonl").write_bytes("\n".join(rows).encode())
+    (bucket / "data/many.json").write_bytes(
+        json.dumps({"many": {"file_name": "many.jsonl", "media_dir": "."}}).encode()
+    )
+    for number in range(60):
+        (bucket / f"data/dead/{number}.png").write_bytes((bucket / "data/22.png").read_bytes())
+    proxy.fail("503", key=f"{bucket.key}/data/dead/*")
+    flags = ["--processor", str(DEMO_PROCESSOR), "--pack-size", "512", "--engine", "inline"]
+    command = ["pack", "--meta", (bucket / "data/many.json").uri, "--out", (bucket / "out").uri, *flags]
+    assert main(command) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"neatpack: s3://{proxy.s3.bucket} failed for {MOST + 1} media within ")
+    assert not (bucket / "out" / "manifest.json").exists()
+    proxy.rules.clear()
+    assert main(command) == 0
+    assert skipped_rows(bucket / "out", capsys) == []
 
 
 def test_no_credential_is_written_down(bucket: Remote, proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:

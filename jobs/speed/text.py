@@ -47,7 +47,7 @@ def rows(options: Options) -> Iterator[Row]:
             continue
         folder = options.folder / str(number)
         times = -(-DOCUMENTS // len(texts))
-        write_data(folder, [(dataclasses.replace(dataset, sample_ratio=times), texts)])
+        write_data(folder, [(dataclasses.replace(dataset, sample_ratio=times), source, texts)])
         config = PackConfig(meta=str(folder / "meta.json"), processor=options.processor, out=str(folder / "out"),
                             engine="inline", pack_size=8192, max_skipped=1.0)  # fmt: skip
         planned = run_plan(config)

@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..config import UserError
+from ..runtime.folders import private_folder
 from ..runtime.objects import Remote, parse
 from ..uris import is_stored, redact_uri
 
@@ -71,11 +72,8 @@ def processor_here(processor: str) -> str:
     files = _files_of(processor)
     told = [(str(file), size, changed) for file, size, changed in files]
     name = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
-    copy = Path(tempfile.gettempdir(), f"neatpack-processors-{os.getuid()}", name)
+    copy = private_folder("processors") / name  # a processor may bring code
     if not copy.is_dir():
-        copy.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if copy.parent.stat().st_uid != os.getuid():  # a processor may bring code
-            raise UserError(f"{copy.parent} is another user's; remove it, or set TMPDIR")
         with tempfile.TemporaryDirectory(dir=copy.parent) as folder:
             for file, *_ in files:
                 target = Path(folder, "copy", str(file.relative_to(parse(processor))))

@@ -311,7 +311,7 @@ def _media_dirs(
         given or ""
     ):  # where nobody can ask whether a folder is there: it is what names begin with
         media_dir = text_of(folder / given) if given else text_of(folder)
-        own = (media_dir,) if given else ()
+        own: tuple[str, ...] = (media_dir,) if given else ()
         return {"media_dir": media_dir, "given_dirs": own, "bounds": own or home}
     meta_folders = [folder] if isinstance(folder, Path) else []
     starts = list(dict.fromkeys(folder.resolve() for folder in (*meta_folders, Path.cwd())))

@@ -12,7 +12,9 @@ from ..families.base import Family, MediaRule
 from ..labels import AS_USUAL, TrainOn, mask_spans, spans_mask
 from ..media.budget import Budget, shared_budget
 from ..media.limits import Limits, limits
+from ..media.store_failures import store_failures
 from ..records import AUDIO, IMAGE, VIDEO, Example, Form, Measured, MeasuredMedia, MediaError, MediaRef, Skip
+from ..runtime.clients import NoAnswer
 from ..runtime.work import timed
 from .media import measure_medium
 from .targets import asked_loss, target_spans, without_reasoning
@@ -271,6 +273,8 @@ def _probe(
                     return _overlong(f"at least {tokens} tokens by {len(found)} of {len(refs)} media", bounds)
     except MediaError as error:
         return error.skip
+    except NoAnswer as error:
+        return store_failures.lose_medium(error)
     return tuple(found)
 
 

@@ -10,6 +10,7 @@ from ..records import MediaRef
 from ..runtime.objects import Opened, Remote
 from ..runtime.storage import AT_ONCE, place
 from ..uris import is_stored
+from .store_failures import store_failures
 
 HEADER = 64 << 10  # bytes that are read ahead where only a header is wanted; most have it there
 WHOLE = 8 << 20  # a medium of at most so many bytes is read ahead whole; of a larger one, only what is asked for
@@ -108,7 +109,9 @@ class Ahead:
 def _opened(uri: str) -> Opened:
     found = place(uri)
     assert isinstance(found, Remote), "a path is opened elsewhere"
-    return found.opened()
+    opened = found.opened(store_failures.patience(found))
+    store_failures.note_answer(found)
+    return opened
 
 
 ahead = Ahead()  # of this process

@@ -51,8 +51,7 @@ def located(path: str, media_dir: str) -> str:
 
 @contextmanager
 def missing_told(uri: str) -> Iterator[None]:
-    """missing_media says that an object is not there, or not for us, and nothing else does: a store that does not
-    answer is `Unreachable`, which ends the run. What is done by then is kept, and the next run goes on from there."""
+    """Raise MediaError where an object is missing or forbidden. A store that does not answer raises `NoAnswer`."""
     try:
         yield
     except (FileNotFoundError, PermissionError) as error:

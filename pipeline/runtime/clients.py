@@ -63,8 +63,19 @@ class Unreachable(OSError):
 
 
 class NoAnswer(Unreachable):
-    """A store that fails or does not answer, however often it is asked. A medium of a row is lost by it, not the run;
-    see media/lost.py."""
+    """A store fails or does not answer, however often it is asked. For a medium, media/store_failures.py decides what
+    that costs: its row or the run.
+
+    Attributes:
+        shown: the object that was asked for, without what may be secret.
+    """
+
+    def __init__(self, shown: str, problem: str) -> None:
+        super().__init__(f"{shown}: {problem}")
+        self.shown, self._problem = shown, problem
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.shown, self._problem)
 
 
 def tried(ask: Callable[[], Result], shown: str, seconds: float = 0.0) -> Result:
@@ -87,7 +98,7 @@ def tried(ask: Callable[[], Result], shown: str, seconds: float = 0.0) -> Result
             number += 1
             wait = BACKOFF * 2 ** (number - 1) * (0.5 + waits.random())
             if number == TRIES or (seconds and time.monotonic() + wait > start + seconds):
-                raise NoAnswer(f"{shown}: does not answer, {number} times over: {said}") from None
+                raise NoAnswer(shown, f"does not answer, {number} times over: {said}") from None
         time.sleep(wait)
 
 

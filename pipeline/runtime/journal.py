@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from .faults import MachineError, naming
+from .folders import private_folder
 from .objects import Remote
 from .storage import Place
 
@@ -181,7 +182,7 @@ def journal(place: Place) -> Iterator[Journal]:
 
 def _beside(place: Remote) -> Path:
     name = hashlib.sha256(place.uri.encode()).hexdigest()[:32]
-    return Path(tempfile.gettempdir(), f"neatpack-journals-{os.getuid()}", name)
+    return private_folder("journals") / name
 
 
 @contextmanager

@@ -20,11 +20,13 @@ from ..measure.store import TextRow
 from ..media.open import open_picture
 from ..media.remote import Fetched, fetched_for
 from ..media.stamp import is_changed
+from ..media.store_failures import store_failures
 from ..plan.assign import Plan, PlanLine
 from ..plan.files import read_paths, read_shard
 from ..records import TOKEN_TYPES, Documents, Measured, MeasuredMedia, MediaError, Pack
 from ..render.pack import build_pack, spans_of
 from ..render.sample import Expanded, expanded
+from ..runtime.clients import NoAnswer
 from ..runtime.journal import Journal, journal
 from ..runtime.storage import Counted, Hashed, Place, sizes_of, write_whole
 from ..runtime.tables import write_arrow
@@ -257,10 +259,10 @@ class Renderer:
 
     def _seen(self, line: PlanLine, measured: Measured) -> Expanded | LostRow:
         """A document with media, and what is kept of them."""
-        if any(is_changed(medium.ref, medium.stamp) for medium in measured.media):
-            return _lost(line, CHANGED, "")
         name = f"{line['dataset']}/{line['row']}/{line['repeat']}"
         try:
+            if any(is_changed(medium.ref, medium.stamp) for medium in measured.media):
+                return _lost(line, CHANGED, "")
             self.watch.at(name)
             if why := self.watch.poison(name):
                 logger.warning("row %s: %s; skipped as bad_media", name, why)
@@ -270,6 +272,9 @@ class Renderer:
             document = expanded(measured, self.family, self.job.resize)
         except MediaError as error:
             return _lost(line, error.skip.reason, error.skip.detail)
+        except NoAnswer as error:
+            skip = store_failures.lose_medium(error)
+            return _lost(line, skip.reason, skip.detail)
         if self.keeps_sources:
             self.sources.extend(self.family.in_text_order(measured.ids, measured.media))
         for medium in measured.media:
