@@ -47,9 +47,7 @@ def parse_rows(lines: Sequence[tuple[bytes, int | str]], max_bytes: int = MAX_RO
 
 def _parsed(line: bytes, line_number: int | str, max_bytes: int) -> dict[str, Any] | Skip:
     if len(line) > max_bytes:
-        return Skip(
-            reason="bad_row", detail=f"line {line_number}: {len(line)} bytes, above --max-row-bytes {max_bytes}"
-        )
+        return Skip(reason="bad_row", detail=f"line {line_number}: more bytes than --max-row-bytes {max_bytes} allows")
     try:
         # To ask in which of five encodings bytes are takes time; what begins so can be in UTF-8 alone.
         encoding = "utf-8" if line[:2] == b'{"' else json.detect_encoding(line)
@@ -135,7 +133,7 @@ def _dialect(dataset: Dataset, *, lenient: bool = False, needs_target: bool = Tr
 def first_rows(parts: Iterable[Part], max_bytes: int = MAX_ROW_BYTES) -> list[dict[str, Any]]:
     """The first rows of a data set, as far as they are objects; fewer where they are long."""
     found, num_bytes = [], 0
-    for line in islice(chain.from_iterable(map(rows, parts)), NUM_FIRST_ROWS):
+    for line in islice(chain.from_iterable(rows(part, max_bytes) for part in parts), NUM_FIRST_ROWS):
         row = parse_row(line.text, line.line, max_bytes)
         if not isinstance(row, Skip):
             found.append(row)

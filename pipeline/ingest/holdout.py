@@ -26,7 +26,7 @@ def held_out(dataset: Dataset, part: Part, share: float, max_row_bytes: int = MA
     embedded = (
         (text_of(media_beside(part.file)), part.origin) if part.origin else ()
     )  # what was rewritten may have some
-    below = (row_hash(line, dataset, embedded, max_row_bytes) < share * 2**64 for *_, line in rows(part))
+    below = (row_hash(line, dataset, embedded, max_row_bytes) < share * 2**64 for *_, line in rows(part, max_row_bytes))
     return np.fromiter(below, dtype=np.bool_, count=part.num_rows)
 
 

@@ -23,6 +23,7 @@ RANGE_BYTES = 4 << 20  # that have a digest of their own, of which that of the c
 # range, so that parts do not depend on the number of workers.
 PART_SECONDS = 0.25
 BEYOND = 64 << 10  # bytes that are read with a part of a file in a store: the rest of its last line
+_PIECE = 1 << 20  # bytes of a long line that are read at once
 MAX_ROW_BYTES: int = PackConfig().max_row_bytes  # where no config says otherwise
 # A row of a rewriting that could not be made: {PROBLEM: why}. It is a row all the same, and ends in the ledger.
 PROBLEM = "__problem__"
@@ -113,7 +114,10 @@ def scan(lines: Lines, ranges: Sequence[ByteRange]) -> list[RangeCount]:
     with open_file(lines.file, BEYOND) as source:
         for start, end in ranges:
             inside, beyond = hashlib.sha256(), hashlib.sha256()
-            found = [(offset, row_seconds(text)) for offset, text in _lines(source, start, end, (inside, beyond))]
+            found = [
+                (offset, row_seconds(text))
+                for offset, text in _lines(source, start, end, MAX_ROW_BYTES, (inside, beyond))
+            ]
             cuts = _cut(start, found)
             counts.append(RangeCount(inside.hexdigest(), cuts, beyond.hexdigest()))
             did(rows=sum(cut.num_rows for cut in cuts), bytes=end - start)
@@ -230,10 +234,12 @@ class Row(NamedTuple):
     text: bytes
 
 
-def rows(part: Part) -> Iterator[Row]:
+def rows(part: Part, max_bytes: int = 0) -> Iterator[Row]:
+    """Yield the rows of a part. Of a line with more bytes than `max_bytes`, if it is given, one byte more than that is
+    read: enough to see that it is too long, and not the gigabytes that it may have."""
     number, line = part.first_row, part.first_line
     with open_file(part.file, BEYOND) as source:
-        for offset, text in _lines(source, part.start, part.end):
+        for offset, text in _lines(source, part.start, part.end, max_bytes):
             if text.strip(BLANK):
                 yield Row(number, line, offset, text)
                 number += 1
@@ -241,12 +247,16 @@ def rows(part: Part) -> Iterator[Row]:
 
 
 def _lines(
-    source: BinaryIO, start: int, end: int, digests: "tuple[hashlib._Hash, hashlib._Hash] | None" = None
+    source: BinaryIO,
+    start: int,
+    end: int,
+    max_bytes: int = 0,
+    digests: "tuple[hashlib._Hash, hashlib._Hash] | None" = None,
 ) -> Iterator[tuple[int, bytes]]:
     r"""Lines that start in [start, end), with their offsets; split on \n only: a U+2028 is no line break.
 
-    The range is read at once: in a store, by one request, and one more for the rest of its last line. `digests`: to be
-    told the bytes of the range, and those of that rest.
+    The range is read at once: in a store, by one request, and one more for the rest of its last line, of which all is
+    read and `max_bytes` are kept. `digests` get the bytes of the range, and those of that rest.
     """
     before = 1 if start else 0  # a line begins at `start` if the one before ends there
     source.seek(start - before)
@@ -258,13 +268,33 @@ def _lines(
         return  # it is all in the middle of a line, which belongs to the part where it begins
     while at < len(block):
         stop = block.find(b"\n", at) + 1
-        line = block[at:stop] if stop else block[at:] + source.readline()
-        if digests is not None and not stop:
-            digests[1].update(memoryview(line)[len(block) - at :])
+        line = block[at:stop] if stop else block[at:] + _rest_of_line(source, max_bytes, digests and digests[1])
+        if 0 < max_bytes < len(line):
+            line = line[:max_bytes] + _mark(line[max_bytes:])
         position = start - before + at
         text = line.removeprefix(BOM) if position == 0 else line
         yield position + len(line) - len(text), text
         at = stop or len(block)
+
+
+def _rest_of_line(source: BinaryIO, max_bytes: int, digest: "hashlib._Hash | None") -> bytes:
+    """Read on to the end of a line. Return what follows, or its first bytes, more than `max_bytes`, and a mark."""
+    kept: list[bytes] = []
+    num_kept = 0
+    while piece := source.readline(_PIECE):
+        if digest is not None:
+            digest.update(piece)
+        is_over = 0 < max_bytes < num_kept
+        kept.append(_mark(piece) if is_over else piece)
+        num_kept += len(kept[-1])
+        if piece.endswith(b"\n"):
+            break
+    return b"".join(kept)
+
+
+def _mark(rest: bytes) -> bytes:
+    """Return one byte for the rest of a line, blank if that is: so a line that is cut off stays blank or not."""
+    return b"#" if rest.strip(BLANK) else b" "
 
 
 def media_beside(rows_file: str) -> Place:

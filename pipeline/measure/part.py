@@ -109,7 +109,7 @@ def _read(job: PartJob, watch: Journal, later: LaterRows) -> Iterator[_Read]:
     dataset = replace(dataset, own_files=job.part.media_files)
     converted = converter(dataset, lenient=job.lenient)
     file = place(job.part.origin or job.part.file).name if len(job.dataset.files) > 1 else ""
-    taken = (row for row in rows(job.part) if job.is_taken[row.number - job.part.first_row])
+    taken = (row for row in rows(job.part, job.max_row_bytes) if job.is_taken[row.number - job.part.first_row])
     while some := list(islice(taken, BATCH)):
         named = [(row.text, f"{row.line} of {file}" if file else row.line) for row in some]
         for row, parsed in zip(some, parse_rows(named, job.max_row_bytes), strict=True):

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from ..ingest.convert import parse_row
 from ..ingest.corpus import Corpus, Split
 from ..ingest.formats.detect import detect
-from ..ingest.lines import rows
+from ..ingest.lines import MAX_ROW_BYTES, rows
 from ..manifest import Manifest
 from ..plan.files import read_skipped
 from ..planned import Planned
@@ -266,7 +266,9 @@ def _row(corpus: Corpus, number: int) -> dict[str, Any]:
     for part in corpus.source.parts:
         if part.first_row <= number < part.first_row + part.num_rows:
             try:
-                row = next((parse_row(row.text, row.line) for row in rows(part) if row.number == number), None)
+                row = next(
+                    (parse_row(row.text, row.line) for row in rows(part, MAX_ROW_BYTES) if row.number == number), None
+                )
             except OSError:
                 return {}
             return row if isinstance(row, dict) else {}

@@ -87,7 +87,7 @@ def test_a_folder_of_hostile_files(requests: tuple[str, list[str]], tmp_path: Pa
     long = lines[len(names)]
     assert (long["reason"], re.sub(r"\d{5}", "#", long["detail"])) == (
         "bad_row",
-        f"line {len(names) + 1}: # bytes, above --max-row-bytes 8192",
+        f"line {len(names) + 1}: more bytes than --max-row-bytes 8192 allows",
     )
     assert asked == []
 
