@@ -10,6 +10,8 @@ EXTRAS = {
     "s3": ("botocore",),
     "sources": ("datasets",),
 }
+# Packages that shape the tensors, and pyarrow, whose zstd shapes the stored bytes.
+VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "av", "numpy", "pyarrow")
 PACKAGES = {"yaml": "pyyaml"}  # where the package is not called as its module
 
 

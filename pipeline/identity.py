@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from . import __version__, measure
 from .config import fingerprint
+from .extras import VERSIONED
 from .typed import check_types
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-# Packages that shape the tensors; pyarrow, whose zstd shapes the bytes that are stored of them.
-VERSIONED = ("transformers", "tokenizers", "torch", "pillow", "av", "numpy", "pyarrow")
 
 
 def versions() -> dict[str, str]:

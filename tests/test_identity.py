@@ -7,7 +7,8 @@ import pytest
 
 from neatpack import __version__
 from neatpack.pipeline import measure
-from neatpack.pipeline.identity import VERSIONED, Identity, own_code, versions
+from neatpack.pipeline.extras import VERSIONED
+from neatpack.pipeline.identity import Identity, own_code, versions
 
 OLD = Identity(
     inputs={"coco": {"rows": 3, "content": "d1"}, "text": {"rows": 4, "content": "d2"}},

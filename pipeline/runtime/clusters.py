@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..identity import VERSIONED
+from ..extras import VERSIONED
 from .faults import HeadLost, MachineError, not_joined, not_started, of_workers
 from .folders import temporary_folder
 
@@ -92,7 +92,8 @@ def _working_directory(empty: Path) -> Iterator[None]:
     The folder of the program is on this process's own path already: Python puts it there.
     """
     before, program = os.getcwd(), sys.argv[0]
-    sys.argv[0] = os.path.realpath(program) if os.path.isfile(program) else str(empty / "neatpack")
+    is_path = os.path.isabs(program) or os.path.isfile(program)  # pipeline/pack.py names a folder of its checkout
+    sys.argv[0] = os.path.realpath(program) if is_path else str(empty / "neatpack")
     os.chdir(empty)
     try:
         yield
