@@ -40,7 +40,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 from jobs.demo.make_data import make_demo
 from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.families.registry import family_for
-from neatpack.pipeline.ingest.lines import media_seconds, rows
+from neatpack.pipeline.ingest.lines import Source, media_seconds, rows
 from neatpack.pipeline.ingest.meta import Dataset, read_meta
 from neatpack.pipeline.ingest.written import write_data
 from neatpack.pipeline.inputs import inputs_of, read_rows
@@ -82,7 +82,7 @@ def main() -> int:
         folder = Path(name)
         meta = Path(args.meta).resolve() if args.meta else make_demo(folder / "demo")
         data = read(meta, folder)
-        num_rows = sum(len(texts) for _, texts in data)
+        num_rows = sum(len(texts) for *_, texts in data)
         job = repeated(data, args.times * num_rows, args.media, folder / "job")
         print(f"{args.times * num_rows:,} rows, {args.media:.0%} of them with media\n")
         if args.ray:
@@ -107,7 +107,7 @@ def main() -> int:
 # The data
 
 
-def read(meta: Path, folder: Path) -> list[tuple[Dataset, list[bytes]]]:
+def read(meta: Path, folder: Path) -> list[tuple[Dataset, Source, list[bytes]]]:
     """All rows of all data sets, those with media and those without apart."""
     own = [dataclasses.replace(dataset, sample_ratio=1.0, weight=None) for dataset in read_meta(meta)]
     data = []
@@ -115,7 +115,7 @@ def read(meta: Path, folder: Path) -> list[tuple[Dataset, list[bytes]]]:
         texts = [row.text.strip() for part in source.parts for row in rows(part)]
         for has, name in ((False, dataset.name), (True, f"{dataset.name}{MEDIA}")):
             if chosen := [text for text in texts if has_media(text) == has]:
-                data.append((dataclasses.replace(dataset, name=name), chosen))
+                data.append((dataclasses.replace(dataset, name=name), source, chosen))
     return data
 
 
@@ -124,22 +124,22 @@ def has_media(text: bytes) -> bool:
 
 
 def repeated(
-    data: list[tuple[Dataset, list[bytes]]], num_rows: int, media: float, folder: Path, *, once: bool = False
+    data: list[tuple[Dataset, Source, list[bytes]]], num_rows: int, media: float, folder: Path, *, once: bool = False
 ) -> Path:
     """So many rows, of which a share has media, by repeating those of each kind alike, or by their sample_ratio.
 
     The meta JSON.
     """
     counts = {True: 0, False: 0}
-    for dataset, texts in data:
+    for dataset, _, texts in data:
         counts[dataset.name.endswith(MEDIA)] += len(texts)
     times = {has: num_rows * share / max(1, counts[has]) for has, share in ((True, media), (False, 1 - media))}
 
-    def chosen(dataset: Dataset, texts: list[bytes]) -> tuple[Dataset, Iterable[bytes]]:
+    def chosen(dataset: Dataset, source: Source, texts: list[bytes]) -> tuple[Dataset, Source, Iterable[bytes]]:
         ratio = times[dataset.name.endswith(MEDIA)]
         if once:
-            return dataclasses.replace(dataset, sample_ratio=ratio), texts
-        return dataset, islice(cycle(texts), round(ratio * len(texts)))
+            return dataclasses.replace(dataset, sample_ratio=ratio), source, texts
+        return dataset, source, islice(cycle(texts), round(ratio * len(texts)))
 
     write_data(folder, (chosen(*each) for each in data if times[each[0].name.endswith(MEDIA)] > 0))
     return folder / "meta.json"

@@ -160,7 +160,8 @@ def other_type(row: Any, rng: random.Random) -> None:
 
 def wrapped(row: Any, rng: random.Random) -> None:
     at, key = _place(row, rng) or ({"": 0}, "")
-    at[key] = rng.choice([lambda value: [value], lambda value: {key: value}, json.dumps, str])(at[key])
+    value = at[key]
+    at[key] = rng.choice([[value], {key: value}, json.dumps(value), str(value)])
 
 
 def nested(row: Any, rng: random.Random) -> None:
