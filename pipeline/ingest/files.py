@@ -148,7 +148,8 @@ def _like(path: Place, where: str) -> Sequence[Place]:
     for name in names:
         _refuse_dangling(name, where)
     found = [name for name in names if name.is_file()]
-    start = _start(path)  # only below where the pattern begins: who writes down the folder of an output means it
+    # Only below where the pattern begins: an output's folder may be named.
+    start = path if path.exists() else Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
     known |= dict.fromkeys((start, *start.parents), False)
     return [file for file in found if not is_ours(file.parent)]
 
