@@ -12,7 +12,7 @@ import numpy as np
 from ..pipeline.identity import differences
 from ..pipeline.manifest import LOADS, Manifest, OutputError
 from .arguments import is_positive
-from .order import Drawn, Order, Source, apportioned, lazy_order, shares
+from .order import Drawn, Order, Source, apportioned, lazy_order, shares, spread_group_size
 from .reader import ShardReader
 
 Outputs = str | Path | Sequence[tuple[str, str | Path] | tuple[str, str | Path, float]]
@@ -118,10 +118,24 @@ def _sources(reader: ShardReader, per_epoch: int, first: int) -> list[Source]:
     for runs, count in zip(_runs(reader).values(), counts, strict=False):
         begin = runs[0][0]
         packs = [np.arange(one, other) - begin for one, other in runs] if len(runs) > 1 else []
-        sources.append(Source(packs=np.concatenate(packs) if packs else range(runs[0][1] - begin),
-                              group_size=reader.group_size, loads=partial(_loads, reader, runs), per_epoch=count,
-                              first=first + begin))  # fmt: skip
+        numbers = np.concatenate(packs) if packs else range(runs[0][1] - begin)
+        keeps_spread, group_size = has_copies(reader.manifest), reader.group_size
+        sources.append(
+            Source(
+                packs=numbers,
+                group_size=spread_group_size(group_size, len(numbers)) if keeps_spread else group_size,
+                loads=partial(_loads, reader, runs),
+                per_epoch=count,
+                first=first + begin,
+                keeps_spread=keeps_spread,
+            )
+        )
     return sources
+
+
+def has_copies(manifest: Manifest) -> bool:
+    """Whether rows come several times: then an epoch keeps their copies apart."""
+    return manifest.counts.samples > manifest.counts.rows
 
 
 def _loads(reader: ShardReader, runs: Sequence[tuple[int, int]]) -> list[np.ndarray]:

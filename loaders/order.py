@@ -13,6 +13,7 @@ import numpy as np
 
 from ..pipeline.plan.balance import NestedGroups, nested_shuffle, nested_sizes, without_trend
 
+MIN_GROUPS = 16  # of an epoch that keeps copies of rows spread
 CHUNK = 1 << 17  # packs whose order is computed at once, where all of it is wanted: 1 MB each time
 
 
@@ -24,17 +25,33 @@ class Drawn(Protocol):
 
 
 def epoch_order(
-    packs: np.ndarray, group_size: int, seed: int, epoch: int, loads: Sequence[np.ndarray] = (), *, source: int = 0
+    packs: np.ndarray,
+    group_size: int,
+    seed: int,
+    epoch: int,
+    loads: Sequence[np.ndarray] = (),
+    *,
+    source: int = 0,
+    keeps_spread: bool = False,
 ) -> np.ndarray:
     """The pack numbers of an epoch in order: whole groups of the plan shuffled, and blocks inside them, never across.
 
     `packs` are the numbers that exist, ascending. Groups that are not whole (the plan's last one; one that lost a pack
     to unreadable media) come last, so that steps before them stay aligned with groups. `loads` (visual tokens, say, of
     each pack): shuffles in which they rise or fall over the epoch are drawn again, as the planner does. `source`: of
-    several outputs, each has a shuffle of its own.
+    several outputs, each has a shuffle of its own. `keeps_spread`: see NestedGroups.
     """
-    alone = Source(packs=packs, group_size=group_size, loads=lambda: loads, per_epoch=len(packs))
+    if keeps_spread:
+        group_size = spread_group_size(group_size, len(packs))
+    alone = Source(
+        packs=packs, group_size=group_size, loads=lambda: loads, per_epoch=len(packs), keeps_spread=keeps_spread
+    )
     return np.asarray(packs[_shuffled(alone, source, seed, epoch, {}).rows(0, len(packs))])
+
+
+def spread_group_size(group_size: int, num_packs: int) -> int:
+    """Return the packs that are shuffled as one where copies of rows stay spread: a sixteenth of all, at most."""
+    return next((size for size in nested_sizes(group_size) if MIN_GROUPS * size <= num_packs), 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +63,7 @@ class Source:
     loads: Callable[[], Sequence[np.ndarray]]  # asked for when a shuffle is chosen, and not kept
     per_epoch: int  # packs that it gives to an epoch
     first: int = 0  # added to its pack numbers, so that those of several outputs differ
+    keeps_spread: bool = False  # whether copies of rows stay spread over an epoch as the plan has them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +114,7 @@ def _shuffled(source: Source, number: int, seed: int, turn: int, drawn: Drawn) -
     sizes, count = nested_sizes(source.group_size), iter(range(1 << 30))
 
     def shuffle() -> Pass:
-        shuffled = NestedGroups(len(groups) // source.group_size, sizes, random)
+        shuffled = NestedGroups(len(groups) // source.group_size, sizes, random, keeps_spread=source.keeps_spread)
         pieces, rest, fitting = [np.empty(0, np.int64)], others, sizes
         while len(rest):  # as the plan cut it: in blocks of the largest nested size that fits, the remainder last
             fitting = [size for size in fitting if size <= len(rest)]

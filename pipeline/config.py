@@ -160,7 +160,13 @@ class PackConfig:
         "tokens=1,visual=0.37,audio=0.18,square=1.4e-5, of which those not named are 7b's",
         shapes="plan",
     )
-    seed: int = _key(0, "seed of the pack order", shapes="plan")
+    seed: int = _key(0, "seed of what shares a pack, and of the order of packs", shapes="plan")
+    group_by: Literal["media", "none"] = _key(
+        "media",
+        "rows that avoid each other in packs, as copies of a row do: media (rows with the same first image, video or "
+        "audio file, and texts that are equal), none. A dataset's group_column comes before this",
+        shapes="plan",
+    )
     partition_samples: int = _key(
         4_000_000,
         "samples that are planned together; of more, partitions of about as many are made, and no pack has rows of two",

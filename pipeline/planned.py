@@ -41,7 +41,9 @@ class Planned:
 
     inputs: Inputs
     parts: Sequence[MeasuredPart]
-    partitions: Sequence[np.ndarray]  # indices of the parts of each
+    # Indices of the parts of each: it surveys them, and its ledger has their rows that are not taken. Rows that are
+    # taken are dealt one by one.
+    partitions: Sequence[np.ndarray]
     folder: Place  # of the plan files
     files: Sequence[PlanFile]  # as they are now: mended, where rows turned out unreadable
     troubles: tuple[str, ...] = ()  # of `run_plan`: what would be lost, in words; none: no more than may be
@@ -67,6 +69,11 @@ class Planned:
         """The parts of a partition, and how often this output takes their rows."""
         corpora = self.inputs.corpora
         return [TakenPart.of(index, self.parts[index], corpora) for index in self.partitions[partition].tolist()]
+
+    @property
+    def all_taken(self) -> list[TakenPart]:
+        """The parts of all partitions."""
+        return [TakenPart.of(index, part, self.inputs.corpora) for index, part in enumerate(self.parts)]
 
     @property
     def plan(self) -> Plan:

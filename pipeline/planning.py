@@ -13,7 +13,7 @@ import numpy as np
 from .config import UserError
 from .families.base import ProcessorKey
 from .measure.store import MeasuredPart
-from .plan.assign import shares_of
+from .plan.assign import Dealt, shares_of
 from .plan.files import MENDED, PlanFile, read_list, write_list
 from .plan.partition import dealt, kept, num_partitions
 from .plan.tasks import MendJob, PartitionJob, cut_partition, join_rests, plan_partition, survey
@@ -77,15 +77,17 @@ def _files(planned: Planned, processor: ProcessorKey, running: Engine) -> list[P
         )
         for index in range(number)
     ]
-    if number > 1 and (config.overlong_policy == "error" or any(share.weight is not None for share in shares)):
+    if number == 1:
+        return running.run(plan_partition, [(job,) for job in jobs], title="plan", unit="partition")
+    tokens = [0] * len(shares)
+    if config.overlong_policy == "error" or any(share.weight is not None for share in shares):
         found = running.run(survey, [(job,) for job in jobs], title="survey", unit="partition")
         if refused := [each.refused for each in found if each.refused is not None]:
             raise UserError(min(refused)[1])
         tokens = np.sum([each.tokens for each in found], axis=0).tolist()
-        jobs = [dataclasses.replace(job, tokens_in_all=tokens) for job in jobs]
+    everything = planned.all_taken
+    jobs = [dataclasses.replace(job, parts=everything, dealt=Dealt(job.number, number, tokens)) for job in jobs]
     files = running.run(plan_partition, [(job,) for job in jobs], title="plan", unit="partition")
-    if number == 1:
-        return files
     return _numbered(planned, jobs, files, running)
 
 

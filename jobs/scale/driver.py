@@ -200,6 +200,7 @@ def _stored(first: int, count: int, rng: np.random.Generator, *, is_text: bool) 
             "reason": pa.array(np.where(is_bad, "missing_media", "")),
             "detail": pa.array(details),
             "id": pa.array(np.char.add("sample-", rows.astype(str))),
+            "group": pa.array(np.zeros(count), pa.int64()),
             "at": pa.array(2048 * np.arange(count), pa.int64()),
             "size": pa.array(np.full(count, 2048), pa.int32()),
         }

@@ -34,7 +34,7 @@ MAX_RATIO = 1_000_000  # a plan has a line for each copy of a row: beyond, it is
 logger = logging.getLogger(__name__)
 
 KEYS = ("file_name", "format", "columns", "tags", "id_column", "ignore_keys", "media_dir", "media_prefixes",
-        "sample_ratio", "weight", "source", "path_or_dataset", "split")  # fmt: skip
+        "sample_ratio", "weight", "group_column", "source", "path_or_dataset", "split")  # fmt: skip
 # What --meta is to be. Who gives the data themselves, or a YAML file, is told how to name them.
 _EXAMPLE = '{"mine": {"file_name": "rows.jsonl"}}'
 _WANTED = f"expected an object of data sets, as {_EXAMPLE}"
@@ -59,6 +59,7 @@ class Dataset:
     format: str = "messages"  # how its rows are written: see pipeline/ingest/formats; or "auto", until `resolved`
     id_column: str = "id"  # what a row calls itself; a row need not have it
     ignore_keys: tuple[str, ...] = ()  # keys of turns and parts that mean nothing for training
+    group_column: str = ""  # rows with one value of it avoid each other in packs: an image id, a source document
     # Instead of files, a named source (see pipeline/ingest/sources), or HUB:
     source: str = ""
     path_or_dataset: str = ""  # "": the source's own
@@ -194,7 +195,8 @@ def _dataset(meta_path: Place, name: str, entry: Any, strict: bool, media_prefix
         media_prefixes=prefixes,
         sample_ratio=float(ratio),
         weight=None if weight is None else float(weight),
-        id_column=_id_column(where, entry.get("id_column")),
+        id_column=_column(where, "id_column", entry.get("id_column")) or "id",
+        group_column=_column(where, "group_column", entry.get("group_column")),
         ignore_keys=_ignore_keys(where, entry.get("ignore_keys")),
         **_rows(where, entry),
         **rows_of,
@@ -234,10 +236,10 @@ def _format_names() -> str:
     return ", ".join((AUTO, *FORMATS, *ALIASES))
 
 
-def _id_column(where: str, given: Any) -> str:
+def _column(where: str, key: str, given: Any) -> str:
     if given is not None and (not isinstance(given, str) or not given):
-        raise UserError(f"{where}: id_column must be the name of a column, got {given!r}")
-    return given or "id"
+        raise UserError(f"{where}: {key} must be the name of a column, got {given!r}")
+    return given or ""
 
 
 def _ignore_keys(where: str, given: Any) -> tuple[str, ...]:

@@ -1,5 +1,7 @@
 """The task of the measuring stage: the rows of one part of a data file, into the token store."""
 
+import hashlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -62,6 +64,7 @@ def measure_part(job: PartJob) -> dict[UnreadColumn, int]:
     ahead.forget()
     numbers: list[int] = []
     ids: list[str] = []
+    groups: list[int] = []
     results: list[Measured | Skip] = []
     with journal(job.path.parent / f"{job.path.stem}.journal") as watch:
         later = LaterRows(job.dataset.format, job.dataset.columns)
@@ -71,11 +74,12 @@ def measure_part(job: PartJob) -> dict[UnreadColumn, int]:
             ids += [read.id for read in batch]
             found = _measured(batch, job, family, watch)
             results += found
+            groups += map(_group, batch, found)
             _tell(found)
         with timed("writing"):
             if later.found:
                 write_json(unread_beside(job.path), [[*column, number] for column, number in later.found.items()])
-            write_measured(job.path, numbers, ids, results)
+            write_measured(job.path, numbers, ids, results, groups)
     did(bytes=job.part.end - job.part.start)
     num_skipped = sum(isinstance(result, Skip) for result in results)
     logger.debug("%s rows from %d: %d measured, %d skipped", job.dataset.name, job.part.first_row,
@@ -96,10 +100,11 @@ def _tell(results: Sequence[Measured | Skip]) -> None:
 
 
 class _Read(NamedTuple):
-    """A row, by its number, with what it calls itself and what it holds."""
+    """A row, by its number, with what it calls itself, its group and what it holds."""
 
     number: int
     id: str
+    group: int  # by the dataset's group_column; 0: it has none
     found: Example | Skip
 
 
@@ -122,11 +127,32 @@ def _read(job: PartJob, watch: Journal, later: LaterRows) -> Iterator[_Read]:
                 if not dataset.is_converted:
                     later.look(row.number, parsed, partial(said_of, parsed, dataset))
                 found = _placed(found, job.part.file, row.offset, len(row.text))
-            yield _Read(row.number, _id_of(parsed, job), found)
+            yield _Read(row.number, _id_of(parsed, job), _value_group(parsed, dataset), found)
 
 
 def _id_of(parsed: dict[str, Any] | Skip, job: PartJob) -> str:
     return "" if isinstance(parsed, Skip) else job.dataset.id_of(parsed)
+
+
+def _value_group(parsed: dict[str, Any] | Skip, dataset: Dataset) -> int:
+    value = None if isinstance(parsed, Skip) or not dataset.group_column else parsed.get(dataset.group_column)
+    return 0 if value is None else _number(dataset.name, json.dumps(value, sort_keys=True))
+
+
+def _group(read: _Read, result: Measured | Skip) -> int:
+    """Return the group of a row: by its column, or else by its first medium, or by its tokens if it has none."""
+    if read.group or isinstance(result, Skip):
+        return read.group
+    if not result.media:
+        return _number(result.ids.tobytes().decode("latin-1"))
+    ref = result.media[0].ref
+    return _number(ref.kind, ref.path, str(ref.offset), ref.inside)
+
+
+def _number(*texts: str) -> int:
+    """Return a number above 0 that other texts hardly have."""
+    digest = hashlib.blake2b("\0".join(texts).encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1 or 1
 
 
 def _placed(example: Example, file: str, offset: int, length: int) -> Example:

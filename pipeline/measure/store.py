@@ -48,6 +48,7 @@ SCHEMA = pa.schema(
         ("reason", pa.string()),  # "" for a good row
         ("detail", pa.string()),
         ("id", pa.string()),  # what the row calls itself, or ""
+        ("group", pa.int64()),  # the same number for rows that are about the same thing; 0: of none
         ("at", pa.int64()),  # where in the file of rows it is, and how long; of a skipped row nothing is there
         ("size", pa.int32()),
     ]
@@ -67,8 +68,14 @@ def rows_beside(path: Place) -> Place:
     return path.with_suffix(".rows")
 
 
-def write_measured(path: Place, numbers: Sequence[int], ids: Sequence[str], results: Sequence[Measured | Skip]) -> None:
-    """`ids`: what each row calls itself. The index is last: its existence means that the part is measured."""
+def write_measured(
+    path: Place,
+    numbers: Sequence[int],
+    ids: Sequence[str],
+    results: Sequence[Measured | Skip],
+    groups: Sequence[int] | None = None,
+) -> None:
+    """Write a part. `ids`: what each row calls itself. The index is last: its existence means that it is measured."""
     rows = [
         _packed(number, result) if isinstance(result, Measured) else b""
         for number, result in zip(numbers, results, strict=True)
@@ -85,6 +92,7 @@ def write_measured(path: Place, numbers: Sequence[int], ids: Sequence[str], resu
         },
         **{name: [getattr(skip, name) if skip else "" for skip in skips] for name in ("reason", "detail")},
         "id": ids,
+        "group": [0] * len(ids) if groups is None else groups,
         "at": np.cumsum(sizes) - sizes,
         "size": sizes,
     }

@@ -16,7 +16,8 @@ from ..measure.store import MeasuredPart, read_measured
 from ..records import Measured
 from ..runtime.storage import Place
 from ..runtime.tables import open_arrow, open_arrows
-from .mixture import copies, ratios
+from .mixture import copies, drawn_copies, ratios
+from .partition import partition_of
 from .plan import plan_packs
 from .table import (
     SCHEMA as SCHEMA,
@@ -75,6 +76,15 @@ class Share(NamedTuple):
     name: str
     weight: float | None
     times_at_load: float
+    has_group_column: bool = False
+
+
+class Dealt(NamedTuple):
+    """Which of several partitions is planned. Copies of a row are dealt to different ones, in equal distances."""
+
+    number: int
+    num_partitions: int
+    tokens_in_all: Sequence[int]  # of each corpus, in all partitions; weights are about those
 
 
 def make_plan(
@@ -82,14 +92,12 @@ def make_plan(
     corpora: Sequence[Share],
     family: Family,
     config: PackConfig,
-    tokens_in_all: Sequence[int] | None = None,
+    dealt: Dealt | None = None,
 ) -> Plan:
-    """Assign every measured row of these parts, as often as its corpus takes it.
-
-    `tokens_in_all`: of each corpus, where these are not all parts of it; weights are about those.
-    """
-    lines = fitted_lines(parts, corpora, family, config)
-    lines = _mixed(lines, corpora, tokens_in_all, repeat_at_load=config.repeat_at_load)
+    """Assign every measured row of these parts, as often as its corpus takes it; of a partition, those dealt to it."""
+    lines = fitted_lines(parts, corpora, family, config, dealt)
+    lines = _mixed(lines, corpora, dealt, repeat_at_load=config.repeat_at_load)
+    lines = _with_groups(lines, corpora, config)
     reserve = reserved(config, len(family.fake_image_ids))
     tokens = aligned(lines["tokens"].to_numpy(), config.align)
     visual, audio = lines["visual_tokens"].to_numpy(), lines["audio_tokens"].to_numpy()
@@ -97,6 +105,7 @@ def make_plan(
     # Rows that exceed the fill that packing_ratio asks for, but not the pack, get a pack of their own.
     is_alone = tokens > np.where(visual > 0, config.fill, config.fill - reserve)
     times = lines["times"].to_numpy()
+    rows, groups = kinship_of(lines)
     pack, num_packs = np.full(len(lines), -1, dtype=np.int64), 0
     for each in np.unique(times[is_good]):  # rows of one pack come equally often
         mine = is_good & (times == each)
@@ -111,6 +120,8 @@ def make_plan(
             text_reserve=reserve,
             audio_tokens=audio[shared],
             cost=config.step_cost,
+            rows=None if rows is None else rows[shared],
+            groups=None if groups is None else groups[shared],
         )
         num_packs = int(pack.max(initial=-1)) + 1
         pack[alone] = num_packs + np.arange(len(alone))
@@ -119,13 +130,50 @@ def make_plan(
     return cut_off(plan, config.max_packs) if config.max_packs else plan
 
 
-def fitted_lines(parts: Sequence[TakenPart], corpora: Sequence[Share], family: Family, config: PackConfig) -> pa.Table:
+def kinship_of(lines: pa.Table) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Return a number for each row that lines are copies of, and one for its group; None where all are different."""
+    rows, groups = _row_keys(lines), lines["group"].to_numpy()
+    has_groups = bool(groups.any())
+    if not has_groups and not lines["repeat"].to_numpy().any():
+        return None, None
+    return rows, np.where(groups > 0, -groups, rows) if has_groups else None
+
+
+def _row_keys(lines: pa.Table) -> np.ndarray:
+    keys: np.ndarray = (lines["dataset"].to_numpy().astype(np.int64) << 40) + lines["row"].to_numpy()
+    return keys
+
+
+def _with_groups(lines: pa.Table, corpora: Sequence[Share], config: PackConfig) -> pa.Table:
+    """Number each group by its first row, so that numbers do not depend on where media are; a row alone is in none."""
+    groups = lines["group"].to_numpy().copy()
+    groups[~pc.equal(lines["reason"], "").to_numpy()] = 0
+    if config.group_by == "none":
+        is_asked = np.array([corpus.has_group_column for corpus in corpora])
+        groups[~is_asked[lines["dataset"].to_numpy()]] = 0
+    where = np.flatnonzero(groups)
+    keys = _row_keys(lines)[where]
+    _, first, inverse = np.unique(groups[where], return_index=True, return_inverse=True)
+    of_first = keys[first][inverse]
+    is_shared = np.zeros(len(first), dtype=np.bool_)
+    is_shared[inverse[keys != of_first]] = True
+    groups[where] = np.where(is_shared[inverse], of_first + 1, 0)
+    return with_columns(lines, {"group": groups})
+
+
+def fitted_lines(
+    parts: Sequence[TakenPart],
+    corpora: Sequence[Share],
+    family: Family,
+    config: PackConfig,
+    dealt: Dealt | None = None,
+) -> pa.Table:
     """One line per row and repetition, in source order, what is overlong made to fit or skipped."""
     reserve = reserved(config, len(family.fake_image_ids))
     paths = {part.index: part.path for part in parts}
     names = [corpus.name for corpus in corpora]
     fitting = _Fitting(names=names, paths=paths, family=family, config=config, reserve=reserve)
-    return fitting.fitted(_lines(parts, corpora))
+    return fitting.fitted(_lines(parts, corpora, config, dealt))
 
 
 def measured_again(
@@ -160,15 +208,26 @@ def aligned(tokens: Tokens, align: int) -> Tokens:
     return -(-tokens // align) * align
 
 
-def _lines(parts: Sequence[TakenPart], corpora: Sequence[Share]) -> pa.Table:
+def _lines(parts: Sequence[TakenPart], corpora: Sequence[Share], config: PackConfig, dealt: Dealt | None) -> pa.Table:
     """One line per row and repetition, in source order."""
+    by_weight = None
+    if dealt and corpora[0].weight is not None and not config.repeat_at_load:
+        by_weight = ratios(dealt.tokens_in_all, [corpus.weight or 0.0 for corpus in corpora])
     pieces: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-    numbers = ("row", "at", "size", "tokens", "visual_tokens", "audio_tokens", "media_bytes", "picture_bytes")
+    numbers = ("row", "group", "at", "size", "tokens", "visual_tokens", "audio_tokens", "media_bytes", "picture_bytes")
     for part, stored in zip(parts, open_arrows([part.path for part in parts]), strict=True):
         rows = stored["row"].to_numpy()
         repeats = part.rows.copies_of(rows)
-        is_once = bool((repeats == 1).all())
+        if by_weight:
+            good = pc.equal(stored["reason"], "").to_numpy()
+            repeats = np.where(good, drawn_copies(rows, by_weight[part.corpus]), repeats)
+        is_once = bool((repeats == 1).all()) and dealt is None
         line = np.arange(len(rows)) if is_once else np.repeat(np.arange(len(rows)), repeats)
+        repeat = _repeat_numbers(repeats)
+        if dealt:
+            copies = repeats[line]
+            place = partition_of(part.corpus, rows[line], repeat, copies, dealt.num_partitions, config.seed)
+            line, repeat = line[place == dealt.number], repeat[place == dealt.number]
         for name in numbers:
             values = stored[name].to_numpy()
             pieces[name].append(values if is_once else values[line])
@@ -176,7 +235,7 @@ def _lines(parts: Sequence[TakenPart], corpora: Sequence[Share]) -> pa.Table:
             texts = stored[name] if is_once else stored[name].take(pa.array(line))
             pieces[name] += texts.cast(TEXT).chunks
         pieces["line"].append(line.astype(np.int32))
-        pieces["repeat"].append(_repeat_numbers(repeats).astype(np.int32))
+        pieces["repeat"].append(repeat.astype(np.int32))
     counts = [len(line) for line in pieces["line"]]
     fixed = {
         "dataset": np.repeat(np.array([part.corpus for part in parts], dtype=np.int32), counts),
@@ -204,20 +263,18 @@ def tokens_of(lines: pa.Table, num_corpora: int) -> list[int]:
     return [int(count) for count in sums]
 
 
-def _mixed(
-    lines: pa.Table, corpora: Sequence[Share], tokens_in_all: Sequence[int] | None, *, repeat_at_load: bool
-) -> pa.Table:
+def _mixed(lines: pa.Table, corpora: Sequence[Share], dealt: Dealt | None, *, repeat_at_load: bool) -> pa.Table:
     """Where data sets have weights, their lines repeated, or marked for the loader to repeat: only now it is known how
     long each row is, and which fit."""
     weights = [corpus.weight for corpus in corpora if corpus.weight is not None]
-    if not weights:
+    if not weights or (dealt and not repeat_at_load):  # what is dealt is repeated already
         return lines
     assert len(weights) == len(corpora), "read_meta gives all of them a weight, or none"
     dataset = lines["dataset"].to_numpy()
     tokens = np.where(pc.equal(lines["reason"], "").to_numpy(), lines["tokens"].to_numpy(), 0).astype(np.int64)
     places = [np.flatnonzero(dataset == index) for index in range(len(corpora))]
     repeats, times = np.ones(len(lines), dtype=np.int32), np.ones(len(lines))
-    in_all = tokens_of(lines, len(corpora)) if tokens_in_all is None else tokens_in_all
+    in_all = dealt.tokens_in_all if dealt else tokens_of(lines, len(corpora))
     for place, ratio in zip(places, ratios(in_all, weights), strict=True):
         if repeat_at_load:
             times[place] = ratio
@@ -372,4 +429,6 @@ class _Fitting:
 
 
 def shares_of(corpora: Sequence[Corpus]) -> list[Share]:
-    return [Share(corpus.name, corpus.weight, corpus.times_at_load) for corpus in corpora]
+    return [
+        Share(corpus.name, corpus.weight, corpus.times_at_load, bool(corpus.dataset.group_column)) for corpus in corpora
+    ]

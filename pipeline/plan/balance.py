@@ -15,6 +15,7 @@ from .knapsack import Ints
 Shuffled = TypeVar("Shuffled")
 
 NUM_SHUFFLES = 64
+STRETCHES = 16  # of an epoch, a power of two; inside them groups are shuffled freely
 SMALL_CORRELATION = 0.05
 
 
@@ -88,15 +89,22 @@ def nested_shuffle(packs: Ints, sizes: list[int], random: np.random.PCG64) -> In
 class NestedGroups:
     """A shuffle of groups of sizes[0], of the blocks of sizes[1] in each, and so on, computed for the groups asked for.
 
+    It `keeps_spread`: halves of the groups change places, then quarters, eighths and sixteenths inside them, and groups
+    inside sixteenths. So what was in different halves or quarters is so after it, too: copies of a row, that is.
+
     Keys are drawn level by level: one per group, then one per block of sizes[1] over all groups, and so on; who has the
     smallest comes first. So the keys of a group lie together on each level, and PCG64 can jump to them: of a shuffle of
     ten million packs in groups of 512, a process keeps 20,000 numbers.
     """
 
-    def __init__(self, num_groups: int, sizes: Sequence[int], random: np.random.PCG64) -> None:
+    def __init__(
+        self, num_groups: int, sizes: Sequence[int], random: np.random.PCG64, *, keeps_spread: bool = False
+    ) -> None:
         """Moves `random` on, past all that the shuffle draws."""
+        stretches = _shuffled_stretches(num_groups, random) if keeps_spread else np.zeros(num_groups, dtype=np.int64)
         self.num_groups, self._sizes, self._state = num_groups, tuple(sizes), random.state
-        self._groups = np.argsort(random.random_raw(num_groups), kind="stable") if num_groups else np.empty(0, np.int64)
+        keys = random.random_raw(num_groups) if num_groups else np.empty(0, np.uint64)
+        self._groups = np.lexsort((keys, stretches))
         random.advance(sum(num_groups * (sizes[0] // size) for size in sizes[1:]))
 
     def places(self, first: int, last: int) -> Ints:
@@ -112,6 +120,17 @@ class NestedGroups:
             places = (places[:, None] + sorted_places(keys) * smaller).reshape(-1)
             drawn += self.num_groups * per_group
         return places
+
+
+def _shuffled_stretches(num_groups: int, random: np.random.PCG64) -> Ints:
+    """Return the stretch of each group, by its place after the shuffle; STRETCHES of them, as even as can be."""
+    place = np.arange(num_groups) * STRETCHES // max(1, num_groups)
+    size = STRETCHES
+    while size > 1:
+        swaps = random.random_raw(STRETCHES // size) & 1
+        place ^= (swaps[place // size] * (size // 2)).astype(np.int64)
+        size //= 2
+    return place
 
 
 def sorted_places(keys: NDArray[np.uint64]) -> Ints:

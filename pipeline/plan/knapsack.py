@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,6 +29,15 @@ class Samples:
     @property
     def is_visual(self) -> Mask:
         return self.visual_tokens > 0
+
+    def take(self, where: Ints) -> "Samples":
+        """Return the samples at these places."""
+        return replace(
+            self,
+            lengths=self.lengths[where],
+            visual_tokens=self.visual_tokens[where],
+            encoder=self.encoder[where],
+        )
 
     def sizes(self) -> Ints:
         """Length, or the share of the VT limit in tokens if that is larger: sum(sizes) <= capacity keeps both limits.
@@ -73,8 +82,10 @@ class Shelves:
         return bins[0] if len(bins) == 1 else np.concatenate(bins)
 
 
-def best_fit(bin_of: Ints, num_bins: int, todo: Ints, sizes: Ints, samples: Samples) -> int:
+def best_fit(bin_of: Ints, num_bins: int, todo: Ints, sizes: Ints, samples: Samples, *, opens_bins: bool = True) -> int:
     """Put the samples `todo` into the bins by best-fit decreasing, opening bins as needed; return how many there are.
+
+    Unless it `opens_bins`, what fits nowhere stays unplaced.
 
     All samples of one size go at once. With room 7 the fullest fitting bin takes two samples of size 3 one after the
     other, because after the first one it is fuller still; so does every bin on that shelf, until the samples run out.
@@ -95,6 +106,8 @@ def best_fit(bin_of: Ints, num_bins: int, todo: Ints, sizes: Ints, samples: Samp
         while len(batch):
             tight, loose = with_visual.find(size), text_only.find(size - release)
             if tight < 0 and loose < 0:
+                if not opens_bins:
+                    break
                 num_new = ceil_div(len(batch), (capacity - reserve + release) // size)
                 text_only.put(capacity - reserve, np.arange(num_bins, num_bins + num_new))
                 num_bins += num_new
@@ -127,6 +140,7 @@ def spread(bin_of: Ints, num_bins: int, todo: Ints, sizes: Ints, samples: Sample
     room = np.full(num_bins, samples.capacity)
     filled = np.zeros(num_bins, dtype=np.int64)
     has_visual = np.zeros(num_bins, dtype=np.bool_)
+    todo = todo[stable_order(-encoder[todo])]
     todo = todo[stable_order(-sizes[todo])]
     ascending = -sizes[todo]
     first = 0

@@ -29,3 +29,12 @@ def copies(tokens: NDArray[np.int64], ratio: float) -> NDArray[np.int32]:
     wanted = (ratio - int(ratio)) * reached[-1]
     taken[order[: int(np.argmin(np.abs(reached - wanted)))]] += 1
     return taken
+
+
+def drawn_copies(rows: NDArray[np.int64], ratio: float) -> NDArray[np.int64]:
+    """How often each row is taken where no task sees all of them: by its number alone, `ratio` times on average.
+
+    Rows by multiples of the golden ratio, whose fractions are even: of any stretch of rows, a part of them is drawn.
+    """
+    is_drawn = np.modf(rows * 0.6180339887498949)[0] < ratio - int(ratio)
+    return int(ratio) + is_drawn.astype(np.int64)

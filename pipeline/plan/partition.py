@@ -36,6 +36,16 @@ def dealt(corpus: Ints, samples: Ints, num: int) -> list[Ints]:
     return [np.flatnonzero(place == number) for number in range(num)]
 
 
+def partition_of(corpus: int, rows: Ints, repeats: Ints, copies: Ints, num: int, seed: int) -> Ints:
+    """Return the partition of each copy of a row. The first is drawn from the row's number, the others are at equal
+    distances: of two copies in four partitions, one is in 0 and the other in 2, or in 1 and 3."""
+    keys = rows.astype(np.uint64) ^ (np.uint64(corpus) << np.uint64(44)) ^ (np.uint64(seed & 0xFFFF) << np.uint64(28))
+    keys = (keys + np.uint64(0x9E3779B97F4A7C15)) * np.uint64(0xBF58476D1CE4E5B9)  # splitmix64
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    first = (keys ^ (keys >> np.uint64(31))) / 2.0**64
+    return np.minimum(((repeats + first) / copies * num).astype(np.int64), num - 1)
+
+
 def whole_groups(num_packs: Ints, group_size: int) -> Ints:
     """Packs of each partition that fill whole groups; what is over is ordered anew, all partitions' together.
 

@@ -1,12 +1,15 @@
 """The whole planner: lengths and media tokens in, packs in training order out."""
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from ..step_cost import DEFAULT_COST, PRESETS, StepCost
-from .balance import balanced_order
+from .balance import balanced_order, nested_sizes
 from .knapsack import Ints, Samples, as_ints, bin_sums, check_lengths, members, refuse
-from .packing import pack
+from .mixing import draw_phases, mix_lengths, section_block, separate
+from .packing import pack, pack_in_sections
 
 
 def plan_bins(
@@ -20,8 +23,14 @@ def plan_bins(
     text_reserve: int = 0,
     audio_tokens: ArrayLike | None = None,
     cost: StepCost = PRESETS[DEFAULT_COST],
+    rows: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
 ) -> list[Ints]:
-    """Sample indices of each pack (ascending), packs in final order; each index exactly once.
+    """Return the sample indices of each pack (ascending), packs in final order; each index exactly once.
+
+    What shares a pack depends on lengths, media tokens and the seed: samples that are alike are exchanged at random, so
+    the order in which they are given does not matter. Samples of one row or group are in different packs where there is
+    another place, and spread over the order: of three samples, about one in each third.
 
     lengths            tokens of each sample, text and media
     visual_tokens      how many of them are of images and videos (VT)
@@ -31,6 +40,8 @@ def plan_bins(
     text_reserve       tokens kept free in a pack without any VT, for a fake image
     audio_tokens       how many are of sounds, which are encoders' work as VT are (default: none)
     cost               what the model spends on tokens, on encoders and on long documents
+    rows               a number for each sample; copies of one row have the same (default: there are no copies)
+    groups             likewise for samples that are about the same thing, an image, say; all of a row are in one group
     """
     return members(
         plan_packs(
@@ -43,6 +54,8 @@ def plan_bins(
             text_reserve=text_reserve,
             audio_tokens=audio_tokens,
             cost=cost,
+            rows=rows,
+            groups=groups,
         )
     )
 
@@ -58,8 +71,10 @@ def plan_packs(
     text_reserve: int,
     audio_tokens: ArrayLike | None = None,
     cost: StepCost = PRESETS[DEFAULT_COST],
+    rows: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
 ) -> Ints:
-    """The same the other way round, and without an object per pack: the pack of each sample."""
+    """Return the same the other way round, and without an object per pack: the pack of each sample."""
     visual = as_ints("visual_tokens", visual_tokens)
     audio = np.zeros_like(visual) if audio_tokens is None else as_ints("audio_tokens", audio_tokens)
     if len(audio) != len(visual):
@@ -74,17 +89,58 @@ def plan_packs(
         text_reserve=text_reserve,
     )
     check(samples, group_size)
-    if not len(samples.lengths):
+    num_samples = len(samples.lengths)
+    if not num_samples:
         return np.zeros(0, dtype=np.int64)
-    bin_of = pack(samples)
-    num_bins = int(bin_of.max()) + 1
+    random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, num_samples])))
+    shuffled = random.permutation(num_samples)  # so samples that are alike change places at random
+    samples = samples.take(shuffled)
+    kin = draw_phases(_labels("rows", rows, shuffled), _labels("groups", groups, shuffled), num_samples, random)
+    place = np.empty(num_samples, dtype=np.int64)
+    if kin is None:
+        bin_of = pack(samples)
+        edges = np.array([0, int(bin_of.max()) + 1])
+        bin_of = mix_lengths(bin_of, edges, samples, random)
+        place[shuffled] = _order(bin_of, samples, cost, group_size, seed, edges)[bin_of]
+        return place
+    bin_of, edges = pack_in_sections(samples, kin, nested_sizes(group_size), random)
+    bin_of = mix_lengths(bin_of, edges, samples, random)
+    ordered = _order(bin_of, samples, cost, group_size, seed, edges)[bin_of]
+    place[shuffled] = separate(ordered, samples, kin, random)
+    return place
+
+
+def _labels(name: str, values: ArrayLike | None, shuffled: Ints) -> Ints | None:
+    if values is None:
+        return None
+    labels = as_ints(name, values)
+    if len(labels) != len(shuffled):
+        raise ValueError(f"{len(shuffled)} lengths but {len(labels)} {name}; give one of each per sample")
+    return labels[shuffled]
+
+
+def _order(bin_of: Ints, samples: Samples, cost: StepCost, group_size: int, seed: int, edges: Ints) -> Ints:
+    """Return the place of each bin in the order: sections one after the other, each balanced in itself, then what fills
+    no whole block of theirs. `edges`: first bin of each section."""
+    num_bins = int(edges[-1])
     tokens, encoder, squares = (
         bin_sums(bin_of, values, num_bins) for values in (samples.lengths, samples.encoder, samples.lengths**2)
     )
-    order = balanced_order(encoder, cost.of_packs(tokens, encoder, squares), group_size=group_size, seed=seed)
+    costs = cost.of_packs(tokens, encoder, squares)
+    block = group_size if len(edges) == 2 else section_block(num_bins, len(edges) - 1, nested_sizes(group_size))
+    order, rest = [], []
+    for first, last in pairwise(edges.tolist()):
+        own = np.arange(first, last)
+        own = own[balanced_order(encoder[own], costs[own], group_size=block, seed=seed)]
+        whole = len(own) if len(edges) == 2 else len(own) // block * block
+        order.append(own[:whole])
+        rest.append(own[whole:])
+    left = np.concatenate(rest)
+    if len(left):
+        order.append(left[balanced_order(encoder[left], costs[left], group_size=block, seed=seed)])
     place = np.empty(num_bins, dtype=np.int64)
-    place[order] = np.arange(num_bins)
-    return place[bin_of]
+    place[np.concatenate(order)] = np.arange(num_bins)
+    return place
 
 
 def check(samples: Samples, group_size: int) -> None:

@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 
 from ..config import PackConfig
 from ..records import Skip
-from .assign import FITTED, TEXT, Key, Plan, aligned, in_order, replaced, reserved, with_columns
+from .assign import FITTED, TEXT, Key, Plan, aligned, in_order, kinship_of, replaced, reserved, with_columns
 from .knapsack import UNPLACED, Ints, Mask, Samples, best_fit, ceil_div
+from .mixing import draw_phases, separate
 
 
 def repaired(
@@ -54,6 +55,7 @@ def repaired(
     for each in np.unique(times[gone]):  # rows of one pack come equally often
         holed = np.unique(before[gone & (times == each)])
         filling.fill(pack, is_spilled, holed, times == each, is_moved)
+    pack = filling.separated(pack, before)
     for is_now, reason in ((is_spilled & ~spilled_before, "max_packs"), (spilled_before & ~is_spilled, "")):
         at = np.flatnonzero(is_now)
         lines = with_columns(lines, {"reason": replaced(lines["reason"], at, [reason] * len(at))})
@@ -92,6 +94,7 @@ class _Filling:
             text_reserve=reserve,
             encoder=lines["visual_tokens"].to_numpy().astype(np.int64),
         )
+        self.kinship, self.seed = kinship_of(lines), config.seed
         # By --packing-ratio, what is larger than the fill but not than a pack has one of its own.
         self.is_alone = self.samples.lengths > config.fill - np.where(self.samples.is_visual, 0, reserve)
 
@@ -145,6 +148,24 @@ class _Filling:
         num_bins = best_fit(bin_of, len(holed), todo[is_visual], samples.sizes(), samples)
         best_fit(bin_of, num_bins, todo[~is_visual], samples.lengths, samples)
         return bin_of[len(stay) :]
+
+    def separated(self, pack: Ints, before: Ints) -> Ints:
+        """Move documents between packs that have changed, until copies of a row are in different ones."""
+        rows, groups = self.kinship
+        if rows is None:
+            return pack
+        changed = np.unique(np.concatenate([pack[pack != before], before[pack != before]]))
+        where = np.flatnonzero((pack != UNPLACED) & np.isin(pack, changed) & ~self.is_alone)
+        if not len(where):
+            return pack
+        random = np.random.RandomState(self.seed % (1 << 32))
+        kin = draw_phases(rows[where], None if groups is None else groups[where], len(where), random)
+        if kin is None:
+            return pack
+        numbers, own = np.unique(pack[where], return_inverse=True)
+        pack = pack.copy()
+        pack[where] = numbers[separate(own.astype(np.int64), self.samples.take(where), kin, random)]
+        return pack
 
 
 def _close_ranks(pack: Ints, before: Ints) -> None:

@@ -29,6 +29,7 @@ class PlanLine(TypedDict):
     row: Annotated[int, pa.int64()]
     repeat: Annotated[int, pa.int32()]
     id: Annotated[str, TEXT]  # what the row calls itself
+    group: Annotated[int, pa.int64()]  # 0: no other row is in its group; else the same number for those that are
     part: Annotated[int, pa.int32()]  # index into the run's measured parts, and the line in it
     line: Annotated[int, pa.int32()]
     at: Annotated[int, pa.int64()]  # where its measured row is, and how long: see pipeline/measure/store.py

@@ -20,6 +20,7 @@ from ..runtime.storage import Place
 from ..runtime.tables import open_arrow, write_arrow
 from .assign import (
     SCHEMA,
+    Dealt,
     Key,
     Plan,
     Share,
@@ -49,7 +50,7 @@ class PartitionJob:
     config: PackConfig
     processor: ProcessorKey
     rest: Place | None  # where packs go that fill no whole group; None: they stay
-    tokens_in_all: Sequence[int] | None = None  # of each corpus, in all partitions, where there are weights
+    dealt: Dealt | None = None  # of several partitions: which this is; then `parts` are those of all
 
     @property
     def note(self) -> Place:
@@ -82,7 +83,7 @@ def plan_partition(job: PartitionJob) -> PlanFile:
     """The task of a partition: its plan on disk, and the figures of it. Those of an earlier run are taken."""
     if (done := read_list(job.note)) is not None:
         return done[0]
-    plan = make_plan(job.parts, job.corpora, family_for(job.processor), job.config, job.tokens_in_all)
+    plan = make_plan(job.parts, job.corpora, family_for(job.processor), job.config, job.dealt)
     if job.rest is not None:
         plan, rest = _without_rest(plan, job.config.group_size)
         write_arrow(job.rest, rest.table)

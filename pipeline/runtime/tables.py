@@ -64,6 +64,12 @@ def read_groups(
             yield file.read_row_group(number, columns=None if columns is None else list(columns))
 
 
+def schema_of(path: Place) -> pa.Schema:
+    """The columns of a parquet file."""
+    with open_file(path) as opened:
+        return pq.ParquetFile(opened).schema_arrow.remove_metadata()
+
+
 def num_lines(path: Place) -> int:
     """Of a parquet file, by what it says at its end."""
     with open_file(path) as opened:

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ..records import REASONS
-from ..runtime.storage import Place, open_file
-from ..runtime.tables import column_sum, read_groups
-from .ledger import SCHEMA, fitted_counts, reason_counts
+from ..runtime.storage import Place
+from ..runtime.tables import column_sum, read_groups, schema_of
+from .ledger import BEFORE_GROUPS, SCHEMA, fitted_counts, reason_counts
 from .tables import Block, ledger_rows
 
 OF_DOCUMENT = ("row", "repeat", "pack", "position", "tokens", "visual_tokens")
@@ -56,9 +55,7 @@ def audit_file(path: Place, name: str, dataset: str, number: int, firsts: NDArra
     there are."""
     figures = Figures(sums=np.zeros((len(firsts) - 1, 2), np.uint64))
     try:
-        with open_file(path) as opened:
-            schema = pq.ParquetFile(opened).schema_arrow
-        if schema.remove_metadata() != SCHEMA:
+        if schema_of(path) not in (SCHEMA, BEFORE_GROUPS):
             figures.problems[f"{name}: other columns"] = None
             return figures
         for lines in read_groups(path):

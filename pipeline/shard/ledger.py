@@ -29,8 +29,10 @@ SCHEMA = pa.schema(
         ("position", pa.int32()),
         ("tokens", pa.int32()),
         ("visual_tokens", pa.int32()),
+        ("group", pa.int64()),  # the same number for rows that are about the same thing; 0: no other row is
     ]
 )
+BEFORE_GROUPS = SCHEMA.remove(SCHEMA.get_field_index("group"))  # ledgers of neatpack 0.10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -117,10 +119,12 @@ class _Lines:
         is_planned = where < num_planned
         # What the plan has, at the places of its own lines; a line that it never saw gets what stands for nothing.
         at = pa.array(np.where(is_planned, where, 0), mask=~is_planned)
-        pack, position, repeat, tokens, visual = (
+        pack, position, repeat, tokens, visual, group = (
             self.planned[column].take(at).fill_null(nothing).to_numpy()
-            for column, nothing in (("pack", -1), ("position", -1), ("repeat", 0), ("tokens", 0), ("visual_tokens", 0))
-        )
+            for column, nothing in (
+                ("pack", -1), ("position", -1), ("repeat", 0), ("tokens", 0), ("visual_tokens", 0), ("group", 0),
+            )
+        )  # fmt: skip
         texts = {column: self.planned[column].take(at).fill_null("") for column in ("id", "reason", "detail")}
         if not is_planned.all():
             codes = pa.array(self.reason[np.where(is_planned, 0, where - num_planned)], mask=is_planned)
@@ -137,6 +141,7 @@ class _Lines:
             "position": position,
             "tokens": np.where(is_packed, tokens, 0),
             "visual_tokens": np.where(is_packed, visual, 0),
+            "group": np.where(is_packed, group, 0),
             **texts,
         }
         return pa.table([_array(columns[field.name]).cast(field.type) for field in SCHEMA], schema=SCHEMA)

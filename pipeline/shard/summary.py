@@ -16,6 +16,7 @@ from ..planned import Planned
 from ..records import REASONS
 from ..runtime.storage import Place
 from ..runtime.tables import column_sum, read_parquet
+from .composition import COPIES, read_composition
 from .stats import ratio_taken
 from .words import counted, percent, size, times_taken
 
@@ -57,6 +58,7 @@ def describe_output(out: Place, manifest: Manifest, *, reused_shards: int = 0) -
     pictures = f"{counted(num_images - num_fakes, 'image')}, {counted(num_videos, 'video')}"
     lines.insert(1, ("media", f"{pictures}{sounds}{fakes}"))
     lines += [(word, f"{counted(count, 'sample')}, to fit a pack") for word, count in counts.fitted.items()]
+    lines += _unavoidable_lines(out, manifest)
     figures = read_parquet(out / "stats" / "datasets.parquet").to_pylist()
     columns = ("weight", "ratio", "times", "tokens", "media_bytes", "repeated_media_bytes")
     shares = [Share(name=line["dataset"], **{name: line[name] for name in columns}) for line in figures]
@@ -64,6 +66,17 @@ def describe_output(out: Place, manifest: Manifest, *, reused_shards: int = 0) -
              _format_line(manifest.identity.inputs), *lines, *_mixture_lines(shares),
              ("on disk", shards), *_copies_lines(shares, num_bytes)]  # fmt: skip
     return "\n".join([str(out), *_table(lines), *_skips(counts.skipped, counts.samples, f"neatpack skipped {out}")])
+
+
+def _unavoidable_lines(out: Place, manifest: Manifest) -> list[Line]:
+    """Copies of rows that share packs: of those that are repeated, where there are too few packs."""
+    if manifest.counts.samples == manifest.counts.rows:
+        return []
+    copies = next((each for each in read_composition(out, manifest) if each.kind == COPIES), None)
+    if copies is None or not copies.together:
+        return []
+    words = f"{copies.together:,} of {counted(copies.pairs, 'pair')} of copies share a pack: there is no other place"
+    return [("copies", words)]
 
 
 def describe_plan(planned: Planned) -> str:

@@ -26,6 +26,7 @@ from ..typed import check_types
 from .audit import Figures, Rows, audit_file, audit_rows, sums_of
 from .check import check_pack
 from .codec import BLOCK, END, members_of, read_pack, tar_header
+from .composition import composition_problems, read_composition
 from .index import LOADS_SCHEMA, index_problems, most_loads, places_of, places_schema, runs
 from .note import PackLine
 from .restoring import OtherPixelsError, PixelDecoder
@@ -87,6 +88,8 @@ def _verified_tables(out: Place, manifest: Manifest, running: Engine) -> tuple[l
     if manifest.fingerprint != manifest.identity.fingerprint:
         problems.append("manifest: its fingerprint is not that of its identity")
     problems += ledger.problems
+    if not problems:
+        problems += composition_problems(read_composition(out, manifest))
     problems += _sum_problems(ledger, index, manifest)
     made = {"shards": shard_stats(index), "packs": pack_stats(index, manifest.identity.config["pack_size"])}
     problems += [

@@ -14,6 +14,7 @@ from ..records import REASONS
 from ..runtime.objects import Remote
 from ..runtime.storage import Place
 from ..runtime.tables import column_sum, read_parquet
+from ..shard.composition import read_composition
 from ..shard.tables import ledger_names, read_table, table_file, table_groups
 from ..shard.words import counted
 from .columns import table
@@ -47,6 +48,17 @@ def inspected(out: Place, manifest: Manifest) -> dict[str, Lines]:
             if reason in manifest.counts.skipped
         ],
         "lengths": _lengths(out, manifest),
+        "sharing packs": [
+            {
+                "pairs of": each.kind,
+                "pairs": each.pairs,
+                "in one pack": each.together,
+                "by chance": round(each.by_chance, 1),
+                "times chance": None if each.times_chance is None else round(each.times_chance, 2),
+            }
+            for each in read_composition(out, manifest)
+            if each.pairs
+        ],
         "shards": [
             {"shard": line["shard"]} | {name: line[column] for name, column in OF_SHARD.items()} for line in shards
         ],
@@ -144,7 +156,7 @@ def described(out: Place, manifest: Manifest, tables: Mapping[str, Lines]) -> It
     for title, lines in tables.items():
         yield ""
         yield f"{title}:" if lines else f"{title}: none"
-        yield from table(lines if title == "lengths" else with_total(lines))
+        yield from table(lines if title in ("lengths", "sharing packs") else with_total(lines))
 
 
 def answered(out: Place, manifest: Manifest, query: str) -> tuple[list[str], Iterator[Sequence[Any]]]:

@@ -119,7 +119,8 @@ def test_seed_changes_the_order(mixed: tuple[Any, Any]) -> None:
     orders = [[b.tolist() for b in plan_bins(lengths, visual, capacity=CAPACITY, seed=seed)] for seed in (0, 0, 1)]
     assert orders[0] == orders[1]
     assert orders[0] != orders[2]
-    assert sorted(orders[0]) == sorted(orders[2])
+    assert len(orders[0]) == len(orders[2])
+    assert len({tuple(pack) for pack in orders[0]} & {tuple(pack) for pack in orders[2]}) < len(orders[0]) / 20
 
 
 def test_plan_is_frozen() -> None:

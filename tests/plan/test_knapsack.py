@@ -208,7 +208,7 @@ def test_plan_bins(drawn: list[tuple[int, int]], group_size: int, seed: int, res
     check(bins, lengths, visual, CAPACITY, limit, reserve)
     assert as_lists(plan_bins(lengths, visual, capacity=CAPACITY, **options)) == as_lists(bins)
     other = plan_bins(lengths, visual, capacity=CAPACITY, **{**options, "seed": seed + 1})
-    assert sorted(as_lists(other)) == sorted(as_lists(bins))  # the seed moves packs, not samples
+    check(other, lengths, visual, CAPACITY, limit, reserve)
     if limit is None and reserve == 0:
         # best fit is one of the tries, and a try is kept only if no other saves a bin (0.05% of few bins is none)
         assert len(bins) <= naive(lengths.tolist(), CAPACITY, best=True)

@@ -12,7 +12,7 @@ from jobs.scale.driver import planned_rows
 from neatpack.loaders.order import epoch_order
 from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.plan.balance import correlation, step_imbalance
-from neatpack.pipeline.plan.partition import dealt, kept, num_partitions
+from neatpack.pipeline.plan.partition import dealt, kept, num_partitions, partition_of
 from neatpack.pipeline.planned import Planned
 from neatpack.pipeline.runtime.engine import Engine
 
@@ -77,13 +77,27 @@ def test_every_row_is_planned_once(plans: tuple[Planned, Planned]) -> None:
         assert sums == others
 
 
-def test_packs_never_cross_partitions(plans: tuple[Planned, Planned]) -> None:
+def test_rows_of_one_part_are_dealt_to_all_partitions(plans: tuple[Planned, Planned]) -> None:
+    """A part of 100 rows gives each of four partitions about 25; neighbours meet as others do."""
     _, four = plans
-    partition = {part: number for number, parts in enumerate(four.partitions) for part in parts.tolist()}
     packed = four.plan.packed
-    owners = np.array([partition[part] for part in packed["part"].to_pylist()])
-    starts = four.plan.starts
-    assert (np.minimum.reduceat(owners, starts[:-1]) == np.maximum.reduceat(owners, starts[:-1])).all()
+    ends = np.cumsum([file.num_packs for file in four.files[:-1]])
+    partition = np.searchsorted(ends, packed["pack"].to_numpy(), side="right")
+    counts = np.zeros((600, 5), dtype=int)
+    np.add.at(counts, (packed["part"].to_numpy(), partition), 1)
+    assert (counts[:, :4] > 5).all()
+    order = np.argsort(packed["row"].to_numpy() + (packed["dataset"].to_numpy().astype(np.int64) << 40))
+    packs = packed["pack"].to_numpy()[order]
+    assert np.mean(np.diff(packs) == 0) < 2 / four.num_packs
+
+
+@pytest.mark.parametrize(("copies", "num"), [(1, 4), (2, 4), (3, 4), (4, 4), (7, 3)])
+def test_copies_of_a_row_are_dealt_at_equal_distances(copies: int, num: int) -> None:
+    rows, repeats = np.repeat(np.arange(2000), copies), np.tile(np.arange(copies), 2000)
+    found = partition_of(0, rows, repeats, np.full(len(rows), copies), num, seed=0).reshape(2000, copies)
+    spans = [np.bincount(row, minlength=num) for row in found]
+    assert all(span.max() <= -(-copies // num) for span in spans)
+    assert np.all(np.abs(np.bincount(found.reshape(-1), minlength=num) / len(rows) - 1 / num) < 0.05)
 
 
 def test_packs_are_as_full(plans: tuple[Planned, Planned]) -> None:

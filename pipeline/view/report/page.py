@@ -9,6 +9,7 @@ from ...manifest import Manifest
 from ...runtime.faults import sentence
 from ...runtime.storage import Place, remove_parts, write_whole
 from ...safe import harmless_html as escape
+from ...shard.composition import read_composition
 from . import sections
 from .figures import figures_of
 from .gallery import some_documents
@@ -63,6 +64,7 @@ def page(out: Place, manifest: Manifest, *, follow: bool = False) -> str:
             sections.lengths(figures),
             sections.packs(figures),
             sections.balance(figures),
+            sections.sharing(read_composition(out, manifest)),
             sections.skips(figures),
             sections.media(figures),
             sections.gallery(some_documents(out, manifest, follow=follow)),

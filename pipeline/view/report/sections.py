@@ -6,6 +6,7 @@ from typing import Any
 
 from ...records import REASONS
 from ...safe import harmless_html as escape
+from ...shard.composition import Together
 from ...shard.words import counted, percent, size
 from .charts import bars, curves, folded, legend, numbers, share, table, ticks
 from .figures import Balance, Figures
@@ -150,6 +151,20 @@ def balance(figures: Figures) -> str:
         folded("Numbers", table(columns, rows)),
         f'<script type="application/json" id="balance-lines">{data}</script>',
     )  # fmt: skip
+
+
+def sharing(found: Sequence[Together]) -> str:
+    """Which rows share packs, against chance."""
+    rows = [
+        [each.kind, f"{each.pairs:,}", f"{each.together:,}", f"{each.by_chance:,.1f}",
+         "" if each.times_chance is None else f"{each.times_chance:.2f}"]
+        for each in found if each.pairs
+    ]  # fmt: skip
+    if not rows:
+        return ""
+    columns = ["pairs of", "pairs", "in one pack", "by chance", "times chance"]
+    words = "Copies of a row and rows of one group avoid each other; neighbours meet by chance."
+    return section("sharing", "Which rows share packs", said(words), table(columns, rows))
 
 
 def mixture(figures: Figures) -> str:

@@ -1,0 +1,332 @@
+"""Mixing: which samples share a pack, beyond their lengths.
+
+Every sample has a phase in [0, 1): its place in the epoch, as far as lengths allow. Samples of one group (copies of a
+row, rows with one image) have phases at equal distances, all others one at random. Packs are planned in sections by
+phase, so copies lie in different packs, spread over the epoch. `separate` exchanges documents of packs that hold two
+samples of a group all the same. Functions from ints to ints.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .knapsack import Ints, Mask, Samples, bin_sums, stable_order
+
+MAX_SECTIONS = 16
+MIN_ROUNDS, MAX_ROUNDS, MIXED_SAMPLES = 3, 24, 240_000  # exchanges between bundles, of so many samples in all
+ALIGN_ROUNDS = 16
+MOST_BUNDLED = 8
+MOST_TOGETHER = 1.2  # times chance: samples that are next to each other by length, in one bin
+MOST_STACKED = 0.0002  # share of samples of which this does not matter
+LOAD_STEPS = 32  # in the mean encoder load of a pack; bundles that change places are of one step
+MIN_SECTION_BINS = 8
+ROUNDS = 24  # of exchanges between documents of equal length
+MOST_SEARCHES = 4000  # documents for which an exchange of several is looked for
+LEAST_LOOKS, MOST_LOOKS, NUM_LOOKS = 24, 400, 40_000  # packs that are looked at for one of them, and for all
+TRIES_PER_PACK = 4
+CANDIDATES = 20  # documents of each pack that may change places with it
+MOST_LOAD_CHANGE = 0.02  # of a pack's mean encoder load
+
+
+class Kinship(NamedTuple):
+    """Which samples are copies of one row, and which are of one group, as numbers from 0; a row is in one group."""
+
+    rows: Ints
+    groups: Ints
+    phases: NDArray[np.float64]
+    largest: int  # samples of the largest group
+
+
+def draw_phases(rows: Ints | None, groups: Ints | None, count: int, random: np.random.RandomState) -> Kinship | None:
+    """Return the phases of samples in rows and groups; None if every sample is alone.
+
+    A group of three rows, twice each: copies of the first have phases u and u + 1/2, of the second u + 1/6 and u + 4/6.
+    """
+    if rows is None and groups is None:
+        return None
+    own = np.arange(count) if rows is None else _numbered(rows)
+    shared = own if groups is None else _numbered(groups)
+    sizes = np.bincount(shared, minlength=1)
+    largest = int(sizes.max(initial=1))
+    if largest == 1:
+        return None
+    phases = random.random_sample(len(sizes))[shared]
+    many = np.flatnonzero(sizes[shared] > 1)
+    by_row = many[stable_order(own[many])]
+    copy = _ranks(own[by_row])
+    turn = random.permutation(int(own.max()) + 1)[own[by_row]]
+    by_group = by_row[np.lexsort((turn, copy, shared[by_row]))]
+    phases[by_group] = (phases[by_group] + _ranks(shared[by_group])) / sizes[shared[by_group]]
+    return Kinship(own, shared, phases, largest)
+
+
+def _numbered(values: Ints) -> Ints:
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+
+
+def _ranks(ascending: Ints) -> Ints:
+    """Count equal neighbours. [4, 4, 7, 7, 7] -> [0, 1, 0, 1, 2]"""
+    starts = np.flatnonzero(np.diff(ascending, prepend=-1))
+    counts = np.diff(np.append(starts, len(ascending)))
+    return np.arange(len(ascending)) - np.repeat(starts, counts)
+
+
+def num_sections(largest: int, num_bins: int) -> int:
+    """Return a power of two: as many sections as the largest group has samples, as far as there are bins."""
+    sections = 1
+    while sections < min(largest, MAX_SECTIONS) and 2 * sections * MIN_SECTION_BINS <= num_bins:
+        sections *= 2
+    return sections
+
+
+def section_block(num_bins: int, sections: int, sizes: list[int]) -> int:
+    """Return the largest of the sizes that leaves eight blocks for each section; sections end where blocks do."""
+    return next((size for size in sizes if 8 * size * sections <= num_bins), 1)
+
+
+def section_edges(num_bins: int, sections: int, sizes: list[int]) -> Ints:
+    """Return the first bin of each section, and the number of bins: whole blocks, and what is left in the last one."""
+    block = section_block(num_bins, sections, sizes)
+    num_blocks = num_bins // block
+    edges = (2 * np.arange(sections + 1) * num_blocks + sections) // (2 * sections) * block
+    edges[-1] = num_bins
+    return edges
+
+
+def mix_lengths(bin_of: Ints, edges: Ints, samples: Samples, random: np.random.RandomState) -> Ints:
+    """Exchange bundles of documents of equal sums until samples of about one length share bins no more than others do.
+
+    Best fit puts samples of neighbouring lengths into one bin. A dataset that is sorted by length, or has ten questions
+    of about one length for each image, would become packs of one topic. Bins keep their tokens, and about their load,
+    and samples their section. `edges`: its first bin.
+    """
+    section = np.searchsorted(edges, np.arange(int(edges[-1])), side="right")
+    counts = np.bincount(bin_of).astype(np.float64)
+    chance = float((counts * (counts - 1)).sum()) / max(1, len(bin_of) - 1)  # pairs of neighbours in one bin
+    is_text = (samples.encoder == 0) & ~samples.is_visual
+    # Where there are texts, they fill bins of even load, which is kept to the token.
+    quantum = 1 if is_text.any() else max(1, int(samples.encoder.sum()) // (len(counts) * LOAD_STEPS))
+    for todo in (np.flatnonzero(is_text), np.flatnonzero(~is_text)):
+        by_length = todo[stable_order(samples.lengths[todo])]
+        expected = chance * len(todo) / len(bin_of)
+        for _ in range(max(MIN_ROUNDS, min(MAX_ROUNDS, MIXED_SAMPLES // max(1, len(todo))))):
+            together = np.count_nonzero(np.diff(bin_of[by_length]) == 0)
+            if together <= MOST_TOGETHER * expected + 3 * expected**0.5 + MOST_STACKED * len(todo):
+                break
+            bin_of = _exchange_bundles(bin_of, todo, section, samples, quantum, random)
+    return bin_of
+
+
+def align_sections(bin_of: Ints, samples: Samples, kin: Kinship, random: np.random.RandomState) -> Ints:
+    """Number bins so that samples are about where their phases are, and exchange bundles until more of them are."""
+    num_bins = int(bin_of.max()) + 1
+    bin_of = random.permutation(num_bins)[bin_of]
+    is_text = (samples.encoder == 0) & ~samples.is_visual
+    quantum = 1 if is_text.any() else max(1, int(samples.encoder.sum()) // (num_bins * LOAD_STEPS))
+    everywhere = np.zeros(num_bins, dtype=np.int64)
+    for todo in (np.flatnonzero(is_text), np.flatnonzero(~is_text)):
+        for _ in range(ALIGN_ROUNDS if len(todo) else 0):
+            bin_of = _exchange_bundles(bin_of, todo, everywhere, samples, quantum, random, kin.phases)
+    return bin_of
+
+
+def _exchange_bundles(
+    bin_of: Ints,
+    todo: Ints,
+    section: Ints,
+    samples: Samples,
+    quantum: int,
+    random: np.random.RandomState,
+    phases: NDArray[np.float64] | None = None,
+) -> Ints:
+    """Bundle the documents of each bin at random, in twos at least, and let bundles of equal sums change places.
+
+    Bins of short documents have larger bundles, too: five of 60 tokens change places with six of 50. By `phases`,
+    documents of near ones are bundled, and bundles go into bins in the order of theirs.
+    """
+    order = todo[random.permutation(len(todo)) if phases is None else np.argsort(phases[todo], kind="stable")]
+    order = order[stable_order(bin_of[order])]
+    bins = bin_of[order]
+    most = np.clip(np.bincount(bins) // 4, 1, MOST_BUNDLED - 1)
+    each = (2 if phases is None else 1) + (random.random_sample(len(most)) * most).astype(np.int64)
+    starts = np.flatnonzero(_ranks(bins) % each[bins] == 0)
+    sizes = np.diff(np.append(starts, len(order)))
+    places = bins[starts]
+    lengths, visual, encoder = (
+        np.add.reduceat(values[order], starts) for values in (samples.lengths, samples.visual_tokens, samples.encoder)
+    )
+    limited = visual > 0 if samples.max_visual_tokens is None else visual
+    key = np.zeros(len(starts), dtype=np.int64)
+    for part in (section[places], limited, encoder // quantum, lengths):
+        key = key * (int(part.max()) + 1) + part
+    moved = np.empty_like(places)
+    if phases is not None:
+        means = np.add.reduceat(phases[order], starts) / sizes
+        moved[np.lexsort((means, key))] = places[np.lexsort((places, key))]
+    else:
+        turn = random.permutation(len(starts))
+        turn = turn[np.argsort(key[turn], kind="stable")]
+        # Each bundle goes where the next one of its kind is, the last one where the first is.
+        firsts = np.flatnonzero(np.diff(key[turn], prepend=-1))
+        following = np.arange(1, len(turn) + 1)
+        following[np.append(firsts[1:], len(turn)) - 1] = firsts
+        moved[turn] = places[turn[following]]
+    bin_of = bin_of.copy()
+    bin_of[order] = np.repeat(moved, sizes)
+    return bin_of
+
+
+def _load_keys(samples: Samples) -> tuple[Ints, Ints, Ints]:
+    return samples.encoder, samples.visual_tokens, samples.lengths
+
+
+def separate(
+    pack: Ints, samples: Samples, kin: Kinship, random: np.random.RandomState, fixed: Mask | None = None
+) -> Ints:
+    """Exchange documents until no pack holds two samples of a group, as far as a search finds what to exchange.
+
+    First documents of equal length and load are exchanged, at random; then a document with another of about its
+    length, and texts that make up for the difference. `fixed`: samples that stay where they are.
+    """
+    pack = pack.copy()
+    movable = np.ones(len(pack), dtype=np.bool_) if fixed is None else ~fixed
+    for labels in (kin.groups, kin.rows):  # where groups have more samples than there are packs, copies are apart
+        before = len(pack)
+        while before > (left := np.count_nonzero(clashing(pack, labels) & movable)) > 0:
+            before = left
+            _exchange_alike(pack, samples, labels, random, movable)
+            _Search(pack, samples, labels, random, movable).run()
+    return pack
+
+
+def clashing(pack: Ints, labels: Ints) -> Mask:
+    """Return which samples share their pack with an earlier one of their label."""
+    order = np.lexsort((labels, pack))
+    again = np.zeros(len(pack), dtype=np.bool_)
+    same = (np.diff(pack[order]) == 0) & (np.diff(labels[order]) == 0)
+    again[order[1:][same]] = True
+    return again
+
+
+def _exchange_alike(pack: Ints, samples: Samples, labels: Ints, random: np.random.RandomState, movable: Mask) -> None:
+    order = np.lexsort(_load_keys(samples))
+    order = order[movable[order]]
+    if not len(order):
+        return
+    keys = np.stack(_load_keys(samples))[:, order]
+    starts = np.flatnonzero(np.append(True, (np.diff(keys, axis=1) != 0).any(axis=0)))
+    counts = np.diff(np.append(starts, len(order)))
+    of_class = np.repeat(np.arange(len(starts)), counts)
+    class_of = np.full(len(pack), -1)
+    class_of[order] = of_class
+    num_labels = int(labels.max()) + 1
+    for _ in range(ROUNDS):
+        bad = np.flatnonzero(clashing(pack, labels) & movable)
+        bad = bad[counts[class_of[bad]] > 1]
+        if not len(bad):
+            return
+        here = bad[random.permutation(len(bad))]
+        mine = class_of[here]
+        there = order[starts[mine] + (random.random_sample(len(here)) * counts[mine]).astype(np.int64)]
+        held = np.unique(pack * num_labels + labels)
+
+        def free(packs: Ints, wanted: Ints, held: Ints = held) -> Mask:
+            key = packs * num_labels + wanted
+            at = np.minimum(np.searchsorted(held, key), len(held) - 1)
+            return np.asarray(held[at] != key)
+
+        able = free(pack[there], labels[here]) & free(pack[here], labels[there])
+        here, there = here[able], there[able]
+        # Each pack takes part in one exchange of a round: what was asked above holds.
+        ends = np.stack([pack[here], pack[there]], axis=1).reshape(-1)
+        first = np.full(int(pack.max()) + 1, len(ends))
+        np.minimum.at(first, ends, np.arange(len(ends)))
+        alone = (first[pack[here]] >= 2 * np.arange(len(here))) & (first[pack[there]] >= 2 * np.arange(len(here)))
+        here, there = here[alone], there[alone]
+        pack[here], pack[there] = pack[there], pack[here]
+
+
+class _Search:
+    """Looks for exchanges of documents that are not alike: one or two for none, one or two."""
+
+    def __init__(
+        self, pack: Ints, samples: Samples, labels: Ints, random: np.random.RandomState, movable: Mask
+    ) -> None:
+        self.pack, self.samples, self.labels, self.random, self.movable = pack, samples, labels, random, movable
+        num_packs = int(pack.max()) + 1
+        self.visual = bin_sums(pack, samples.visual_tokens, num_packs)
+        self.room = samples.capacity - bin_sums(pack, samples.lengths, num_packs)
+        self.room -= np.where(self.visual > 0, 0, samples.text_reserve)
+        self.most_load = int(samples.encoder.sum() * MOST_LOAD_CHANGE / num_packs)
+        self._by_pack = stable_order(pack)
+        self._edges = np.searchsorted(pack[self._by_pack], np.arange(num_packs + 1))
+        self._members: dict[int, Ints] = {}
+
+    def run(self) -> None:
+        num_packs = len(self.room)
+        bad = np.flatnonzero(clashing(self.pack, self.labels) & self.movable)[:MOST_SEARCHES]
+        num_looks = min(MOST_LOOKS, max(LEAST_LOOKS, NUM_LOOKS // max(1, len(bad))))
+        for sample in bad.tolist():
+            here = int(self.pack[sample])
+            if np.count_nonzero(self.labels[self._in(here)] == self.labels[sample]) < 2:
+                continue  # the other one has been moved
+            for there in self.random.randint(0, num_packs, num_looks).tolist():
+                if there != here and self._exchange(sample, here, there):
+                    break
+
+    def _in(self, pack: int) -> Ints:
+        if pack not in self._members:
+            self._members[pack] = self._by_pack[self._edges[pack] : self._edges[pack + 1]]
+        return self._members[pack]
+
+    def _exchange(self, sample: int, here: int, there: int) -> bool:
+        """Move a sample from `here` to `there`, one or two or none back, and perhaps another one along with it."""
+        if (self.labels[self._in(there)] == self.labels[sample]).any():
+            return False
+        along, back = self._candidates(here, there, sample), self._candidates(there, here, sample)
+        # By what is moved along (last: nothing), and the first and the second that come back (likewise).
+        num_along, num_back = len(along), len(back)
+        allowed = np.ones((num_along + 1, num_back + 1, num_back + 1), dtype=np.bool_)
+        allowed[:, np.arange(num_back), np.arange(num_back)] = False
+        growths = []
+        for values in (self.samples.lengths, self.samples.encoder, self.samples.visual_tokens):
+            given, taken = np.append(values[along], 0), np.append(values[back], 0)
+            growths.append(values[sample] + given[:, None, None] - taken[None, :, None] - taken[None, None, :])
+        growth, load, visual = growths
+        allowed &= (growth <= self.room[there]) & (-growth <= self.room[here]) & (np.abs(load) <= self.most_load)
+        # Packs with visual tokens keep some, those without get none: the room for a fake image stays as it is.
+        if self.samples.visual_tokens[sample] or self.visual[here] or self.visual[there]:
+            for pack, sign in ((there, 1), (here, -1)):
+                after = self.visual[pack] + sign * visual
+                allowed &= (after > 0) == (self.visual[pack] > 0)
+                if self.samples.max_visual_tokens is not None:
+                    allowed &= after <= self.samples.max_visual_tokens
+        found = np.flatnonzero(allowed)
+        for at in found[self.random.randint(0, len(found), TRIES_PER_PACK)].tolist() if len(found) else ():
+            first, second, third = np.unravel_index(at, allowed.shape)
+            to_there = [sample, *along[first : first + 1].tolist()]
+            to_here = [*back[second : second + 1].tolist(), *back[third : third + 1].tolist()]
+            if all(len(set(self.labels[moved].tolist())) == len(moved) for moved in (to_there, to_here)):
+                self._move(to_there, here, there)
+                self._move(to_here, there, here)
+                return True
+        return False
+
+    def _candidates(self, source: int, target: int, besides: int) -> Ints:
+        """Return documents of a pack that may go to another, in random order."""
+        own = self._in(source)
+        own = own[self.movable[own] & (own != besides) & ~np.isin(self.labels[own], self.labels[self._in(target)])]
+        return own[self.random.permutation(len(own))[:CANDIDATES]]
+
+    def _move(self, moved: list[int], source: int, target: int) -> None:
+        if not moved:
+            return
+        tokens, visual = (int(values[moved].sum()) for values in (self.samples.lengths, self.samples.visual_tokens))
+        self._members[source] = np.setdiff1d(self._in(source), moved)
+        self._members[target] = np.concatenate([self._in(target), moved])
+        self.pack[moved] = target
+        self.room[source] += tokens
+        self.room[target] -= tokens
+        self.visual[source] -= visual
+        self.visual[target] += visual
