@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jobs.plan_data import (
     Data,
+    Rows,
     captioned,
     heavy_tailed,
     mixed,
     mixed_samples,
     mostly_text,
+    near_texts,
+    questions,
+    repeated_images,
+    repeated_texts,
+    sorted_texts,
     video_heavy,
     with_sounds,
 )
@@ -229,6 +236,55 @@ def judged(case: Case, samples: int, seed: int) -> list[str]:
     return [f"{case.title}, capacity {case.capacity}, {len(pack)} samples: {miss}" for miss in missed]
 
 
+MOST_NEIGHBORS = 1.5  # times chance
+MIXED: tuple[tuple[str, Callable[[int, int, int], Rows], int, int], ...] = (
+    ("texts twice", repeated_texts, 40_000, 8192),
+    ("texts four times", partial(repeated_texts, copies=4), 8_000, 2048),
+    ("images eight times, and texts", repeated_images, 20_000, 8192),
+    ("texts sorted by length", sorted_texts, 20_000, 2048),
+    ("texts of 40 to 60 tokens, sorted", near_texts, 20_000, 8192),
+    ("ten questions an image", questions, 20_000, 8192),
+)  # name, data, samples, capacity
+
+
+def mixed_judged(name: str, data: Callable[[int, int, int], Rows], num: int, capacity: int, seed: int) -> list[str]:
+    """Print which samples share packs, against chance, and how copies are spread; what misses a target."""
+    (lengths, visual, _), rows, groups = data(num, capacity, seed)
+    pack = plan_packs(lengths, visual, capacity=capacity, group_size=512, seed=seed, max_visual_tokens=None,
+                      text_reserve=0, cost=COST, rows=rows, groups=groups)  # fmt: skip
+    counts = np.bincount(pack).astype(np.float64)
+    chance = (counts * (counts - 1)).sum() / (len(pack) * (len(pack) - 1))
+    copies, groups_met = (pairs_together(pack, labels) for labels in (rows, groups))
+    pairs, met = neighbors_together(pack, rows)
+    limit = MOST_NEIGHBORS * chance * pairs + 4 * (chance * pairs) ** 0.5
+    most = int(np.bincount(rows).max())
+    often = np.bincount(rows)[rows] == most
+    parts = np.unique(rows[often] * most + pack[often] * most // len(counts))
+    print(
+        f"{name}, capacity {capacity}: {len(pack)} samples, {len(counts)} packs, "
+        f"{len(counts) / -(-int(lengths.sum()) // capacity):.4f} of the bound; in one pack: copies {copies}, groups "
+        f"{groups_met}, neighbours {met / pairs / chance:.2f} times chance ({chance:.3%})"
+        + (f"; of the {most}ths of an epoch {len(parts) / often.sum():.0%} have a copy" if most > 1 else "")
+    )
+    missed = [f"{word} = {count}, target 0" for word, count in (("copies", copies), ("groups", groups_met)) if count]
+    missed += [f"neighbours = {met}, target <= {limit:.0f}"] if met > limit else []
+    return [f"{name}: {miss}" for miss in missed]
+
+
+def pairs_together(pack: Ints, labels: Ints) -> int:
+    counts = np.unique(pack * (labels.max() + 1) + labels, return_counts=True)[1]
+    return int((counts * (counts - 1) // 2).sum())
+
+
+def neighbors_together(pack: Ints, rows: Ints) -> tuple[int, int]:
+    """Return pairs of copies of rows that follow each other, and those in one pack."""
+    of_row = np.bincount(rows)
+    keys, counts = np.unique(pack * (rows.max() + 2) + rows, return_counts=True)
+    at = np.minimum(np.searchsorted(keys, keys + 1), len(keys) - 1)
+    together = np.where(keys[at] == keys + 1, counts * counts[at], 0)
+    return int((of_row[:-1] * of_row[1:]).sum()), int(together.sum())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Benchmark of the planner; exits 1 if it misses a target.")
     parser.add_argument("--samples", type=int, default=1_000_000)
@@ -255,6 +311,9 @@ def main() -> int:
     print("\nmax/mean over the ranks of a step, of the plan and of the same packs sorted by encoder load")
     for case in CASES:
         missed += judged(case, args.samples, args.seed)
+    print("\nwhich samples share packs")
+    for name, data, num, capacity in MIXED:
+        missed += mixed_judged(name, data, num, capacity, args.seed)
     print("\n" + ("\n".join(f"MISSED {miss}" for miss in missed) or "plan_bins meets all targets"))
     return 1 if missed else 0
 

@@ -82,3 +82,57 @@ def with_sounds(num_samples: int, capacity: int, seed: int) -> Data:
 def _data(lengths: NDArray[np.float64] | Ints, visual: NDArray[np.float64] | Ints, capacity: int) -> Data:
     visual_tokens = visual.astype(np.int64)
     return Data(np.minimum(lengths.astype(np.int64), capacity), visual_tokens, np.zeros_like(visual_tokens))
+
+
+class Rows(NamedTuple):
+    """Samples that are copies of rows, or of groups, as a dataset has them: in the order of its file."""
+
+    data: Data
+    rows: Ints
+    groups: Ints
+
+
+def text_lengths(num: int, capacity: int, seed: int) -> Ints:
+    return np.clip(np.random.default_rng(seed).lognormal(np.log(200), 0.9, num), 8, capacity // 2).astype(np.int64)
+
+
+def repeated_texts(num: int, capacity: int, seed: int, copies: int = 2) -> Rows:
+    """Texts, each as often as that."""
+    lengths = text_lengths(num // copies, capacity, seed)
+    rows = np.tile(np.arange(len(lengths)), copies)
+    return Rows(_data(lengths[rows], np.zeros(len(rows)), capacity), rows, rows)
+
+
+def repeated_images(num: int, capacity: int, seed: int, copies: int = 8) -> Rows:
+    """Three quarters images, each eight times, the others texts that come once."""
+    rng = np.random.default_rng(seed)
+    num_images, num_texts = num * 3 // 4 // copies, num // 4
+    picture = np.clip(rng.lognormal(np.log(500), 0.7, num_images), 64, capacity // 2).astype(np.int64)
+    caption = np.clip(rng.lognormal(np.log(40), 0.8, num_images), 8, 400).astype(np.int64)
+    rows = np.concatenate([np.tile(np.arange(num_images), copies), num_images + np.arange(num_texts)])
+    lengths = np.concatenate([picture + caption, text_lengths(num_texts, capacity, seed)])
+    visual = np.concatenate([picture, np.zeros(num_texts, np.int64)])
+    return Rows(_data(lengths[rows], visual[rows], capacity), rows, rows)
+
+
+def sorted_texts(num: int, capacity: int, seed: int) -> Rows:
+    """Texts by their length."""
+    rows = np.arange(num)
+    return Rows(_data(np.sort(text_lengths(num, capacity, seed)), np.zeros(num), capacity), rows, rows)
+
+
+def near_texts(num: int, capacity: int, seed: int) -> Rows:
+    """Texts of 40 to 60 tokens, sorted."""
+    rows = np.arange(num)
+    lengths = np.sort(np.random.default_rng(seed).integers(40, 61, num))
+    return Rows(_data(lengths, np.zeros(num), capacity), rows, rows)
+
+
+def questions(num: int, capacity: int, seed: int, of_image: int = 10) -> Rows:
+    """Ten questions about each image, one after the other."""
+    rng = np.random.default_rng(seed)
+    rows = np.arange(num)
+    picture = np.clip(rng.lognormal(np.log(500), 0.5, num // of_image + 1), 64, capacity // 4).astype(np.int64)
+    visual = picture[rows // of_image]
+    text = np.clip(rng.lognormal(np.log(30), 0.5, num), 8, 200).astype(np.int64)
+    return Rows(_data(visual + text, visual, capacity), rows, rows // of_image)

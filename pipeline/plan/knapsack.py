@@ -140,7 +140,8 @@ def spread(bin_of: Ints, num_bins: int, todo: Ints, sizes: Ints, samples: Sample
     room = np.full(num_bins, samples.capacity)
     filled = np.zeros(num_bins, dtype=np.int64)
     has_visual = np.zeros(num_bins, dtype=np.bool_)
-    todo = todo[stable_order(-encoder[todo])]
+    has_load = encoder[todo] > 0
+    todo = np.concatenate([todo[has_load], todo[~has_load]])
     todo = todo[stable_order(-sizes[todo])]
     ascending = -sizes[todo]
     first = 0
@@ -242,6 +243,26 @@ def stable_order(keys: Ints) -> Ints:
         if keys.max() - least < 1 << 16:
             keys = (keys - least).astype(np.uint16)
     return np.argsort(keys, kind="stable")
+
+
+def sorted_by(*keys: Ints) -> Ints:
+    """Return the order by these keys of 0 or more, the first one first, as they are given where all are equal.
+
+    np.sort takes a tenth of the time of np.argsort: where they fit, keys and index are numbers of 63 bits.
+    """
+    widths = [int(key.max()).bit_length() if len(key) else 0 for key in keys]
+    width = len(keys[0]).bit_length()
+    if sum(widths) + width > 63:
+        return np.lexsort(keys[::-1])
+    packed = np.zeros(len(keys[0]), dtype=np.int64)
+    for key, bits in zip(keys, widths, strict=True):
+        packed <<= bits
+        packed |= key
+    packed <<= width
+    packed |= np.arange(len(packed))
+    packed.sort()
+    packed &= (1 << width) - 1
+    return packed
 
 
 def members(bin_of: Ints) -> list[Ints]:

@@ -11,14 +11,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .knapsack import Ints, Mask, Samples, bin_sums, stable_order
+from .knapsack import Ints, Mask, Samples, bin_sums, sorted_by, stable_order
 
 MAX_SECTIONS = 16
-MIN_ROUNDS, MAX_ROUNDS, MIXED_SAMPLES = 3, 24, 240_000  # exchanges between bundles, of so many samples in all
-ALIGN_ROUNDS = 16
+MIN_ROUNDS, MAX_ROUNDS, MIXED_SAMPLES = 2, 24, 300_000  # exchanges between bundles, of so many samples in all
+ALIGN_ROUNDS, FINEST = 16, 1 << 12  # and the steps in phases
 MOST_BUNDLED = 8
 MOST_TOGETHER = 1.2  # times chance: samples that are next to each other by length, in one bin
-MOST_STACKED = 0.0002  # share of samples of which this does not matter
+LOOKED_AT = 50_000
 LOAD_STEPS = 32  # in the mean encoder load of a pack; bundles that change places are of one step
 MIN_SECTION_BINS = 8
 ROUNDS = 24  # of exchanges between documents of equal length
@@ -101,7 +101,7 @@ def mix_lengths(bin_of: Ints, edges: Ints, samples: Samples, random: np.random.R
     of about one length for each image, would become packs of one topic. Bins keep their tokens, and about their load,
     and samples their section. `edges`: its first bin.
     """
-    section = np.searchsorted(edges, np.arange(int(edges[-1])), side="right")
+    section = np.searchsorted(edges, np.arange(int(edges[-1])), side="right") - 1
     counts = np.bincount(bin_of).astype(np.float64)
     chance = float((counts * (counts - 1)).sum()) / max(1, len(bin_of) - 1)  # pairs of neighbours in one bin
     is_text = (samples.encoder == 0) & ~samples.is_visual
@@ -109,10 +109,12 @@ def mix_lengths(bin_of: Ints, edges: Ints, samples: Samples, random: np.random.R
     quantum = 1 if is_text.any() else max(1, int(samples.encoder.sum()) // (len(counts) * LOAD_STEPS))
     for todo in (np.flatnonzero(is_text), np.flatnonzero(~is_text)):
         by_length = todo[stable_order(samples.lengths[todo])]
-        expected = chance * len(todo) / len(bin_of)
+        step = 1 + len(todo) // LOOKED_AT  # of many pairs, some are looked at
+        firsts, seconds = by_length[:-1:step], by_length[1::step]
+        expected = chance * len(firsts) / len(bin_of)
         for _ in range(max(MIN_ROUNDS, min(MAX_ROUNDS, MIXED_SAMPLES // max(1, len(todo))))):
-            together = np.count_nonzero(np.diff(bin_of[by_length]) == 0)
-            if together <= MOST_TOGETHER * expected + 3 * expected**0.5 + MOST_STACKED * len(todo):
+            together = np.count_nonzero(bin_of[firsts] == bin_of[seconds])
+            if together <= MOST_TOGETHER * expected + expected**0.5 + 1:
                 break
             bin_of = _exchange_bundles(bin_of, todo, section, samples, quantum, random)
     return bin_of
@@ -145,36 +147,45 @@ def _exchange_bundles(
     Bins of short documents have larger bundles, too: five of 60 tokens change places with six of 50. By `phases`,
     documents of near ones are bundled, and bundles go into bins in the order of theirs.
     """
-    order = todo[random.permutation(len(todo)) if phases is None else np.argsort(phases[todo], kind="stable")]
-    order = order[stable_order(bin_of[order])]
+    within = _few_bits(len(todo), random) if phases is None else (phases[todo] * FINEST).astype(np.int64)
+    order = todo[sorted_by(bin_of[todo], within)]
     bins = bin_of[order]
     most = np.clip(np.bincount(bins) // 4, 1, MOST_BUNDLED - 1)
     each = (2 if phases is None else 1) + (random.random_sample(len(most)) * most).astype(np.int64)
     starts = np.flatnonzero(_ranks(bins) % each[bins] == 0)
     sizes = np.diff(np.append(starts, len(order)))
     places = bins[starts]
-    lengths, visual, encoder = (
-        np.add.reduceat(values[order], starts) for values in (samples.lengths, samples.visual_tokens, samples.encoder)
-    )
-    limited = visual > 0 if samples.max_visual_tokens is None else visual
-    key = np.zeros(len(starts), dtype=np.int64)
-    for part in (section[places], limited, encoder // quantum, lengths):
-        key = key * (int(part.max()) + 1) + part
+    keys = [np.add.reduceat(samples.lengths[order], starts)]
+    if samples.encoder[todo].any() or samples.is_visual[todo].any():
+        visual, encoder = (
+            np.add.reduceat(values[order], starts) for values in (samples.visual_tokens, samples.encoder)
+        )
+        keys += [encoder // quantum, (visual > 0).astype(np.int64) if samples.max_visual_tokens is None else visual]
+    if section.any():
+        keys.append(section[places])
     moved = np.empty_like(places)
     if phases is not None:
-        means = np.add.reduceat(phases[order], starts) / sizes
-        moved[np.lexsort((means, key))] = places[np.lexsort((places, key))]
+        means = (np.add.reduceat(phases[order], starts) / sizes * FINEST).astype(np.int64)
+        moved[sorted_by(*keys, means)] = places[sorted_by(*keys, places)]
     else:
-        turn = random.permutation(len(starts))
-        turn = turn[np.argsort(key[turn], kind="stable")]
+        turn = sorted_by(*keys, _few_bits(len(starts), random))
+        is_first = np.zeros(len(turn), dtype=np.bool_)
+        is_first[:1] = True
+        for key in keys:
+            is_first[1:] |= np.diff(key[turn]) != 0
         # Each bundle goes where the next one of its kind is, the last one where the first is.
-        firsts = np.flatnonzero(np.diff(key[turn], prepend=-1))
+        firsts = np.flatnonzero(is_first)
         following = np.arange(1, len(turn) + 1)
         following[np.append(firsts[1:], len(turn)) - 1] = firsts
         moved[turn] = places[turn[following]]
     bin_of = bin_of.copy()
     bin_of[order] = np.repeat(moved, sizes)
     return bin_of
+
+
+def _few_bits(count: int, random: np.random.RandomState) -> Ints:
+    """Return random numbers of eight bits: enough for an order in which neighbours are others each time."""
+    return np.frombuffer(random.bytes(count), np.uint8).astype(np.int64)
 
 
 def _load_keys(samples: Samples) -> tuple[Ints, Ints, Ints]:
@@ -193,7 +204,7 @@ def separate(
     movable = np.ones(len(pack), dtype=np.bool_) if fixed is None else ~fixed
     for labels in (kin.groups, kin.rows):  # where groups have more samples than there are packs, copies are apart
         before = len(pack)
-        while before > (left := np.count_nonzero(clashing(pack, labels) & movable)) > 0:
+        while before > (left := int(np.count_nonzero(clashing(pack, labels) & movable))) > 0:
             before = left
             _exchange_alike(pack, samples, labels, random, movable)
             _Search(pack, samples, labels, random, movable).run()
@@ -317,7 +328,7 @@ class _Search:
         """Return documents of a pack that may go to another, in random order."""
         own = self._in(source)
         own = own[self.movable[own] & (own != besides) & ~np.isin(self.labels[own], self.labels[self._in(target)])]
-        return own[self.random.permutation(len(own))[:CANDIDATES]]
+        return np.asarray(own[self.random.permutation(len(own))[:CANDIDATES]])
 
     def _move(self, moved: list[int], source: int, target: int) -> None:
         if not moved:

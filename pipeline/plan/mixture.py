@@ -36,5 +36,5 @@ def drawn_copies(rows: NDArray[np.int64], ratio: float) -> NDArray[np.int64]:
 
     Rows by multiples of the golden ratio, whose fractions are even: of any stretch of rows, a part of them is drawn.
     """
-    is_drawn = np.modf(rows * 0.6180339887498949)[0] < ratio - int(ratio)
-    return int(ratio) + is_drawn.astype(np.int64)
+    is_drawn: NDArray[np.bool_] = np.modf(rows * 0.6180339887498949)[0] < ratio - int(ratio)
+    return is_drawn.astype(np.int64) + int(ratio)
