@@ -18,4 +18,4 @@ the stages, `identity.py` (what an output is made from), `planned.py` (what is k
 `manifest.py` (what came out).
 """
 
-__version__ = "0.10.4"
+__version__ = "0.11.0"
