@@ -8,6 +8,7 @@ online/ packs on the fly, on top of the functions that the offline job packs wit
 """
 
 from .loss import num_items_in_batch as num_items_in_batch, steps as steps
+from .microbatches import get_kwargs_chunk_spec as get_kwargs_chunk_spec
 from .model_inputs import PackCollater as PackCollater
 from .packed import neat_packed_vlm_collater as neat_packed_vlm_collater
 from .pixels import restore_pixels as restore_pixels

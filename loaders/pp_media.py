@@ -39,6 +39,8 @@ import torch
 
 from ..pipeline.layout import Layout, MediaArray, delivered, rows_per_part, split_media
 from ..pipeline.records import TOKEN_TYPES, MediaKind
+from .media import collate_with_owners
+from .microbatches import cut_borders, fold_row
 from .pixels import refuse_to_cut
 
 Grid = TypeVar("Grid")
@@ -58,6 +60,8 @@ _VLM_MEDIA_KEYS = (
     "video_grid_thw",
     "n_videos_per_sample",
 )
+_COUNT_KEYS = tuple(f"n_{kind}s_per_sample" for kind in TOKEN_TYPES)
+_VIDEO_GRID_KEYS = ("video_grid_thw", "second_per_grid_ts", "video_second_per_grid")  # seconds: one for each video
 # What stage 0 can always ask for; "image_grid_hws" is whichever image grid there is.
 _CHUNK_KEYS = ("pixel_values", "image_grid_hws", *_STEP3_KEYS, "pixel_values_videos", "video_grid_thw")
 
@@ -158,7 +162,7 @@ def prepare_vlm_media_for_pp(
         for name, rows_of_part in part.items():
             chunks[name] = [*(chunks.get(name) or []), rows_of_part]
     chunks["image_grid_hws"] = _select_image_grid(*(chunks.get(name) for name in _IMAGE_GRID_KEYS))
-    for name in (*_VLM_MEDIA_KEYS, "n_audios_per_sample", *arrays):
+    for name in (*_VLM_MEDIA_KEYS, *_COUNT_KEYS, *arrays):
         batch.pop(name, None)
     if present:
         batch[VLM_PP_MEDIA_KEY] = chunks
@@ -170,7 +174,7 @@ def _guessed_layout(batch: Mapping[str, Any]) -> dict[str, MediaArray]:
     result: dict[str, MediaArray] = {}
     kinds: tuple[tuple[MediaKind, str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("image", "pixel_values", _IMAGE_GRID_KEYS, _STEP3_KEYS),
-        ("video", "pixel_values_videos", ("video_grid_thw",), ()),
+        ("video", "pixel_values_videos", _VIDEO_GRID_KEYS, ()),
     )
     for kind, name, grid_keys, crop_keys in kinds:
         pixels, count_key = batch.get(name), f"n_{kind}s_per_sample"
@@ -289,20 +293,42 @@ class CollateForPP:
             raise ValueError(f"n_microbatches is {self.n_microbatches}; it must be at least 1")
 
     def __call__(self, samples: Any) -> Any:
-        batch = self.collate_fn(samples)
-        keys = (*_VLM_MEDIA_KEYS, *delivered(self.layout or {}))
-        if not isinstance(batch, MutableMapping) or not any(batch.get(key) is not None for key in keys):
+        batch, owners = collate_with_owners(self.collate_fn, samples)
+        if not isinstance(batch, MutableMapping):
             return batch
+        layout = self.layout or (owners and owners.layout) or None
+        arrays = delivered(layout or {})
+        has_media = any(batch.get(key) is not None for key in (*_VLM_MEDIA_KEYS, *arrays))
         rows = next(
             (batch[key] for key in ("input_ids", "inputs_embeds", "labels") if batch.get(key) is not None), None
         )
         if rows is None:
+            if not has_media:
+                return batch
             raise ValueError(
                 "the batch has media but neither input_ids, inputs_embeds nor labels; how many samples is it?"
             )
         # [total] is one sequence of packs end to end, as [1, total] is.
         batch_size = 1 if rows.ndim == 1 else len(rows)
-        return prepare_vlm_media_for_pp(batch, batch_size, self.n_microbatches, self.layout)
+        counts = {name: numbers for name, numbers in batch.items() if name in _COUNT_KEYS and numbers is not None}
+        if has_media and owners:
+            counts = {**owners.counts, **counts}
+            counting = {array.counts: owners.arrays.get(array.counts) for array in arrays.values() if array.counts}
+            batch.update({name: value for name, value in {**counting, **counts}.items() if batch.get(name) is None})
+        num_packs = batch_size
+        if batch_size == 1:
+            num_packs = max([1, *map(len, counts.values()), *([owners.num_samples] if owners else [])])
+        if num_packs < self.n_microbatches:
+            raise ValueError(
+                f"batch of {num_packs} packs: too few for {self.n_microbatches} microbatches. Choose a batch_size that "
+                "is a multiple of n_microbatches, and drop_last=True if the last batch is smaller"
+            )
+        if has_media:
+            batch = prepare_vlm_media_for_pp(batch, batch_size, self.n_microbatches, layout)
+        if rows.ndim == 2 and batch_size < self.n_microbatches:
+            fold_row(batch, num_packs, self.n_microbatches)
+        cut_borders(batch, self.n_microbatches)
+        return batch
 
 
 def _items_per_microbatch(num_items: int, counts: Any, batch_size: int, n_microbatches: int, medium: str) -> list[int]:
