@@ -189,9 +189,12 @@ def _guessed_layout(batch: Mapping[str, Any]) -> dict[str, MediaArray]:
         # The preferred grid tells the patches of an image; further ones are only cut along.
         grid_key = next((key for key in grid_keys if key in beside), "")
         crops = [key for key in crop_keys if key in beside]
-        if crops:  # checks that the crops are as many as num_patches says
-            chunk_step3_media(pixels, 1, 1, **{key: batch[key] for key in crops})
-        per_item = _rows_per_item(pixels, batch.get(grid_key), "images" if crops else None, name)
+        if crops == ["num_patches"] and _are_tiles(batch["num_patches"], pixels):
+            per_item, grid_key, crops = _ints(batch["num_patches"]), "num_patches", []
+        else:
+            if crops:  # checks that the crops are as many as num_patches says
+                chunk_step3_media(pixels, 1, 1, **{key: batch[key] for key in crops})
+            per_item = _rows_per_item(pixels, batch.get(grid_key), "images" if crops else None, name)
         for key in beside:
             counts = "num_patches" if key in crops and key != "num_patches" else ""
             if not counts and len(batch[key]) != len(per_item):
@@ -202,6 +205,12 @@ def _guessed_layout(batch: Mapping[str, Any]) -> dict[str, MediaArray]:
         is_flat = len(per_item) != len(pixels) or any(rows != 1 for rows in per_item)
         result[name] = MediaArray(kinds=(kind,), dtype="", row=(), counts=grid_key if is_flat else "")
     return result
+
+
+def _are_tiles(num_patches: Any, pixels: Any) -> bool:
+    """Whether num_patches counts the rows of pixel_values, as InternVL's, and not crops beside them, as Step3's."""
+    numbers = _ints(num_patches)
+    return min(numbers, default=0) > 0 and sum(numbers) == len(pixels)
 
 
 def _media_per_microbatch(

@@ -1,6 +1,7 @@
 """Batches for torch.distributed.pipelining: torch's own cut gives every microbatch what its packs alone would be."""
 
 import json
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -20,10 +21,12 @@ from neatpack import (
     neat_packed_vlm_collater,
     wrap_vlm_collate_for_pp,
 )
+from neatpack.loaders.online import COLLATE_FNS, make_meta_dataset
 from neatpack.loaders.recurrent import run_by_document
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.layout import Layout
+from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 
 # One of each family: others of CASES differ in the text model alone.
@@ -117,6 +120,33 @@ def test_microbatches_of_every_family_are_those_of_their_packs(case, reverse):
             assert_microbatch(kwargs, media_of(batch, number), expected, packs[0]["media_layout"])
 
 
+def collate_of(processor: str, family: str) -> Any:
+    names = {"kimi_k25": "KimiK25Processor", "phi4_mm": "Phi4MMProcessor"}
+    loaded = family_for(ProcessorKey(processor=processor, family="default" if family == "default" else ""))
+    return partial(COLLATE_FNS[names.get(family, "default")], processor=loaded, max_length=LENGTH)
+
+
+def has_image(example: dict[str, Any]) -> bool:
+    parts = [part for turn in example["conversation"] for part in turn["content"]]
+    return {part["type"] for part in parts} == {"image", "text"}
+
+
+def test_microbatches_of_online_batches_are_those_of_their_conversations(case):
+    """Batches of a collate of ours, which know their layout; InternVL's num_patches are tiles of pictures."""
+    out, packs, _ = case
+    family = Manifest.read(out).family["name"]
+    collate = collate_of(str(out.parent / "processor"), family)
+    conversations = make_meta_dataset(str(out.parent / "data" / "meta.json"))
+    conversations = [each for each in conversations if family != "phi4_mm" or has_image(each)]  # of one kind a batch
+    for size, n in [(2, 2), (4, 2), (4, 4), (6, 3)]:
+        chosen = (conversations * 3)[:size]
+        batch = wrap_vlm_collate_for_pp(collate, n)(chosen)
+        each = size // n
+        for number, kwargs in enumerate(torch_chunks(batch, n)):
+            expected = without_counts(collate(chosen[number * each : (number + 1) * each]))
+            assert_microbatch(kwargs, media_of(batch, number), expected, packs[0]["media_layout"])
+
+
 # --- what keeps documents apart
 
 
@@ -150,7 +180,7 @@ COLLATERS: dict[str, Any] = {
 
 
 def without_counts(batch: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in batch.items() if not name.startswith("n_images")}
+    return {name: value for name, value in batch.items() if not name.endswith("s_per_sample")}
 
 
 @pytest.mark.parametrize("kind", COLLATERS)
