@@ -330,7 +330,7 @@ class CollateForPP:
         if num_packs < self.n_microbatches:
             raise ValueError(
                 f"batch of {num_packs} packs: too few for {self.n_microbatches} microbatches. Choose a batch_size that "
-                "is a multiple of n_microbatches, and drop_last=True if the last batch is smaller"
+                "is a multiple of n_microbatches, and drop_last=True in a DataLoader of your own"
             )
         if has_media:
             batch = prepare_vlm_media_for_pp(batch, batch_size, self.n_microbatches, layout)

@@ -314,3 +314,39 @@ def test_packs_of_recurrent_models_are_a_row_for_each_microbatch(recurrent, isol
             expected = collater(packs[2 * number : 2 * number + 2])
             media = {name: value for name, value in expected.items() if name not in kwargs}
             torch.testing.assert_close(model(**kwargs, **media).loss, model(**expected).loss)
+
+
+# --- loaders
+
+
+def test_loader_leaves_out_a_batch_that_is_not_full(recurrent, caplog):
+    out, _ = recurrent
+    shards = PackedShards(out)
+    size = len(shards) - 1
+    collate = wrap_vlm_collate_for_pp(PackCollater(recurrent=True), 2)
+    loader = shards.loader(batch_size=size - size % 2, collate_fn=collate)
+    assert len(loader) == 1
+    for epoch in range(2):
+        assert loader.epoch == epoch
+        (batch,) = loader
+        assert len(batch["input_ids"]) == 2
+    assert f"epoch 1: {1 + size % 2} packs of each rank fill no batch of {size - size % 2}" in caplog.text
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="no batch of 100, which a pipeline needs"):
+        next(iter(PackedShards(out).loader(batch_size=100, collate_fn=collate)))
+
+
+def test_loop_that_stops_at_the_last_full_batch_goes_on_with_the_next_epoch(recurrent):
+    out, _ = recurrent
+    shards = PackedShards(out)
+    size = len(shards) // 2 * 2 - 2 * (len(shards) % 2 == 0)
+    loader = shards.loader(batch_size=size, collate_fn=wrap_vlm_collate_for_pp(PackCollater(recurrent=True), 2))
+    assert len(shards) % size
+    first = next(iter(loader))["input_ids"]
+    resumed = PackedShards(out).loader(batch_size=size, collate_fn=loader.collate_fn)
+    resumed.load_state_dict(loader.state_dict())
+    assert list(resumed) == []
+    for again in (loader, resumed):
+        assert again.epoch == (0 if again is loader else 1)
+        batch = next(iter(again))
+        assert again.packs.epoch == 1 and not torch.equal(batch["input_ids"], first)
