@@ -5,13 +5,11 @@ media: the patches of all images lie end to end, and a sample may own three imag
 at the samples where torch does (by tensor_split: 5 samples over 4 microbatches are 2, 1, 1, 1), and stage 0 takes its
 chunk from there:
 
-    loader = DataLoader(..., collate_fn=wrap_vlm_collate_for_pp(collate, n_microbatches=4))
-    schedule = ScheduleGPipe(stage, 4, loss_fn, kwargs_chunk_spec={
-        "attention_mask": TensorChunkSpec(0),   # [B, 1, S, S] or indexed [B, S]
-        "position_ids": TensorChunkSpec(1),     # [3, B, S]: by default torch would cut the 3
-    })
+    loader = packs.loader(batch_size=8, collate_fn=wrap_vlm_collate_for_pp(packs.collater(model), n_microbatches=4))
+    kwargs = {"attention_mask": mask, "position_ids": positions}
+    schedule = ScheduleGPipe(stage, 4, loss_fn, kwargs_chunk_spec=get_kwargs_chunk_spec(kwargs))
     with stage_vlm_media_for_pp(pp, model_parts, batch):  # on every rank
-        schedule.step(*inputs_of_stage_0, target=labels, attention_mask=mask, position_ids=positions)
+        schedule.step(*inputs_of_stage_0, target=labels, **kwargs)
 
 Mask and positions are kwargs of `step` on every rank: torch itself passes only activations from stage to stage. In
 stage 0's forward (chunks lie where the loader left them: move them to the device there, and if they are uint8, look
@@ -285,7 +283,17 @@ def wrap_vlm_collate_for_pp(
     n_microbatches: int,
     layout: Layout | None = None,
 ) -> Callable[[Any], MutableMapping[str, Any]]:
-    """`collate_fn`, and then prepare_vlm_media_for_pp; what is not a mapping passes through."""
+    """Wrap a collater, so that torch.distributed.pipelining cuts its batches into microbatches of whole packs.
+
+    Media become chunks (prepare_vlm_media_for_pp). Borders of documents (cu_seq_lens_q, cu_seqlens) become those of
+    each microbatch, end to end, and packs in one row become a row for each microbatch. Other values pass through.
+
+    Args:
+        collate_fn: a collater of ours needs nothing else. The batch of another one names its media as the online API
+            does, with n_images_per_sample where samples differ in images.
+        n_microbatches: as of the schedule. A batch of fewer packs is a ValueError.
+        layout: what the media arrays are, if a collater that is not ours names them otherwise (Family.media).
+    """
     return CollateForPP(collate_fn, n_microbatches, layout)
 
 

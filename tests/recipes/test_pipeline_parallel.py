@@ -28,23 +28,26 @@ PACK_SIZE = 384
 KINDS = ["qwen2_5_vl", "qwen3_vl"]
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 CASES = [(kind, isolate, schedule) for kind in KINDS for isolate, schedule in
-         [("positions", "gpipe"), ("positions", "1f1b"), ("mask", "1f1b")]]  # fmt: skip
+         [("positions", "gpipe"), ("positions", "1f1b"), ("mask", "1f1b"), ("varlen", "gpipe")]]  # fmt: skip
 
 
-def model_of(kind):
+def model_of(kind, isolate):
     """Four layers: two for each stage, as many as Qwen3-VL adds pictures to here."""
     config = tiny_model(kind).config
     config.text_config.num_hidden_layers = 4
     config.text_config.layer_types = ["full_attention"] * 4
     config.tie_word_embeddings = config.text_config.tie_word_embeddings = kind == "qwen3_vl"
     torch.manual_seed(0)
-    return with_large_weights(type(tiny_model(kind))._from_config(config, attn_implementation="sdpa"))
+    model = with_large_weights(type(tiny_model(kind))._from_config(config, attn_implementation="sdpa"))
+    if isolate == "varlen":
+        model.get_decoder().config._attn_implementation = "flash_reference"
+    return model
 
 
 def batches(folder, kind, isolate, wrap=lambda collate: collate):
     """Two steps of four packs, of text, pictures and videos."""
     packs = PackedShards(folder / kind, rank=0, world_size=1, pixels="fp32", batch_size=4)
-    collater = packs.collater(model_of(kind), max_length=PACK_SIZE, isolate=isolate)
+    collater = packs.collater(model_of(kind, isolate), max_length=PACK_SIZE, isolate=isolate)
     return list(packs.loader(batch_size=4, collate_fn=wrap(collater)))[:2]
 
 
@@ -60,7 +63,7 @@ def run_stage(folder):
     for kind, isolate, schedule in CASES:
         wrap = partial(wrap_vlm_collate_for_pp, n_microbatches=recipe.NUM_MICROBATCHES)
         steps = batches(folder, kind, isolate, wrap)
-        pipeline = recipe.Pipeline(model_of(kind), SCHEDULES[schedule], steps[0])
+        pipeline = recipe.Pipeline(model_of(kind, isolate), SCHEDULES[schedule], steps[0])
         losses = [pipeline.step(batch) for batch in steps]
         pipeline.add_tied_gradients()
         results[kind, isolate, schedule] = losses, gradients_of(pipeline.part)
@@ -85,7 +88,7 @@ def folder(tmp_path_factory):
 
 def whole(folder, kind, isolate):
     """Losses and gradients of the model in one process, each batch at once."""
-    model, losses = model_of(kind), []
+    model, losses = model_of(kind, isolate), []
     for batch in batches(folder, kind, isolate):
         loss = model(**batch).loss
         loss.backward()
