@@ -2,7 +2,7 @@
 
 OUT ──reader.py (local, cached or ranged reads)──▶ stream.py (PackedShards: balanced, shuffled, mixed, by order.py)
     ──model_inputs.py (PackCollater, on packed.py)──▶ batches.py (PackLoader: epochs, resume)──▶ model(**batch)
-    or pp_media.py, microbatches.py (pipeline parallel); hf.py and energon.py for trainers that share out packs themselves
+    or pp_media.py, microbatches.py (pipelines); hf.py and energon.py for trainers that share out packs themselves
 
 online/ packs on the fly, on top of the functions that the offline job packs with; only it needs transformers.
 """
