@@ -91,8 +91,8 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.
         first = array.deliver.first
         if first and name in result and name not in stored:  # stored ones are joined when they are restored
             result[name] = with_first(result.pop(first), result[name])
-    counts = media_counts(samples)
-    _owners.set(MediaOwners(layout=layout, counts=counts, arrays=result, num_samples=len(samples)))
+    owners = MediaOwners(layout=layout, counts=media_counts(samples), arrays=result, num_samples=len(samples))
+    _owners.set(owners)
     return result | ({STORED_KEY: stored} if stored else {})
 
 

@@ -33,7 +33,7 @@ def _chunk_spec(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):  # one mask for each kind of layer
         return get_kwargs_chunk_spec(value)
     if isinstance(value, torch.Tensor | BlockMask):
-        return TensorChunkSpec(int(name == "position_ids" and len(value.shape) == 3))
+        return TensorChunkSpec(int(name == "position_ids" and len(value.shape) == 3))  # type: ignore[no-untyped-call]
     return _Replicate
 
 

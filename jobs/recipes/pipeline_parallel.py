@@ -42,6 +42,7 @@ class Stage(torch.nn.Module):
         if not self.is_first:
             del text.embed_tokens
         self.head = model.lm_head if is_last else torch.nn.Identity()
+        self._vlm_chunk_idx: int | None = None  # stage_vlm_media_for_pp sets it
 
     def forward(self, inputs, **kwargs):
         name = "input_ids" if self.is_first else "inputs_embeds"
@@ -83,7 +84,8 @@ class Pipeline:
     def step(self, batch):
         """Add the gradients of a batch to the parameters of `part`, and return its loss, on every rank."""
         self.num_items = (batch["labels"] != -100).sum()
-        inputs, losses = [batch["input_ids"]] * self.pp.info.has_first_stage, []
+        inputs = [batch["input_ids"]] * self.pp.info.has_first_stage
+        losses: list[torch.Tensor] = []
         wanted = {"target": batch["labels"], "losses": losses} if self.is_last else {}
         with stage_vlm_media_for_pp(self.pp, [self.part], batch):
             self.schedule.step(*inputs, **wanted, **kwargs_of(batch))

@@ -120,6 +120,19 @@ def test_microbatches_of_every_family_are_those_of_their_packs(case, reverse):
             assert_microbatch(kwargs, media_of(batch, number), expected, packs[0]["media_layout"])
 
 
+def test_arrays_that_a_model_does_not_take_still_count_rows(case):
+    """A model may take pixels, and not the number of tiles of each picture."""
+    _, packs, _ = case
+    pixels = [name for name in packs[0]["media_layout"] if "pixel_values" in name]
+    collater = PackCollater(takes=frozenset({"input_ids", "labels", *pixels}), max_length=LENGTH)
+    batch = wrap_vlm_collate_for_pp(collater, 2)(packs[:6])
+    for number in range(2):
+        expected = collater(packs[3 * number : 3 * number + 3])
+        media = media_of(batch, number)
+        for name in set(pixels) & expected.keys():
+            assert_same_rows(media[name], expected[name], 0, name)
+
+
 def collate_of(processor: str, family: str) -> Any:
     names = {"kimi_k25": "KimiK25Processor", "phi4_mm": "Phi4MMProcessor"}
     loaded = family_for(ProcessorKey(processor=processor, family="default" if family == "default" else ""))
@@ -319,6 +332,12 @@ def test_packs_of_recurrent_models_are_a_row_for_each_microbatch(recurrent, isol
 # --- loaders
 
 
+def test_bytes_of_pixels_are_refused(recurrent):
+    packs = PackedShards(recurrent[0], pixels="uint8")
+    with pytest.raises(ValueError, match='cannot be cut by microbatch .* use PackedShards\\(pixels="bf16"\\)'):
+        wrap_vlm_collate_for_pp(PackCollater(recurrent=True), 2)([packs.pack(0), packs.pack(1)])
+
+
 def test_loader_leaves_out_a_batch_that_is_not_full(recurrent, caplog):
     out, _ = recurrent
     shards = PackedShards(out)
@@ -343,10 +362,11 @@ def test_loop_that_stops_at_the_last_full_batch_goes_on_with_the_next_epoch(recu
     loader = shards.loader(batch_size=size, collate_fn=wrap_vlm_collate_for_pp(PackCollater(recurrent=True), 2))
     assert len(shards) % size
     first = next(iter(loader))["input_ids"]
-    resumed = PackedShards(out).loader(batch_size=size, collate_fn=loader.collate_fn)
+    others = PackedShards(out)
+    resumed = others.loader(batch_size=size, collate_fn=loader.collate_fn)
     resumed.load_state_dict(loader.state_dict())
     assert list(resumed) == []
-    for again in (loader, resumed):
-        assert again.epoch == (0 if again is loader else 1)
+    assert (loader.epoch, resumed.epoch) == (0, 1)
+    for again, packs in ((loader, shards), (resumed, others)):
         batch = next(iter(again))
-        assert again.packs.epoch == 1 and not torch.equal(batch["input_ids"], first)
+        assert packs.epoch == 1 and not torch.equal(batch["input_ids"], first)

@@ -61,7 +61,7 @@ def test_padding_in_a_pack_is_no_document():
 class Ids:
     """Decodes ids in one form only, and fails at negative numbers as fast tokenizers do."""
 
-    def __init__(self, form: type) -> None:
+    def __init__(self, form: Any) -> None:
         self.form = form
 
     def decode(self, ids: Any) -> str:
