@@ -45,14 +45,18 @@ class MediaOwners:
     num_samples: int
 
 
-_owners: ContextVar[MediaOwners | None] = ContextVar("owners", default=None)
+_owners: ContextVar[list[MediaOwners] | None] = ContextVar("owners", default=None)  # None: nobody asks for them
 
 
 def collate_with_owners(collate_fn: Callable[[Any], Any], samples: Any) -> tuple[Any, MediaOwners | None]:
-    """A batch, and the owners of its media if a collater of ours made it, whatever wraps that."""
-    _owners.set(None)
-    batch = collate_fn(samples)
-    return batch, _owners.get()
+    """Collate, and return the owners of the media, too, if a collater of ours made the batch, whatever wraps it."""
+    found: list[MediaOwners] = []
+    token = _owners.set(found)
+    try:
+        batch = collate_fn(samples)
+    finally:
+        _owners.reset(token)
+    return batch, found[-1] if found else None
 
 
 def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.dtype | None = None) -> dict[str, Any]:
@@ -91,8 +95,9 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.
         first = array.deliver.first
         if first and name in result and name not in stored:  # stored ones are joined when they are restored
             result[name] = with_first(result.pop(first), result[name])
-    owners = MediaOwners(layout=layout, counts=media_counts(samples), arrays=result, num_samples=len(samples))
-    _owners.set(owners)
+    if (asked := _owners.get()) is not None:
+        counts = media_counts(samples)
+        asked[:] = [MediaOwners(layout=layout, counts=counts, arrays=result, num_samples=len(samples))]
     return result | ({STORED_KEY: stored} if stored else {})
 
 

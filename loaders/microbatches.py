@@ -37,9 +37,8 @@ def _chunk_spec(name: str, value: Any) -> Any:
     return _Replicate
 
 
-def fold_row(batch: MutableMapping[str, Any], num_packs: int, n_microbatches: int) -> None:
+def fold_row(batch: MutableMapping[str, Any], total: int, num_packs: int, n_microbatches: int) -> None:
     """Make n rows of one [1, total] in which packs of one length lie end to end, a row for each microbatch."""
-    (total,) = {batch[name].shape[-1] for name in ("input_ids", "labels") if name in batch}
     if num_packs % n_microbatches or total % n_microbatches:
         raise ValueError(
             f"{num_packs} packs in one row of {total} tokens: no {n_microbatches} microbatches of one length can be "
@@ -59,34 +58,33 @@ def _folded(value: Any, total: int, num_rows: int) -> Any:
     if len(shape) == 4 and shape[-2:] == (total, total):  # no document sees another, so only the diagonal is needed
         blocks = [slice(start, start + length) for start in range(0, total, length)]
         return torch.cat([value[..., block, block] for block in blocks])
-    return value.view(*shape[:-2], num_rows, length) if shape[-2:] == (1, total) else value
+    return value.reshape(*shape[:-2], num_rows, length) if shape[-2:] == (1, total) else value
 
 
-def cut_borders(batch: MutableMapping[str, Any], n_microbatches: int) -> None:
+def cut_borders(batch: MutableMapping[str, Any], shape: Sequence[int], n_microbatches: int) -> None:
     """Make the borders of documents those of each microbatch, laid end to end and equally many, so that torch cuts
     them between microbatches: rows of [2, 1] and [3] tokens in two -> [0, 2, 3, 0, 3, 3].
 
-    Those that fill up are documents without tokens. Raises ValueError where a document would be in two microbatches.
+    Those that fill up are documents without tokens. `shape` is that of the tokens, [B, S] or [total]. Raises ValueError
+    where a document would be in two microbatches.
     """
     names = [name for name in _BORDERS if batch.get(name) is not None]
     if not names or n_microbatches == 1:
         return
-    rows = batch["input_ids"]
-    num_rows, num_tokens = (1, rows.numel()) if rows.ndim == 1 else rows.shape
-    # Rows of each microbatch by torch's own function. A lone row of tokens [total] is cut by tokens.
-    whole = torch.arange(num_tokens if rows.ndim == 1 else num_rows)
-    ends = np.cumsum([len(part) for part in whole.tensor_split(n_microbatches)])
+    # Ends of microbatches by torch's own function: in rows, or in tokens if these are not in rows.
+    ends = np.cumsum([len(part) for part in torch.arange(shape[0]).tensor_split(n_microbatches)])
+    is_in_rows = len(shape) > 1
     for name in names:
         borders = batch[name]
-        if _ROW_LENGTHS in batch and rows.ndim == 2:
+        if _ROW_LENGTHS in batch and is_in_rows:
             documents = np.cumsum((batch[_ROW_LENGTHS] >= 0).sum(1).tolist())[ends - 1]
         else:
-            wanted = ends if rows.ndim == 1 else ends * num_tokens
+            wanted = ends * shape[1] if is_in_rows else ends
             documents = np.searchsorted(borders.numpy(), wanted)
             if documents[-1] >= len(borders) or not np.array_equal(borders.numpy()[documents], wanted):
                 raise ValueError(
                     f"{name} {borders.tolist()[:9]}: microbatches end at tokens {wanted.tolist()}, where documents do "
-                    f"not (got {list(rows.shape)} input_ids). Fill up every row, and end its last document there"
+                    f"not (got {list(shape)} tokens). Fill up every row, and end its last document there"
                 )
         batch[name] = _cut(borders, documents.tolist())
 

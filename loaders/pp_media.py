@@ -342,9 +342,11 @@ class CollateForPP:
             )
         if has_media:
             batch = prepare_vlm_media_for_pp(batch, batch_size, self.n_microbatches, layout)
+        shape = tuple(rows.shape[:2])
         if rows.ndim == 2 and batch_size < self.n_microbatches:
-            fold_row(batch, num_packs, self.n_microbatches)
-        cut_borders(batch, self.n_microbatches)
+            fold_row(batch, shape[1], num_packs, self.n_microbatches)
+            shape = self.n_microbatches, shape[1] // self.n_microbatches
+        cut_borders(batch, shape, self.n_microbatches)
         return batch
 
 
