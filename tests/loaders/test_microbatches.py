@@ -1,6 +1,7 @@
 """Batches for torch.distributed.pipelining: torch's own cut gives every microbatch what its packs alone would be."""
 
 import json
+import weakref
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -254,6 +255,17 @@ def test_replaced_samples_count_and_not_those_that_failed():
 
     batch = wrap_vlm_collate_for_pp(collate, 2)([PACKS[0], PACKS[1]])
     assert [len(rows) for rows in batch[VLM_PP_MEDIA_KEY]["pixel_values"]] == [0, 4]
+
+
+@pytest.mark.parametrize("collate", [PackCollater(), wrap_vlm_collate_for_pp(PackCollater(), 2)])
+def test_collated_batch_is_freed_when_it_is_dropped(collate):
+    """Memory of batches is used again by loader workers; a note of whose media are whose must not hold it."""
+    batch = collate(PACKS)
+    pixels = batch["pixel_values"] if "pixel_values" in batch else batch[VLM_PP_MEDIA_KEY]["pixel_values"][0]._base
+    freed = weakref.ref(pixels)
+    assert pixels is not None and freed() is not None
+    del batch, pixels
+    assert freed() is None
 
 
 def test_seconds_of_videos_go_with_their_videos():
