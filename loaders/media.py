@@ -37,7 +37,7 @@ _COUNTED_BY = {"image": "image_grid_thw", "video": "video_grid_thw", "audio": "i
 
 @dataclass(frozen=True, kw_only=True)
 class MediaOwners:
-    """What media arrays of a batch are and whose: for pipeline parallelism, as models take neither."""
+    """The layout of a batch's media and the samples that they belong to: what pipelines need and models do not take."""
 
     layout: Layout
     counts: Mapping[str, torch.Tensor]  # n_images_per_sample …
@@ -45,11 +45,11 @@ class MediaOwners:
     num_samples: int
 
 
-_owners: ContextVar[list[MediaOwners] | None] = ContextVar("owners", default=None)  # None: nobody asks for them
+_owners: ContextVar[list[MediaOwners] | None] = ContextVar("owners", default=None)  # None: not asked for
 
 
 def collate_with_owners(collate_fn: Callable[[Any], Any], samples: Any) -> tuple[Any, MediaOwners | None]:
-    """Collate, and return the owners of the media, too, if a collater of ours made the batch, whatever wraps it."""
+    """Return a batch, and the owners of its media if one of neatpack's collaters made it."""
     found: list[MediaOwners] = []
     token = _owners.set(found)
     try:

@@ -1,5 +1,7 @@
-"""Batches in a shape that torch.distributed.pipelining cuts into microbatches rightly: by default it cuts every tensor
-along axis 0, which is neither the batch of three-axis positions nor that of cumulated lengths.
+"""Batches that torch.distributed.pipelining cuts between packs.
+
+It cuts every tensor along axis 0. That is not the batch axis of positions [3, B, S], of borders of documents, or of
+packs that lie in one row.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -18,10 +20,10 @@ def get_kwargs_chunk_spec(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
     Position ids of several axes, [3, B, S] or [4, B, S], are cut along axis 1, other tensors along axis 0. Without it
     torch cuts the axes of positions: one stage raises, and the other waits for it until the process group times out.
-    What is no tensor (use_cache, max_length_q) goes to every microbatch as it is.
+    Other values (use_cache, max_length_q) are the same in every microbatch.
 
     Args:
-        kwargs: what `step` gets by name, of any batch of the loader. Batches differ in values, not in names.
+        kwargs: the keyword arguments of `step` with any batch of the loader.
     """
     return {name: _chunk_spec(name, value) for name, value in kwargs.items()}
 

@@ -206,7 +206,7 @@ def _guessed_layout(batch: Mapping[str, Any]) -> dict[str, MediaArray]:
 
 
 def _are_tiles(num_patches: Any, pixels: Any) -> bool:
-    """Whether num_patches counts the rows of pixel_values, as InternVL's, and not crops beside them, as Step3's."""
+    """Whether num_patches counts rows of pixel_values (InternVL) instead of crops in another array (Step3)."""
     numbers = _ints(num_patches)
     return min(numbers, default=0) > 0 and sum(numbers) == len(pixels)
 
@@ -289,10 +289,10 @@ def wrap_vlm_collate_for_pp(
     each microbatch, end to end, and packs in one row become a row for each microbatch. Other values pass through.
 
     Args:
-        collate_fn: a collater of ours needs nothing else. The batch of another one names its media as the online API
-            does, with n_images_per_sample where samples differ in images.
-        n_microbatches: as of the schedule. A batch of fewer packs is a ValueError.
-        layout: what the media arrays are, if a collater that is not ours names them otherwise (Family.media).
+        collate_fn: any collater. One from outside neatpack names its media as the online API does, and gives
+            n_images_per_sample where samples differ in images.
+        n_microbatches: that of the schedule. A batch of fewer packs raises ValueError.
+        layout: the media arrays of a collater from outside neatpack that names them otherwise (Family.media).
     """
     return CollateForPP(collate_fn, n_microbatches, layout)
 

@@ -146,7 +146,7 @@ def has_image(example: dict[str, Any]) -> bool:
 
 
 def test_microbatches_of_online_batches_are_those_of_their_conversations(case):
-    """Batches of a collate of ours, which know their layout; InternVL's num_patches are tiles of pictures."""
+    """InternVL's num_patches are tiles of pictures."""
     out, packs, _ = case
     family = Manifest.read(out).family["name"]
     collate = collate_of(str(out.parent / "processor"), family)

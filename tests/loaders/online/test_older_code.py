@@ -86,7 +86,7 @@ def test_a_real_tokenizer_knows_no_negative_token(tokenizer, token):
 
 @pytest.mark.parametrize("build", [online.build_labels, online.build_labels_from_template])
 @pytest.mark.parametrize("place", ["prompt", "before the answer", "after the answer"])
-def test_labels_beside_negative_placeholders(tokenizer, build, place):
+def test_labels_next_to_negative_placeholders(tokenizer, build, place):
     conversation = asked("What?", "That.")["conversation"]
     prompt, answer, end = (
         tokenizer.encode(text, add_special_tokens=False)
@@ -129,7 +129,7 @@ class Tokenizer:
 @pytest.mark.parametrize("media", ["text", "image"])
 @pytest.mark.parametrize("fake", [True, False])
 def test_a_sample_has_the_media_that_are_in_it(image, media, fake):
-    """A collate of somebody's own, which hands everything per sample to the model."""
+    """A collate of the user hands all media of a sample to the model."""
     parts = [("image", image)] * (media == "image")
     samples = online.PreTokenizedDatasetWrapper([asked("What?", "That.", *parts)], PROCESSOR, inject_fake_images=fake)
     sample = samples[0]
