@@ -96,8 +96,8 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.
         if first and name in result and name not in stored:  # stored ones are joined when they are restored
             result[name] = with_first(result.pop(first), result[name])
     if (asked := _owners.get()) is not None:
-        counts = media_counts(samples)
-        asked[:] = [MediaOwners(layout=layout, counts=counts, arrays=result, num_samples=len(samples))]
+        own = media_counts(samples)
+        asked[:] = [MediaOwners(layout=layout, counts=own, arrays=result, num_samples=len(samples))]
     return result | ({STORED_KEY: stored} if stored else {})
 
 
