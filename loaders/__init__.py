@@ -2,12 +2,13 @@
 
 OUT ──reader.py (local, cached or ranged reads)──▶ stream.py (PackedShards: balanced, shuffled, mixed, by order.py)
     ──model_inputs.py (PackCollater, on packed.py)──▶ batches.py (PackLoader: epochs, resume)──▶ model(**batch)
-    or pp_media.py (pipeline parallel); hf.py and energon.py for trainers that share out packs themselves
+    or pp_media.py, microbatches.py (pipelines); hf.py and energon.py for trainers that share out packs themselves
 
 online/ packs on the fly, on top of the functions that the offline job packs with; only it needs transformers.
 """
 
 from .loss import num_items_in_batch as num_items_in_batch, steps as steps
+from .microbatches import get_kwargs_chunk_spec as get_kwargs_chunk_spec
 from .model_inputs import PackCollater as PackCollater
 from .packed import neat_packed_vlm_collater as neat_packed_vlm_collater
 from .pixels import restore_pixels as restore_pixels

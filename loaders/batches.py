@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader
 
 from .arguments import whole
+from .pp_media import CollateForPP
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class PackLoader(DataLoader[Any]):
             batch_size=batch_size,
             num_workers=num_workers,
             collate_fn=collate_fn,
+            drop_last=isinstance(collate_fn, CollateForPP),  # stages of a pipeline take batches of one size
             **options,
         )
 
@@ -90,11 +92,14 @@ class PackLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._refuse_another()
         self.packs.iterated_by = self._number
-        if self._given and self._given * self.packs.batch_size >= self.packs.num_left:
+        num_left_out = self.packs.num_left % self.packs.batch_size if self.drop_last else 0
+        if self._given and self._given * self.packs.batch_size >= self.packs.num_left - num_left_out:
             self.packs.advance()  # the consumer, which counts, stopped at the last batch and not after it
         elif self._given:
             self._warn_of_leaving()
         self.packs.restart()
+        if self.drop_last:
+            self._warn_of_last_batch()
         self.packs.prepare()
         self._given = 0
         with self.packs.iterated_for(self.collate_fn):  # workers are started in here
@@ -114,6 +119,18 @@ class PackLoader(DataLoader[Any]):
                 "come once more, as validation wants it, and training hardly does. "
                 "loader.load_state_dict(loader.state_dict()) before the loop goes on behind them, "
                 "loader.set_epoch(loader.epoch + 1) begins the next epoch", self._given, self.epoch,
+            )  # fmt: skip
+
+    def _warn_of_last_batch(self) -> None:
+        if not len(self):
+            raise ValueError(
+                f"{self.packs.num_left} packs for this rank: no batch of {self.batch_size}, which a pipeline needs. "
+                "Choose a smaller batch_size, or pack into smaller packs (--pack-size)"
+            )
+        if (num_packs := self.packs.num_left % self.packs.batch_size) and self.packs.rank == 0:
+            logger.warning(
+                "epoch %d: %d packs of each rank fill no batch of %d and are left out", self.epoch, num_packs,
+                self.batch_size,
             )  # fmt: skip
 
     def _refuse_another(self, *, counts: bool = False) -> None:

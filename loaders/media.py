@@ -1,6 +1,8 @@
 """Media of several samples in one batch: arrays end to end, and how many each sample has; for all collaters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
 
@@ -8,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from ..pipeline.layout import Delivery, MediaArray
+from ..pipeline.layout import Delivery, Layout, MediaArray
 from ..pipeline.records import TOKEN_TYPES
 from .handover import joined
 from .pixels import (
@@ -31,6 +33,30 @@ MEDIA_KEYS = (
     "second_per_grid_ts", "image_grid_hws", "image_sizes", "input_features", "feature_attention_mask",
 )  # fmt: skip
 _COUNTED_BY = {"image": "image_grid_thw", "video": "video_grid_thw", "audio": "input_features"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MediaOwners:
+    """The layout of a batch's media and the samples that they belong to: what pipelines need and models do not take."""
+
+    layout: Layout
+    counts: Mapping[str, torch.Tensor]  # n_images_per_sample …
+    arrays: Mapping[str, Any]
+    num_samples: int
+
+
+_owners: ContextVar[list[MediaOwners] | None] = ContextVar("owners", default=None)  # None: not asked for
+
+
+def collate_with_owners(collate_fn: Callable[[Any], Any], samples: Any) -> tuple[Any, MediaOwners | None]:
+    """Return a batch, and the owners of its media if one of neatpack's collaters made it."""
+    found: list[MediaOwners] = []
+    token = _owners.set(found)
+    try:
+        batch = collate_fn(samples)
+    finally:
+        _owners.reset(token)
+    return batch, found[-1] if found else None
 
 
 def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.dtype | None = None) -> dict[str, Any]:
@@ -69,6 +95,9 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.
         first = array.deliver.first
         if first and name in result and name not in stored:  # stored ones are joined when they are restored
             result[name] = with_first(result.pop(first), result[name])
+    if (asked := _owners.get()) is not None:
+        own = media_counts(samples)
+        asked[:] = [MediaOwners(layout=layout, counts=own, arrays=result, num_samples=len(samples))]
     return result | ({STORED_KEY: stored} if stored else {})
 
 

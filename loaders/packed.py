@@ -70,6 +70,9 @@ def neat_packed_vlm_collater(
 ) -> dict[str, Any]:
     """Packs as `PackedShards` gives them -> a batch.
 
+    Packs of others need input_ids, labels and attention_mask (document numbers). Where they lack lengths or positions,
+    the document numbers tell them.
+
     padding_idx          token id that fills packs up to a common length
     max_length           that length; None: the longest pack's. A fixed one spares torch.compile new shapes
     attn_implementation  see above
@@ -101,6 +104,7 @@ def neat_packed_vlm_collater(
     if not batch:
         return {}
     _check_packs(batch, recurrent)
+    batch = [_completed(pack) for pack in batch]
     longest = max(len(pack["input_ids"]) for pack in batch)
     length = max_length if max_length is not None else longest
     if longest > length:
@@ -184,10 +188,10 @@ def _check_packs(batch: Sequence[Mapping[str, Any]], recurrent: bool) -> None:
             "document to document, whatever the attention mask says. Use PackedShards(out).collater(model), or "
             "recurrent=True here with a model that has the kernels for it (see loaders/packed.py)"
         )
-    if lacking := [name for name in ("input_ids", "attention_mask", "seq_lens_padded") if name not in batch[0]]:
+    if lacking := [name for name in ("input_ids", "labels", "attention_mask") if name not in batch[0]]:
         raise ValueError(
-            f"a pack without {', '.join(lacking)}, but with {', '.join(map(str, batch[0]))}: HF Trainer takes out what "
-            "the model's forward does not name; give it neatpack.loaders.hf.IndexedPacks(out)"
+            f"pack: {', '.join(lacking)} missing (got {', '.join(map(str, batch[0]))}). Give the collater whole packs. "
+            "HF Trainer removes what the model's forward does not name: give it neatpack.loaders.hf.IndexedPacks(out)"
         )
     expected = {pack.get(BATCH_KEY, len(batch)) for pack in batch}
     if expected != {len(batch)}:
@@ -195,6 +199,16 @@ def _check_packs(batch: Sequence[Mapping[str, Any]], recurrent: bool) -> None:
             f"a batch of {len(batch)} packs where PackedShards expected {max(expected)}: its batch_size is not the "
             "DataLoader's, and the run could not be resumed exactly; use packs.loader(batch_size=…)"
         )
+
+
+def _completed(pack: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A pack with lengths of documents and positions, by document numbers: [1, 1, 2, 0] -> [2, 1] and [0, 1, 0, 0]."""
+    documents = pack["attention_mask"]
+    if "seq_lens_padded" not in pack:
+        lengths = documents.bincount()[1:]
+        lengths = lengths[lengths > 0]
+        pack = {"seq_lens": lengths, **pack, "seq_lens_padded": pack.get("seq_lens", lengths)}
+    return pack if "position_ids" in pack else {**pack, "position_ids": positions_inside(documents[None])[0]}
 
 
 def positions_inside(documents: torch.Tensor) -> torch.Tensor:

@@ -5,13 +5,11 @@ media: the patches of all images lie end to end, and a sample may own three imag
 at the samples where torch does (by tensor_split: 5 samples over 4 microbatches are 2, 1, 1, 1), and stage 0 takes its
 chunk from there:
 
-    loader = DataLoader(..., collate_fn=wrap_vlm_collate_for_pp(collate, n_microbatches=4))
-    schedule = ScheduleGPipe(stage, 4, loss_fn, kwargs_chunk_spec={
-        "attention_mask": TensorChunkSpec(0),   # [B, 1, S, S] or indexed [B, S]
-        "position_ids": TensorChunkSpec(1),     # [3, B, S]: by default torch would cut the 3
-    })
+    loader = packs.loader(batch_size=8, collate_fn=wrap_vlm_collate_for_pp(packs.collater(model), n_microbatches=4))
+    kwargs = {"attention_mask": mask, "position_ids": positions}
+    schedule = ScheduleGPipe(stage, 4, loss_fn, kwargs_chunk_spec=get_kwargs_chunk_spec(kwargs))
     with stage_vlm_media_for_pp(pp, model_parts, batch):  # on every rank
-        schedule.step(*inputs_of_stage_0, target=labels, attention_mask=mask, position_ids=positions)
+        schedule.step(*inputs_of_stage_0, target=labels, **kwargs)
 
 Mask and positions are kwargs of `step` on every rank: torch itself passes only activations from stage to stage. In
 stage 0's forward (chunks lie where the loader left them: move them to the device there, and if they are uint8, look
@@ -39,6 +37,8 @@ import torch
 
 from ..pipeline.layout import Layout, MediaArray, delivered, rows_per_part, split_media
 from ..pipeline.records import TOKEN_TYPES, MediaKind
+from .media import collate_with_owners
+from .microbatches import cut_borders, fold_row
 from .pixels import refuse_to_cut
 
 Grid = TypeVar("Grid")
@@ -58,6 +58,8 @@ _VLM_MEDIA_KEYS = (
     "video_grid_thw",
     "n_videos_per_sample",
 )
+_COUNT_KEYS = tuple(f"n_{kind}s_per_sample" for kind in TOKEN_TYPES)
+_VIDEO_GRID_KEYS = ("video_grid_thw", "second_per_grid_ts", "video_second_per_grid")  # seconds: one for each video
 # What stage 0 can always ask for; "image_grid_hws" is whichever image grid there is.
 _CHUNK_KEYS = ("pixel_values", "image_grid_hws", *_STEP3_KEYS, "pixel_values_videos", "video_grid_thw")
 
@@ -158,7 +160,7 @@ def prepare_vlm_media_for_pp(
         for name, rows_of_part in part.items():
             chunks[name] = [*(chunks.get(name) or []), rows_of_part]
     chunks["image_grid_hws"] = _select_image_grid(*(chunks.get(name) for name in _IMAGE_GRID_KEYS))
-    for name in (*_VLM_MEDIA_KEYS, "n_audios_per_sample", *arrays):
+    for name in (*_VLM_MEDIA_KEYS, *_COUNT_KEYS, *arrays):
         batch.pop(name, None)
     if present:
         batch[VLM_PP_MEDIA_KEY] = chunks
@@ -170,7 +172,7 @@ def _guessed_layout(batch: Mapping[str, Any]) -> dict[str, MediaArray]:
     result: dict[str, MediaArray] = {}
     kinds: tuple[tuple[MediaKind, str, tuple[str, ...], tuple[str, ...]], ...] = (
         ("image", "pixel_values", _IMAGE_GRID_KEYS, _STEP3_KEYS),
-        ("video", "pixel_values_videos", ("video_grid_thw",), ()),
+        ("video", "pixel_values_videos", _VIDEO_GRID_KEYS, ()),
     )
     for kind, name, grid_keys, crop_keys in kinds:
         pixels, count_key = batch.get(name), f"n_{kind}s_per_sample"
@@ -185,9 +187,12 @@ def _guessed_layout(batch: Mapping[str, Any]) -> dict[str, MediaArray]:
         # The preferred grid tells the patches of an image; further ones are only cut along.
         grid_key = next((key for key in grid_keys if key in beside), "")
         crops = [key for key in crop_keys if key in beside]
-        if crops:  # checks that the crops are as many as num_patches says
-            chunk_step3_media(pixels, 1, 1, **{key: batch[key] for key in crops})
-        per_item = _rows_per_item(pixels, batch.get(grid_key), "images" if crops else None, name)
+        if crops == ["num_patches"] and _are_tiles(batch["num_patches"], pixels):
+            per_item, grid_key, crops = _ints(batch["num_patches"]), "num_patches", []
+        else:
+            if crops:  # checks that the crops are as many as num_patches says
+                chunk_step3_media(pixels, 1, 1, **{key: batch[key] for key in crops})
+            per_item = _rows_per_item(pixels, batch.get(grid_key), "images" if crops else None, name)
         for key in beside:
             counts = "num_patches" if key in crops and key != "num_patches" else ""
             if not counts and len(batch[key]) != len(per_item):
@@ -198,6 +203,12 @@ def _guessed_layout(batch: Mapping[str, Any]) -> dict[str, MediaArray]:
         is_flat = len(per_item) != len(pixels) or any(rows != 1 for rows in per_item)
         result[name] = MediaArray(kinds=(kind,), dtype="", row=(), counts=grid_key if is_flat else "")
     return result
+
+
+def _are_tiles(num_patches: Any, pixels: Any) -> bool:
+    """Whether num_patches counts rows of pixel_values (InternVL) instead of crops in another array (Step3)."""
+    numbers = _ints(num_patches)
+    return min(numbers, default=0) > 0 and sum(numbers) == len(pixels)
 
 
 def _media_per_microbatch(
@@ -272,7 +283,17 @@ def wrap_vlm_collate_for_pp(
     n_microbatches: int,
     layout: Layout | None = None,
 ) -> Callable[[Any], MutableMapping[str, Any]]:
-    """`collate_fn`, and then prepare_vlm_media_for_pp; what is not a mapping passes through."""
+    """Wrap a collater, so that torch.distributed.pipelining cuts its batches into microbatches of whole packs.
+
+    Media become chunks (prepare_vlm_media_for_pp). Borders of documents (cu_seq_lens_q, cu_seqlens) become those of
+    each microbatch, end to end, and packs in one row become a row for each microbatch. Other values pass through.
+
+    Args:
+        collate_fn: any collater. One from outside neatpack names its media as the online API does, and gives
+            n_images_per_sample where samples differ in images.
+        n_microbatches: that of the schedule. A batch of fewer packs raises ValueError.
+        layout: the media arrays of a collater from outside neatpack that names them otherwise (Family.media).
+    """
     return CollateForPP(collate_fn, n_microbatches, layout)
 
 
@@ -289,20 +310,44 @@ class CollateForPP:
             raise ValueError(f"n_microbatches is {self.n_microbatches}; it must be at least 1")
 
     def __call__(self, samples: Any) -> Any:
-        batch = self.collate_fn(samples)
-        keys = (*_VLM_MEDIA_KEYS, *delivered(self.layout or {}))
-        if not isinstance(batch, MutableMapping) or not any(batch.get(key) is not None for key in keys):
+        batch, owners = collate_with_owners(self.collate_fn, samples)
+        if not isinstance(batch, MutableMapping):
             return batch
+        layout = self.layout or (owners and owners.layout) or None
+        arrays = delivered(layout or {})
+        has_media = any(batch.get(key) is not None for key in (*_VLM_MEDIA_KEYS, *arrays))
         rows = next(
             (batch[key] for key in ("input_ids", "inputs_embeds", "labels") if batch.get(key) is not None), None
         )
         if rows is None:
+            if not has_media:
+                return batch
             raise ValueError(
                 "the batch has media but neither input_ids, inputs_embeds nor labels; how many samples is it?"
             )
         # [total] is one sequence of packs end to end, as [1, total] is.
         batch_size = 1 if rows.ndim == 1 else len(rows)
-        return prepare_vlm_media_for_pp(batch, batch_size, self.n_microbatches, self.layout)
+        counts = {name: numbers for name, numbers in batch.items() if name in _COUNT_KEYS and numbers is not None}
+        if has_media and owners:
+            counts = {**owners.counts, **counts}
+            counting = {array.counts: owners.arrays.get(array.counts) for array in arrays.values() if array.counts}
+            batch.update({name: value for name, value in {**counting, **counts}.items() if batch.get(name) is None})
+        num_packs = batch_size
+        if batch_size == 1:
+            num_packs = max([1, *map(len, counts.values()), *([owners.num_samples] if owners else [])])
+        if num_packs < self.n_microbatches:
+            raise ValueError(
+                f"batch of {num_packs} packs: too few for {self.n_microbatches} microbatches. Choose a batch_size that "
+                "is a multiple of n_microbatches, and drop_last=True in a DataLoader of your own"
+            )
+        if has_media:
+            batch = prepare_vlm_media_for_pp(batch, batch_size, self.n_microbatches, layout)
+        shape = tuple(rows.shape[:2])
+        if rows.ndim == 2 and batch_size < self.n_microbatches:
+            fold_row(batch, shape[1], num_packs, self.n_microbatches)
+            shape = self.n_microbatches, shape[1] // self.n_microbatches
+        cut_borders(batch, shape, self.n_microbatches)
+        return batch
 
 
 def _items_per_microbatch(num_items: int, counts: Any, batch_size: int, n_microbatches: int, medium: str) -> list[int]:

@@ -67,7 +67,9 @@ def _by_document(cls: Any) -> Any:
             for name in ("cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"):
                 kwargs.pop(name, None)
             assert len(hidden_states) == 1 and kwargs.get("attention_mask") is None, "one row, without padding"
-            documents = (hidden_states[:, first:last] for first, last in pairwise(bounds.tolist()))
+            # Microbatches are filled up with documents without tokens.
+            ends = [(first, last) for first, last in pairwise(bounds.tolist()) if first < last]
+            documents = (hidden_states[:, first:last] for first, last in ends)
             return torch.cat([run(document, *args, **kwargs) for document in documents], dim=1)
 
     ByDocument.__name__ = ByDocument.__qualname__ = cls.__name__

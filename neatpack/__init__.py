@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         PackedShards as PackedShards,
         chunk_step3_media as chunk_step3_media,
         chunk_vlm_media as chunk_vlm_media,
+        get_kwargs_chunk_spec as get_kwargs_chunk_spec,
         neat_packed_vlm_collater as neat_packed_vlm_collater,
         num_items_in_batch as num_items_in_batch,
         prepare_vlm_media_for_pp as prepare_vlm_media_for_pp,
@@ -66,8 +67,9 @@ if TYPE_CHECKING:
 # The same names by their home, for when the program runs and nothing of it is imported yet.
 _HOMES = {
     "neatpack.loaders": ("VLM_PP_MEDIA_KEY", "PackCollater", "PackedShards", "chunk_step3_media", "chunk_vlm_media",
-                         "neat_packed_vlm_collater", "num_items_in_batch", "prepare_vlm_media_for_pp",
-                         "restore_pixels", "stage_vlm_media_for_pp", "steps", "wrap_vlm_collate_for_pp"),
+                         "get_kwargs_chunk_spec", "neat_packed_vlm_collater", "num_items_in_batch",
+                         "prepare_vlm_media_for_pp", "restore_pixels", "stage_vlm_media_for_pp", "steps",
+                         "wrap_vlm_collate_for_pp"),
     "neatpack.loaders.online": ("COLLATE_FNS", "MEDIA_KEYS", "LengthGroupedSampler", "PackedDatasetWrapper",
                                 "PreTokenizedDatasetWrapper", "RobustDatasetWrapper", "build_labels",
                                 "build_labels_from_template", "default_collate_fn", "gemma4_prefix_collate_fn",

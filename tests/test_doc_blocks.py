@@ -114,6 +114,8 @@ def names_of(block: Block, folder: Path) -> dict[str, object]:
 
         args = TrainingArguments(str(folder / "run"), use_cpu=True, report_to=[], max_steps=1, disable_tqdm=True)
         return {"model": tiny_model("qwen2_5_vl"), "args": args, "Trainer": Trainer}
+    if "wrap_vlm_collate_for_pp" in block.body:
+        return {"model": tiny_model("qwen2_5_vl")}
     if "world_size" in block.body:
         return {"model": tiny_model("qwen2_5_vl"), "rank": 0, "world_size": 1}
     if "lengths/meta.json" in block.body:

@@ -26,7 +26,18 @@ from ...pipeline.ingest.sources import (
 from ...pipeline.plan.knapsack import greedy_knapsack_vt_balanced as greedy_knapsack_vt_balanced
 from .. import pp_media as _pp_media
 from ..media import MEDIA_KEYS as MEDIA_KEYS
-from ..pp_media import _VLM_MEDIA_KEYS as _VLM_MEDIA_KEYS, _select_image_grid as _select_image_grid
+from ..microbatches import get_kwargs_chunk_spec as get_kwargs_chunk_spec
+from ..packed import neat_packed_vlm_collater as neat_packed_vlm_collater
+from ..pp_media import (
+    _VLM_MEDIA_KEYS as _VLM_MEDIA_KEYS,
+    VLM_PP_MEDIA_KEY as VLM_PP_MEDIA_KEY,
+    _select_image_grid as _select_image_grid,
+    chunk_step3_media as chunk_step3_media,
+    chunk_vlm_media as chunk_vlm_media,
+    prepare_vlm_media_for_pp as prepare_vlm_media_for_pp,
+    stage_vlm_media_for_pp as stage_vlm_media_for_pp,
+    wrap_vlm_collate_for_pp as wrap_vlm_collate_for_pp,
+)
 from . import processor_config as _config
 from .collates import (
     COLLATE_FNS as COLLATE_FNS,

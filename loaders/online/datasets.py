@@ -64,8 +64,9 @@ def make_meta_dataset(
 
     dataset_names     which of them; None: all
     split             is ignored; a data set with a "source" names its own in the meta
-    shard_data        only this rank's share of every data set: `rows taken by sample_ratio`[rank::world_size]. Only
-                      its lines are parsed. Use a local sampler then: the data are already divided
+    shard_data        only this rank's share of every data set: `rows taken by sample_ratio`[rank::world_size], as many
+                      on every rank; rows beyond a whole number of ranks are left out, and a warning says how many.
+                      Only its lines are parsed. Use a local sampler then: the data are already divided
     rank, world_size  default: those of torch.distributed
     kwargs            placeholders="lenient", as in packing; strict=True: keys of the meta JSON that nobody knows are an
                       error, and not a warning; anything else is ignored
@@ -83,6 +84,7 @@ def make_meta_dataset(
             raise UserError(f"{dataset.name}: has a weight, which is for `neatpack pack`; online, give a sample_ratio")
         begun = time.perf_counter()
         raw, num_rows, convert_one = _raw(_as_given(dataset), lenient, *place)
+        raw = _equal_share(dataset, raw, num_rows, *place)
         read = time.perf_counter()
         taken = [(row, found if isinstance(found, Skip) else convert_one(found)) for row, found in raw]
         loaded = [example for _, example in taken if not isinstance(example, Skip)]
@@ -249,6 +251,17 @@ def _raw(
     return list(zip(mine, found, strict=True)), num_rows, _converter(dataset, lenient)
 
 
+def _equal_share(dataset: Dataset, raw: Raw, num_rows: int, rank: int, world_size: int) -> Raw:
+    """As many rows as every other rank has: with more, a rank would wait for the others at the end of an epoch."""
+    num_each, num_left_out = divmod(len(rows_in_order(num_rows, dataset.sample_ratio)), world_size)
+    if num_left_out and rank == 0:
+        logger.warning(
+            "%s: %d of %d rows are left out, so that %d ranks have %d each", dataset.name, num_left_out,
+            num_each * world_size + num_left_out, world_size, num_each,
+        )  # fmt: skip
+    return raw[:num_each]
+
+
 def _converter(dataset: Dataset, lenient: bool) -> Callable[[dict[str, Any]], dict[str, Any] | Skip]:
     """What makes an example of a row: rows of turns by the function that is named for them."""
     if FORMATS[dataset.format].read is not messages.read:
@@ -271,7 +284,10 @@ def _as_given(dataset: Dataset) -> Dataset:
     """Media as the rows name them, or under media_dir; they are not looked for."""
     first, *others = dataset.given_dirs or ("",)
     if others:
-        logger.info("%s: its media_dir is %s, beside the meta file, and not %s", dataset.name, first, *others)
+        logger.warning(
+            "%s: media_dir exists twice: %s, next to the meta file, is taken, not %s, in the working directory. Give "
+            "an absolute path", dataset.name, first, *others,
+        )  # fmt: skip
     bounds = None if dataset.bounds is None else (*dataset.bounds, *([] if first else [os.getcwd()]))
     return replace(dataset, media_dir=first, search=(), bounds=bounds)
 

@@ -14,7 +14,7 @@ from ...pipeline.render.pack import end_to_end
 from ..handover import joined as joined_arrays
 from ..media import LAYOUT_KEY, MEDIA_KEYS, document_numbers, num_media
 from ..pixels import RESTORE_KEY, STORED_KEY, restored_end_to_end
-from .tokenized import PER_TOKEN
+from .tokenized import PER_TOKEN, row
 
 
 def _shift_sample(sample: dict[str, Any], has_mrope: bool = False) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def _shift_sample(sample: dict[str, Any], has_mrope: bool = False) -> dict[str, 
     """
     kept = [name for name in PER_TOKEN if has(sample, name) and (has_mrope or name != "position_ids")]
     rest = {name: value for name, value in sample.items() if name not in PER_TOKEN}
-    rows = {name: sample[name] if name == "position_ids" else _row(sample[name]) for name in kept}
+    rows = {name: sample[name] if name == "position_ids" else row(sample[name]) for name in kept}
     return rest | shifted(rows)
 
 
@@ -66,8 +66,8 @@ def _rope_arguments(sample: Mapping[str, Any], get_rope_index: Callable[..., Any
     if heard is None and (mask := media("feature_attention_mask")) is not None:
         heard = mask.sum(-1)
     return {
-        "input_ids": _row(sample["input_ids"])[None],
-        "attention_mask": _row(sample["attention_mask"])[None] if has(sample, "attention_mask") else None,
+        "input_ids": row(sample["input_ids"])[None],
+        "attention_mask": row(sample["attention_mask"])[None] if has(sample, "attention_mask") else None,
         "mm_token_type_ids": token_types(sample, get_rope_index)[None],
         "image_grid_thw": media("image_grid_thw"),
         "video_grid_thw": media("video_grid_thw"),
@@ -80,11 +80,11 @@ def _rope_arguments(sample: Mapping[str, Any], get_rope_index: Callable[..., Any
 def token_types(sample: Mapping[str, Any], get_rope_index: Callable[..., Any]) -> torch.Tensor:
     """Those of the sample, else by the tokens of media in the config of the model that get_rope_index is of."""
     if has(sample, "mm_token_type_ids"):
-        return _row(sample["mm_token_type_ids"])
+        return row(sample["mm_token_type_ids"])
     while isinstance(get_rope_index, partial):
         get_rope_index = get_rope_index.func
     config = getattr(getattr(get_rope_index, "__self__", None), "config", None)
-    ids = _row(sample["input_ids"])
+    ids = row(sample["input_ids"])
     types = torch.zeros_like(ids)
     for kind, number in TOKEN_TYPES.items():
         if (token := getattr(config, f"{kind}_token_id", None)) is not None:
@@ -98,16 +98,17 @@ def _build_packed_vlm_sample(
     """Shifted samples end to end, as `PackedShards` gives a pack: attention_mask 1, 2, … by document.
 
     has_mrope: positions are those of the samples; otherwise, and where a sample has none, they count from 0. What a
-    foreign sample does not tell (token types, numbers of media) is zero, or counted by its grids.
+    foreign sample does not tell (token types, numbers of media) is zero, or counted by its grids. Media that no sample
+    has are None.
     """
     lengths = [aligned(len(sample["input_ids"]), align) for sample in samples]
     if sum(lengths) > pack_size:
         raise ValueError(f"samples of {lengths} tokens are {sum(lengths)} in all; a pack holds {pack_size}")
     documents = [
         {
-            "input_ids": _row(sample["input_ids"]),
-            "labels": _row(sample["labels"]),
-            "mm_token_type_ids": _row(sample["mm_token_type_ids"])
+            "input_ids": row(sample["input_ids"]),
+            "labels": row(sample["labels"]),
+            "mm_token_type_ids": row(sample["mm_token_type_ids"])
             if has(sample, "mm_token_type_ids")
             else torch.zeros(len(sample["input_ids"]), dtype=torch.long),
             "position_ids": positions,
@@ -122,6 +123,7 @@ def _build_packed_vlm_sample(
     layout = samples[0].get(LAYOUT_KEY)
     dtype: Any = samples[0].get(RESTORE_KEY)
     stored = samples[0].get(STORED_KEY, {}) if dtype is not None else {}
+    pack |= dict.fromkeys(MEDIA_KEYS)
     for name in layout or MEDIA_KEYS:
         arrays = [sample[name] for sample in samples if has(sample, name)]
         if arrays and name in stored:
@@ -147,9 +149,3 @@ def _positions(samples: Sequence[Mapping[str, Any]], has_mrope: bool) -> list[to
 
 def has(sample: Mapping[str, Any], name: str) -> bool:
     return sample.get(name) is not None
-
-
-def _row(values: Any) -> torch.Tensor:
-    """[1, L] or [L] -> [L]."""
-    tensor = torch.as_tensor(values)
-    return tensor[0] if tensor.ndim == 2 else tensor

@@ -208,8 +208,9 @@ class _Row:
         return at < len(self.ids) and self._text(self.ids[at]) in self.stops
 
     def _is_blank(self, start: int, stop: int) -> bool:
-        """Decoded as a whole: a no-break space may be two tokens, of a byte each."""
-        return not str(self.tokenizer.decode(self.ids[start:stop])).strip()
+        """Decoded as a whole: a no-break space may be two tokens, of a byte each. A placeholder of -200 is not."""
+        ids = self.ids[start:stop]
+        return min(ids, default=0) >= 0 and not str(self.tokenizer.decode(ids)).strip()
 
     def _text(self, token: int) -> str:
         return _decode_single_token(self.tokenizer, token).strip()
@@ -295,11 +296,15 @@ def _texts(message: Message) -> list[str]:
 
 
 def _decode_single_token(tokenizer: Any, token_id: int) -> str:
-    """Some tokenizers take an id, some only a list of ids, some only a tensor of them."""
-    for form in (token_id, [token_id]):
-        with suppress(TypeError, ValueError, AttributeError):  # what they say of another form than theirs
+    """Some tokenizers take an id, some only a list of ids, some only a tensor of them.
+
+    Of no token (a placeholder of -200) it is the number.
+    """
+    for form in (token_id, [token_id], torch.tensor([token_id])):
+        # What they say of another form than theirs, and of numbers that are none of their tokens.
+        with suppress(TypeError, ValueError, AttributeError, IndexError, OverflowError):
             return str(tokenizer.decode(form))
-    return str(tokenizer.decode(torch.tensor([token_id])))
+    return str(token_id)
 
 
 def _get_assistant_marker(tokenizer: Any) -> list[int] | None:

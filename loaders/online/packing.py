@@ -18,7 +18,7 @@ from .join import _build_packed_vlm_sample, _compute_mrope_position_ids, _shift_
 from .processor import family_of
 from .processor_config import extract_image_config as _extract_image_config, extract_video_config
 from .robust import Replacing, make_robust_collate, type_of
-from .tokenized import fake_image_document, tokenized_example, with_fake_image
+from .tokenized import fake_image_document, tokenized_example, with_fake_image, without_empty_media
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +49,10 @@ class PreTokenizedDatasetWrapper(Replacing):
 
     def load(self, index: int) -> dict[str, Any]:
         sample = self.tokenized(index)
-        if not self.inject_fake_images:
-            return sample
-        seen = with_fake_image(sample, family_of(self.processor))
-        return seen if self.max_length is None or len(seen["input_ids"]) <= self.max_length else sample
+        if self.inject_fake_images:
+            seen = with_fake_image(sample, family_of(self.processor))
+            sample = seen if self.max_length is None or len(seen["input_ids"]) <= self.max_length else sample
+        return without_empty_media(sample)
 
     def tokenized(self, index: int, *, needs_target: bool = False, restore: bool = True) -> dict[str, Any]:
         """Sample `index` itself, without a fake image; a SampleError where it cannot be had."""

@@ -11,7 +11,9 @@ from ...pipeline.labels import shifted
 from ...pipeline.records import IGNORE
 from ..media import concatenated_media, media_counts
 from ..pixels import cast_pixels
-from .tokenized import PER_TOKEN
+from .tokenized import PER_TOKEN, row
+
+FILLED = ("input_ids", "attention_mask", "labels", "mm_token_type_ids")
 
 
 def pad_collate_fn(
@@ -36,13 +38,14 @@ def padded_batch(
     pixel_dtype: torch.dtype | None = None,
 ) -> dict[str, Any]:
     """Everything but the shift."""
+    examples = [{name: row(value) if name in FILLED else value for name, value in each.items()} for each in examples]
     longest = max(len(example["input_ids"]) for example in examples)
     length = longest if max_length is None else max_length
     if longest > length:
         raise ValueError(f"a sample of {longest} tokens does not fit max_length {length}; drop or truncate it before")
-    fills = {"input_ids": padding_id(processor), "attention_mask": 0, "labels": IGNORE, "mm_token_type_ids": 0}
+    fills = dict(zip(FILLED, (padding_id(processor), 0, IGNORE, 0), strict=True))
     rows = {
-        name: torch.stack([pad(torch.as_tensor(example[name]), (0, length - len(example[name])), value=fill)
+        name: torch.stack([pad(example[name], (0, length - len(example[name])), value=fill)
                            for example in examples])
         for name, fill in fills.items()
         if all(example.get(name) is not None for example in examples)

@@ -94,6 +94,12 @@ def media_tensors(media: Mapping[str, np.ndarray], family: Family, *, restore: b
     return small | {name: restored(rows, stored[name], torch.float32) for name, rows in pixels.items()}
 
 
+def without_empty_media(sample: dict[str, Any]) -> dict[str, Any]:
+    """A sample without the arrays of media that it does not have: models want none of them."""
+    empty = {name for name in sample[LAYOUT_KEY] if name in sample and not len(sample[name])}
+    return {name: value for name, value in sample.items() if name not in empty}
+
+
 def with_fake_image(sample: dict[str, Any], family: Family) -> dict[str, Any]:
     """A sample without image or video, and behind it the smallest image, unseen and untrained: it makes the vision
     tower run in every step. A sample that has one is given back as it is."""
@@ -114,3 +120,9 @@ def fake_image_document(family: Family, *, restore: bool = True) -> dict[str, An
 @lru_cache(maxsize=8)
 def _stored(family: Family) -> dict[str, Stored]:
     return stored_arrays(family.media, family.tables(RESIZE))
+
+
+def row(values: Any) -> torch.Tensor:
+    """[1, L] or [L] -> [L]."""
+    tensor = torch.as_tensor(values)
+    return tensor[0] if tensor.ndim == 2 else tensor

@@ -186,10 +186,11 @@ def greedy_knapsack(lengths: ArrayLike, max_length: int) -> list[list[int]]:
 def greedy_knapsack_vt_balanced(lengths: ArrayLike, max_length: int, visual_tokens: ArrayLike) -> list[list[int]]:
     """`greedy_knapsack`, then bins by ascending VT, so that neighbours have similar VT.
 
-    The order is a curriculum from text to images; `plan_bins` balances without one.
+    The order is a curriculum from text to images; `plan_bins` balances without one. A sample of more than `max_length`
+    tokens gets a bin of its own.
     """
     visual = as_ints("visual_tokens", visual_tokens)
-    bins = greedy_knapsack(lengths, max_length)
+    bins = greedy_knapsack(np.minimum(as_ints("lengths", lengths), max_length), max_length)
     num_samples = sum(map(len, bins))
     if len(visual) != num_samples:
         raise ValueError(f"{num_samples} lengths but {len(visual)} visual_tokens; give one of each per sample")

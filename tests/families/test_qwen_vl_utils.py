@@ -1,8 +1,10 @@
 """Processors without a rate: frames and sizes are those of qwen-vl-utils, from the same arithmetic and the package."""
 
 import json
+import logging
 import math
 import os
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -16,6 +18,7 @@ from helpers import DEMO_PROCESSOR, SHARED, clip, torchvision_environment
 from hypothesis import given, settings, strategies as st
 
 from neatpack.loaders.online.tokenized import tokenized_example
+from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.qwen2_vl import IMAGE_DEFAULTS, VIDEO_DEFAULTS, Qwen2Videos, with_qwen_vl_utils
 from neatpack.pipeline.families.registry import family_for, load_family
@@ -143,6 +146,18 @@ def test_real_clips_are_taken_as_by_qwen_vl_utils(name: str) -> None:
             assert ours(rule, *facts) == reference(*facts), facts
 
 
+@pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real videos and processors) is not here")
+def test_real_clips_fit_a_pack_of_default_size() -> None:
+    """With every frame, most of them do not."""
+    longest = {}
+    for rate in (0.0, math.inf):
+        rule = family_for(ProcessorKey(processor=str(SHARED / "processors/qwen2.5-vl"), video_fps=rate)).video
+        grids = [rule.shape(len(rule.choose(total, fps, None)), height, width)[1]
+                 for total, fps, height, width in facts_of_real_clips()]  # fmt: skip
+        longest[rate] = max(math.prod(grid) // 4 for grid in grids)
+    assert longest[0.0] < PackConfig().pack_size < longest[math.inf]
+
+
 @pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real videos) is not here")
 def test_real_clips_equal_the_package() -> None:
     facts = facts_of_real_clips() + [(25 * 600, 25.0, 1080, 1920), (10, 5.0, 64, 96), (3, 25.0, 720, 1280)]
@@ -178,6 +193,23 @@ def test_manifest_has_what_chooses_frames(tmp_path: Path) -> None:
     assert sampling(video_fps=math.inf)["fps"] is None
     assert sampling(video_fps=math.inf)["total_pixels"] is None
     assert sampling(video_fps=1.0, video_max_frames=16)["max_frames"] == 16
+
+
+@pytest.mark.parametrize(
+    ("configured", "frames"),
+    [({}, 20), ({"fps": 1}, 10), ({"num_frames": 8}, 8), ({"fps": None, "num_frames": None}, 20)],
+)
+def test_rate_or_number_of_a_processor_holds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, configured: dict[str, Any], frames: int
+) -> None:
+    """A film of 10 seconds: 2 a second only where the config has neither; that is logged."""
+    folder = shutil.copytree(DEMO_PROCESSOR, tmp_path / "processor")
+    own = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(own | configured))
+    with caplog.at_level(logging.INFO):
+        rule = load_family(ProcessorKey(processor=str(folder))).video
+    assert rule is not None and len(rule.choose(250, 25.0, None)) == frames
+    assert ("sampled as by qwen-vl-utils" in caplog.text) == (frames == 20)
 
 
 def test_lower_rate_never_takes_more_tokens() -> None:

@@ -61,8 +61,8 @@ def test_a_last_step_that_is_filled_up_is_no_random_order(out, caplog):
 
 def test_a_pack_that_trainer_has_cut_down_is_explained(out):
     pack = PackedShards(out).pack(0)
-    cut = {key: pack[key] for key in ("input_ids", "labels", "attention_mask", "pixel_values")}
-    with pytest.raises(ValueError, match=r"a pack without seq_lens_padded, .* neatpack.loaders.hf.IndexedPacks"):
+    cut = {key: pack[key] for key in ("input_ids", "labels", "position_ids", "pixel_values")}
+    with pytest.raises(ValueError, match=r"pack: attention_mask missing .* neatpack.loaders.hf.IndexedPacks"):
         neat_packed_vlm_collater([cut])
     assert not isinstance(IndexedPacks(out)[0], dict)
 

@@ -325,6 +325,15 @@ def test_step3_batch():
     assert lists(prepare_vlm_media_for_pp(pooled, 2, 2)[VLM_PP_MEDIA_KEY]["pixel_values"]) == [[0], [1]]
 
 
+def test_num_patches_of_internvl_count_tiles():
+    batch = {"input_ids": torch.zeros(2, 5), "pixel_values": torch.arange(5.0).reshape(5, 1, 1, 1),
+             "num_patches": torch.tensor([1, 3, 1]), "n_images_per_sample": torch.tensor([1, 2])}  # fmt: skip
+    chunks = prepare_vlm_media_for_pp(batch, 2, 2)[VLM_PP_MEDIA_KEY]
+    assert lists(chunks["pixel_values"]) == [[0], [1, 2, 3, 4]]
+    assert lists(chunks["num_patches"]) == [[1], [3, 1]]
+    assert set(batch) == {"input_ids", VLM_PP_MEDIA_KEY}
+
+
 # --- a batch
 
 

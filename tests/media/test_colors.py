@@ -11,7 +11,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from helpers import DEMO_PROCESSOR, SHARED
+from helpers import DEMO_PROCESSOR, SHARED, film
 
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.measure.media import measure_medium
@@ -132,8 +132,9 @@ def test_video_that_an_old_pyav_would_convert_otherwise_is_refused_by_name(
 def test_every_stream_is_decoded_by_one_thread(tmp_path: Path) -> None:
     """Damaged streams decode differently with more than one."""
     ref = encode(tmp_path / "a.mp4")
-    with open_container(ref) as (container, _):
-        assert [stream.codec_context.thread_count for stream in container.streams] == [1]
+    for each, num_streams in ((ref, 1), (MediaRef(kind="video", path=str(film(tmp_path / "b.mp4"))), 2)):
+        with open_container(each) as (container, _):
+            assert [stream.codec_context.thread_count for stream in container.streams] == [1] * num_streams
 
 
 def test_damaged_video_gives_the_frames_of_one_thread(tmp_path: Path) -> None:
