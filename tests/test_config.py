@@ -104,6 +104,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--train-on": ("all", "all"),
         "--reasoning": ("mask", "mask"),
         "--seed": ("6", 6),
+        "--group-by": ("none", "none"),
         "--resize": ("pil", "pil"),
         "--shard-mb": ("7", 7),
         "--max-skipped": ("0.3", 0.3),
@@ -399,6 +400,7 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
         "partition_samples": 4_000_000,
         "align": 1,
         "seed": 0,
+        "group_by": "media",
         "fake_image": True,
     }
     everything = config.shaping("measure", "plan", "render")

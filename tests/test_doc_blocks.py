@@ -44,6 +44,7 @@ NOT_RUN = {
 TEXTS = {
     ("ARCHITECTURE.md", "meta.json ──ingest──▶ Example ──measure──▶ Measured (token store) ──plan──▶ Plan"),
     ("FAMILY.md", "    InternVL.name: InternVL,"),  # tests/test_docs.py
+    ("DATA.md", "sharing packs:"),  # a table of `neatpack inspect`: tests/test_composition.py
     ("FORMAT.md", "OUT/"),  # tests/test_docs.py
     ("FORMAT.md", "restored[row, c, k, i] = t[c, b[row, c, i]]      c < channels, k < r, i < area"),
 }

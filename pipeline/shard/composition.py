@@ -94,7 +94,8 @@ def _blocks(out: Place, manifest: Manifest, name: str, files: Sequence[str]) -> 
     num_lines = sum(len(lines) for place in places for lines in read_groups(place, ("row",)))
     for block in row_blocks(int(manifest.identity.inputs[name]["rows"]), num_lines):
         lines = ledger_rows(places, block, _COLUMNS)
-        lines = lines.filter(pc.greater_equal(lines["pack"], 0))
+        is_packed = pc.and_(pc.greater_equal(lines["pack"], 0), pc.less(lines["pack"], manifest.counts.packs))
+        lines = lines.filter(is_packed)
         row, _, pack, group = (lines[column].to_numpy().astype(np.int64) for column in _COLUMNS)
         yield row, pack, group
 

@@ -202,6 +202,7 @@ DESCRIBED = {
     "sample_ratio",
     "weight",
     "format",
+    "group_column",
     "id_column",
     "ignore_keys",
     "media_prefixes",
@@ -303,6 +304,7 @@ WRONG_ENTRIES = {
         'tools; give "format": "alpaca" or "format": "prompt_response", or remove it',
     ),
     "id_column": (GOOD | {"id_column": 7}, "id_column must be the name of a column, got 7"),
+    "group_column": (GOOD | {"group_column": ""}, "group_column must be the name of a column, got ''"),
     "ignore_keys": (GOOD | {"ignore_keys": "x"}, "ignore_keys must be a list of keys of turns or parts, got 'x'"),
     "an endless ratio": (
         GOOD | {"sample_ratio": 1e9},

@@ -129,7 +129,7 @@ def test_a_node_that_is_lost_ends_the_run_in_words() -> None:
     lost = _LosesItsNode(ray.exceptions.LocalRayletDiedError())
     with pytest.raises(MachineError, match="a node of Ray was lost"):
         RayEngine({}, lost, 1).run(print, [(1,), (2,)], title="x")
-    assert len(lost.cancelled) == 2
+    assert lost.cancelled == []  # a task that completes while it is cancelled aborts the driver
     with pytest.raises(ray.exceptions.RayTaskError):
         error = ray.exceptions.RayTaskError("f", "Traceback …", ValueError("x"))
         RayEngine({}, _LosesItsNode(error), 1).run(print, [(1,), (2,)], title="x")

@@ -83,7 +83,7 @@ def test_the_text(out: Path, capsys):
     assert lines[0] == str(out)
     assert re.fullmatch(r"neatpack \S+, qwen2_vl, \d+ packs of 128 tokens, train, fingerprint \w{20}", lines[1])
     titles = [line for line in lines if line.endswith(":")]
-    assert titles == ["datasets:", "skipped:", "lengths:", "shards:"]
+    assert titles == ["datasets:", "skipped:", "lengths:", "sharing packs:", "shards:"]
     assert "\x1b" not in printed and not any(line.endswith(" ") for line in lines)
 
 
