@@ -115,6 +115,9 @@ def poison(folder: Path) -> dict[str, tuple[dict[str, Any], str]]:
         "a high rate": asked("<video>", videos=[{"path": "clip.mp4", "fps": 990000000}]),
         "a rate of nothing": asked("<video>", videos=[{"path": "clip.mp4", "fps": 1e-300}]),
         "frames": asked("<video>", videos=[["small.png"] * 200_000]),
+        "as many frames as may be": asked("<video>", videos=[["small.png"] * 65_536]),
+        "as many pictures as may be": asked("<image>" * 4096, images=["small.png"] * 4096),
+        "as many videos as may be": asked("<video>" * 4096, videos=["clip.mp4"] * 4096),
         "index": {
             "messages": [
                 {"role": "user", "content": [{"type": "image", "index": index} for index in range(20_000)]},
@@ -126,7 +129,8 @@ def poison(folder: Path) -> dict[str, tuple[dict[str, Any], str]]:
     reasons = dict.fromkeys(rows, "bad_row") | {
         "min_pixels that fit 32 bits": "overlong", "many large pictures": "overlong", "spaces in a tag": "overlong",
         "tags": "overlong", "base64 and spaces": "missing_media",
-        "many frames": "", "a high rate": "",
+        "as many frames as may be": "overlong", "as many pictures as may be": "overlong",
+        "as many videos as may be": "overlong", "many frames": "", "a high rate": "",
     }  # fmt: skip
     return {name: (row, reasons[name]) for name, row in rows.items()}
 
@@ -225,6 +229,25 @@ def test_poison_rows_cost_themselves(tmp_path: Path, listener: Listener) -> None
     assert ran.largest < 6
     assert "going on in another" not in ran.said
     assert_kept(data)
+
+
+def test_media_of_a_row_share_one_budget(tmp_path: Path) -> None:
+    """40 references to a picture of a third of a second, where a row has one; as pictures, and as frames of a video."""
+    data = TinyData(tmp_path / "data")
+    slow_jpeg(data.folder / "slow.jpg", scans=20)
+    turns = [
+        {"role": "user", "content": "<image>Who?"},
+        {"role": "assistant", "content": "Me."},
+    ]
+    rows = {
+        "pictures": (asked("<image>" * 40, images=["slow.jpg"] * 40), "bad_media"),
+        "pictures of many turns": ({"messages": turns * 40, "images": ["slow.jpg"] * 40}, "bad_media"),
+        "frames": (asked("<video>", videos=[["slow.jpg"] * 40]), "bad_media"),
+    }
+    expected = add(data, rows)
+    flags = ("--engine", "inline", "--media-timeout", "1", "--max-pixels", "3136", "--video-max-pixels", "3136")
+    packed(data, IMPORTED, *flags)
+    assert outcomes(data) == expected
 
 
 def test_more_slow_pictures_than_restarts(tmp_path: Path) -> None:
