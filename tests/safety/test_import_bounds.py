@@ -4,6 +4,7 @@ import io
 import json
 import lzma
 import os
+import resource
 import struct
 import subprocess
 import sys
@@ -147,6 +148,20 @@ def test_import_ratio_is_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyP
             else:
                 lines = as_lines(tmp_path / name, tmp_path / f"imported-{ratio}")
                 assert set(Path(lines.file).read_bytes().splitlines(keepends=True)) == {row}
+
+
+def test_memory_of_an_import_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a run; a program that imports by itself has no such bound."""
+    monkeypatch.setattr(import_limits, "MEMORY", 100 * MIB)
+    monkeypatch.setattr(import_limits, "MIN_BYTES", 1 << 40)
+    plain(tmp_path / "a.parquet", 300 * MIB)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    monkeypatch.setenv(LIMITS, Limits().as_text())
+    with pytest.raises(UserError, match="a.parquet: takes more than 1.. MiB of memory to read"):
+        as_lines(tmp_path / "a.parquet", tmp_path / "imported")
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    monkeypatch.delenv(LIMITS)
+    assert Path(as_lines(tmp_path / "a.parquet", tmp_path / "imported").file).stat().st_size > 300 * MIB
 
 
 def test_large_rows_of_parquet_are_decoded_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
