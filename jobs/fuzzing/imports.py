@@ -83,7 +83,7 @@ def edit_header(path: Path, rng: random.Random) -> str:
 
 def examine(_sound: Path, data: Path, _name: str) -> Verdicts:
     os.environ[LIMITS] = Limits().as_text()
-    (path,) = data.iterdir() or (None,)
+    (path,) = data.iterdir()
     try:
         lines = as_lines(path, data.parent / f"{data.name}-imported")
     except UserError as error:
