@@ -1,6 +1,7 @@
 """Damaged and forged files: nothing that reads them may crash, hang, take all memory, or take them for sound ones.
 
-python jobs/fuzz.py [--target output|coded|input|rows] [--seed 0] [--minutes 2] [--only forged] [--cases 9] [--case 7]
+python jobs/fuzz.py [--target output|coded|input|rows|imports] [--seed 0] [--minutes 2] [--only forged] [--cases 9]
+                    [--case 7]
 
 Each case copies sound files, damages the copy in one way, and asks every reader what it makes of it. Cases are drawn by
 (seed, number): --case N does one again. Prints for every kind of damage how often it was found, how often it was
@@ -27,12 +28,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from jobs.fuzzing.imports import IMPORTS
 from jobs.fuzzing.input import INPUT
 from jobs.fuzzing.output import CODED, OUTPUT
 from jobs.fuzzing.rows import ROWS
 from jobs.fuzzing.target import FINE, Target
 
-TARGETS: dict[str, Target] = {"output": OUTPUT, "coded": CODED, "input": INPUT, "rows": ROWS}
+TARGETS: dict[str, Target] = {"output": OUTPUT, "coded": CODED, "input": INPUT, "rows": ROWS, "imports": IMPORTS}
 SECONDS = 60  # of one case; a hang is longer
 MEMORY = 4 << 30  # bytes of address space more than the process has at its start
 MOST_FAILURES = 5

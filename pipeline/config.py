@@ -118,6 +118,11 @@ class PackConfig:
         "seconds of CPU for a medium, and for each minute that a video or sound lasts; on the clock, five times that. "
         "What takes longer is bad_media. 0: no limit",
     )
+    max_import_ratio: int = _key(
+        200,
+        "refuse data files (.parquet, .zst …) that unpack to more than so many times their size; 64 MiB are always "
+        "allowed",
+    )
     empty_thought: bool = _key(
         False,
         "Gemma 4: begin every model turn with an empty thought that is not trained on, as the models that always think "
@@ -248,6 +253,7 @@ class PackConfig:
             "max_media_seconds",
             "max_media_bytes",
             "max_row_bytes",
+            "max_import_ratio",
         ):
             if getattr(self, key) < 1:
                 raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1")

@@ -176,8 +176,10 @@ def run_split(config: PackConfig, progress: Progress | None = None) -> dict[str,
     with _begun(config, progress) as (progress, datasets):
         from .ingest.written import write_split
         from .inputs import read_rows
+        from .media.limits import LIMITS, Limits
 
-        with engine(config.engine, config.num_workers, progress=progress) as running:
+        env = {LIMITS: Limits.of(config).as_text()}
+        with engine(config.engine, config.num_workers, env, progress) as running:
             data = read_rows(datasets, config, out / "media", running)
         progress.enter(SPLITTING)
         counts = write_split(out, data)

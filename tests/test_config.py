@@ -92,6 +92,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--max-media-bytes": ("9", 9),
         "--max-row-bytes": ("10", 10),
         "--media-timeout": ("2.5", 2.5),
+        "--max-import-ratio": ("7", 7),
         "--pack-size": ("32", 32),
         "--packing-ratio": ("0.5", 0.5),
         "--max-visual-tokens": ("3", 3),
@@ -209,6 +210,7 @@ WRONG_VALUES = {
     ("--group-size", "0"): "group_size is 0; it must be at least 1",
     ("--shard-mb", "0"): "shard_mb is 0; it must be at least 1",
     ("--max-row-bytes", "0"): "max_row_bytes is 0; it must be at least 1",
+    ("--max-import-ratio", "0"): "max_import_ratio is 0; it must be at least 1",
     ("--media-timeout", "-1"): "media_timeout is -1.0; it must not be negative",
     ("--max-image-pixels", "200000000"): (
         "max_image_pixels is 200000000; it must be 1 to 178956970, all that Pillow opens"
@@ -409,7 +411,7 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     free = {
         "meta", "processor", "out", "strict", "datasets", "trust_remote_code", "allow_http", "allow_hosts",
         "media_prefixes", "parquet_media", "max_skipped", "media_timeout", "check_media", "work", "engine",
-        "num_workers", "record_paths", "overwrite",
+        "num_workers", "record_paths", "overwrite", "max_import_ratio",
     }  # fmt: skip
     assert unshaped == free
 

@@ -19,7 +19,7 @@ from ...pipeline.ingest.convert import convert, first_rows, parse_row, resolved
 from ...pipeline.ingest.formats import FORMATS, messages
 from ...pipeline.ingest.imported import lines_of, num_files
 from ...pipeline.ingest.kinds import as_lines
-from ...pipeline.ingest.lines import Part, rows
+from ...pipeline.ingest.lines import MAX_ROW_BYTES, Part, rows
 from ...pipeline.ingest.meta import Columns, Dataset, Tags, parsed_names, read_meta, rows_in_order
 from ...pipeline.ingest.sources import Examples
 from ...pipeline.ingest.sources.examples import BadRow
@@ -163,7 +163,7 @@ def _load_jsonl_for_rank(
     parts, num_rows = _whole([as_lines(Path(name), _imported()).file for name in names])
     mine = _mine(num_rows, sample_ratio, rank, world_size)
     wanted = set(mine)
-    texts = {row: (text, line) for part in parts for row, line, _, text in rows(part) if row in wanted}
+    texts = {row: (text, line) for part in parts for row, line, _, text in rows(part, MAX_ROW_BYTES) if row in wanted}
     loaded = [parse_row(*texts[row]) for row in mine]
     if not skips:
         for row in loaded:

@@ -33,7 +33,7 @@ def arrow_rows(file: Path, name: str = "") -> Iterator[dict[str, Any]]:
             for start in range(0, batch.num_rows, ROWS):
                 piece = batch.slice(start, ROWS)
                 yield from rows_of(piece, lambda array, _: _places(array, name, content))
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8, odd buffers
         raise UserError(f"{shown}: not a readable Arrow file: {error}; write it anew") from None
@@ -50,6 +50,8 @@ def _batches(file: str, content: pa.Buffer) -> Iterator[pa.RecordBatch]:
         if content[-len(_END) :].to_pybytes() != _END:
             raise UserError(f"{file}: an Arrow stream without its end; it was cut off: write or download it again")
     names = table.schema.names
+    if not names:  # a batch of no columns may claim any number of rows
+        raise UserError(f"{file}: no columns; write it anew")
     if len(set(names)) < len(names):
         raise UserError(f"{file}: two columns of one name in {', '.join(names)}; rename one")
     yield from batches

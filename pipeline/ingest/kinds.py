@@ -27,11 +27,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..config import ParquetMedia, UserError, fingerprint
-from ..media.parquet import Cell, batches
+from ..media.limits import limits
+from ..media.parquet import Cell, batches, rows_at_once
 from ..records import MediaKind
 from ..runtime.storage import Place, Sink, local_copy, open_file, sha256_of, text_of, write_whole
 from ..uris import redact_uri
 from .arrow import arrow_rows, rows_of
+from .import_limits import BoundedReader, UnpackedBytes, bounded_memory
 from .lines import BLANK, BOM, PROBLEM, Lines, dumped, media_beside
 from .tars import COLUMNS, KIND_OF, tar_rows
 from .twice import problems
@@ -52,6 +54,7 @@ _MAGIC = {
 }
 _TO_UTF8 = "Save it as UTF-8 (Excel: CSV UTF-8), or iconv -f ENCODING -t UTF-8"
 _OTHER_COMPRESSIONS = (".7z", ".br", ".gzip", ".lz4", ".lzma", ".lzo", ".snappy", ".z", ".zip", ".zstd")
+_XZ_MEMORY = 1 << 30  # bytes that a stream may ask for; xz -9 takes 65 MiB
 _COMPRESSED_TARS = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 logger = logging.getLogger(__name__)
@@ -69,6 +72,7 @@ class _Beside:
     def __init__(self, path: Place) -> None:
         self.path, self._stack = path, ExitStack()
         self._file: BinaryIO | None = None
+        self._num_bytes = 0
 
     def __enter__(self) -> "_Beside":
         return self
@@ -80,9 +84,10 @@ class _Beside:
         if self._file is None:
             self._file = self._stack.enter_context(write_whole(self.path))
         self._file.write(data)
+        self._num_bytes += len(data)
 
     def tell(self) -> int:
-        return 0 if self._file is None else self._file.tell()
+        return self._num_bytes
 
 
 Reader = Callable[["DataFile", _Beside], Iterator[bytes]]  # a file -> its rewriting, piece by piece
@@ -127,7 +132,8 @@ def as_lines(
         )
     if kind == ".tar":
         names = [columns[medium] for medium in COLUMNS]
-        return _rewrite(file, imported, partial(_tar_rows, columns), text_of(file), *names, *KIND_OF)
+        longest = str(limits().max_row_bytes)  # of which depends what a row of the rewriting is
+        return _rewrite(file, imported, partial(_tar_rows, columns), text_of(file), *names, *KIND_OF, longest)
     if kind in (".arrow", ".feather"):
         return _rewrite(file, imported, _arrow_rows, text_of(file))
     if kind == ".parquet":
@@ -176,8 +182,13 @@ def _rewrite(file: Place, imported: Place, read: Reader, *also: str) -> Lines:
         if not target.exists():
             logger.info("%s: rewritten as JSONL, once, in %s", file, target.parent)
             beside = media_beside(text_of(target))
-            with write_whole(target) as out, _Beside(beside) as media:  # media first there, rows last
+            size, num_bytes = copy.stat().st_size, 0
+            unpacked = UnpackedBytes(file, size)
+            # Media are there first, rows last.
+            with bounded_memory(file, size), write_whole(target) as out, _Beside(beside) as media:
                 for piece in read(DataFile(text_of(file), copy), media):
+                    num_bytes += len(piece)
+                    unpacked.check(num_bytes + media.tell())
                     out.write(piece)
                 if media.tell():
                     logger.info("%s: %d bytes of media copied out of it into %s", file, media.tell(), media.path)
@@ -206,6 +217,9 @@ def _content(file: DataFile) -> Iterator[BinaryIO]:
             elif compression is not None:
                 # Arrow's streams read on where one frame ends and another begins, and refuse a file that ends inside.
                 content = stack.enter_context(pa.input_stream(content, compression=compression))
+            if compression is not None:
+                unpacked = UnpackedBytes(file, file.copy.stat().st_size)
+                content = stack.enter_context(io.BufferedReader(BoundedReader(content, unpacked), 1 << 20))
             yield content
     except OSError as error:
         if compression is None:
@@ -220,7 +234,11 @@ class _Xz(io.RawIOBase):
     the last stream."""
 
     def __init__(self, packed: BinaryIO) -> None:
-        self._packed, self._stream, self._ahead = packed, lzma.LZMADecompressor(lzma.FORMAT_XZ), b""
+        self._packed, self._stream, self._ahead = (
+            packed,
+            lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY),
+            b"",
+        )
         self._is_between = True  # before a stream, where a file may end
 
     def readable(self) -> bool:
@@ -238,7 +256,7 @@ class _Xz(io.RawIOBase):
         while True:
             if self._stream.eof:
                 self._ahead = self._stream.unused_data
-                self._stream, self._is_between = lzma.LZMADecompressor(lzma.FORMAT_XZ), True
+                self._stream, self._is_between = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), True
             if self._stream.needs_input and not self._ahead:
                 self._ahead = self._packed.read(1 << 20)
                 if not self._ahead and self._is_between:
@@ -343,9 +361,12 @@ def _table_rows(file: DataFile, _: _Beside) -> Iterator[bytes]:
 def _parquet_rows(file: DataFile, media: _Beside) -> Iterator[bytes]:
     """Rows as JSON; bytes of embedded media go to `media.bin` beside, and the row points there."""
     try:
-        for batch in pq.ParquetFile(file.copy).iter_batches(batch_size=256):
-            for row in batch.to_pylist():
-                yield dumped(with_bytes_moved(row, media, text_of(media.path)))
+        with pq.ParquetFile(file.copy) as table:
+            for batch in table.iter_batches(batch_size=rows_at_once(table.metadata)):
+                for row in batch.to_pylist():
+                    yield dumped(with_bytes_moved(row, media, text_of(media.path)))
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
         raise UserError(f"{file}: not a readable parquet file: {error}") from None
 
@@ -360,6 +381,8 @@ def _parquet_rows_in_place(file: DataFile, media: _Beside) -> Iterator[bytes]:
             for batch in batches(file.copy, group):
                 for row in rows_of(batch, partial(_cells, file.name, group, counts)):
                     yield dumped(with_bytes_moved(row, media, text_of(media.path)))  # what is in no cell of its own
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
         raise UserError(f"{file}: not a readable parquet file: {error}") from None
 

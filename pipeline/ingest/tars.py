@@ -8,9 +8,10 @@ import logging
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from ..config import UserError
+from ..media.limits import limits
 from ..records import MediaKind
 from ..runtime.storage import Place, open_file, text_of
 from ..uris import redact_uri
@@ -29,8 +30,44 @@ KINDS: dict[MediaKind, tuple[str, ...]] = {
 }  # fmt: skip
 KIND_OF = {extension: kind for kind, extensions in KINDS.items() for extension in extensions}
 _BLOCK = 512
+# Headers that tell something about the next one.
+_ABOUT_NEXT = (
+    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE
+)  # fmt: skip
+_MOST_HEADERS = 16  # before a member: a long name, a long link, attributes. tarfile calls itself for each
+_LARGEST = 1 << 60  # bytes of a tar
+_LONGEST_HEADER = 1 << 20  # bytes of one of these
 
 logger = logging.getLogger(__name__)
+
+
+class _Tar(tarfile.TarFile):
+    depth = 0  # headers of the member that is read
+
+
+class _Header(tarfile.TarInfo):
+    """A header whose numbers are checked before tarfile acts on them.
+
+    At a negative size, Python before 3.13.6 reads the same headers for ever (CVE-2025-8194).
+    """
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: str, errors: str) -> Self:
+        found = super().frombuf(buf, encoding, errors)
+        if found.size < 0 or (found.type in _ABOUT_NEXT and found.size > _LONGEST_HEADER):
+            raise tarfile.ReadError(f"a header with a size of {found.size}")
+        return found
+
+    @classmethod
+    def fromtarfile(cls, tar: Any) -> Self:
+        tar.depth += 1
+        try:
+            if tar.depth > _MOST_HEADERS:
+                raise tarfile.ReadError(f"more than {_MOST_HEADERS} headers of one member")
+            return super().fromtarfile(tar)
+        finally:
+            tar.depth -= 1
+
 
 Sample = dict[str, tarfile.TarInfo]  # by extension: what follows the first dot of the name ("0.jpg")
 
@@ -77,13 +114,18 @@ def _members(file: str, content: BinaryIO) -> Iterator[tarfile.TarInfo]:
         return UserError(f"{file}: {what}; write or download it again")
 
     try:
-        with tarfile.open(fileobj=content, mode="r:") as tar:
+        with _Tar(fileobj=content, tarinfo=_Header) as tar:
+            position = 0
             while (member := tar.next()) is not None:
+                # Attributes (pax) may give a size, too.
+                if member.size < 0 or not position < tar.offset < _LARGEST:
+                    raise tarfile.ReadError(f"a member with a size of {member.size} at byte {position}")
+                position = tar.offset
                 tar.members.clear()  # type: ignore[attr-defined]  # or it keeps them all
                 if not member.isdir():
                     yield member
             position = tar.offset
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError, OverflowError) as error:  # ValueError: numbers that are none
         raise broken(f"not a readable tar: {error}") from None
     # tarfile takes a header that it cannot read for the end, and looks no further than the first end.
     content.seek(position)
@@ -150,6 +192,8 @@ def _said(sample: Sample, content: BinaryIO) -> dict[str, Any]:
     """The JSON of a sample; without one, its text and class."""
 
     def read(member: tarfile.TarInfo) -> bytes:
+        if member.size > limits().max_row_bytes:
+            raise ValueError(f"{member.name} has more bytes than --max-row-bytes {limits().max_row_bytes} allows")
         content.seek(member.offset_data)
         return content.read(member.size)
 

@@ -1,6 +1,7 @@
 """Media of object stores, read before they are asked for, by threads: decoding waits for no request."""
 
 import os
+import re
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,10 @@ HEADER = 64 << 10  # bytes that are read ahead where only a header is wanted; mo
 WHOLE = 8 << 20  # a medium of at most so many bytes is read ahead whole; of a larger one, only what is asked for
 COMING = 2 * AT_ONCE  # media that are under way, or wait to be used
 KEPT_BYTES, KEPT = 64 << 20, 256  # of media that were used, and may be asked for again: first its stamp, then its size
+
+
+_LONGEST_KEY = 1024  # bytes; stores answer longer names, and some with control characters, as if they had failed
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class _Wanted(NamedTuple):
@@ -50,7 +55,7 @@ class Ahead:
             self._reset()
         for ref in refs:
             for path in ref.frames or (ref.path,):
-                if is_stored(path) and ref.held is None:
+                if is_stored(path) and ref.held is None and ref.length <= WHOLE:
                     wanted = _Wanted(path, ref.offset, ref.length) if ref.length >= 0 else _Wanted(path)
                     self._next.append((wanted, headers and ref.kind != "audio"))
         self._fill()
@@ -109,6 +114,8 @@ class Ahead:
 def _opened(uri: str) -> Opened:
     found = place(uri)
     assert isinstance(found, Remote), "a path is opened elsewhere"
+    if len(found.key.encode()) > _LONGEST_KEY or _CONTROL.search(found.key):
+        raise ValueError("no store has an object of such a name")
     opened = found.opened(store_failures.patience(found))
     store_failures.note_answer(found)
     return opened

@@ -116,11 +116,11 @@ class Budget:
             for timer, left in zip(ALARMS, (self._left.cpu, self._left.clock), strict=True):
                 signal.setitimer(timer, max(left, 0.0) + LATE * limits().media_timeout)
         if is_watched():
-            _bound_memory(MEMORY)
+            bound_memory(MEMORY)
 
     def _stop(self) -> None:
         if is_watched():
-            _bound_memory(None)
+            bound_memory(None)
         if self._bounds_time:
             for timer in ALARMS:
                 signal.setitimer(timer, 0)
@@ -138,8 +138,8 @@ def _key(ref: MediaRef) -> str:
     return hashlib.blake2b(what.encode(errors="surrogatepass"), digest_size=KEY_BYTES).hexdigest()
 
 
-def _bound_memory(more: int | None) -> None:
-    """So many bytes beyond what the process has; None: as many as there are."""
+def bound_memory(more: int | None) -> None:
+    """Allow the process so many bytes beyond what it has; None: as many as there are."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     if hard != resource.RLIM_INFINITY:
         return  # somebody has set a bound already

@@ -1,4 +1,4 @@
-"""How large and how long a medium may be.
+"""How large and how long a medium may be, and what data files may unpack to.
 
 Media are opened far below what the config reaches, and in programs that have none (packing online): the limits come by
 the environment.
@@ -25,7 +25,9 @@ class Limits:
     max_media_seconds: float = _DEFAULTS.max_media_seconds
     max_media_bytes: int = _DEFAULTS.max_media_bytes
     media_timeout: float = _DEFAULTS.media_timeout
+    max_row_bytes: int = _DEFAULTS.max_row_bytes
     max_row_tokens: int = _DEFAULTS.max_row_tokens
+    max_import_ratio: int = _DEFAULTS.max_import_ratio
 
     @classmethod
     def of(cls, config: PackConfig) -> "Limits":

@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from ..runtime.storage import Place, open_file, open_regular, place
 from .inline import pointer, steps
 
-ROWS = 256  # decoded at once
+ROWS = 256  # decoded at once, at most
+BATCH_BYTES = 64 << 20  # of rows that are decoded at once, by what their file says of its row groups
 KEPT_BYTES = 256 << 20  # in each process; one stretch is kept whatever its size
 MAX_STRETCH_BYTES = 2 << 30  # of a column in a row group, unpacked: all of it is read for any cell in it
 _MOST = 1 << 31  # row groups and values; Arrow counts both by 32 bits
@@ -74,7 +75,15 @@ def cell_bytes(file: str, cell: Cell) -> bytes:
 
 def batches(file: str | Place, row_group: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
     with open_file(file) as source, pq.ParquetFile(source) as table:
-        yield from table.iter_batches(batch_size=ROWS, row_groups=[row_group], columns=columns)
+        rows = rows_at_once(table.metadata)
+        yield from table.iter_batches(batch_size=rows, row_groups=[row_group], columns=columns)
+
+
+def rows_at_once(metadata: pq.FileMetaData) -> int:
+    """Return how many rows of a file are decoded at once: 256, or fewer of large rows."""
+    groups = map(metadata.row_group, range(metadata.num_row_groups))
+    largest = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
+    return min(ROWS, max(1, BATCH_BYTES // max(largest, 1)))
 
 
 @dataclass(slots=True)

@@ -23,7 +23,8 @@ def run_again(job: Callable[[], int]) -> int:
         os.environ[LATE_MEDIA] = file
         code, ended_by = _run_attempts(job)
     if ended_by is not None:
-        signal.signal(ended_by, signal.SIG_DFL)
+        if ended_by != signal.SIGKILL:  # which has no handler, and none may be set
+            signal.signal(ended_by, signal.SIG_DFL)
         os.kill(os.getpid(), ended_by)
     return code
 
@@ -52,6 +53,11 @@ def _run_attempts(job: Callable[[], int]) -> tuple[int, int | None]:
             break
         name = signal.Signals(os.WTERMSIG(status)).name
         to_stderr(f"neatpack: the process ended by {name}; going on in another")
+    if os.WTERMSIG(status) == signal.SIGKILL:  # which leaves no word of its own
+        to_stderr(
+            "neatpack: the process was killed (SIGKILL). Mostly the kernel does that when memory runs out: look at "
+            "its log (dmesg) and give the job more memory. What is done is kept; run the same command again."
+        )
     return 1, os.WTERMSIG(status)  # the code is for a signal that is blocked
 
 

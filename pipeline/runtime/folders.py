@@ -30,7 +30,7 @@ def _make_private(folder: Path) -> None:
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
-    if stat.S_ISLNK(found.st_mode) or not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(found.st_mode):  # nor a link to one
         problem = "is not a folder"
     elif found.st_uid != os.getuid():
         problem = f"belongs to another user (uid {found.st_uid})"

@@ -80,3 +80,18 @@ def test_an_interrupt_that_an_import_loses_ends_the_command(tiny, tmp_path: Path
 def test_who_ignores_ctrl_c_goes_on():
     script = "signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + TOLD.format(lose="in_a_finalizer")
     assert run(script).stdout == "cleaned up, " * 2
+
+
+KILLED = """
+import os, signal, sys
+from neatpack.pipeline.runtime.again import run_again
+
+raise SystemExit(run_again(lambda: os.kill(os.getpid(), signal.Signals[sys.argv[1]])))
+"""
+
+
+@pytest.mark.parametrize(("name", "words"), [("SIGKILL", "give the job more memory"), ("SIGTERM", "")])
+def test_killed_job_says_why(name: str, words: str):
+    done = run(KILLED, name)
+    assert done.returncode == -signal.Signals[name]
+    assert words in done.stderr and bool(done.stderr) == bool(words)

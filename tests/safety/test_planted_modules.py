@@ -6,22 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from attacks import plant_modules
 from helpers import DEMO_PROCESSOR, ROOT, files_of, mixed_rows, tiny_config
 
 from neatpack.pipeline.run import run_pack
 
 SMALL = ["--pack-size", "512", "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"]
-MODULES = ("av", "numpy", "json", "sitecustomize", "usercustomize", "torch", "pyarrow", "PIL", "neatpack", "tokenizers")
-
-
-def plant(folder: Path, mark: Path) -> None:
-    """Write modules and a package that leave a mark wherever they are imported."""
-    code = f"import os\nopen({str(mark)!r}, 'a').write(__name__ + '\\n')\nraise ImportError('planted')\n"
-    for name in MODULES:
-        (folder / f"{name}.py").write_text(code)
-    package = folder / "transformers"
-    package.mkdir()
-    (package / "__init__.py").write_text(code)
 
 
 @pytest.fixture
@@ -29,7 +19,7 @@ def planted(tiny, tmp_path: Path):
     """A meta JSON in a folder with planted modules, the file that these would write, and what a good run gives."""
     meta = mixed_rows(tiny).write()
     run_pack(tiny_config(meta, tmp_path / "expected"))
-    plant(meta.parent, mark := tmp_path / "ran")
+    plant_modules(meta.parent, mark := tmp_path / "ran")
     return meta, mark
 
 

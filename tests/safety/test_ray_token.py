@@ -1,18 +1,16 @@
 """A Ray that neatpack starts takes jobs only from those who know its token."""
 
-import http.client
 import json
 import logging
 import os
 import secrets
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
+from attacks import post_job
 from helpers import ROOT
 
 from neatpack.pipeline.runtime.clusters import require_token
@@ -50,23 +48,6 @@ def started(tmp_path: Path):
         yield json.loads(driver.stdout.readline()) | {"home": home, "pid": driver.pid}
     finally:
         driver.communicate("\n", timeout=120)
-
-
-def post_job(port: int, command: str, headers: dict[str, str]) -> int | None:
-    """The HTTP status of an attempt to run a command through Ray's agent; None if the port speaks no HTTP."""
-    for path in ("/api/job_agent/jobs/", "/api/jobs/"):
-        body = json.dumps({"entrypoint": command}).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}{path}", body, {"Content-Type": "application/json", **headers}, method="POST"
-        )
-        try:
-            return urllib.request.urlopen(request, timeout=20).status
-        except urllib.error.HTTPError as error:
-            if error.code not in (404, 405):
-                return error.code
-        except (OSError, http.client.HTTPException):  # a port that speaks no HTTP
-            return None
-    return None
 
 
 def test_job_over_http_needs_the_token(started: dict, tmp_path: Path) -> None:

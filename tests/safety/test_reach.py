@@ -48,6 +48,10 @@ def hostile_uris(address: str) -> list[str]:
         f"ftp://{address}/x.jpg",
         f"sftp://{address}/x.jpg",
         f"file://{address}/x.jpg",
+        f"s3a://bucket/x.jpg?{options}",
+        f"hf://datasets/{address}/x.jpg",
+        f"zip://x.jpg::http://{address}/a.zip",
+        f"smb://{address}/x.jpg",
         "s3://any-bucket/key",
         "s3://bucket-2/media/x.jpg",
     ]
@@ -81,7 +85,7 @@ def test_row_that_names_an_endpoint_contacts_nobody(tmp_path: Path, listener: Li
         scheme = uri.partition(":")[0].lower()
         if scheme in ("http", "https"):
             assert reason == "missing_media" and "downloads are off" in detail
-        elif scheme in ("ftp", "sftp", "file"):
+        elif scheme in ("ftp", "sftp", "file", "s3a", "hf", "zip", "smb"):
             assert reason == "bad_row"
         else:
             assert (reason, "outside of media_dir" in detail) == ("missing_media", True), (uri, detail)
@@ -116,6 +120,36 @@ def test_relative_path_with_a_query_is_the_name_of_an_object(tmp_path: Path, lis
     found = {name: line["status"] for name, line in zip(names, lines, strict=True)}
     assert [name for name in names if found[name] == "packed"] == [names[0], "?", "100% b.png"], lines
     assert all(key.startswith("media/") or not key.strip("/bucket") for key in asked), asked
+
+
+def test_store_is_not_asked_for_a_name_that_it_cannot_have(tmp_path: Path, listener: Listener) -> None:
+    """S3 answers 400 to a key above 1,024 bytes. 21 such rows looked like a store that fails, and ended the run."""
+    names = [
+        "a/" * 600 + "x.png",
+        "ü/" * 400 + "x.png",
+        "a\nb.png",
+        "a\0.png",
+        "a\x7f.png",
+        "STORE/" + "b/" * 600 + "x.png",
+    ]
+    picture(tmp_path / "bucket" / "media" / "good.png", 40, 60)
+    with serving(tmp_path / "bucket") as store:
+        rows = [message(name.replace("STORE", "s3://bucket/media")) for name in [*names * 5, "good.png"]]
+        (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        *bad, good = ledger_of(tmp_path, {"file_name": "rows.jsonl", "media_dir": store.plain_uri("media")})
+        assert {key for _, key in store.requests if "good.png" not in key} <= {"", "/", "bucket"}, store.requests
+    assert {line["reason"] for line in bad} == {"missing_media"} and good["status"] == "packed"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["simplecache::http://{}/x", "filecache::s3://bucket/x", "concat:http://{}/x|b", "tcp:{}", "s3:bucket/x",
+     "http:/{}/x", "~/x.png", "~root/x.png", "$HOME/x.png", "-", "pipe:0", "good.png\0.jpg", "proc/self/environ"],
+)  # fmt: skip
+def test_name_that_other_programs_take_for_an_address_is_a_path(name: str, tmp_path: Path, listener: Listener) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(message(name.format(listener.address))))
+    (line,) = ledger_of(tmp_path, {"file_name": "rows.jsonl"})
+    assert line["reason"] == "missing_media" and listener.num_connections == 0, line
 
 
 def test_names_of_a_listing_are_names(tmp_path: Path, listener: Listener) -> None:
