@@ -12,4 +12,4 @@ hints.py              lengths written back beside the rows, for packing online
 # that family's `revision` instead. It is part of the token store's name and of an output's identity: tokens measured
 # by the old rule are then measured again, and an output begun by it is refused. Releases need no raise: the version is
 # part of both as well.
-REVISION = 5
+REVISION = 6

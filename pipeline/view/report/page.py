@@ -64,6 +64,7 @@ def page(out: Place, manifest: Manifest, *, follow: bool = False) -> str:
             sections.packs(figures),
             sections.balance(figures),
             sections.skips(figures),
+            sections.warnings(figures),
             sections.media(figures),
             sections.gallery(some_documents(out, manifest, follow=follow)),
             sections.times(figures),
