@@ -217,8 +217,8 @@ class Manifest:
     counts: Counts
     shards: Shards
     files: dict[str, str]  # sha256 of every other file of the output
-    warnings: tuple[str, ...] = ()  # about the data: what rows hold and nothing reads, and the like
     index: IndexFile | None = None  # None: of format 5, which has no index.arrow
+    warnings: tuple[str, ...] = ()  # about the data: what rows hold and nothing reads, and the like
 
     def to_json(self) -> dict[str, Any]:
         return self._values() | {"shards": list(map(json.loads, self.shards.as_json()))}

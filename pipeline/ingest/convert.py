@@ -25,6 +25,7 @@ from .twice import problems
 from .unread import RowFacts, kinds_of, later_problems, unread, unread_media
 
 NUM_FIRST_ROWS = 100  # that tell a format: enough for a set of which a few rows have pictures
+MAX_PROBLEMS = 5  # of a data set that a message names
 FIRST_BYTES = 16 << 20  # of them; rows with media in them are long, and the driver waits
 
 _JSON = json.JSONDecoder(parse_constant=constant)
@@ -195,4 +196,5 @@ def judge_rows(dataset: Dataset, first: Sequence[dict[str, Any]], facts: RowFact
 
 def _refuse(dataset: Dataset, problems: Sequence[str]) -> None:
     if problems:
-        raise UserError(f"data set {dataset.name!r}: {'; '.join(problems)}")
+        more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
+        raise UserError(f"data set {dataset.name!r}: {'; '.join(problems[:MAX_PROBLEMS])}{more}")

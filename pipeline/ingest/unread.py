@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -29,6 +30,7 @@ _LONGEST = 4096  # characters of a path, or of the beginning of what may be base
 _NAMES_MEDIA = re.compile(r"(?:^|_)(image|img|picture|photo|video|audio|sound)s?(?:_|$)", re.IGNORECASE | re.ASCII)
 _KIND_OF_NAME = {"img": "image", "picture": "image", "photo": "image", "sound": "audio"}
 _OF_TEXT = frozenset(("prompt", "response", "text"))  # fields of formats that know which columns are text
+_MOST_COLUMNS = 100  # of a row; each is looked for in all that is read of it
 _NOTABLE = 0.01  # of the characters of rows: a column with less text is a title or a category, mostly
 # What else a system prompt is called, and text that belongs to a question.
 _OTHER_NAMES = {"system": ("system_prompt", "system_message"), "query": ("input", "context")}
@@ -312,9 +314,10 @@ def _unused_texts(
     for row, what in zip(rows, said, strict=True):
         if isinstance(what, Skip):
             continue
-        used = "\0".join(_texts_of(what))
-        num_used += len(used)
-        for key, value in row.items():
+        texts = list(_texts_of(what))
+        used = "\0".join(texts)
+        num_used += sum(map(len, texts))
+        for key, value in islice(row.items(), _MOST_COLUMNS):
             if key == id_column or (_OF_TEXT.isdisjoint(known.fields) and key not in ROW_REASONING):
                 continue
             text = _text_in(value)
