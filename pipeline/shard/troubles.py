@@ -25,7 +25,7 @@ from ..planned import Planned
 from ..records import REASONS
 from ..runtime.storage import Place
 from ..runtime.tables import read_parquet
-from .ledger import SCHEMA
+from .ledger import SCHEMA, folders_of
 from .skipped import LEFT_OUT
 from .tables import ledger_names
 from .words import clipped, counted, percent
@@ -136,7 +136,11 @@ def troubles_of_plan(planned: Planned, more: str = "") -> tuple[str, ...]:
 
     def lines(number: int) -> pa.Table:
         found = [read_skipped(planned.path(file)) for file in planned.files]
-        return pa.concat_tables([table.filter(pc.equal(table["dataset"], number)) for table in found])
+        mine = pa.concat_tables([table.filter(pc.equal(table["dataset"], number)) for table in found])
+        details = mine["detail"]
+        for folder in folders_of(planned.inputs.corpora[number]):  # as in the ledger
+            details = pc.replace_substring(details, f"{folder.rstrip('/')}/", "")
+        return mine.set_column(mine.column_names.index("detail"), "detail", details)
 
     tallies = []
     for number, (corpus, sums) in enumerate(zip(planned.inputs.corpora, planned.sums, strict=True)):
