@@ -214,9 +214,11 @@ def _skips(counts: Mapping[str, int], samples: int, tokens: Tokens, command: str
         return ["  nothing skipped"]
     total, lost = sum(counts.values()), tokens.without(())
     where = f"each of them: {command}" if command else "the ledger will name each row"
-    shares = f"{percent(total, samples)}, and {lost:,} of {counted(tokens.packed + lost, 'measured token')}, "
-    shares += percent(lost, tokens.packed + lost)
-    lines = [f"  skipped   {total:,} of {counted(samples, 'sample')}, {shares}; {where}"]
+    shares = f"{total:,} of {counted(samples, 'sample')}, {percent(total, samples)}"
+    if lost:
+        measured = tokens.packed + lost
+        shares += f", and {lost:,} of {counted(measured, 'measured token')}, {percent(lost, measured)}"
+    lines = [f"  skipped   {shares}; {where}"]
     for reason in REASONS:
         if reason in counts:
             own = f" ({counted(tokens.skipped[reason], 'token')})" if tokens.skipped.get(reason) else ""

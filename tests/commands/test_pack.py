@@ -29,8 +29,7 @@ def test_pack_says_what_came_out(run: Run, meta: Path, tmp_path: Path) -> None:
     assert lines[0] == str(tmp_path / "out")
     assert lines[1] == "  samples   19 = 19 rows + 0 repeats = 16 packed + 3 skipped"
     assert lines[2] == "  read as   messages (tiny)", "nobody said it: it was told from the rows"
-    (skipped,) = (line for line in lines if line.startswith("  skipped   3 of 19 samples, 15.8%, and 0 of "))
-    assert skipped.endswith(f" measured tokens, 0.0%; each of them: neatpack skipped {tmp_path / 'out'}")
+    assert f"  skipped   3 of 19 samples, 15.8%; each of them: neatpack skipped {tmp_path / 'out'}" in lines
     assert any(
         line.endswith(
             "2  bad_row: not a usable row: broken JSON, unknown keys, roles or types, or what the template cannot write"
