@@ -61,7 +61,11 @@ if TYPE_CHECKING:
         qwen2_5_collate_fn as qwen2_5_collate_fn,
         qwen3_omni_collate_fn as qwen3_omni_collate_fn,
     )
-    from neatpack.pipeline.config import PackConfig as PackConfig, UserError as UserError
+    from neatpack.pipeline.config import (
+        DataLossError as DataLossError,
+        PackConfig as PackConfig,
+        UserError as UserError,
+    )
     from neatpack.pipeline.run import run_pack as run_pack, run_plan as run_plan
 
 # The same names by their home, for when the program runs and nothing of it is imported yet.
@@ -78,7 +82,7 @@ _HOMES = {
                                 "make_meta_dataset", "make_rdr_dataset", "make_robust_collate",
                                 "make_unimm_chat_dataset", "neat_pack_dataset_vlm", "nemotron_parse_collate_fn",
                                 "pad_collate_fn", "phi4_mm_collate_fn", "qwen2_5_collate_fn", "qwen3_omni_collate_fn"),
-    "neatpack.pipeline.config": ("PackConfig", "UserError"),
+    "neatpack.pipeline.config": ("DataLossError", "PackConfig", "UserError"),
     "neatpack.pipeline.run": ("run_pack", "run_plan"),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .codecs import parse_codecs, spelled
-from .errors import UserError as UserError
+from .errors import DataLossError as DataLossError, UserError as UserError
 from .runtime.objects import Remote
 from .runtime.storage import Place, place, text_of
 from .step_cost import DEFAULT_COST, StepCost, step_cost
@@ -38,7 +38,9 @@ class PackConfig:
     )
     processor: str = _key("", "processor: a local directory or a hub id", required=True)
     out: str = _key("", "output directory, or a URI: s3://bucket/out, gs://, abfs://, hdfs:// …", required=True)
-    strict: bool = _key(False, "a key of the meta JSON that nobody knows is an error, and not a warning")
+    allow_unknown_keys: bool = _key(
+        False, "warn about unknown keys of the meta JSON and ignore them, instead of failing"
+    )
     datasets: tuple[str, ...] = _key((), "only these data sets of the meta JSON (comma-separated)")
     holdout: float = _key(
         0.0,
@@ -70,7 +72,7 @@ class PackConfig:
     placeholders: Literal["strict", "lenient"] = _key(
         "strict",
         "strict: the number of <image> tags must equal the number of images. lenient: surplus tags stay as text, "
-        "surplus media go before the first user turn",
+        "surplus media go before the first user turn. A data set may say otherwise in the meta JSON",
         shapes="measure",
     )
     train_on: Literal["all-assistant", "last-assistant", "all"] = _key(
@@ -142,13 +144,14 @@ class PackConfig:
     max_visual_tokens: int = _key(
         0, "visual tokens in a pack, at most (memory of the vision tower); 0: no bound", shapes="plan"
     )
-    overlong: Literal["drop", "truncate", "shrink", "error"] = _key(
-        "drop",
+    overlong: Literal["", "drop", "truncate", "shrink", "error"] = _key(
+        "",
         "samples longer than a pack: drop (in the ledger), truncate (keeps whole media), shrink (smaller pictures and "
-        "fewer frames, step by step; dropped if even that is too long), error",
+        "fewer frames, step by step; dropped if even that is too long), error. Default: drop, and count them as lost "
+        "(max-skipped); with drop itself they do not count",
         shapes="plan",
     )
-    drop_long_samples: bool | None = _key(None, "true: overlong=drop; false: overlong=error", shapes="plan")
+    drop_long_samples: bool | None = _key(None, "true: overlong=drop; false: overlong=error")
     repeat_at_load: bool = _key(
         False,
         "store rows that a sample_ratio above 1 repeats once, in packs of their own, which the loader repeats: an "
@@ -195,10 +198,11 @@ class PackConfig:
     shard_mb: int = _key(256, "cut a shard after about this many MiB", shapes="render")
     max_skipped: float = _key(
         0.05,
-        "end with exit code 1, the output complete, if more than this share of the samples is skipped or a data set "
-        "ends empty; sampled-out, held-out and overlong samples do not count, nor those beyond max-packs. 1: take "
-        "whatever comes",
+        "end with exit code 1, before anything is rendered, if more than this share of the samples or of their tokens "
+        "is skipped or a data set ends empty; sampled-out and held-out samples do not count, nor those beyond "
+        "max-packs, nor overlong ones with overlong=drop. 1: take whatever comes",
     )
+    keep_going: bool = _key(False, "render what is left, although more is skipped than max-skipped allows")
     work: str = _key("", "where measured tokens and plans are kept for the next run; default: OUT/work")
     engine: Literal["ray", "inline"] = _key("ray", "ray: a cluster (RAY_ADDRESS) or this machine. inline: in-process")
     num_workers: int = _key(0, "processes at once; 0: every CPU that Ray has")
@@ -286,6 +290,15 @@ class PackConfig:
 
     @property
     def overlong_policy(self) -> str:
+        return self._asked_overlong or "drop"
+
+    @property
+    def accepts_overlong(self) -> bool:
+        """Whether the user has chosen to drop overlong samples."""
+        return self._asked_overlong == "drop"
+
+    @property
+    def _asked_overlong(self) -> str:
         if self.drop_long_samples is None:
             return self.overlong
         return "drop" if self.drop_long_samples else "error"
@@ -321,9 +334,11 @@ class PackConfig:
 
     def shaping(self, *stages: str) -> dict[str, Any]:
         """The keys that shape the results of these stages."""
-        return {
+        shaping = {
             f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self) if f.metadata["shapes"] in stages
         }
+        # The default and drop give the same output.
+        return shaping | ({"overlong": self.overlong_policy} if "overlong" in shaping else {})
 
 
 def _plain(value: Any) -> Any:

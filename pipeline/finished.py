@@ -35,7 +35,12 @@ TICK, COARSE_TICK = (
     0.05,
     2.0,
 )  # seconds between two times that differ, with room; of file systems that have no fractions
-UNSHAPING = ("engine", "num_workers", "overwrite")  # config keys that change neither an output nor what is said of it
+UNSHAPING = (
+    "engine",
+    "num_workers",
+    "overwrite",
+    "keep_going",
+)  # config keys that change neither an output nor what is said of it
 
 logger = logging.getLogger(__name__)
 

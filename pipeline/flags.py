@@ -27,7 +27,8 @@ def add_flags(parser: argparse.ArgumentParser, *, omit: tuple[str, ...] = (), op
         if bool in _members(kind):
             parser.add_argument(flag(f.name), action=argparse.BooleanOptionalAction, default=None, help=text)
         elif typing.get_origin(kind) is Literal:
-            parser.add_argument(flag(f.name), choices=typing.get_args(kind), help=text)
+            choices = [value for value in typing.get_args(kind) if value]
+            parser.add_argument(flag(f.name), choices=choices, help=text)
         elif once := f.metadata["flag"]:
             name = once.rpartition("-")[2].upper()
             parser.add_argument(once, dest=f.name, action="append", metavar=name, help=f"{text}; may be repeated")

@@ -13,6 +13,7 @@ from .families.base import Family
 from .identity import Identity, own_code, versions
 from .ingest.convert import first_rows, resolved
 from .ingest.corpus import Corpus, Split
+from .ingest.data_warnings import warn_of_data
 from .ingest.holdout import held_out
 from .ingest.imported import lines_of, num_files
 from .ingest.lines import ByteRange, Lines, RangeCount, Source, joined, part_ranges, scan, source_of
@@ -91,7 +92,7 @@ def read_rows(datasets: Sequence[Dataset], config: PackConfig, imported: Place, 
         own = [next(scanned) for _ in range(num_files(dataset))]
         for file in (file for file, source in zip(dataset.files, own, strict=False) if not source.num_rows):
             if len(own) > 1:  # of a data set without any row, the summary tells
-                logger.warning("%s: %s has no rows; is it whole?", dataset.name, redact_uri(file))
+                warn_of_data(logger, f"{dataset.name}: {redact_uri(file)} has no rows; is it whole?")
         sources.append(joined(own))
     first = [first_rows(source.parts, config.max_row_bytes) for source in sources]
     datasets = [resolved(*each) for each in zip(datasets, first, strict=True)]

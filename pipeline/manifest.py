@@ -203,6 +203,8 @@ class Counts:
     tokens: int
     visual_tokens: int
     target_tokens: int
+    # Of skipped samples by reason, as far as they were measured. Outputs before 0.11 have none.
+    skipped_tokens: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,6 +218,7 @@ class Manifest:
     shards: Shards
     files: dict[str, str]  # sha256 of every other file of the output
     index: IndexFile | None = None  # None: of format 5, which has no index.arrow
+    warnings: tuple[str, ...] = ()  # about the data: what rows hold and nothing reads, and the like
 
     def to_json(self) -> dict[str, Any]:
         return self._values() | {"shards": list(map(json.loads, self.shards.as_json()))}
@@ -262,10 +265,12 @@ class Manifest:
         if not _is_signed(content, found.get("digest")):
             raise OutputError(f"{where}: damaged or edited, for its digest is not that of its content; pack again")
         try:
-            values = fields_from_json(cls, {"index": None} | found if found["format"] == READ[0] else found)
+            absent: dict[str, Any] = {"warnings": []} | ({"index": None} if found["format"] == READ[0] else {})
+            values = fields_from_json(cls, absent | found)
             values["identity"] = Identity.from_json(values["identity"])
             values["pixels"] = _pixels_from_json(values["pixels"], found["format"])
-            values["counts"] = Counts(**fields_from_json(Counts, values["counts"], "counts"))
+            values["counts"] = _counts_from_json(values["counts"])
+            values["warnings"] = _warnings_from_json(values["warnings"])
             shards.check(values["shards"])
             values["shards"] = shards
             if found["format"] != READ[0]:
@@ -370,6 +375,17 @@ def _pixels_from_json(found: Any, written: int) -> Pixels:
         found = found | {"codec": PLAIN, "rule": None}
     values = fields_from_json(Pixels, found, "pixels")
     return Pixels(**values | {"codec": checked_codecs(values["codec"], "pixels.codec")})
+
+
+def _counts_from_json(found: Any) -> Counts:
+    absent: dict[str, Any] = {"skipped_tokens": {}}
+    return Counts(**fields_from_json(Counts, absent | found if isinstance(found, dict) else found, "counts"))
+
+
+def _warnings_from_json(found: Any) -> tuple[str, ...]:
+    if not isinstance(found, list):
+        raise ValueError(f"warnings: expected a list of texts, got {str(found)[:60]}")
+    return tuple(found)
 
 
 def _index_from_json(found: Any) -> IndexFile:

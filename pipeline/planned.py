@@ -46,6 +46,7 @@ class Planned:
     partitions: Sequence[np.ndarray]
     folder: Place  # of the plan files
     files: Sequence[PlanFile]  # as they are now: mended, where rows turned out unreadable
+    warnings: tuple[str, ...] = ()  # about the data, for the manifest
     troubles: tuple[str, ...] = ()  # of `run_plan`: what would be lost, in words; none: no more than may be
     holdout: "Planned | None" = None  # the same for the rows that --holdout keeps, where there is one
 

@@ -151,6 +151,8 @@ class Skip:
 
     reason: str
     detail: str
+    tokens: int = field(default=0, compare=False)  # as far as the row was measured
+    visual_tokens: int = field(default=0, compare=False)  # of which
 
     def __post_init__(self) -> None:
         assert self.reason in REASONS, self.reason

@@ -49,7 +49,9 @@ def pack_row(config: PackConfig, dataset: str, row: int, folder: Path) -> RowPac
             stack.enter_context(locked([config.work_dir]))
         running = stack.enter_context(engine("inline", env=task_environment(config)))
         prefixes = config.media_prefixes
-        (found,) = read_meta(place(config.meta), (dataset,), strict=config.strict, media_prefixes=prefixes)
+        (found,) = read_meta(
+            place(config.meta), (dataset,), allow_unknown=config.allow_unknown_keys, media_prefixes=prefixes
+        )
         own = dataclasses.replace(config, out=str(folder / "out"), work=str(folder), holdout=0.0, max_packs=0)
         family = family_for(processor_key(config))
         imported = (config.work_dir if config.work else folder) / "imported"
@@ -65,7 +67,7 @@ def pack_row(config: PackConfig, dataset: str, row: int, folder: Path) -> RowPac
             copies=is_row.astype(np.int32),
             is_measured=is_row,
         )
-        (planned,) = plan_all([dataclasses.replace(inputs, corpora=[corpus])], running)
+        (planned,) = plan_all([dataclasses.replace(inputs, corpora=[corpus])], running, judges=False)
         (line,) = read_plan(planned.path(planned.files[0])).table.to_pylist()
         result = RowPack(family=family, row=next(each for each in rows(part) if each.number == row), part=part,
                          id=line["id"], detail=line["detail"])  # fmt: skip

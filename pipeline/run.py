@@ -8,24 +8,25 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .config import PackConfig, UserError, with_absolute_paths
+from .config import DataLossError, PackConfig, UserError, with_absolute_paths
 from .families.hub import check_processor
 from .finished import FILE as FINISHED, Seen, finished, leave_record, seen_by
+from .ingest.data_warnings import collect_warnings
 from .ingest.meta import Dataset, read_meta
 from .manifest import Manifest
 from .runtime.calls import Call
-from .runtime.engine import engine
+from .runtime.engine import Engine, engine
 from .runtime.lock import locked
 from .runtime.progress import FILE as TIMING, LOADING, SPLITTING, Progress
 from .runtime.storage import Place, place
 
 if TYPE_CHECKING:
-    from .planned import Planned
+    from .planned import Inputs, Planned
 
 REPORT = "report.html"
 
@@ -45,13 +46,18 @@ class Packed:
 
 
 def run_pack(config: PackConfig, progress: Progress | None = None) -> Packed:
-    """The job. `progress` is told how far it is."""
+    """Run the job. `progress` is told how far it is.
+
+    Raises:
+        UserError: The config or the data are not what they should be.
+        DataLossError: By the plan, more is skipped than `max_skipped` allows. Nothing is rendered, unless `keep_going`.
+    """
     config = with_absolute_paths(config)
-    with _begun(config, progress) as (progress, datasets):
+    with collect_warnings() as warnings, _begun(config, progress) as (progress, datasets):
         out, beside = place(config.out), place(config.for_holdout().out)
         outs = {out: config, beside: config.for_holdout()} if config.holdout else {out: config}
         seen = {each: seen_by(own, datasets) for each, own in outs.items()}
-        packed = _finished(config, seen) or _packed(config, datasets, seen, progress)
+        packed = _finished(config, seen) or _packed(config, datasets, seen, warnings, progress)
     return dataclasses.replace(packed[out], holdout=packed.get(beside))
 
 
@@ -81,17 +87,17 @@ def _finished(config: PackConfig, seen: Views) -> dict[Place, Packed] | None:
     return found
 
 
-def _packed(config: PackConfig, datasets: list[Dataset], seen: Views, progress: Progress) -> dict[Place, Packed]:
+def _packed(
+    config: PackConfig, datasets: list[Dataset], seen: Views, warnings: list[str], progress: Progress
+) -> dict[Place, Packed]:
     """The outputs of a run, made as far as they are not there."""
     from .families.registry import family_for
     from .inputs import inputs_of
-    from .shard.commit import claim, refuse_old_holdout, refuse_strangers
+    from .shard.commit import claim, refuse_old_holdout, refuse_strangers, release
     from .shard.exchange import place_for, put_in_place
-    from .shard.sources import write_sources
-    from .shard.summary import describe_output
-    from .shard.troubles import troubles_of_output
-    from .stages import plan_all, processor_key, render, task_environment, warming, with_media
-    from .view.report.page import FILE as REPORT, add_report
+    from .shard.summary import describe_plan
+    from .shard.troubles import NOT_RENDERED, troubles_of_plan
+    from .stages import plan_all, processor_key, task_environment, warming, with_media
 
     for out in seen:
         refuse_strangers(out)
@@ -111,27 +117,62 @@ def _packed(config: PackConfig, datasets: list[Dataset], seen: Views, progress: 
             for inputs in with_media(inputs_of(config, datasets, family, running), running)
         ]
         done = claim({inputs.place: inputs.identity for inputs in outputs}, overwrite=config.overwrite)
-        todo = plan_all([inputs for inputs in outputs if inputs.place not in done], running)
-        packed = {place: Packed(manifest=manifest, already_done=True) for place, manifest in done.items()}
-        for planned in todo:
-            rendered = render(planned, running)
-            packed[planned.inputs.out] = Packed(manifest=rendered.manifest, reused_shards=rendered.reused_shards)
-            put_in_place(planned.inputs.out)
-        for planned in todo:
-            reused = packed[planned.inputs.out].reused_shards
-            progress.write(planned.inputs.out / TIMING, engine=config.engine, reused_shards=reused)
-        for inputs in outputs:
-            if inputs.place in done and not (inputs.out / REPORT).is_file():
-                write_sources(inputs.out, inputs.out, inputs.corpora, inputs.config)  # the report reads these files
-        running.run(add_report, [(out, packed[out].manifest) for out in seen], title="report", unit="page")
-        for inputs in outputs:
-            out, manifest = inputs.out, packed[inputs.out].manifest
-            lost = troubles_of_output(out, manifest, inputs.corpora, config.max_skipped)
-            kept = summary = describe_output(out, manifest)
-            if reused := packed[out].reused_shards:  # a word of this run, which the next one does not say again
-                summary = describe_output(out, manifest, reused_shards=reused)
-            packed[out] = dataclasses.replace(packed[out], summary=summary, troubles=lost)
-            leave_record(out, seen[out], manifest, kept, lost)
+        claimed = [inputs for inputs in outputs if inputs.place not in done]
+        try:
+            plans = plan_all(claimed, running)
+        except UserError:
+            release({inputs.out: inputs.place for inputs in claimed})
+            raise
+        plans = [dataclasses.replace(planned, warnings=tuple(warnings)) for planned in plans]
+        troubles = {
+            str(planned.inputs.out): found
+            for planned in ([] if config.keep_going else plans)
+            if (found := troubles_of_plan(planned, NOT_RENDERED))
+        }
+        if not troubles:
+            return _rendered(config, outputs, done, plans, seen, running)
+        release({inputs.out: inputs.place for inputs in claimed})
+    # Here, where the engine has ended: it is no failure of the engine's.
+    holdout = plans[1] if len(plans) > 1 else None
+    raise DataLossError(describe_plan(dataclasses.replace(plans[0], holdout=holdout)), troubles)
+
+
+def _rendered(
+    config: PackConfig,
+    outputs: "Sequence[Inputs]",
+    done: Mapping[Place, Manifest],
+    plans: "Sequence[Planned]",
+    seen: Views,
+    running: Engine,
+) -> dict[Place, Packed]:
+    """All outputs of a run, those that are planned rendered and the others (`done`) as they are, with reports."""
+    from .shard.exchange import put_in_place
+    from .shard.sources import write_sources
+    from .shard.summary import describe_output
+    from .shard.troubles import troubles_of_output
+    from .stages import render
+    from .view.report.page import FILE as REPORT, add_report
+
+    packed = {place: Packed(manifest=manifest, already_done=True) for place, manifest in done.items()}
+    for planned in plans:
+        rendered = render(planned, running)
+        packed[planned.inputs.out] = Packed(manifest=rendered.manifest, reused_shards=rendered.reused_shards)
+        put_in_place(planned.inputs.out)
+    for planned in plans:
+        reused = packed[planned.inputs.out].reused_shards
+        running.progress.write(planned.inputs.out / TIMING, engine=config.engine, reused_shards=reused)
+    for inputs in outputs:
+        if inputs.place in done and not (inputs.out / REPORT).is_file():
+            write_sources(inputs.out, inputs.out, inputs.corpora, inputs.config)  # the report reads these files
+    running.run(add_report, [(out, packed[out].manifest) for out in seen], title="report", unit="page")
+    for inputs in outputs:
+        out, manifest = inputs.out, packed[inputs.out].manifest
+        lost = troubles_of_output(out, manifest, inputs.corpora, config)
+        kept = summary = describe_output(out, manifest)
+        if reused := packed[out].reused_shards:  # a word of this run, which the next one does not say again
+            summary = describe_output(out, manifest, reused_shards=reused)
+        packed[out] = dataclasses.replace(packed[out], summary=summary, troubles=lost)
+        leave_record(out, seen[out], manifest, kept, lost)
     return packed
 
 
@@ -149,7 +190,7 @@ def _in_use(config: PackConfig, outs: Iterable[Place]) -> list[Place]:
 def run_plan(config: PackConfig, progress: Progress | None = None) -> "Planned":
     """Measure and plan only."""
     config = with_absolute_paths(config)
-    with _begun(config, progress) as (progress, datasets):
+    with collect_warnings() as warnings, _begun(config, progress) as (progress, datasets):
         from .families.registry import family_for
         from .inputs import inputs_of
         from .shard.troubles import troubles_of_plan
@@ -160,7 +201,9 @@ def run_plan(config: PackConfig, progress: Progress | None = None) -> "Planned":
         with locked([config.work_dir]), engine(config.engine, config.num_workers, env, progress, warm) as running:
             _prove(config, warm)
             plans = plan_all(inputs_of(config, datasets, family, running), running)
-        planned, *holdout = (dataclasses.replace(each, troubles=troubles_of_plan(each)) for each in plans)
+        planned, *holdout = (
+            dataclasses.replace(each, troubles=troubles_of_plan(each), warnings=tuple(warnings)) for each in plans
+        )
     return dataclasses.replace(planned, holdout=holdout[0] if holdout else None)
 
 
@@ -211,7 +254,10 @@ def _begun(config: PackConfig, progress: Progress | None) -> Iterator[tuple[Prog
     progress = progress or Progress()
     progress.enter(LOADING)
     datasets = read_meta(
-        place(config.meta), config.datasets, strict=config.strict, media_prefixes=config.media_prefixes
+        place(config.meta),
+        config.datasets,
+        allow_unknown=config.allow_unknown_keys,
+        media_prefixes=config.media_prefixes,
     )
     if config.processor:
         check_processor(config.processor)

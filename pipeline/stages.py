@@ -14,13 +14,13 @@ from .config import PackConfig, UserError, fingerprint
 from .families.base import ProcessorKey
 from .families.kept import kept_encoder
 from .families.registry import family_for
-from .ingest.convert import first_rows, warn_of_later
+from .ingest.convert import first_rows, judge_rows
 from .ingest.corpus import Corpus
 from .ingest.lines import Part
-from .ingest.unread import UnreadColumn
+from .ingest.unread import RowFacts
 from .labels import TrainOn
 from .manifest import Manifest
-from .measure.part import PartJob, measure_part, read_unread, unread_beside
+from .measure.part import PartJob, facts_beside, measure_part, read_facts
 from .measure.store import MeasuredPart, check_media, has_media_trouble
 from .media.limits import LIMITS, Limits
 from .media.remote import ALLOWED_HOSTS, DOWNLOADS
@@ -56,7 +56,7 @@ def with_media(outputs: Sequence[Inputs], running: Engine) -> list[Inputs]:
     level = outputs[0].config.check_media
     if level == "none":
         return list(outputs)
-    parts = _measure(outputs[0], running, tells=False)  # planning does
+    parts = _measure(outputs[0], running, judges=False)  # planning does
     running.progress.enter(CHECKING)
     # By byte range: how ranges are cut into parts must not show in an identity.
     ranges = [list(own) for _, own in itertools.groupby(parts, lambda part: (part.corpus, part.part.byte_range))]
@@ -81,10 +81,11 @@ def with_media(outputs: Sequence[Inputs], running: Engine) -> list[Inputs]:
     return with_media
 
 
-def _measure(inputs: Inputs, running: Engine, *, tells: bool = True) -> list[MeasuredPart]:
-    """Tokenize and probe what the token store does not hold yet. `tells`: of columns that nothing reads."""
+def _measure(inputs: Inputs, running: Engine, *, judges: bool) -> list[MeasuredPart]:
+    """Tokenize and probe what the token store does not hold yet. `judges`: raises UserError where rows are not as the
+    meta JSON says."""
     config = inputs.config
-    unread: list[dict[UnreadColumn, int]] = [{} for _ in inputs.corpora]
+    facts: dict[Place, RowFacts] = {}
     parts: list[MeasuredPart] = []
     todo: list[MeasuredPart] = []
     for index, corpus in enumerate(inputs.corpora):
@@ -96,20 +97,20 @@ def _measure(inputs: Inputs, running: Engine, *, tells: bool = True) -> list[Mea
             # A part with unreadable media is measured again on --overwrite: they may have been repaired since.
             if measured.path.name not in there or (config.overwrite and has_media_trouble(measured.path)):
                 todo.append(measured)
-            elif tells and (beside := unread_beside(measured.path)).name in there:
-                unread[index] = read_unread(beside) | unread[index]
+            elif judges and (beside := facts_beside(measured.path)).name in there:
+                facts[measured.path] = read_facts(beside)
     logger.info("parts: %d, of which %d are in the token store already", len(parts), len(parts) - len(todo))
     for measured, found in zip(todo, _measure_parts(inputs, todo, running), strict=True):
-        unread[measured.corpus] = found | unread[measured.corpus]
-    for corpus, later in zip(inputs.corpora, unread, strict=True):
-        if later and tells:
-            warn_of_later(corpus.dataset, first_rows(corpus.source.parts, config.max_row_bytes), later)
+        facts[measured.path] = found
+    for index, corpus in enumerate(inputs.corpora if judges else ()):
+        whole = RowFacts.of_all(facts.get(each.path, RowFacts()) for each in parts if each.corpus == index)
+        if whole:
+            judge_rows(corpus.dataset, first_rows(corpus.source.parts, config.max_row_bytes), whole)
     return parts
 
 
-def _measure_parts(inputs: Inputs, parts: Sequence[MeasuredPart], running: Engine) -> Sequence[dict[UnreadColumn, int]]:
-    """Into the token store, whether they are there already or not. Of each, its columns with media that nothing reads,
-    and a row that has some."""
+def _measure_parts(inputs: Inputs, parts: Sequence[MeasuredPart], running: Engine) -> Sequence[RowFacts]:
+    """Into the token store, whether they are there already or not."""
     config = inputs.config
     jobs = [
         PartJob(
@@ -158,11 +159,12 @@ def _part_name(corpus: Corpus, part: Part) -> str:
     return f"{part.first_row:09d}-{part.start:012d}-{part.end:012d}-{what}"
 
 
-def plan_all(outputs: Sequence[Inputs], running: Engine) -> list[Planned]:
-    """The rows of all outputs of a run are measured at once."""
+def plan_all(outputs: Sequence[Inputs], running: Engine, *, judges: bool = True) -> list[Planned]:
+    """The rows of all outputs of a run are measured at once. `judges`: raises UserError where rows are not as the meta
+    JSON says."""
     if not outputs:
         return []
-    parts = _measure(outputs[0], running)
+    parts = _measure(outputs[0], running, judges=judges)
     running.progress.enter(PLANNING)
     plans = [planned_of(inputs, parts, processor_key(inputs.config), running) for inputs in outputs]
     for planned in plans:

@@ -52,7 +52,7 @@ def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 def described(kind: Any) -> str:
     """A type for people, as far as those of our config go: "a whole number"."""
     if typing.get_origin(kind) is Literal:
-        return "one of " + ", ".join(map(str, typing.get_args(kind)))
+        return "one of " + ", ".join(filter(None, typing.get_args(kind)))
     if typing.get_origin(kind) is tuple:
         return "a list of names"
     if bool in (typing.get_args(kind) or (kind,)):

@@ -151,8 +151,10 @@ def plan_of(*lines: dict[str, Any]) -> Plan:
 
 
 def tiny_config(meta: Path, out: Path, **overrides: Any) -> PackConfig:
+    """Rows that are skipped are mostly what a test is about: what is left is packed."""
     values = {"meta": str(meta), "processor": str(DEMO_PROCESSOR), "out": str(out), "pack_size": 512,
-              "engine": "inline", "shard_mb": 1, "group_size": 4, "pixels": "u8"} | overrides  # fmt: skip
+              "engine": "inline", "shard_mb": 1, "group_size": 4, "pixels": "u8",
+              "keep_going": True} | overrides  # fmt: skip
     return PackConfig(**values)
 
 

@@ -115,7 +115,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--num-workers": ("8", 8),
     }
     switches = {
-        "--strict": True,
+        "--allow-unknown-keys": True,
         "--trust-remote-code": True,
         "--allow-http": True,
         "--use-audio-in-video": True,
@@ -125,6 +125,7 @@ def test_every_key_is_a_flag_and_of_its_type() -> None:
         "--repeat-at-load": True,
         "--no-fake-image": False,
         "--record-paths": True,
+        "--keep-going": True,
         "--overwrite": True,
     }
     config = load(*(text for name, (value, _) in flags.items() for text in (name, value)), *switches)
@@ -339,6 +340,13 @@ def test_drop_long_samples_wins_over_overlong() -> None:
     assert PackConfig(overlong="truncate", drop_long_samples=False).overlong_policy == "error"
 
 
+def test_overlong_by_default_and_by_choice_give_the_same_output() -> None:
+    default, chosen = PackConfig(), PackConfig(overlong="drop")
+    assert (default.accepts_overlong, chosen.accepts_overlong) == (False, True)
+    assert PackConfig(drop_long_samples=True).accepts_overlong
+    assert default.shaping("plan") == chosen.shaping("plan") == PackConfig(drop_long_samples=True).shaping("plan")
+
+
 def test_fill() -> None:
     assert PackConfig(pack_size=1000, packing_ratio=0.9).fill == 900
     assert PackConfig(pack_size=1001, packing_ratio=0.5).fill == 500
@@ -394,7 +402,6 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
         "packing_ratio": 1.0,
         "max_visual_tokens": 0,
         "overlong": "drop",
-        "drop_long_samples": None,
         "repeat_at_load": False,
         "max_packs": 0,
         "group_size": 512,
@@ -409,9 +416,9 @@ def test_shaping_holds_what_shapes_a_stage_and_nothing_else() -> None:
     assert everything == config.shaping("measure") | config.shaping("plan") | config.shaping("render")
     unshaped = {field.name for field in dataclasses.fields(config)} - everything.keys()
     free = {
-        "meta", "processor", "out", "strict", "datasets", "trust_remote_code", "allow_http", "allow_hosts",
+        "meta", "processor", "out", "allow_unknown_keys", "datasets", "trust_remote_code", "allow_http", "allow_hosts",
         "media_prefixes", "parquet_media", "max_skipped", "media_timeout", "check_media", "work", "engine",
-        "num_workers", "record_paths", "overwrite", "max_import_ratio",
+        "num_workers", "record_paths", "overwrite", "keep_going", "drop_long_samples", "max_import_ratio",
     }  # fmt: skip
     assert unshaped == free
 

@@ -186,7 +186,7 @@ def test_losses_are_told_again(
     with _rows(config).open("ab") as rows:
         rows.write(b"broken\n" * 5)
     flags = ["pack", "--meta", config.meta, "--processor", config.processor, "--out", str(tmp_path / "lossy"),
-             "--pack-size", "512", "--engine", "inline"]  # fmt: skip
+             "--pack-size", "512", "--engine", "inline", "--keep-going"]  # fmt: skip
     assert main(flags) == 1
     first = capsys.readouterr()
     assert main(flags) == 1 and len(looked) == 1

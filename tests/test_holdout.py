@@ -312,7 +312,7 @@ def test_plan_tells_of_both(data: Path, outputs: tuple[Path, Path], capsys: pyte
             f"  read as   messages (tiny)\n  packs     {counts.packs} of 512 tokens"
         ) in text
         assert f"{counts.skipped[reason]}  {reason}: " in text
-        assert f"  skipped   {skipped} of 76; " in text
+        assert f"  skipped   {skipped} of 76 samples, " in text
 
 
 def test_lengths_are_not_written_for_rows_that_are_held_out(

@@ -62,7 +62,7 @@ def test_the_keys_on_disk_are_those_that_other_readers_know(tmp_path: Path) -> N
     found = json.loads(written)
     assert list(found) == [
         "format", "neatpack", "fingerprint", "identity", "family", "pixels", "counts", "shards", "files", "index",
-        "digest",
+        "warnings", "digest",
     ]  # fmt: skip
     assert (found["format"], found["neatpack"]) == (FORMAT, __version__) == (7, __version__)
     assert found["shards"] == [

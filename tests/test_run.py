@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -183,7 +184,7 @@ def test_a_pack_whose_only_row_is_unreadable_is_not_written(tiny, tmp_path):
     assert_verified(tmp_path / "out")
     assert dataclasses.asdict(manifest.counts) | {"tokens": 0, "target_tokens": 0} == {
         "rows": 2, "samples": 2, "packed": 1, "skipped": {"bad_media": 1}, "fitted": {}, "packs": 1, "tokens": 0,
-        "visual_tokens": 1, "target_tokens": 0,
+        "visual_tokens": 1, "target_tokens": 0, "skipped_tokens": {"bad_media": 33},
     }  # fmt: skip
     assert [line["pack"] for line in pq.read_table(tmp_path / "out/index.parquet").to_pylist()] == [0]
 
@@ -533,17 +534,23 @@ def test_the_real_data(name, shared, tmp_path, capsys):
     """Every row accounted for, planned == materialized for all of it (verify checks each document)."""
     command = ["--meta", str(shared / "data/meta.json"), "--processor", str(shared / "processors" / name), "--out",
                str(tmp_path / "out"), "--pack-size", "8192", "--engine", "inline"]  # fmt: skip
-    # Qwen2.5-VL takes every frame unless a rate is configured, which most of the 9 videos are too long for: two data
-    # sets end empty, and the job says so.
-    assert main(["pack", *command]) == {"qwen2.5-vl": 1, "qwen3-vl": 0}[name]
-    said = capsys.readouterr().err
-    assert ("nothing is packed of lf_mllm_video_demo, mantis_video\n" in said) == (name == "qwen2.5-vl")
+    # Four rows are longer than a pack: 0.2% of them, with more than 5% of the tokens.
+    assert main(["pack", *command]) == 1 and not (tmp_path / "out/shards").exists()
+    planned = capsys.readouterr()
+    assert main(["pack", *command, "--overlong", "drop"]) == 0
+    packed = capsys.readouterr()
+    (lost,) = re.findall(r"  4  overlong \(([\d,]+) tokens\)", packed.out)
+    assert f"  4  overlong ({lost} tokens)" in planned.out
+    assert f" samples skipped, 0.2%, and {lost} of " in planned.err and packed.err.count("skipped") == 0
+    report = (tmp_path / "out/report.html").read_text()
+    assert lost in report and "overlong" in report
     manifest = assert_verified(tmp_path / "out")
     counts = manifest.counts
     assert counts.rows == 3093
     assert set(counts.skipped) == {"sampled_out", "overlong"}
     videos = pa.compute.sum(pq.read_table(tmp_path / "out/index.parquet")["num_videos"]).as_py()
-    assert videos == {"qwen2.5-vl": 0, "qwen3-vl": 9}[name]
+    assert videos == 9
+    assert f"{counts.skipped_tokens['overlong']:,}" == lost
     full = pa.compute.sum(pq.read_table(tmp_path / "out/index.parquet")["tokens"]).as_py()
     assert full / (counts.packs * 8192) > 0.98
     assert os.path.getsize(tmp_path / "out/shards/pack-000000.tar") == manifest.shards[0].bytes

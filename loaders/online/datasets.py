@@ -68,8 +68,8 @@ def make_meta_dataset(
                       on every rank; rows beyond a whole number of ranks are left out, and a warning says how many.
                       Only its lines are parsed. Use a local sampler then: the data are already divided
     rank, world_size  default: those of torch.distributed
-    kwargs            placeholders="lenient", as in packing; strict=True: keys of the meta JSON that nobody knows are an
-                      error, and not a warning; anything else is ignored
+    kwargs            placeholders="lenient", as in packing; allow_unknown_keys=True: unknown keys of the meta JSON are
+                      a warning, and not an error; anything else is ignored
 
     Media are named as in the rows, relative to the working directory, or under the data set's `media_dir`. A row that
     is not a usable conversation is left out, counted by reason in `.stats` and logged; over all ranks the samples are
@@ -78,8 +78,9 @@ def make_meta_dataset(
     started = time.perf_counter()
     place = _share(shard_data, rank, world_size)
     lenient = _is_lenient(kwargs.get("placeholders", "strict"))
+    allow_unknown = bool(kwargs.get("allow_unknown_keys"))
     examples, timings = _ExamplesWithStats(), {}
-    for dataset in read_meta(Path(path_or_dataset), _selection(dataset_names), strict=bool(kwargs.get("strict"))):
+    for dataset in read_meta(Path(path_or_dataset), _selection(dataset_names), allow_unknown=allow_unknown):
         if dataset.weight is not None:  # how often it takes each row is known only when all are measured
             raise UserError(f"{dataset.name}: has a weight, which is for `neatpack pack`; online, give a sample_ratio")
         begun = time.perf_counter()
@@ -264,7 +265,7 @@ def _equal_share(dataset: Dataset, raw: Raw, num_rows: int, rank: int, world_siz
 
 def _converter(dataset: Dataset, lenient: bool) -> Callable[[dict[str, Any]], dict[str, Any] | Skip]:
     """What makes an example of a row: rows of turns by the function that is named for them."""
-    if FORMATS[dataset.format].read is not messages.read:
+    if FORMATS[dataset.format].read is not messages.read or dataset.ignore_columns or dataset.placeholders:
         return lambda row: _converted(row, dataset, lenient=lenient)
     columns = {field: name for field, name in asdict(dataset.columns).items() if name}
     tags = asdict(dataset.tags)

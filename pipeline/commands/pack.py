@@ -52,7 +52,7 @@ def add_plan(commands: Any) -> None:
         description="Measure every row and plan the packs, without decoding a pixel; print what packing would give. "
         "With --out or --work the measured tokens are kept, and `pack` starts from them.",
     )
-    add_flags(plan, omit=("overwrite",), optional=("out",))
+    add_flags(plan, omit=("overwrite", "keep_going"), optional=("out",))
     plan.add_argument(
         "--write-lengths",
         metavar="DIR",
@@ -97,9 +97,20 @@ def _shown(args: argparse.Namespace, config: PackConfig, *stages: str) -> Abstra
 def _print_packed(args: argparse.Namespace, config: PackConfig) -> int:
     with _shown(args, config, READING, MEASURING, PLANNING, RENDERING, COMMITTING) as progress:
         # Here and not above: what they import takes seconds, which --help and a wrong flag should not.
+        from ..config import DataLossError
         from ..run import run_pack
 
-        packed = run_pack(config, progress)
+        try:
+            packed = run_pack(config, progress)
+        except DataLossError as error:
+            loss: DataLossError | None = error
+        else:
+            loss = None
+    if loss is not None:
+        to_stdout(loss.summary)
+        for out, troubles in loss.troubles.items():
+            _say_troubles(out, troubles)
+        return FAILED
     if packed.already_done and (packed.holdout is None or packed.holdout.already_done):
         to_stdout(f"{config.out} is finished and made from the same inputs: nothing to do")
     for of in (packed, packed.holdout):

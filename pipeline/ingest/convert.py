@@ -2,13 +2,15 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
+from ..errors import UserError
 from ..records import Example, Skip
 from .conversation import from_conversation
+from .data_warnings import warn_of_data
 from .dialect import Dialect
 from .formats import AUTO, FORMATS
 from .formats.detect import detect, used_and_unused
@@ -18,11 +20,12 @@ from .formats.texts import MAX_DEPTH, TOO_DEEP, is_too_deep
 from .lines import MAX_ROW_BYTES, PROBLEM, Part, constant, rows
 from .media import MAX_FRAMES, MAX_MEDIA, json_name
 from .meta import Dataset
-from .stand_ins import stand_ins
+from .stand_ins import stand_ins, unsupported
 from .twice import problems
-from .unread import UnreadColumn, unread, unread_later
+from .unread import RowFacts, kinds_of, later_problems, unread, unread_media
 
 NUM_FIRST_ROWS = 100  # that tell a format: enough for a set of which a few rows have pictures
+MAX_PROBLEMS = 5  # of a data set that a message names
 FIRST_BYTES = 16 << 20  # of them; rows with media in them are long, and the driver waits
 
 _JSON = json.JSONDecoder(parse_constant=constant)
@@ -116,7 +119,16 @@ def said_of(row: dict[str, Any], dataset: Dataset) -> Said | Skip:
 
 def _said(row: dict[str, Any], dataset: Dataset, dialect: Dialect) -> Said | Skip:
     assert dataset.format != AUTO, f"{dataset.name}: its format is not told yet; see `resolved`"
-    return FORMATS[dataset.format].read(row, dialect)
+    row = _visible(row, dataset)
+    said = FORMATS[dataset.format].read(row, dialect)
+    return said if isinstance(said, Skip) else unsupported(row, said) or said
+
+
+def _visible(row: dict[str, Any], dataset: Dataset) -> dict[str, Any]:
+    """The row without columns that are to be ignored."""
+    if not dataset.ignore_columns:
+        return row
+    return {key: value for key, value in row.items() if key not in dataset.ignore_columns}
 
 
 def _dialect(dataset: Dataset, *, lenient: bool = False, needs_target: bool = True) -> Dialect:
@@ -125,7 +137,7 @@ def _dialect(dataset: Dataset, *, lenient: bool = False, needs_target: bool = Tr
         tags=dataset.tags,
         folders=dataset.media_folders,
         ignore_keys=dataset.ignore_keys,
-        lenient=lenient,
+        placeholders=dataset.placeholders or ("lenient" if lenient else "strict"),
         needs_target=needs_target,
     )
 
@@ -146,10 +158,12 @@ def first_rows(parts: Iterable[Part], max_bytes: int = MAX_ROW_BYTES) -> list[di
 def resolved(dataset: Dataset, first: Sequence[dict[str, Any]]) -> Dataset:
     """The data set with its format told from its first rows, unless it is given; what of them is used is logged.
 
-    Where no format fits it is "messages", so that each row says what it lacks.
+    Where no format fits it is "messages", so that each row says what it lacks. Raises UserError where rows have media
+    in a column that nothing reads.
     """
     if dataset.is_converted:
         return dataset
+    first = [_visible(row, dataset) for row in first]
     how, level = "as given", logging.INFO
     if dataset.format == AUTO:
         name = detect(first)
@@ -163,15 +177,24 @@ def resolved(dataset: Dataset, first: Sequence[dict[str, Any]]) -> Dataset:
     logger.log(level, words, dataset.name, dataset.format, how, used, unused)
     dialect = _dialect(dataset)
     said = [_said(row, dataset, dialect) for row in first]
-    for problem in unread(first, said, dataset.format, dataset.columns, dataset.ignore_keys):
-        logger.warning("%s: %s", dataset.name, problem)
-    for problem in stand_ins(first, said):
-        logger.warning("%s: %s", dataset.name, problem)
-    return dataset
+    _refuse(dataset, list(unread_media(first, said, dataset.format, dataset.columns)))
+    warnings = unread(first, said, dataset.format, dataset.columns, dataset.ignore_keys, dataset.id_column)
+    for problem in (*warnings, *stand_ins(first, said)):
+        warn_of_data(logger, f"{dataset.name}: {problem}")
+    return replace(dataset, has_media=any(isinstance(what, Said) and kinds_of(what) for what in said))
 
 
-def warn_of_later(dataset: Dataset, first: Sequence[dict[str, Any]], later: Mapping[UnreadColumn, int]) -> None:
-    """Of media that nothing reads in rows that `resolved` has not seen."""
+def judge_rows(dataset: Dataset, first: Sequence[dict[str, Any]], facts: RowFacts) -> None:
+    """Judge what only all rows show, once they are measured. Raises UserError where that ends the run."""
+    first = [_visible(row, dataset) for row in first]
     said = [said_of(row, dataset) for row in first]
-    for problem in unread_later(later, first, said, dataset.format, dataset.columns):
-        logger.warning("%s: %s", dataset.name, problem)
+    found = list(later_problems(facts, first, said, dataset.format, dataset.columns))
+    _refuse(dataset, [problem for problem, is_error in found if is_error])
+    for problem, _ in found:
+        warn_of_data(logger, f"{dataset.name}: {problem}")
+
+
+def _refuse(dataset: Dataset, problems: Sequence[str]) -> None:
+    if problems:
+        more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
+        raise UserError(f"data set {dataset.name!r}: {'; '.join(problems[:MAX_PROBLEMS])}{more}")

@@ -1,10 +1,12 @@
 """How the rows of a data set are spelled: the names of columns, of keys and of roles."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ..records import MediaKind
 from .media import ANYWHERE, MediaFolders
 
+Placeholders = Literal["strict", "lenient", "text"]
 MEDIA_COLUMNS: dict[str, MediaKind] = {"images": "image", "videos": "video", "audios": "audio"}
 
 
@@ -42,5 +44,5 @@ class Dialect:
     tags: Tags = Tags()
     folders: MediaFolders = ANYWHERE
     ignore_keys: tuple[str, ...] = ()  # keys of turns and parts that mean nothing for training
-    lenient: bool = False  # about placeholders
+    placeholders: Placeholders = "strict"  # text: tags are text like any other
     needs_target: bool = True  # a row without anything to learn from is of no use; online it may be asked about

@@ -15,6 +15,7 @@ from ..config import UserError, place_of
 from ..runtime.objects import Remote
 from ..runtime.storage import Place, inside, read_json, text_of
 from ..uris import SCHEME
+from .data_warnings import warn_of_data
 from .kinds import KNOWN, is_packed_otherwise, kind_of
 from .media_paths import is_inside
 
@@ -118,11 +119,12 @@ def _warn_of_splits(where: str, files: Sequence[Place]) -> None:
     start = os.path.commonprefix(names).rpartition("/")[0]  # the folder that all are in, whose name says nothing
     held = [name for name in names if _NOT_TRAINED_ON.search(name, len(start))]
     if 0 < len(held) < len(names):
-        logger.warning(
-            "%s: %d of %d files are called by a split that is mostly not trained on (%s, for one), and are packed with "
-            'the others; if they should not be, name the files: "file_name": "train*.jsonl", or a list',
-            where, len(held), len(names), held[0],
-        )  # fmt: skip
+        warn_of_data(
+            logger,
+            f"{where}: {len(held)} of {len(names)} files are called by a split that is mostly not trained on "
+            f"({held[0]}, for one), and are packed with the others; if they should not be, name the files: "
+            '"file_name": "train*.jsonl", or a list',
+        )
 
 
 def _hint(path: Place, it: str) -> str:
@@ -177,7 +179,8 @@ def _walked(folder: Place, where: str, above: tuple[Place, ...] = ()) -> list[Pl
             _refuse_dangling(path, where)
             files.append(path)
         elif is_packed_otherwise(path):
-            logger.warning("%s: not read, for its compression is not known; unpack it, or pack it as .zst", path)
+            problem = f"{path}: not read, for its compression is not known; unpack it, or pack it as .zst"
+            warn_of_data(logger, problem)
     return files
 
 
@@ -249,8 +252,11 @@ def _saved_files(folder: Place, split: str | None, where: str) -> list[Place]:
         others = [other for other in splits if other != chosen]
         if split is None and others:
             is_expected = all(map(_NOT_TRAINED_ON.search, others))
-            level = logging.INFO if is_expected else logging.WARNING
-            logger.log(level, "%s: split 'train' of %s is taken, and not %s", where, folder, ", ".join(others))
+            told = f"{where}: split 'train' of {folder} is taken, and not {', '.join(others)}"
+            if is_expected:
+                logger.info("%s", told)
+            else:
+                warn_of_data(logger, told)
         folder = folder / chosen
     state = read_json(folder / "state.json")
     if state.get("_indices_data_files"):

@@ -1,12 +1,14 @@
 """The meta JSON: which data sets there are and how to read each."""
 
 import dataclasses
+import difflib
 import itertools
 import json
 import logging
 import math
 import os
 import random
+import typing
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +23,8 @@ from ..runtime.objects import NoBucket, Remote
 from ..runtime.storage import Place, place, text_of
 from ..uris import SCHEME, is_http, redact_uri
 from .conversation import COLUMNS
-from .dialect import Columns as Columns, Tags as Tags
+from .data_warnings import warn_of_data
+from .dialect import Columns as Columns, Placeholders, Tags as Tags
 from .draw import SEED, is_drawn
 from .files import data_files
 from .formats import ALIASES, AUTO, FORMATS
@@ -33,8 +36,9 @@ MAX_RATIO = 1_000_000  # a plan has a line for each copy of a row: beyond, it is
 
 logger = logging.getLogger(__name__)
 
-KEYS = ("file_name", "format", "columns", "tags", "id_column", "ignore_keys", "media_dir", "media_prefixes",
-        "sample_ratio", "weight", "group_column", "source", "path_or_dataset", "split")  # fmt: skip
+KEYS = ("file_name", "format", "columns", "tags", "id_column", "group_column", "ignore_keys", "ignore_columns",
+        "placeholders", "media_dir", "media_prefixes", "sample_ratio", "weight", "source", "path_or_dataset",
+        "split")  # fmt: skip
 # What --meta is to be. Who gives the data themselves, or a YAML file, is told how to name them.
 _EXAMPLE = '{"mine": {"file_name": "rows.jsonl"}}'
 _WANTED = f"expected an object of data sets, as {_EXAMPLE}"
@@ -60,6 +64,9 @@ class Dataset:
     id_column: str = "id"  # what a row calls itself; a row need not have it
     ignore_keys: tuple[str, ...] = ()  # keys of turns and parts that mean nothing for training
     group_column: str = ""  # rows with one value of it avoid each other in packs: an image id, a source document
+    ignore_columns: tuple[str, ...] = ()  # columns likewise: its rows are read as if they had none of them
+    placeholders: Placeholders | None = None  # instead of the config's
+    has_media: bool = False  # whether some of its first rows have media in a column or a part, once `resolved`
     # Instead of files, a named source (see pipeline/ingest/sources), or HUB:
     source: str = ""
     path_or_dataset: str = ""  # "": the source's own
@@ -101,23 +108,24 @@ class Dataset:
 
     def described(self) -> dict[str, Any]:
         """What shapes the rows, for fingerprints: not where they lie, which may change (the file has its digest)."""
-        left_out = {"files", "media_dir", "given_dirs", "search", "bounds", "own_files", "path_or_dataset"} | (
-            set() if self.source else {"source", "split"}
-        )
+        left_out = {
+            "files", "media_dir", "given_dirs", "search", "bounds", "own_files", "path_or_dataset", "has_media"
+        } | (set() if self.source else {"source", "split"})  # fmt: skip
         # As JSON has it, and without where folders of this machine are.
         prefixes = fingerprint(*self.media_prefixes) if self.media_prefixes else ""
-        fields = dataclasses.asdict(self) | {"ignore_keys": list(self.ignore_keys), "media_prefixes": prefixes}
+        fields = dataclasses.asdict(self) | {"media_prefixes": prefixes}
+        fields |= {name: list(getattr(self, name)) for name in ("ignore_keys", "ignore_columns")}
         return {key: value for key, value in fields.items() if key not in left_out}
 
 
 def read_meta(
-    path: Place, select: tuple[str, ...] = (), *, strict: bool = False, media_prefixes: tuple[str, ...] = ()
+    path: Place, select: tuple[str, ...] = (), *, allow_unknown: bool = False, media_prefixes: tuple[str, ...] = ()
 ) -> list[Dataset]:
     """The data sets of a meta JSON, in its order; `select` keeps only those named, in their order.
 
     `media_prefixes`: folders and URIs that media of every data set may be below, as --media-prefix gives them.
 
-    A key that nobody knows is a warning, for other tools have keys of their own; strict: an error.
+    An unknown key is an error; with `allow_unknown`, since other tools have keys of their own, a warning.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -145,7 +153,7 @@ def read_meta(
             raise UserError(f"--datasets {name}: not in {path}, which has {', '.join(meta)}")
     names = dict.fromkeys(select or meta)
     also = tuple(_prefix("--media-prefix", prefix) for prefix in media_prefixes)
-    return _weighted(path, [_dataset(path, name, meta[name], strict, also) for name in names])
+    return _weighted(path, [_dataset(path, name, meta[name], allow_unknown, also) for name in names])
 
 
 def _weighted(meta_path: Place, datasets: list[Dataset]) -> list[Dataset]:
@@ -162,7 +170,7 @@ def _weighted(meta_path: Place, datasets: list[Dataset]) -> list[Dataset]:
     return [dataclasses.replace(dataset, weight=given[dataset.name] / total) for dataset in datasets]
 
 
-def _dataset(meta_path: Place, name: str, entry: Any, strict: bool, media_prefixes: tuple[str, ...]) -> Dataset:
+def _dataset(meta_path: Place, name: str, entry: Any, allow_unknown: bool, media_prefixes: tuple[str, ...]) -> Dataset:
     where = f"{meta_path}: data set {name!r}"
     if not is_unicode(name):
         raise UserError(f"{where}: its name is not Unicode text: half of a surrogate pair; rename it")
@@ -173,7 +181,7 @@ def _dataset(meta_path: Place, name: str, entry: Any, strict: bool, media_prefix
             f"{where}: allow_outside is not supported. Name the folders that media may be in: "
             '"media_prefixes": ["/data/images"]'
         )
-    entry = _known(where, entry, strict)
+    entry = _known(where, entry, allow_unknown)
     prefixes = (*_media_prefixes(meta_path, where, entry), *media_prefixes)
     rows_of = _source(meta_path, where, entry) if "source" in entry else _files(meta_path, where, entry, prefixes)
     ratio = entry.get("sample_ratio", 1.0)
@@ -197,7 +205,9 @@ def _dataset(meta_path: Place, name: str, entry: Any, strict: bool, media_prefix
         weight=None if weight is None else float(weight),
         id_column=_column(where, "id_column", entry.get("id_column")) or "id",
         group_column=_column(where, "group_column", entry.get("group_column")),
-        ignore_keys=_ignore_keys(where, entry.get("ignore_keys")),
+        ignore_keys=_names(where, "ignore_keys", entry.get("ignore_keys"), "keys of turns or parts"),
+        ignore_columns=_names(where, "ignore_columns", entry.get("ignore_columns"), "columns"),
+        placeholders=_placeholders(where, entry.get("placeholders")),
         **_rows(where, entry),
         **rows_of,
     )
@@ -242,14 +252,22 @@ def _column(where: str, key: str, given: Any) -> str:
     return given or ""
 
 
-def _ignore_keys(where: str, given: Any) -> tuple[str, ...]:
-    if given is not None and (not isinstance(given, list) or not all(isinstance(key, str) and key for key in given)):
-        raise UserError(f"{where}: ignore_keys must be a list of keys of turns or parts, got {given!r}")
+def _names(where: str, key: str, given: Any, of: str) -> tuple[str, ...]:
+    if given is not None and (not isinstance(given, list) or not all(isinstance(name, str) and name for name in given)):
+        raise UserError(f"{where}: {key} must be a list of {of}, got {given!r}")
     return tuple(given or ())
 
 
-def _known(where: str, entry: dict[str, Any], strict: bool) -> dict[str, Any]:
-    """An entry without the keys that nobody knows, of its columns and tags too."""
+def _placeholders(where: str, given: Any) -> Placeholders | None:
+    if given is not None and given not in typing.get_args(Placeholders):
+        known = ", ".join(typing.get_args(Placeholders))
+        raise UserError(f"{where}: placeholders: unknown value (got {given!r}, expected one of {known})")
+    found: Placeholders | None = given
+    return found
+
+
+def _known(where: str, entry: dict[str, Any], allow_unknown: bool) -> dict[str, Any]:
+    """An entry without unknown keys, of its columns and tags too."""
     inside = {"columns": _fields(Columns), "tags": _fields(Tags)}
     unknown: list[tuple[str, str, tuple[str, ...]]] = [(key, "", KEYS) for key in entry if key not in KEYS]
     for name, known in inside.items():
@@ -257,9 +275,11 @@ def _known(where: str, entry: dict[str, Any], strict: bool) -> dict[str, Any]:
             unknown += [(key, f" in {name}", known) for key in entry[name] if key not in known]
     for key, inner, known in unknown:
         problem = f"{where}: unknown key {key!r}{inner}; known: {', '.join(known)}"
-        if strict:
-            raise UserError(problem)
-        logger.warning("%s. It is not used", problem)
+        if not allow_unknown:
+            close = difflib.get_close_matches(key, known, 1)
+            meant = f"Did you mean {close[0]!r}? " if close else ""
+            raise UserError(f"{problem}. {meant}Correct or remove it, or give --allow-unknown-keys")
+        warn_of_data(logger, f"{problem}. It is not used")
     return {
         key: {name: value for name, value in given.items() if name in inside[key]}
         if key in inside and isinstance(given, dict)
@@ -359,7 +379,8 @@ def _source(meta_path: Place, where: str, entry: dict[str, Any]) -> dict[str, An
     source = entry["source"]
     if not isinstance(source, str) or source not in (*SOURCES, HUB):
         raise UserError(f"{where}: unknown source {source!r}; known: {', '.join((*SOURCES, HUB))}")
-    own = () if source == HUB else ("columns", "tags", "format", "id_column", "ignore_keys")
+    own = () if source == HUB else ("columns", "tags", "format", "id_column", "group_column", "ignore_keys", "ignore_columns",
+                                    "placeholders")  # fmt: skip
     for key in ("file_name", *own):
         if key in entry:
             raise UserError(f"{where}: both source and {key}; a source knows its rows by itself: remove one of the two")

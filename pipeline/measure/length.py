@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -56,7 +57,7 @@ def measure(
             assert not isinstance(ids, Skip)
             measured = with_lengths(ids, np.zeros((0, 2), np.int32), found, family, _form(examples[index]))
         if isinstance(measured, Measured) and measured.tokens > MAX_TOKENS:
-            measured = _overlong(f"{measured.tokens} tokens", bounds)
+            measured = _overlong(f"{measured.tokens} tokens", bounds, MAX_TOKENS)
         results[index] = measured
     return [results[index] for index in range(len(examples))]
 
@@ -100,7 +101,10 @@ def _measured(
         return skip
     targets = target_spans(ids, example, family.chat, train_on)
     if isinstance(targets, Skip):
-        return targets
+        whole = with_lengths(ids, np.zeros((0, 2), np.int32), media, family)
+        return replace(
+            targets, tokens=min(whole.tokens, MAX_TOKENS), visual_tokens=min(whole.visual_tokens, MAX_TOKENS)
+        )
     return with_lengths(ids, targets, media, family, _form(example), asked_loss(example))
 
 
@@ -270,7 +274,8 @@ def _probe(
                 found.append(measure_medium(ref, family, num_images, bounds, before))
                 tokens += family.rules[ref.kind].least_tokens(found[-1])
                 if tokens > bounds.max_row_tokens:
-                    return _overlong(f"at least {tokens} tokens by {len(found)} of {len(refs)} media", bounds)
+                    what = f"at least {tokens} tokens by {len(found)} of {len(refs)} media"
+                    return _overlong(what, bounds, min(tokens, MAX_TOKENS))
     except MediaError as error:
         return error.skip
     except NoAnswer as error:
@@ -278,5 +283,6 @@ def _probe(
     return tuple(found)
 
 
-def _overlong(what: str, bounds: Limits) -> Skip:
-    return Skip(reason="overlong", detail=f"{what}; rows are measured up to {bounds.max_row_tokens}")
+def _overlong(what: str, bounds: Limits, tokens: int) -> Skip:
+    detail = f"{what}; rows are measured up to {bounds.max_row_tokens}"
+    return Skip(reason="overlong", detail=detail, tokens=tokens)

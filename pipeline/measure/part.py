@@ -18,7 +18,7 @@ from ..families.registry import family_for
 from ..ingest.convert import converter, parse_rows, said_of
 from ..ingest.lines import Part, rows
 from ..ingest.meta import Dataset
-from ..ingest.unread import LaterRows, UnreadColumn
+from ..ingest.unread import LaterRows, RowFacts
 from ..labels import TrainOn
 from ..media.ahead import ahead
 from ..records import Example, Measured, MediaRef, Skip
@@ -47,18 +47,17 @@ class PartJob:
     path: Place
 
 
-def unread_beside(path: Place) -> Place:
+def facts_beside(path: Place) -> Place:
     """Where a part has what `measure_part` returns; a part of which there is nothing to tell has no such file."""
-    return path.with_suffix(".unread")
+    return path.with_suffix(".facts")
 
 
-def read_unread(path: Place) -> dict[UnreadColumn, int]:
-    return {UnreadColumn(*column): number for *column, number in read_json(path)}
+def read_facts(path: Place) -> RowFacts:
+    return RowFacts.from_json(read_json(path))
 
 
-def measure_part(job: PartJob) -> dict[UnreadColumn, int]:
-    """Read, convert, tokenize and probe the rows that are taken. Returns columns with media that nothing reads, and a
-    row that has some."""
+def measure_part(job: PartJob) -> RowFacts:
+    """Read, convert, tokenize and probe the rows that are taken."""
     with timed("loading the processor"):
         family = family_for(job.processor)
     ahead.forget()
@@ -67,7 +66,7 @@ def measure_part(job: PartJob) -> dict[UnreadColumn, int]:
     groups: list[int] = []
     results: list[Measured | Skip] = []
     with journal(job.path.parent / f"{job.path.stem}.journal") as watch:
-        later = LaterRows(job.dataset.format, job.dataset.columns)
+        later = LaterRows(job.dataset.format, job.dataset.columns, job.dataset.ignore_columns)
         rows_read = _read(job, watch, later)
         while batch := _next(rows_read):
             numbers += [read.number for read in batch]
@@ -77,14 +76,14 @@ def measure_part(job: PartJob) -> dict[UnreadColumn, int]:
             groups += map(_group, batch, found)
             _tell(found)
         with timed("writing"):
-            if later.found:
-                write_json(unread_beside(job.path), [[*column, number] for column, number in later.found.items()])
+            if facts := later.facts:
+                write_json(facts_beside(job.path), facts.to_json())
             write_measured(job.path, numbers, ids, results, groups)
     did(bytes=job.part.end - job.part.start)
     num_skipped = sum(isinstance(result, Skip) for result in results)
     logger.debug("%s rows from %d: %d measured, %d skipped", job.dataset.name, job.part.first_row,
                  len(results) - num_skipped, num_skipped)  # fmt: skip
-    return later.found
+    return facts
 
 
 def _next(rows_read: Iterator["_Read"]) -> list["_Read"]:
@@ -123,9 +122,11 @@ def _read(job: PartJob, watch: Journal, later: LaterRows) -> Iterator[_Read]:
                 found: Example | Skip = Skip(reason="bad_media", detail=why)
             else:
                 found = parsed if isinstance(parsed, Skip) else converted(parsed)
-            if isinstance(found, Example) and not isinstance(parsed, Skip):
-                if not dataset.is_converted:
+            if not isinstance(parsed, Skip) and not dataset.is_converted:
+                later.look_at_names(parsed)
+                if isinstance(found, Example):
                     later.look(row.number, parsed, partial(said_of, parsed, dataset))
+            if isinstance(found, Example):
                 found = _placed(found, job.part.file, row.offset, len(row.text))
             yield _Read(row.number, _id_of(parsed, job), _value_group(parsed, dataset), found)
 

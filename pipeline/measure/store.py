@@ -87,7 +87,7 @@ def write_measured(
     columns: dict[str, Any] = {
         "row": numbers,
         **{
-            name: [getattr(result, name) if isinstance(result, Measured) else 0 for result in results]
+            name: [getattr(result, name, 0) for result in results]  # a Skip has some of them
             for name in ("tokens", "visual_tokens", "audio_tokens", "media_bytes", "picture_bytes")
         },
         **{name: [getattr(skip, name) if skip else "" for skip in skips] for name in ("reason", "detail")},

@@ -348,7 +348,8 @@ class _Fitting:
             self._refuse_unmeasured(lines)
         tokens, visual = lines["tokens"].to_numpy(), lines["visual_tokens"].to_numpy()
         room = np.where(visual > 0, config.pack_size, config.pack_size - self.reserve)
-        where = np.flatnonzero(aligned(tokens, config.align) > room)
+        is_good = pc.equal(lines["reason"], "").to_numpy()
+        where = np.flatnonzero(is_good & (aligned(tokens, config.align) > room))
         if not len(where):
             return lines
         media, pictures = (lines[name].to_numpy()[where] for name in ("media_bytes", "picture_bytes"))

@@ -40,18 +40,20 @@ class Sums:
     truncated: int = 0  # samples, to fit a pack
     shrunk: int = 0
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)  # by reason
+    skipped_tokens: dict[str, int] = dataclasses.field(default_factory=dict)  # likewise, of the rows that were measured
 
     def __add__(self, other: "Sums") -> "Sums":
-        skipped = {
-            reason: self.skipped.get(reason, 0) + other.skipped.get(reason, 0)
-            for reason in {**self.skipped, **other.skipped}
-        }
+        skipped, skipped_tokens = (
+            {reason: mine.get(reason, 0) + theirs.get(reason, 0) for reason in {**mine, **theirs}}
+            for mine, theirs in ((self.skipped, other.skipped), (self.skipped_tokens, other.skipped_tokens))
+        )
         summed = {
             field.name: getattr(self, field.name) + getattr(other, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("times", "skipped")
+            if field.name not in ("times", "skipped", "skipped_tokens")
         }
-        return Sums(**summed, skipped=skipped, times=self.times if self.packed else other.times)
+        times = self.times if self.packed else other.times
+        return Sums(**summed, skipped=skipped, skipped_tokens=skipped_tokens, times=times)
 
 
 class Cut(NamedTuple):
@@ -219,11 +221,16 @@ def _sums(packed: pa.Table, skipped: pa.Table, num_corpora: int) -> Iterator[Sum
     times, (there, firsts) = np.ones(num_corpora), np.unique(dataset, return_index=True)
     times[there] = packed["times"].to_numpy()[firsts]
     reasons: list[dict[str, int]] = [{} for _ in range(num_corpora)]
-    counted = skipped.group_by(["dataset", "reason"], use_threads=False).aggregate([("row", "count")])
+    lost: list[dict[str, int]] = [{} for _ in range(num_corpora)]
+    figures = [("row", "count"), ("tokens", "sum")]
+    counted = skipped.group_by(["dataset", "reason"], use_threads=False).aggregate(figures)
     for line in counted.to_pylist():
         reasons[line["dataset"]][line["reason"]] = line["row_count"]
-    for corpus, (often, counts) in enumerate(zip(times.tolist(), reasons, strict=True)):
-        yield Sums(**{name: values[corpus] for name, values in columns.items()}, times=often, skipped=counts)
+        if line["tokens_sum"]:
+            lost[line["dataset"]][line["reason"]] = line["tokens_sum"]
+    for corpus, (often, counts, tokens_lost) in enumerate(zip(times.tolist(), reasons, lost, strict=True)):
+        own = {name: values[corpus] for name, values in columns.items()}
+        yield Sums(**own, times=often, skipped=counts, skipped_tokens=tokens_lost)
 
 
 def _is_first(packed: pa.Table) -> np.ndarray:

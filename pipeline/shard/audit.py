@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ..records import REASONS
 from ..runtime.storage import Place
 from ..runtime.tables import column_sum, read_groups, schema_of
-from .ledger import BEFORE_GROUPS, SCHEMA, fitted_counts, reason_counts
+from .ledger import BEFORE_GROUPS, SCHEMA, fitted_counts, reason_counts, skipped_tokens
 from .tables import Block, ledger_rows
 
 OF_DOCUMENT = ("row", "repeat", "pack", "position", "tokens", "visual_tokens")
@@ -36,6 +36,7 @@ class Figures:
     packed: int = 0
     tokens: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    skipped_tokens: Counter[str] = field(default_factory=Counter)
     fitted: Counter[str] = field(default_factory=Counter)
     sums: Sums
     problems: dict[str, None] = field(default_factory=dict)  # a set that keeps its order
@@ -45,6 +46,7 @@ class Figures:
         self.packed += other.packed
         self.tokens += other.tokens
         self.skipped.update(other.skipped)
+        self.skipped_tokens.update(other.skipped_tokens)
         self.fitted.update(other.fitted)
         self.sums += other.sums
         self.problems |= other.problems
@@ -85,6 +87,7 @@ def _of_lines(lines: pa.Table, name: str, dataset: str, number: int, firsts: NDA
     packed = lines.filter(is_packed)
     figures.samples, figures.packed, figures.tokens = len(lines), len(packed), column_sum(packed["tokens"])
     figures.skipped.update(reason_counts(lines))
+    figures.skipped_tokens.update(skipped_tokens(lines))
     figures.fitted.update(fitted_counts(lines))
     columns = [packed[column].to_numpy() for column in OF_DOCUMENT]
     shards = np.searchsorted(firsts, columns[OF_DOCUMENT.index("pack")], side="right") - 1

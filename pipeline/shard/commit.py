@@ -31,6 +31,8 @@ from .codec import member_names
 from .exchange import BEGUN, OURS, is_halfway
 from .gathered import FOLDER as GATHERED, Tables, Tabling
 from .ledger import LedgerJob, folders_of, write_ledger
+from .note import note_path
+from .pieces import pieces_folder
 from .sources import write_sources
 from .stats import DATASETS, dataset_stats
 
@@ -95,6 +97,16 @@ def claim(outputs: Mapping[Place, Identity], *, overwrite: bool) -> dict[Place, 
         if out not in done:
             write_json(out / BEGUN, {"identity": identity.to_json()})
     return done
+
+
+def release(outputs: Mapping[Place, Place]) -> None:
+    """Give up outputs of which nothing is rendered, so that the same OUT takes another config. `outputs`: where each is
+    written, by OUT."""
+    for out, written in outputs.items():
+        if written != out:
+            remove(written)
+        elif not any(path.exists() for path in (out / MANIFEST, note_path(out, 0).parent, pieces_folder(out))):
+            (out / BEGUN).unlink(missing_ok=True)
 
 
 def remove_left_overs(out: Place) -> None:
@@ -184,6 +196,7 @@ def commit(planned: Planned, shards: Sequence[ShardEntry], processor: ProcessorK
         shards=Shards(shards),
         files=dict(sorted((made.files | ledgers | digests).items())),
         index=made.places,
+        warnings=planned.warnings,
     )
     if planned.is_mended:
         _remove_others(out, manifest)
@@ -225,13 +238,16 @@ def _counts(planned: Planned, made: Tables) -> Counts:
     skipped, fitted = planned.skip_counts(), {"truncated": 0, "shrunk": 0}
     for corpus in planned.inputs.corpora:
         skipped += Counter(corpus.num_left_out())
+    skipped_tokens: Counter[str] = Counter()
     for sums in planned.sums:
+        skipped_tokens.update(sums.skipped_tokens)
         fitted = {word: count + getattr(sums, word) for word, count in fitted.items()}
     return Counts(
         rows=planned.inputs.identity.num_rows,
         samples=planned.num_packed + skipped.total(),
         packed=planned.num_packed,
         skipped={reason: skipped[reason] for reason in REASONS if skipped[reason]},
+        skipped_tokens={reason: skipped_tokens[reason] for reason in REASONS if skipped_tokens[reason]},
         fitted={word: count for word, count in fitted.items() if count},
         packs=made.packs,
         tokens=made.tokens,

@@ -139,8 +139,8 @@ class _Lines:
             "status": pc.if_else(pa.array(is_packed), "packed", "skipped"),
             "pack": pack,
             "position": position,
-            "tokens": np.where(is_packed, tokens, 0),
-            "visual_tokens": np.where(is_packed, visual, 0),
+            "tokens": tokens,
+            "visual_tokens": visual,
             "group": np.where(is_packed, group, 0),
             **texts,
         }
@@ -183,6 +183,18 @@ def without_folders(detail: str, folders: Sequence[str]) -> str:
 def reason_counts(ledger: pa.Table) -> dict[str, int]:
     skipped = ledger.filter(pc.equal(ledger["status"], "skipped"))
     return value_counts(skipped["reason"])
+
+
+def skipped_tokens(ledger: pa.Table) -> dict[str, int]:
+    """Return the tokens of skipped rows by reason, of those reasons that have some."""
+    skipped = ledger.filter(pc.equal(ledger["status"], "skipped")).select(["reason", "tokens"])
+    return token_sums(skipped)
+
+
+def token_sums(lines: pa.Table) -> dict[str, int]:
+    """Return the tokens of lines by reason, of those reasons that have some."""
+    sums = lines.group_by("reason", use_threads=False).aggregate([("tokens", "sum")]).to_pylist()
+    return {line["reason"]: line["tokens_sum"] for line in sums if line["tokens_sum"]}
 
 
 def fitted_counts(ledger: pa.Table) -> dict[str, int]:

@@ -24,6 +24,7 @@ DATASETS_SCHEMA = pa.schema(
         ("repeated_media_bytes", pa.int64()),  # of which those of repetitions
         *((key, pa.int64()) for key in DatasetSums._fields[1:]),  # as they were rendered
         *((reason, pa.int64()) for reason in REASONS),
+        ("skipped_tokens", pa.int64()),  # of the samples that were measured and are not packed
     ]
 )
 MEDIA_SCHEMA = pa.schema(
@@ -98,6 +99,7 @@ def dataset_stats(
             | {"ratio": ratio_taken(corpus, sums), "weight": corpus.weight}
             | {key: rendered.get(corpus.name, {}).get(key, 0) for key in DatasetSums._fields[1:]}
             | {reason: skips.get(reason, 0) for reason in REASONS}
+            | {"skipped_tokens": sum(sums.skipped_tokens.values())}
         )
     return pa.Table.from_pylist(lines, schema=DATASETS_SCHEMA)
 

@@ -11,13 +11,14 @@ import pyarrow.compute as pc
 from ..ingest.meta import HUB
 from ..manifest import Counts, Manifest
 from ..plan.balance import step_imbalance
-from ..plan.files import RANKS
+from ..plan.files import RANKS, Sums
 from ..planned import Planned
 from ..records import REASONS
 from ..runtime.storage import Place
 from ..runtime.tables import column_sum, read_parquet
 from .composition import COPIES, read_composition
 from .stats import ratio_taken
+from .troubles import Tokens
 from .words import counted, percent, size, times_taken
 
 MOST_NAMED = 6  # data sets that a line names one by one
@@ -65,7 +66,9 @@ def describe_output(out: Place, manifest: Manifest, *, reused_shards: int = 0) -
     lines = [_sum_line(counts.rows, counts.packed, counts.skipped, "packed"),
              _format_line(manifest.identity.inputs), *lines, *_mixture_lines(shares),
              ("on disk", shards), *_copies_lines(shares, num_bytes)]  # fmt: skip
-    return "\n".join([str(out), *_table(lines), *_skips(counts.skipped, counts.samples, f"neatpack skipped {out}")])
+    tokens = Tokens(packed=sum(share.tokens for share in shares), skipped=counts.skipped_tokens)
+    skips = _skips(counts.skipped, counts.samples, tokens, f"neatpack skipped {out}")
+    return "\n".join([str(out), *_table(lines), *skips, *_warnings(manifest.warnings)])
 
 
 def _unavoidable_lines(out: Place, manifest: Manifest) -> list[Line]:
@@ -126,7 +129,9 @@ def _describe_plan(title: str, planned: Planned) -> str:
     for word in ("truncated", "shrunk"):
         if count := sum(getattr(each, word) for each in sums):
             lines.append((word, f"{counted(count, 'sample')}, to fit a pack"))
-    return "\n".join([title, *_table(lines), *_skips(counts, num_packed + counts.total(), "")])
+    lost = sum(sums, Sums()).skipped_tokens
+    skips = _skips(counts, num_packed + counts.total(), Tokens(packed=tokens, skipped=lost), "")
+    return "\n".join([title, *_table(lines), *skips, *_warnings(planned.warnings)])
 
 
 def _planned_balance(planned: Planned) -> dict[int, float]:
@@ -216,17 +221,29 @@ def _copies_lines(shares: Sequence[Share], num_bytes: int) -> list[Line]:
     ]
 
 
-def _skips(counts: Mapping[str, int], samples: int, command: str) -> list[str]:
+def _skips(counts: Mapping[str, int], samples: int, tokens: Tokens, command: str) -> list[str]:
     """`command`: what lists the rows, once there is a ledger."""
     if not counts:
         return ["  nothing skipped"]
-    total = sum(counts.values())
+    total, lost = sum(counts.values()), tokens.without(())
     where = f"each of them: {command}" if command else "the ledger will name each row"
-    lines = [f"  skipped   {total:,} of {samples:,}; {where}"]
+    shares = f"{total:,} of {counted(samples, 'sample')}, {percent(total, samples)}"
+    if lost:
+        measured = tokens.packed + lost
+        shares += f", and {lost:,} of {counted(measured, 'measured token')}, {percent(lost, measured)}"
+    lines = [f"  skipped   {shares}; {where}"]
     for reason in REASONS:
         if reason in counts:
-            lines.append(f"    {counts[reason]:>8,}  {reason}: {REASONS[reason]}")
+            own = f" ({counted(tokens.skipped[reason], 'token')})" if tokens.skipped.get(reason) else ""
+            lines.append(f"    {counts[reason]:>8,}  {reason}{own}: {REASONS[reason]}")
     return lines
+
+
+def _warnings(warnings: Sequence[str]) -> list[str]:
+    """About the data; they were logged, too, hours ago."""
+    if not warnings:
+        return []
+    return [f"  warnings  {counted(len(warnings), 'warning')} about the data", *(f"    {each}" for each in warnings)]
 
 
 def _table(lines: Sequence[Line]) -> list[str]:

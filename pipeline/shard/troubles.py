@@ -1,34 +1,37 @@
 """Troubles: what a job lost of its data, data set by data set, with the reasons, a row for one and the likely remedy.
 
 A job whose column names are wrong skips every row, each with a reason in the ledger, and nobody reads ledgers of jobs
-that succeed. So such a job does not: its output is complete, and the command ends with exit code 1.
+that succeed. So such a job does not: it is judged by its plan, before anything is rendered, and again by its output,
+for media may fail only when they are decoded. The command ends with exit code 1.
 """
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..config import PackConfig
 from ..ingest.convert import parse_row
 from ..ingest.corpus import Corpus, Split
 from ..ingest.formats.detect import detect
 from ..ingest.lines import MAX_ROW_BYTES, rows
 from ..manifest import Manifest
-from ..plan.files import read_skipped
+from ..plan.files import Sums, read_skipped
 from ..planned import Planned
 from ..records import REASONS
 from ..runtime.storage import Place
 from ..runtime.tables import read_parquet
-from .ledger import SCHEMA
+from .ledger import SCHEMA, folders_of
 from .skipped import LEFT_OUT
 from .tables import ledger_names
 from .words import clipped, counted, percent
 
-UNCOUNTED = (*LEFT_OUT, "overlong", "max_packs")  # what the user's own limits leave out is not lost
+UNCOUNTED = (*LEFT_OUT, "max_packs")  # what the user's own limits leave out is not lost
+NOT_RENDERED = "nothing is rendered: repair what is named above, or give --keep-going to pack the rest all the same"
 MAX_GROUPS, MAX_DATASETS, MAX_KEYS = 3, 10, 8  # more would fill the screen
 MAX_SHOWN = 160  # characters of a detail
 
@@ -45,16 +48,24 @@ REMEDIES = {
     "image_unsupported": "take a processor that takes images, or leave the data set out by --datasets",
     "video_unsupported": "take a processor that takes videos, or leave the data set out by --datasets",
     "audio_unsupported": "take a processor that takes sounds, or leave the data set out by --datasets",
-    "overlong": "raise --pack-size, or give --overlong truncate or shrink",
+    "overlong": "raise --pack-size, give --overlong truncate or shrink, or accept the loss by --overlong drop",
     "too_many_visual_tokens": "raise --max-visual-tokens, or lower --max-pixels",
     "max_packs": "raise --max-packs",
 }
+# Where no row of a data set has media, tags stand for none: either they are text, or the media were not found.
+_NO_MEDIA = (
+    '; no row of the data set has media. If the tags are plain text, set "placeholders": "text" in the meta JSON. If '
+    'the media are in another column, name it: "columns": {{"{field}": …}}'
+)
+_NAMED_IN_TEXT = 'if the rows only write about such tags, set "placeholders": "text"'
 # Where no row is wanted in the first place:
 _NOT_ASKED: dict[Split, str] = {
     "train": ", for there is nothing to take: rows are absent, sampled out or held out",
     "holdout": ", for no row is held out; raise --holdout, or leave it away",
 }
 _ABSENT = re.compile(r"column '[^']*' is absent")
+_KIND = re.compile(r"<(image|video|audio)> tags")
+_OF_MEDIA = ("missing_media", "image_unsupported", "video_unsupported", "audio_unsupported")
 _NO_ROW = re.compile(r"line \S+(?: of .*)?: (?:broken JSON|a JSON \w+ where an object)")  # columns have no part in it
 _TELLS = re.compile(r"; (?:fix|give|join|remove|set|take) |--[a-z]")  # a detail that has its remedy in it
 KEYS = "; the row has "  # from there on a detail lists them
@@ -67,8 +78,11 @@ class Tally:
     corpus: Corpus
     samples: int
     packed: int
+    tokens: int = 0  # of what is packed
     skipped: Mapping[str, int]  # by reason
-    lines: Callable[[], pa.Table]  # row, reason and detail of what is skipped; read only if there is trouble
+    uncounted: Sequence[str] = UNCOUNTED  # reasons that are no loss
+    has_media: bool = True
+    lines: Callable[[], pa.Table]  # row, reason, detail, tokens of what is skipped; read only if there is trouble
 
     @property
     def wanted(self) -> int:
@@ -76,7 +90,7 @@ class Tally:
 
     @property
     def lost(self) -> int:
-        return sum(count for reason, count in self.skipped.items() if reason not in UNCOUNTED)
+        return sum(count for reason, count in self.skipped.items() if reason not in self.uncounted)
 
     @property
     def is_empty(self) -> bool:
@@ -87,35 +101,46 @@ class Tally:
 
 
 def troubles_of_output(
-    out: Place, manifest: Manifest, corpora: Sequence[Corpus], max_skipped: float
+    out: Place, manifest: Manifest, corpora: Sequence[Corpus], config: PackConfig
 ) -> tuple[str, ...]:
     """Of a finished output, from its statistics and ledger: a second run on it says the same."""
     ledgers = list(ledger_names(manifest).values())
 
     def lines(number: int) -> pa.Table:
-        columns, skipped = ["row", "reason", "detail"], [("status", "=", "skipped")]
+        columns, skipped = ["row", "reason", "detail", "tokens"], [("status", "=", "skipped")]
         found = [read_parquet(out / name, columns=columns, filters=skipped) for name in ledgers[number]]
         return pa.concat_tables(found) if found else SCHEMA.empty_table().select(columns)
 
+    stats = read_parquet(out / "stats" / "datasets.parquet").to_pylist()
     tallies = [
         Tally(
             corpus=corpus,
             samples=figures["samples"],
             packed=figures["packed"],
+            tokens=figures["tokens"],
             skipped={reason: figures[reason] for reason in REASONS if figures[reason]},
+            uncounted=_uncounted(config),
+            has_media=corpus.dataset.has_media or figures["media_bytes"] > 0,
             lines=lambda number=number: lines(number),  # type: ignore[misc]
         )
-        for number, (corpus, figures) in enumerate(
-            zip(corpora, read_parquet(out / "stats" / "datasets.parquet").to_pylist(), strict=True)
-        )
+        for number, (corpus, figures) in enumerate(zip(corpora, stats, strict=True))
     ]
-    return troubles(tallies, max_skipped, f"every row that is skipped: neatpack skipped {out}")
+    counts = manifest.counts
+    tokens = Tokens(packed=sum(line["tokens"] for line in stats), skipped=counts.skipped_tokens)
+    return troubles(tallies, tokens, config.max_skipped, f"every row that is skipped: neatpack skipped {out}")
 
 
-def troubles_of_plan(planned: Planned) -> tuple[str, ...]:
+def troubles_of_plan(planned: Planned, more: str = "") -> tuple[str, ...]:
+    """`more`: what to do, where it is not for the output to say."""
+    config = planned.inputs.config
+
     def lines(number: int) -> pa.Table:
         found = [read_skipped(planned.path(file)) for file in planned.files]
-        return pa.concat_tables([table.filter(pc.equal(table["dataset"], number)) for table in found])
+        mine = pa.concat_tables([table.filter(pc.equal(table["dataset"], number)) for table in found])
+        details = mine["detail"]
+        for folder in folders_of(planned.inputs.corpora[number]):  # as in the ledger
+            details = pc.replace_substring(details, f"{folder.rstrip('/')}/", "")
+        return mine.set_column(mine.column_names.index("detail"), "detail", details)
 
     tallies = []
     for number, (corpus, sums) in enumerate(zip(planned.inputs.corpora, planned.sums, strict=True)):
@@ -126,14 +151,34 @@ def troubles_of_plan(planned: Planned) -> tuple[str, ...]:
                 corpus=corpus,
                 samples=sums.packed + sum(skipped.values()),
                 packed=sums.packed,
+                tokens=sums.tokens,
                 skipped=skipped,
+                uncounted=_uncounted(config),
+                has_media=corpus.dataset.has_media or sums.media_bytes > 0,
                 lines=lambda number=number: lines(number),  # type: ignore[misc]
             )
         )
-    return troubles(tallies, planned.inputs.config.max_skipped, "")
+    whole = sum(planned.sums, Sums())
+    tokens = Tokens(packed=whole.tokens, skipped=whole.skipped_tokens)
+    return troubles(tallies, tokens, config.max_skipped, more)
 
 
-def troubles(tallies: Sequence[Tally], max_skipped: float, more: str) -> tuple[str, ...]:
+def _uncounted(config: PackConfig) -> tuple[str, ...]:
+    return (*UNCOUNTED, "overlong") if config.accepts_overlong else UNCOUNTED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """Of all data sets: those that are packed, and by reason those of samples that were measured and skipped."""
+
+    packed: int = 0
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    def without(self, reasons: Sequence[str]) -> int:
+        return sum(count for reason, count in self.skipped.items() if reason not in reasons)
+
+
+def troubles(tallies: Sequence[Tally], tokens: Tokens, max_skipped: float, more: str) -> tuple[str, ...]:
     """Lines of text: what is wrong, then each data set that lost rows. None, if no more is lost than may be.
 
     `more`: where to read on. With a `max_skipped` of 1, whatever comes is right.
@@ -144,9 +189,15 @@ def troubles(tallies: Sequence[Tally], max_skipped: float, more: str) -> tuple[s
         wrong.append("nothing is packed" + (_NOT_ASKED[tallies[0].corpus.split] if tallies and not wanted else ""))
     elif empty := [tally.corpus.name for tally in tallies if tally.is_empty]:
         wrong.append(f"nothing is packed of {', '.join(empty)}")
-    if lost > max_skipped * wanted:
-        wrong.append(f"{lost:,} of {counted(wanted, 'sample')} skipped, {percent(lost, wanted)}: more than max_skipped "
-                     f"allows, {max_skipped:.1%}")  # fmt: skip
+    lost_tokens = tokens.without(tallies[0].uncounted) if tallies else 0
+    wanted_tokens = tokens.packed + tokens.without(LEFT_OUT)
+    if lost > max_skipped * wanted or lost_tokens > max_skipped * wanted_tokens:
+        share = f"{lost:,} of {counted(wanted, 'sample')} skipped, {percent(lost, wanted)}"
+        if lost_tokens:
+            share += (
+                f", and {lost_tokens:,} of {counted(wanted_tokens, 'token')}, {percent(lost_tokens, wanted_tokens)}"
+            )
+        wrong.append(f"{share}: more than max_skipped allows, {max_skipped:.1%}")
     if not wrong or max_skipped == 1:
         return ()
     affected = sorted((tally for tally in tallies if tally.lost or tally.is_empty), key=lambda tally: -tally.lost)
@@ -163,6 +214,7 @@ class _Group:
 
     reason: str
     count: int
+    tokens: int
     row: int  # the first of them
     detail: str  # its own
     words: str  # of all of them
@@ -174,26 +226,32 @@ def _described(tally: Tally) -> str:
     if not tally.corpus.num_rows:
         return f"{name}: {', '.join(tally.corpus.dataset.files) or tally.corpus.dataset.source} has no rows"
     groups = _groups(tally)
-    told = "; ".join(_told(group, tally.corpus) for group in groups[:MAX_GROUPS])
+    told = "; ".join(_told(group, tally) for group in groups[:MAX_GROUPS])
     others = groups[MAX_GROUPS:]
     if others:
-        told += f"; and {sum(group.count for group in others):,} for {counted(len(others), 'other cause')}"
-    return f"{name}: {skipped:,} of {tally.wanted:,} skipped: {told}"
+        tokens = sum(group.tokens for group in others)
+        more = f" ({counted(tokens, 'token')})" if tokens else ""
+        told += f"; and {sum(group.count for group in others):,}{more} for {counted(len(others), 'other cause')}"
+    lost = sum(group.tokens for group in groups)
+    share = f", with {percent(lost, tally.tokens + lost)} of its tokens" if lost else ""
+    return f"{name}: {skipped:,} of {tally.wanted:,} skipped{share}: {told}"
 
 
-def _told(group: _Group, corpus: Corpus) -> str:
+def _told(group: _Group, tally: Tally) -> str:
     if group.count == 1:
         detail, row = group.detail, f"row {group.row}"
     else:
         detail, row = group.words, f"row {group.row}" + ("" if group.is_alike else ", for one")
     detail = clipped(detail.partition(KEYS)[0], MAX_SHOWN)  # the remedy names the keys of the row
-    return f"{group.count:,}x {group.reason}: {detail} ({row}){_remedy(group, corpus)}"
+    tokens = f" ({counted(group.tokens, 'token')})" if group.tokens else ""
+    return f"{group.count:,}x {group.reason}{tokens}: {detail} ({row}){_remedy(group, tally)}"
 
 
 def _groups(tally: Tally) -> list[_Group]:
     """The largest first. Details are counted by Arrow before they are looked at: there may be millions of them."""
     lines, media_dir = tally.lines(), tally.corpus.dataset.media_dir
-    counts = lines.group_by(["reason", "detail"], use_threads=False).aggregate([("row", "min"), ("row", "count")])
+    figures = [("row", "min"), ("row", "count"), ("tokens", "sum")]
+    counts = lines.group_by(["reason", "detail"], use_threads=False).aggregate(figures)
     groups: dict[tuple[str, str], _Group] = {}
     for line in counts.sort_by("row_min").to_pylist():
         reason, detail, count = line["reason"], line["detail"], line["row_count"]
@@ -203,10 +261,17 @@ def _groups(tally: Tally) -> list[_Group]:
         if key in groups:
             group = groups[key]
             group.count, group.is_alike = group.count + count, False
+            group.tokens += line["tokens_sum"]
             group.words = key[1] if reason in ("missing_media", "bad_media") else group.detail
         else:
             groups[key] = _Group(
-                reason=reason, count=count, row=line["row_min"], detail=detail, words=detail, is_alike=True
+                reason=reason,
+                count=count,
+                tokens=line["tokens_sum"],
+                row=line["row_min"],
+                detail=detail,
+                words=detail,
+                is_alike=True,
             )
     return sorted(groups.values(), key=lambda group: -group.count)
 
@@ -229,8 +294,9 @@ def _numberless(text: str) -> str:
     return re.sub(r"\d+", "#", re.sub(r"'[^']*[/.][^']*'|\"[^\"]*[/.][^\"]*\"", "'…'", text))
 
 
-def _remedy(group: _Group, corpus: Corpus) -> str:
+def _remedy(group: _Group, tally: Tally) -> str:
     """As it follows the row: "; rows have id, image: set columns" or ": is media_dir right?"."""
+    corpus = tally.corpus
     if group.reason == "bad_row" and (row := _row(corpus, group.row)):
         keys, told = list(row), detect([row])
         other = f', or "format": "{told}"' if told and told != corpus.dataset.format else ""
@@ -245,9 +311,15 @@ def _remedy(group: _Group, corpus: Corpus) -> str:
         if "codec can't decode" in group.detail:
             return ": save the file as UTF-8, by iconv -f ENCODING -t UTF-8"
         return ": repair these lines, or write the file again, with an object on each line"
+    if group.reason == "bad_placeholders" and not tally.has_media:
+        kind = found[1] if (found := _KIND.search(group.detail)) else "image"
+        return _NO_MEDIA.format(field=f"{kind}s")
     if _TELLS.search(group.detail):
         return ""
-    return ": " + REMEDIES[group.reason].format(media_dir=corpus.dataset.media_dir)
+    remedy = REMEDIES[group.reason].format(media_dir=corpus.dataset.media_dir)
+    if group.reason in _OF_MEDIA and not tally.has_media:
+        return f": {_NAMED_IN_TEXT}; {remedy}"
+    return f": {remedy}"
 
 
 def _rows_inside(row: dict[str, Any]) -> str:

@@ -251,6 +251,7 @@ def _sum_problems(ledger: Figures, index: pa.Table, manifest: Manifest) -> list[
         samples=ledger.samples,
         packed=ledger.packed,
         skipped=dict(ledger.skipped),
+        skipped_tokens=dict(ledger.skipped_tokens),
         fitted=dict(ledger.fitted),
         packs=len(index),
         **{name: column_sum(index[name]) for name in ("tokens", "visual_tokens", "target_tokens")},

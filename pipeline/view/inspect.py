@@ -43,7 +43,12 @@ def inspected(out: Place, manifest: Manifest) -> dict[str, Lines]:
     return {
         "datasets": dataset_lines(out, manifest),
         "skipped": [
-            {"reason": reason, "samples": manifest.counts.skipped[reason], "meaning": REASONS[reason]}
+            {
+                "reason": reason,
+                "samples": manifest.counts.skipped[reason],
+                "tokens": manifest.counts.skipped_tokens.get(reason, 0),
+                "meaning": REASONS[reason],
+            }
             for reason in REASONS
             if reason in manifest.counts.skipped
         ],

@@ -12,6 +12,7 @@ from command_line import PROCESSOR, Run, conversation, flags
 
 import neatpack.pipeline.measure.part
 from neatpack.pipeline.runtime.lock import locked
+from neatpack.pipeline.shard.troubles import NOT_RENDERED
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def test_pack_says_what_came_out(run: Run, meta: Path, tmp_path: Path) -> None:
     assert lines[0] == str(tmp_path / "out")
     assert lines[1] == "  samples   19 = 19 rows + 0 repeats = 16 packed + 3 skipped"
     assert lines[2] == "  read as   messages (tiny)", "nobody said it: it was told from the rows"
-    assert f"  skipped   3 of 19; each of them: neatpack skipped {tmp_path / 'out'}" in lines
+    assert f"  skipped   3 of 19 samples, 15.8%; each of them: neatpack skipped {tmp_path / 'out'}" in lines
     assert any(
         line.endswith(
             "2  bad_row: not a usable row: broken JSON, unknown keys, roles or types, or what the template cannot write"
@@ -200,8 +201,15 @@ def test_a_job_that_loses_its_data_says_so(run: Run, meta: Path, tmp_path: Path)
     out = tmp_path / "out"
     code, printed, errors = run("pack", *flags(meta, out, max_skipped=0.05))
     assert code == 1
+    assert printed.startswith("plan\n  samples   19 = 19 rows + 0 repeats = 16 to pack + 3 skipped\n")
+    judged = errors.splitlines()
+    assert judged[2] == f"  {NOT_RENDERED}"
+    assert not (out / "manifest.json").exists() and not (out / "shards").exists()
+    code, printed, errors = run("pack", *flags(meta, out, max_skipped=0.05), "--keep-going")
+    assert code == 1
     assert printed.startswith(f"{out}\n  samples   19 = 19 rows + 0 repeats = 16 packed + 3 skipped\n")
     first, line, more, last = errors.splitlines()
+    assert [first, line, last] == [*judged[:2], judged[3]], "the same table"
     assert first == f"neatpack: {out}: 3 of 19 samples skipped, 15.8%: more than max_skipped allows, 5.0%"
     assert line.startswith("  tiny: 3 of 19 skipped: 1x bad_row: ")
     assert "; 1x missing_media: " in line and f": is media_dir right? it is {meta.parent}" in line

@@ -1,5 +1,6 @@
 """One row -> an Example or a Skip: every reason literally, every dialect, and no medium lost or moved."""
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from neatpack.pipeline.ingest.convert import convert, parse_row, parse_rows
+from neatpack.pipeline.ingest.formats import FORMATS
 from neatpack.pipeline.ingest.meta import Columns, Dataset, Tags
 from neatpack.pipeline.records import Example, MediaRef, Skip, Turn
 
@@ -158,15 +160,47 @@ def test_a_dialect_does_not_know_the_roles_of_another() -> None:
     assert convert(value, LLAVA) == Skip(reason="bad_row", detail=detail)
 
 
-def test_text_of_the_user_is_stripped_and_that_of_others_is_not() -> None:
+def test_text_without_tags_stays_as_it_is() -> None:
     value = row("  \n Hi. \u3000", "  Hello.\n")
     value["messages"].insert(0, {"role": "system", "content": " Be brief.\n"})
-    assert parts(convert(value, PLAIN)) == [(" Be brief.\n",), ("Hi.",), ("  Hello.\n",)]
+    assert parts(convert(value, PLAIN)) == [(" Be brief.\n",), ("  \n Hi. \u3000",), ("  Hello.\n",)]
+
+
+NEXT_TO_TAGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "a newline after": ("<image>\nWho?", ("", "Who?")),
+    "a newline before": ("Who?\n<image>", ("Who?", "")),
+    "one of several": ("\n\n<image>\n\n    def f():\n", ("\n", "\n    def f():\n")),
+    "of Windows": ("Who?\r\n<image>\r\n  is it", ("Who?", "  is it")),
+    "spaces": ("  Who <image> is it? ", ("  Who ", " is it? ")),
+    "a space and a newline": ("Who? \n<image> \nWell?", ("Who? ", " \nWell?")),
+    "a carriage return": ("Who?\r<image>\rWell?", ("Who?\r", "\rWell?")),
+}
+
+
+@pytest.mark.parametrize(("text", "around"), NEXT_TO_TAGS.values(), ids=NEXT_TO_TAGS)
+def test_one_newline_next_to_a_tag_goes_and_no_other_white_space(text: str, around: tuple[str, str]) -> None:
+    before, after = around
+    expected = tuple(filter(None, (before, image("a.jpg"), after)))
+    assert parts(convert(row(text, "x", images="a.jpg"), PLAIN))[0] == expected
+
+
+def test_tags_as_plain_text() -> None:
+    as_text = dataclasses.replace(PLAIN, placeholders="text")
+    told = "\n<image>\n and <video>a.mp4</video> "
+    assert parts(convert(row(told, "x"), as_text)) == [(told,), ("x",)]
+    found = convert(row(told, "x", images=["a.jpg"]), as_text)
+    assert isinstance(found, Skip) and found.reason == "bad_placeholders"
+    assert found.detail.startswith('0 <image> tags but 1 images: "placeholders": "text"')
+    question = dataclasses.replace(as_text, format="prompt_response", columns=FORMATS["prompt_response"].columns)
+    with_picture = {"prompt": "What is <image> in HTML?", "response": "This.", "image": "a.jpg"}
+    assert parts(convert(with_picture, question))[0] == (image("a.jpg"), "What is <image> in HTML?")
+    lenient = dataclasses.replace(PLAIN, placeholders="lenient")
+    assert parts(convert(row("<image>", "x"), lenient)) == [("<image>",), ("x",)], "the data set's goes first"
 
 
 def test_empty_texts_stay_turns() -> None:
     assert parts(convert(row("", "", "Hm?", "Yes."), PLAIN)) == [("",), ("",), ("Hm?",), ("Yes.",)]
-    assert parts(convert(row("  ", "x"), PLAIN)) == [("",), ("x",)]
+    assert parts(convert(row("  ", "x"), PLAIN)) == [("  ",), ("x",)]
 
 
 def test_roles_need_not_alternate() -> None:
@@ -241,12 +275,12 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], str, str]] = {
     "tags without a column": (
         row("the <video> tag", "x"),
         "bad_placeholders",
-        "1 <video> tags but 0 videos; fix the row or set placeholders: lenient",
+        "1 <video> tags but 0 videos",
     ),
     "another kind": (
         row("<image>", "x", videos=["a.mp4"]),
         "bad_placeholders",
-        "1 <image> tags but 0 images; fix the row or set placeholders: lenient",
+        "1 <image> tags but 0 images",
     ),
     "tag in the answer": (
         row("Show me.", "<image>", images=["a.jpg"]),
@@ -254,8 +288,8 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], str, str]] = {
         "0 <image> tags but 1 images; fix the row or set placeholders: lenient",
     ),
     "medium is a number": (row("<image>", "x", images=[7]), "bad_row", "column 'images': '7' is not a path"),
-    "medium is null": (row("<image>", "x", images=[None]), "bad_placeholders", "1 <image> tags but 0 images; fix"),
-    "medium is empty": (row("<image>", "x", images=""), "bad_placeholders", "1 <image> tags but 0 images; fix"),
+    "medium is null": (row("<image>", "x", images=[None]), "bad_placeholders", "1 <image> tags but 0 images"),
+    "medium is empty": (row("<image>", "x", images=""), "bad_placeholders", "1 <image> tags but 0 images"),
     "one of two is null": (
         row("<image><image>", "x", images=["a.jpg", None]),
         "bad_row",
@@ -357,9 +391,9 @@ def test_text_is_cut_at_its_placeholders() -> None:
         videos="1.mp4",
     )
     assert parts(convert(value, PLAIN)) == [
-        ("One", image("1.jpg"), "two", image("2.jpg"), video("1.mp4"), "three"),
+        (" One ", image("1.jpg"), " two ", image("2.jpg"), " ", video("1.mp4"), "three "),
         ("<image> stays in an answer",),
-        (image("3.jpg"),),
+        ("\t", image("3.jpg")),
         ("x",),
     ]
 
@@ -378,7 +412,7 @@ def test_lookalikes_are_text() -> None:
 def test_lenient_surplus_tags_stay_as_text() -> None:
     value = row("<image> and <image> and <video>.", "x", images=["1.jpg"])
     assert parts(convert(value, PLAIN, lenient=True)) == [
-        (image("1.jpg"), "and <image> and <video>."),
+        (image("1.jpg"), " and <image> and <video>."),
         ("x",),
     ]
 
@@ -388,7 +422,7 @@ def test_lenient_surplus_media_go_before_the_first_user_turn() -> None:
     value["messages"].insert(0, {"role": "system", "content": "s"})
     assert parts(convert(value, PLAIN, lenient=True)) == [
         ("s",),
-        (image("2.jpg"), image("3.jpg"), video("v"), "Look:", image("1.jpg")),
+        (image("2.jpg"), image("3.jpg"), video("v"), "Look: ", image("1.jpg")),
         ("x",),
         (audio("1.wav"),),
         ("y",),
@@ -480,7 +514,7 @@ BAD_PARTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "no medium": (
         in_parts({"type": "image"}),
         "bad_placeholders",
-        "1 parts of type 'image' without their own image but 0 images; fix the row or set placeholders: lenient",
+        "1 parts of type 'image' without their own image but 0 images",
     ),
     "a medium too many": (
         in_parts({"type": "image", "image": "1.jpg"}, images=["2.jpg"]),

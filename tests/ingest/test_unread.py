@@ -1,4 +1,4 @@
-"""Media that rows have and nothing reads are warned of, and nothing else is."""
+"""What rows have and nothing reads: columns of media end a run, other columns are warned of."""
 
 import json
 from functools import partial
@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from helpers import tiny_config
 
-from neatpack.pipeline.ingest.convert import resolved, said_of
+from neatpack.pipeline.config import UserError
+from neatpack.pipeline.ingest.convert import judge_rows, resolved, said_of
 from neatpack.pipeline.ingest.formats import FORMATS
+from neatpack.pipeline.ingest.formats.said import Said
 from neatpack.pipeline.ingest.meta import Columns, Dataset
-from neatpack.pipeline.ingest.unread import LaterRows, UnreadColumn
+from neatpack.pipeline.ingest.unread import LaterRows, Looks, RowFacts, UnreadColumn
+from neatpack.pipeline.records import Skip
 from neatpack.pipeline.run import run_pack
 
 TURNS = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Tom."}]
@@ -28,32 +31,50 @@ UNREAD: dict[str, tuple[dict[str, Any], str]] = {
     "a URL": ({"text": "A cat.", "link": "https://host/a.png?size=1"}, '"columns": {"images": "link"}'),
     "a data URI": ({"text": "A cat.", "heard": "data:audio/wav;base64,AAAA"}, '"columns": {"audios": "heard"}'),
     "inside": ({"text": "A cat.", "pic": {"path": "a.png", "bytes": None}}, '"columns": {"images": "pic"}'),
+    # As PixMo has it: the name of the column says what a URL does not.
+    "a URL without an ending": ({"caption": "A cat.", "image_url": "https://host/1?w=9"}, '{"images": "image_url"}'),
 }
 
 
 @pytest.mark.parametrize(("row", "remedy"), UNREAD.values(), ids=UNREAD)
-def test_media_that_nothing_reads(row: dict[str, Any], remedy: str, caplog: pytest.LogCaptureFixture) -> None:
-    resolved(Dataset(name="coco", format="auto"), [row, {**row}])
-    (record,) = caplog.records
+def test_a_column_of_media_that_nothing_reads_ends_the_run(row: dict[str, Any], remedy: str) -> None:
     column = list(row)[-1]
-    assert record.levelname == "WARNING" and record.message.startswith(f"coco: column {column!r} has ")
-    assert "in 2 of the first 2 rows, and is not read" in record.message and record.message.endswith(remedy)
+    with pytest.raises(UserError) as caught:
+        resolved(Dataset(name="coco", format="auto"), [row, {**row}])
+    assert str(caught.value).startswith(f"data set 'coco': column {column!r} has ")
+    ignored = f'{remedy}, or "ignore_columns": ["{column}"] to pack the rows without'
+    assert "in 2 of the first 2 rows, and is not read: give " in str(caught.value)
+    assert str(caught.value).endswith(ignored)
 
 
-def test_both_names_of_a_column(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("row", "remedy"), UNREAD.values(), ids=UNREAD)
+def test_a_column_that_is_to_be_ignored_is_as_if_it_were_not_there(
+    row: dict[str, Any], remedy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = resolved(Dataset(name="coco", format="auto", ignore_columns=(list(row)[-1],)), [row])
+    assert not caplog.messages and not later([row] * 3, dataset).unread
+
+
+def test_a_column_of_which_a_few_values_end_like_media_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """As URLs of web pages do."""
+    pages = [{"text": "A cat.", "page": f"https://host/{name}"} for name in ("a.jpg", "b", "c")]
+    resolved(Dataset(name="web", format="auto"), pages)
+    (message,) = caplog.messages
+    assert message.startswith("web: column 'page' has pictures in 1 of the first 3 rows, and is not read: give ")
+
+
+def test_both_names_of_a_column() -> None:
     rows = [{"prompt": "Who?", "response": "Tom.", "images": ["b.png"], "image": image} for image in ("a.png", "b.png")]
-    resolved(Dataset(name="coco", format="auto"), rows)
-    assert caplog.messages == [
-        "coco: column 'image' has pictures in 1 of the first 2 rows, and is not read, for 'images' is; "
-        "remove one of the two"
-    ]
+    words = "column 'image' has pictures in 1 of the first 2 rows, and is not read, for 'images' is; remove one of the"
+    with pytest.raises(UserError, match=words):
+        resolved(Dataset(name="coco", format="auto"), rows)
 
 
 QUIET: dict[str, dict[str, Any]] = {
     "read": {"text": "A cat.", "image": "a.jpg"},
     "where it came from": {"text": "A cat.", "image": "a.jpg", "coco_url": "https://host/a.jpg"},
     "in a part": {"messages": [{"role": "user", "content": [{"type": "image", "image": "a.jpg"}]}], "source": "a.jpg"},
-    "other files": {"text": "A cat.", "source": "coco.json", "site": "example.org", "title": "1.5 of 2"},
+    "other files": {"text": "A cat.", "source": "coco.json", "site": "example.org", "title": "1.5"},
     "nothing": {"text": "A cat.", "image": None, "images": [], "thumbnail": None},
 }
 
@@ -64,15 +85,26 @@ def test_nothing_to_warn_of(row: dict[str, Any], caplog: pytest.LogCaptureFixtur
     assert not caplog.messages
 
 
-def test_a_column_that_no_row_has(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_named_column_that_no_row_has_ends_the_run() -> None:
     """Rows without a system prompt are no less rows, so a slip of the pen has no other sign."""
     given = Dataset(name="chat", format="messages", columns=Columns(system="sys", tools="functions"))
     rows = [{"messages": [{"role": "user", "content": "Hi"}], "system_prompt": "Be brief.", "functions": None}]
-    resolved(given, rows)
-    assert caplog.messages == [
-        "chat: columns.system is 'sys', which none of the first 1 rows has; they have messages, system_prompt, "
-        "functions"
-    ]
+    with pytest.raises(UserError) as caught:
+        judge_rows(given, rows, later(rows, given))
+    assert str(caught.value) == (
+        "data set 'chat': columns.system is 'sys', which none of the rows that are read has; they have messages, "
+        "system_prompt, functions. Correct or remove it"
+    )
+    judge_rows(given, rows, later([*rows, {"sys": None}], given))
+
+
+def test_a_column_is_absent_where_every_part_lacks_it() -> None:
+    given = Dataset(name="chat", format="messages", columns=Columns(images="pics", system="sys"))
+    parts = [later([{"messages": [], **row}], given) for row in ({"pics": []}, {}, {"pics": None})]
+    assert [sorted(part.absent) for part in parts] == [["sys"], ["pics", "sys"], ["sys"]]
+    assert RowFacts.of_all(parts).absent == {"sys"} and not RowFacts.of_all([]).absent
+    assert RowFacts.of_all([parts[1], RowFacts()]).absent == frozenset(), "of a part that says nothing, all are there"
+    assert all(RowFacts.from_json(json.loads(json.dumps(part.to_json()))) == part for part in parts)
 
 
 def test_a_loss_of_a_row(caplog: pytest.LogCaptureFixture) -> None:
@@ -87,11 +119,12 @@ def test_a_loss_of_a_row(caplog: pytest.LogCaptureFixture) -> None:
 # After the first rows
 
 
-def later(rows: list[dict[str, Any]], dataset: Dataset) -> dict[UnreadColumn, int]:
-    looking = LaterRows(dataset.format, dataset.columns)
+def later(rows: list[dict[str, Any]], dataset: Dataset) -> RowFacts:
+    looking = LaterRows(dataset.format, dataset.columns, dataset.ignore_columns)
     for number, row in enumerate(rows):
+        looking.look_at_names(row)
         looking.look(number, row, partial(said_of, row, dataset))
-    return looking.found
+    return looking.facts
 
 
 DOCUMENTS = Dataset(name="coco", format="document", columns=FORMATS["document"].columns)
@@ -99,41 +132,50 @@ DOCUMENTS = Dataset(name="coco", format="document", columns=FORMATS["document"].
 
 def test_later_rows_are_looked_at_where_a_column_has_something() -> None:
     text = [{"text": "A cat."}] * 50 + [{"text": "A cat.", "pic": None}] * 50 + [{"text": "A cat.", "pic": ""}] * 50
-    assert later([*text, {"text": "A cat.", "pic": "a.png"}], DOCUMENTS) == {UnreadColumn("pic", "image"): 150}
-    assert later([*text, {"pic": "a.mp4", "text": "A cat."}], DOCUMENTS) == {UnreadColumn("pic", "video"): 150}
+    expected = {UnreadColumn("pic", "image"): Looks(150, 1, 1)}
+    assert later([*text, {"text": "A cat.", "pic": "a.png"}], DOCUMENTS).unread == expected
+    expected = {UnreadColumn("pic", "video"): Looks(150, 1, 1)}
+    assert later([*text, {"pic": "a.mp4", "text": "A cat."}], DOCUMENTS).unread == expected
     both = {"text": "A cat.", "image": "a.png", "images": ["b.png"]}
-    assert later([*text, both], DOCUMENTS) == {UnreadColumn("image", "image", "images"): 150}
+    expected = {UnreadColumn("image", "image", "images"): Looks(150, 1, 1)}
+    assert later([*text, both], DOCUMENTS).unread == expected
 
 
 def test_of_a_column_with_texts_a_few_are_looked_at() -> None:
     other, picture = {"text": "A cat.", "from": "a book"}, {"text": "A cat.", "from": "a.png"}
-    assert later([other] * 7 + [picture], DOCUMENTS) == {UnreadColumn("from", "image"): 7}
-    assert later([other] * 8 + [picture], DOCUMENTS) == {}, "more would cost too much"
-    assert later([other] * 20 + [picture] * 20, DOCUMENTS) == {UnreadColumn("from", "image"): 32}, "every 32nd row"
+    column = UnreadColumn("from", "image")
+    assert later([other] * 7 + [picture], DOCUMENTS).unread == {column: Looks(7, 1, 8)}
+    assert later([other] * 8 + [picture], DOCUMENTS).unread == {}, "more would cost too much"
+    assert later([other] * 20 + [picture] * 20, DOCUMENTS).unread == {column: Looks(32, 1, 9)}, "every 32nd row"
 
 
 @pytest.mark.parametrize("row", QUIET.values(), ids=QUIET)
 def test_nothing_to_tell_of_later_rows(row: dict[str, Any]) -> None:
     dataset = resolved(Dataset(name="coco", format="auto"), [row])
-    assert later([row, row], dataset) == {}
+    assert later([row, row], dataset) == RowFacts()
 
 
-def test_a_run_tells_of_later_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def write_later_rows(folder: Path, **entry: Any) -> Path:
+    """A file whose pictures begin after the first rows."""
     rows = [{"text": f"Cat {number}.", **({"pic": "a.png"} if number >= 120 else {})} for number in range(150)]
-    rows += [{"text": "A cat.", "sound": "a.wav"}]
-    rows[0]["sound"] = "a.wav"  # of which the first rows tell already
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "meta.json").write_text(json.dumps({"coco": {"file_name": "rows.jsonl"}}))
-    first = "coco: column 'sound' has sounds in 1 of the first 100 rows, and is not read"
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "meta.json").write_text(json.dumps({"coco": {"file_name": "rows.jsonl"} | entry}))
+    return folder / "meta.json"
+
+
+def test_a_run_ends_for_media_in_later_rows(tmp_path: Path) -> None:
     expected = (
-        "coco: column 'pic' has pictures after the first rows (row 120, for one), and is not read: they are packed "
-        'without; if they should have them, give "format": "document", "columns": {"images": "pic"}'
+        "data set 'coco': column 'pic' has pictures (row 120, for one), and is not read: give "
+        '"format": "document", "columns": {"images": "pic"}, or "ignore_columns": ["pic"] to pack the rows without'
     )
+    meta = write_later_rows(tmp_path)
     for out, more in (("one", {}), ("two", {"pack_size": 200}), ("three", {"check_media": "size"})):
-        caplog.clear()  # the second run has all rows in the token store
-        run_pack(tiny_config(tmp_path / "meta.json", tmp_path / out, work=str(tmp_path / "work"), **more))
-        warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
-        assert [warning.startswith(first) for warning in warnings] == [True, False] and warnings[1] == expected
+        # The second run has all rows in the token store.
+        with pytest.raises(UserError) as caught:
+            run_pack(tiny_config(meta, tmp_path / out, work=str(tmp_path / "work"), **more))
+        assert str(caught.value) == expected
+    manifest = run_pack(tiny_config(write_later_rows(tmp_path, ignore_columns=["pic"]), tmp_path / "one")).manifest
+    assert manifest.counts.packed == 150 and manifest.warnings == ()
 
 
 # What a row says in vain
@@ -167,12 +209,38 @@ IN_VAIN: dict[str, tuple[dict[str, Any], str]] = {
         'turns of 2 of the first 2 rows have parts as a text that is JSON (\'[{"type": "text", "text": "Who?"}]\', for '
         "one), and are packed with it as it stands: write a list, if it is not meant so",
     ),
-    "boxes": (
-        {"messages": [TALK[0], {"role": "assistant", "content": "<bbox>"}], "objects": {"bbox": [[1, 2, 3, 4]]}},
-        "turns of 2 of the first 2 rows have tags for the boxes of a column 'objects', which is not read ('<bbox>', "
-        "for one), and are packed with it as it stands: write the boxes there, if it is not meant so",
+    "choices, a hint and a lecture": (
+        {"question": "Which?", "answer": "b", "choices": ["red", "blue"], "hint": "It is not red.", "topic": "colour"},
+        "text that is not read, by column and share of the characters of the first 2 rows: 'hint' (48.3%), 'choices' "
+        '(27.6%). Name it under "columns", or list it under "ignore_columns"',
+    ),
+    "one reasoning of several turns": (
+        {"messages": [*TALK, *TALK], "rationale": "He said so."},
+        "text that is not read, by column and share of the characters of the first 2 rows: 'rationale' (40.7%). Name "
+        'it under "columns", or list it under "ignore_columns"',
     ),
 }
+
+
+SKIPPED: dict[str, tuple[dict[str, Any], str]] = {
+    "boxes": (
+        {"messages": [TALK[0], {"role": "assistant", "content": "<bbox>"}], "objects": {"bbox": [[1, 2, 3, 4]]}},
+        "<bbox> stands for an entry of column 'objects', which is not supported",
+    ),
+    "a rejected answer": (
+        {"messages": TALK, "rejected_response": "Jerry."},
+        "column 'rejected_response': preference pairs are not supported",
+    ),
+}
+
+
+@pytest.mark.parametrize(("row", "words"), SKIPPED.values(), ids=SKIPPED)
+def test_rows_that_need_what_is_not_supported_are_skipped_by_name(row: dict[str, Any], words: str) -> None:
+    found = said_of(row, Dataset(name="coco"))
+    assert isinstance(found, Skip) and found.reason == "bad_row" and found.detail.startswith(words)
+    column = list(row)[-1]
+    assert isinstance(said_of(row, Dataset(name="coco", ignore_columns=(column,))), Said)
+    assert isinstance(said_of({**row, column: None}, Dataset(name="coco")), Said)
 
 
 @pytest.mark.parametrize(("row", "words"), IN_VAIN.values(), ids=IN_VAIN)
@@ -210,7 +278,7 @@ def test_a_row_of_any_depth(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(900):
         deep = [deep]
     for row in ({"text": "A cat.", "source": deep}, {"text": "A cat.", "images": deep}):
-        assert later([row], resolved(Dataset(name="coco", format="auto"), [row])) == {}
+        assert later([row], resolved(Dataset(name="coco", format="auto"), [row])) == RowFacts()
     assert not caplog.messages
 
 

@@ -11,13 +11,24 @@ from helpers import TinyData, corpus_of, tiny_config
 
 from neatpack.pipeline.records import REASONS
 from neatpack.pipeline.run import run_pack, run_plan
-from neatpack.pipeline.shard.troubles import REMEDIES, Tally, generic, troubles
+from neatpack.pipeline.shard.troubles import REMEDIES, UNCOUNTED, Tally, Tokens, generic, troubles
 
 END = "if that is right, raise --max-skipped; 1 takes whatever comes"
 
 
-def tally(name: str, packed: int, *lines: tuple[int, str, str], ratio: float = 1.0, media_dir: str = "/data") -> Tally:
-    """`lines`: row, reason and detail of what is skipped."""
+ACCEPTED = (*UNCOUNTED, "overlong")  # with --overlong drop
+
+
+def tally(
+    name: str,
+    packed: int,
+    *lines: tuple[int, str, str],
+    ratio: float = 1.0,
+    media_dir: str = "/data",
+    tokens: int = 0,
+    **more: Any,
+) -> Tally:
+    """`lines`: row, reason and detail of what is skipped; `tokens`: of each of these rows, and of a packed one."""
     corpus = corpus_of(name, [1] * (packed + len(lines)))
     corpus = dataclasses.replace(
         corpus, dataset=dataclasses.replace(corpus.dataset, sample_ratio=ratio, media_dir=media_dir)
@@ -25,13 +36,27 @@ def tally(name: str, packed: int, *lines: tuple[int, str, str], ratio: float = 1
     skipped: dict[str, int] = {}
     for _, reason, _ in lines:
         skipped[reason] = skipped.get(reason, 0) + 1
-    schema = pa.schema([("row", pa.int64()), ("reason", pa.string()), ("detail", pa.string())])
-    table = pa.Table.from_pylist([dict(zip(schema.names, line, strict=True)) for line in lines], schema=schema)
-    return Tally(corpus=corpus, samples=packed + len(lines), packed=packed, skipped=skipped, lines=lambda: table)
+    schema = pa.schema([("row", pa.int64()), ("reason", pa.string()), ("detail", pa.string()), ("tokens", pa.int32())])
+    table = pa.Table.from_pylist(
+        [dict(zip(schema.names, (*line, tokens), strict=True)) for line in lines], schema=schema
+    )
+    return Tally(
+        corpus=corpus,
+        samples=packed + len(lines),
+        packed=packed,
+        tokens=packed * tokens,
+        skipped=skipped,
+        lines=lambda: table,
+        **more,
+    )
 
 
 def said(*tallies: Tally, share: float = 0.05) -> list[str]:
-    return list(troubles(tallies, share, ""))
+    lost: dict[str, int] = {}
+    for line in (line for tally in tallies for line in tally.lines().to_pylist() if line["tokens"]):
+        lost[line["reason"]] = lost.get(line["reason"], 0) + line["tokens"]
+    tokens = Tokens(packed=sum(tally.tokens for tally in tallies), skipped=lost)
+    return list(troubles(tallies, tokens, share, ""))
 
 
 def test_every_reason_has_a_remedy() -> None:
@@ -48,7 +73,36 @@ def test_no_more_than_may_be_is_no_trouble() -> None:
 
 @pytest.mark.parametrize("reason", ["sampled_out", "held_out", "not_held_out", "overlong", "max_packs"])
 def test_what_the_user_asked_for_does_not_count(reason: str) -> None:
-    assert said(tally("a", 1, *((row, reason, "") for row in range(9)))) == []
+    lines = [(row, reason, "") for row in range(9)]
+    assert said(tally("a", 1, *lines, tokens=7, uncounted=ACCEPTED)) == []
+    assert bool(said(tally("a", 1, *lines, tokens=7))) == (reason == "overlong"), "lost, where nobody chose to drop it"
+
+
+def test_losses_are_told_in_rows_and_in_tokens() -> None:
+    long = tally("long", 0, *((row, "overlong", f"{row} tokens") for row in range(3)), tokens=200)
+    assert said(tally("short", 97, tokens=1), long, share=0.5)[:2] == [
+        "nothing is packed of long; 3 of 100 samples skipped, 3.0%, and 600 of 697 tokens, 86.1%: more than "
+        "max_skipped allows, 50.0%",
+        "long: 3 of 3 skipped, with 100.0% of its tokens: 3x overlong (600 tokens): 0 tokens (row 0, for one): raise "
+        "--pack-size, give --overlong truncate or shrink, or accept the loss by --overlong drop",
+    ]
+    assert said(tally("short", 97, tokens=1), long, share=0.9)[0] == "nothing is packed of long"
+
+
+TAGS = (0, "bad_placeholders", "1 <video> tags but 0 videos")
+
+
+def test_where_no_row_has_media_the_message_offers_text_and_then_the_missing_column() -> None:
+    (line,) = said(tally("a", 1, TAGS, has_media=False))[1:-1]
+    text, column = line.index('set "placeholders": "text"'), line.index('name it: "columns": {"videos": …}')
+    assert text < column and "lenient" not in line
+    (line,) = said(tally("a", 1, TAGS, has_media=True))[1:-1]
+    assert line.endswith(": repair the rows, or give --placeholders lenient")
+
+
+def test_media_that_are_only_named_in_text_may_be_no_media() -> None:
+    (line,) = said(tally("a", 1, (0, "missing_media", "/data/a.wav: No such file"), has_media=False))[1:-1]
+    assert 'if the rows only write about such tags, set "placeholders": "text"; is media_dir right?' in line
 
 
 def test_what_is_sampled_out_is_no_sample_either() -> None:
@@ -61,8 +115,8 @@ def test_a_data_set_that_ends_empty() -> None:
     full = tally("full", 1000)
     assert said(full, tally("none", 0, (0, "overlong", "9 tokens, a pack holds 8"))) == [
         "nothing is packed of none",
-        "none: 1 of 1 skipped: 1x overlong: 9 tokens, a pack holds 8 (row 0): raise --pack-size, or give --overlong "
-        "truncate or shrink",
+        "none: 1 of 1 skipped: 1x overlong: 9 tokens, a pack holds 8 (row 0): raise --pack-size, give --overlong "
+        "truncate or shrink, or accept the loss by --overlong drop",
         END,
     ]
     assert said(full, tally("norows", 0))[:2] == ["nothing is packed of norows", "norows: absent.jsonl has no rows"]

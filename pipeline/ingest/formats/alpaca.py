@@ -1,6 +1,7 @@
 """`alpaca`: {"instruction": "…", "input": "…", "output": "…", "system": "…", "history": [["…", "…"]]}."""
 
 from ..dialect import Columns
+from .messages import ROW_REASONING
 from .prompt_response import FIELDS, read
 from .said import Format, Row
 
@@ -11,4 +12,4 @@ def fits(row: Row) -> bool:
     return isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str)
 
 
-FORMAT = Format(read=read, fits=fits, columns=COLUMNS, fields=FIELDS)
+FORMAT = Format(read=read, fits=fits, columns=COLUMNS, fields=FIELDS, keys=ROW_REASONING)

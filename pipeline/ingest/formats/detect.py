@@ -16,7 +16,7 @@ def detect(rows: Sequence[Row]) -> str | None:
         llava            where they have `from` and `value`; a set with some pictures fits this better than sharegpt
         cauldron         where `texts` is a list of objects with `user` and `assistant`
         alpaca           with the texts `instruction` and `output`
-        prompt_response  with `prompt` and `response` or `completion`, `question` and `answer`, `query` and `response`
+        prompt_response  with `prompt` and `response` or `completion`, `question` and `answer`, …
         document         with a text `text` or `caption`, or a list `text_list`, `texts` (and `images`) or `content`
     """
     votes = {name: sum(format_.fits(row) for row in rows) for name, format_ in FORMATS.items()}

@@ -35,9 +35,9 @@ TAGGED = ("user", "document")  # roles in whose text tags stand for media; elsew
 def example_of(said: Said, dialect: Dialect) -> Example | Skip:
     """User text is cut at its placeholders, which take the media in order.
 
-    Each piece of user text is stripped and empty ones vanish; all other text stays as it is, and tags in it are text,
-    but for a document's. Strict: per kind, tags and media must be equally many. Lenient: surplus tags stay as text,
-    surplus media go before the first user turn.
+    Where a tag is cut out of user text, the one newline before and after it goes, and empty pieces vanish. All other
+    text stays as it is, and tags in it are text, but for a document's. Strict: per kind, tags and media must be equally
+    many. Lenient: surplus tags stay as text, surplus media go before the first user turn. Text: all tags are text.
 
     Where the content of a turn is a list of parts, all text is taken as it is, and the parts, not tags, say where media
     go.
@@ -55,7 +55,8 @@ def _unknown_in_turns(said: Said) -> Skip | None:
 
 
 def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
-    if any(["</" in str(turn.content) for turn in said.turns if turn.role == "user"]):
+    is_cut = dialect.placeholders != "text"
+    if is_cut and any(["</" in str(turn.content) for turn in said.turns if turn.role == "user"]):
         said = _with_named(said)
     media: dict[MediaKind, list[MediaRef]] = {}
     for kind in KINDS if said.media else ():
@@ -64,7 +65,7 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
             if isinstance(ref, Skip):
                 return ref
             media.setdefault(kind, []).append(ref)
-    pieces = [_cut(str(turn.content)) if turn.role in TAGGED else [str(turn.content)] for turn in said.turns]
+    pieces = [_cut(str(turn.content)) if is_cut and turn.role in TAGGED else [str(turn.content)] for turn in said.turns]
     tags = [_TAGS[tag.lower()] for own in pieces if len(own) > 1 for tag in own[1::2]]
     if said.image_is_video and tags.count("image") == len(media.get("video", ())) and not media.get("image"):
         for own in pieces:
@@ -75,24 +76,28 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
         if kind not in media and kind not in tags:
             continue
         count, refs = tags.count(kind), media.get(kind, [])
-        if count != len(refs) and not dialect.lenient:
+        if count != len(refs) and dialect.placeholders != "lenient":
             # Media that come first would leave such a tag behind as text.
-            texts = " ".join([str(turn.content) for turn in said.turns if turn.role in TAGGED])
+            texts = " ".join([str(turn.content) for turn in said.turns if is_cut and turn.role in TAGGED])
             other = _OTHER_TAGS[kind].search(texts) if len(refs) > count else None
             if other or not (said.media_first and not count):
                 told = f" ({shown(other[0])} is none)" if other else ""
-                return Skip(
-                    reason="bad_placeholders",
-                    detail=f"{count} <{kind}> tags but {len(refs)} {kind}s{told}; fix the row or set placeholders: "
-                    "lenient",
-                )
+                detail = f"{count} <{kind}> tags but {len(refs)} {kind}s{told}"
+                return Skip(reason="bad_placeholders", detail=detail + _remedy(refs, is_cut=is_cut))
         surplus += refs[count:]
     waiting = {kind: iter(refs) for kind, refs in media.items()}
     contents = [
-        _filled(own, waiting, strip=turn.role == "user") if turn.role in TAGGED else (own[0],)
+        _filled(own, waiting, joins=turn.role == "user") if turn.role in TAGGED else (own[0],)
         for turn, own in zip(said.turns, pieces, strict=True)
     ]
     return _finished(said, contents, surplus, dialect)
+
+
+def _remedy(media: Sequence[Any], *, is_cut: bool) -> str:
+    """What to do about a row that has these media. Of a row without any, the data set decides: see troubles.py."""
+    if not is_cut:
+        return ': "placeholders": "text" takes tags as text, and no tag says where media go'
+    return "; fix the row or set placeholders: lenient" if media else ""
 
 
 def _with_named(said: Said) -> Said:
@@ -197,12 +202,12 @@ def _shared(said: Said, items: list[Any], dialect: Dialect, *, surplus_matters: 
             taken.add(index)
         rest = [one for number, one in enumerate(named) if number not in taken]
         num_bare = len(bare) - len(indices)
-        if num_bare != len(rest) and surplus_matters and not dialect.lenient:
+        if num_bare != len(rest) and surplus_matters and dialect.placeholders != "lenient":
             unnamed = " that no index names" if indices else ""
             return Skip(
                 reason="bad_placeholders",
-                detail=f"{num_bare} parts of type {kind!r} without their own {kind} but {len(rest)} {kind}s{unnamed}; "
-                "fix the row or set placeholders: lenient",
+                detail=f"{num_bare} parts of type {kind!r} without their own {kind} but {len(rest)} {kind}s{unnamed}"
+                + _remedy(named, is_cut=True),
             )
         shared.waiting[kind] = iter(rest[:num_bare])
         if surplus_matters:
@@ -248,19 +253,20 @@ def _cut(text: str) -> list[str]:
 
 
 def _filled(
-    pieces: Sequence[str], waiting: Mapping[MediaKind, Iterator[MediaRef]], *, strip: bool
+    pieces: Sequence[str], waiting: Mapping[MediaKind, Iterator[MediaRef]], *, joins: bool
 ) -> tuple[str | MediaRef, ...]:
-    """The same with media in the place of their tags: (image, "Who?")."""
+    """The same with media in the place of their tags: (image, "Who?"). `joins`: without the newline next to a tag, on
+    either side, which rows have so that people see the tag on a line of its own."""
     literal, *rest = pieces  # so far, with placeholders that no medium is left for
     if not rest:  # as nearly all turns but the first
-        return (literal.strip() if strip else literal,)
+        return (literal,)
     parts: list[str | MediaRef] = []
     for tag, piece in zip(rest[::2], rest[1::2], strict=True):
         medium = next(waiting.get(_TAGS[tag.lower()], _NONE), None)
         if medium is None:
             literal += tag + piece
             continue
-        parts += [literal.strip() if strip else literal, medium]
-        literal = piece
-    parts.append(literal.strip() if strip else literal)
+        parts += [literal.removesuffix("\n").removesuffix("\r") if joins and literal[-1:] == "\n" else literal, medium]
+        literal = piece.removeprefix("\r\n" if piece[:1] == "\r" else "\n") if joins else piece
+    parts.append(literal)
     return tuple(filter(None, parts)) or ("",)

@@ -3,7 +3,7 @@
 from ...records import Skip
 from ..dialect import Columns, Dialect
 from . import messages
-from .messages import FIELDS, SHAREGPT_TAGS as TAGS
+from .messages import FIELDS, ROW_REASONING, SHAREGPT_TAGS as TAGS
 from .said import Format, Row, Said
 from .sharegpt import has_turns
 
@@ -17,4 +17,4 @@ def read(row: Row, dialect: Dialect) -> Said | Skip:
 
 
 # Rows without a medium fit, too: a set of pictures has some.
-FORMAT = Format(read=read, fits=has_turns, columns=COLUMNS, tags=TAGS, fields=FIELDS)
+FORMAT = Format(read=read, fits=has_turns, columns=COLUMNS, tags=TAGS, fields=FIELDS, keys=ROW_REASONING)

@@ -1,6 +1,6 @@
 """`messages`: a list of turns with role and content, OpenAI's way; by columns and tags, any other names for them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,6 +26,9 @@ USUAL_ROLES: dict[str, Role] = {
 # A role of some ShareGPT sets: an assistant whose content is a call, as JSON; and OpenAI's key before `tool_calls`.
 CALL = "function_call"
 REASONING = ("reasoning_content", "reasoning", "thinking")
+# A column of the row with what the assistant thought before its answer, and what is a setting and no thought.
+ROW_REASONING = (*REASONING, "rationale", "cot")
+_SETTINGS = frozenset(("on", "off", "none", "low", "medium", "high", "true", "false", "yes", "no"))
 TRAINED = ("loss", "weight")
 HONOURED = (*TRAINED, *REASONING, "tool_calls", CALL, "name", "tool_call_id")
 
@@ -53,7 +56,39 @@ def read(row: Row, dialect: Dialect) -> Said | Skip:
     tools = tools_of(row, dialect.columns.tools)
     if isinstance(tools, Skip):
         return tools
+    reasoning = reasoning_of(row)
+    if isinstance(reasoning, Skip):
+        return reasoning
+    if reasoning:
+        turns = _with_reasoning(turns, reasoning)
     return Said((*system, *turns), media_of(row, dialect.columns), tools)
+
+
+def reasoning_of(row: Row, taken: Collection[str] = ()) -> str | Skip:
+    """Return the text of a reasoning column of the row, or "". `taken`: columns that are read as something else."""
+    found = {
+        name: value
+        for name in ROW_REASONING
+        if isinstance(value := row.get(name), str) and value.strip() and name not in taken
+        if value.strip().lower() not in _SETTINGS
+    }
+    if len(set(found.values())) > 1:
+        listed = " and ".join(map(repr, found))
+        return bad_row(f'columns {listed} differ; remove all but one, or list them under "ignore_columns"')
+    text = next(iter(found.values()), "")
+    return (
+        text
+        if is_unicode(text)
+        else bad_row(f"column {next(iter(found))!r}: not Unicode text: half of a surrogate pair")
+    )
+
+
+def _with_reasoning(turns: list[Spoken], reasoning: str) -> list[Spoken]:
+    """Of a row with one turn of the assistant, without reasoning of its own. Whose it is of several, no row says."""
+    answers = [number for number, turn in enumerate(turns) if turn.role == "assistant"]
+    if len(answers) != 1 or turns[answers[0]].reasoning:
+        return turns
+    return [turn._replace(reasoning=reasoning) if number in answers else turn for number, turn in enumerate(turns)]
 
 
 def _listed(messages: Any) -> list[Any] | None:
@@ -208,4 +243,4 @@ def fits(row: Row) -> bool:
     return bool(turns) and all("role" in turn for turn in turns)
 
 
-FORMAT = Format(read=read, fits=fits, fields=FIELDS)
+FORMAT = Format(read=read, fits=fits, fields=FIELDS, keys=ROW_REASONING)

@@ -3,7 +3,7 @@
 from ...records import Role, Skip
 from ..dialect import Columns, Dialect
 from ..media import is_unicode, json_name
-from .messages import system_of
+from .messages import ROW_REASONING, reasoning_of, system_of
 from .said import Format, Row, Said, Spoken, bad_row, keys_of, media_of, text_of
 from .texts import is_list_text, parsed
 from .tools import tools_of
@@ -14,6 +14,7 @@ PAIRS = (
     ("question", "answer"),
     ("query", "response"),
     ("question", "response"),
+    ("problem", "solution"),
 )
 HISTORY = "history"  # as ms-swift and ChatGLM have it
 FIELDS = ("prompt", "query", "response", "history", "system", "tools", "images", "videos", "audios")
@@ -41,6 +42,10 @@ def read(row: Row, dialect: Dialect) -> Said | Skip:
         return bad_row(f"column {prompt!r} or {response!r}: not Unicode text: half of a surrogate pair")
     spoken: list[tuple[Role, str]] = [*before, ("user", asked), ("assistant", texts[response])]
     turns = [Spoken(role=role, content=text, label=f"turn {number}") for number, (role, text) in enumerate(spoken)]
+    reasoning = reasoning_of(row, (*columns, dialect.columns.query))
+    if isinstance(reasoning, Skip):
+        return reasoning
+    turns[-1] = turns[-1]._replace(reasoning=reasoning)
     tools = tools_of(row, dialect.columns.tools)
     if isinstance(tools, Skip):
         return tools
@@ -85,5 +90,5 @@ def fits(row: Row) -> bool:
     return any(all(isinstance(row.get(column), str) for column in pair) for pair in PAIRS)
 
 
-KEYS = (*dict.fromkeys(key for pair in PAIRS for key in pair), HISTORY)
+KEYS = (*dict.fromkeys(key for pair in PAIRS for key in pair), HISTORY, *ROW_REASONING)
 FORMAT = Format(read=read, fits=fits, fields=FIELDS, keys=KEYS)

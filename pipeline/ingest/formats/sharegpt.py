@@ -1,7 +1,7 @@
 """`sharegpt`: {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}."""
 
 from ..dialect import Columns
-from .messages import FIELDS, SHAREGPT_TAGS as TAGS, read, turns_in
+from .messages import FIELDS, ROW_REASONING, SHAREGPT_TAGS as TAGS, read, turns_in
 from .said import Format, Row
 
 
@@ -14,4 +14,6 @@ def fits(row: Row) -> bool:
     return has_turns(row) and not any(row.get(column) is not None for column in ("image", "video", "audio"))
 
 
-FORMAT = Format(read=read, fits=fits, columns=Columns(messages="conversations"), tags=TAGS, fields=FIELDS)
+FORMAT = Format(
+    read=read, fits=fits, columns=Columns(messages="conversations"), tags=TAGS, fields=FIELDS, keys=ROW_REASONING
+)

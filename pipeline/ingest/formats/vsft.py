@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from .messages import FIELDS, read, turns_in
+from .messages import FIELDS, ROW_REASONING, read, turns_in
 from .said import Format, Row
 
 
@@ -12,4 +12,4 @@ def fits(row: Row) -> bool:
     return any(isinstance(part, Mapping) and part.get("index") is not None for part in parts)
 
 
-FORMAT = Format(read=read, fits=fits, fields=FIELDS)
+FORMAT = Format(read=read, fits=fits, fields=FIELDS, keys=ROW_REASONING)

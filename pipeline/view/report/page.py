@@ -66,6 +66,7 @@ def page(out: Place, manifest: Manifest, *, follow: bool = False) -> str:
             sections.balance(figures),
             sections.sharing(read_composition(out, manifest)),
             sections.skips(figures),
+            sections.warnings(figures),
             sections.media(figures),
             sections.gallery(some_documents(out, manifest, follow=follow)),
             sections.times(figures),

@@ -200,6 +200,7 @@ def skips(figures: Figures) -> str:
     if not counts.skipped:
         return section("skipped", "Skipped", said("Nothing: every sample is in a pack."))
     rows = []
+    measured = sum(line["tokens"] for line in figures.datasets) + sum(counts.skipped_tokens.values())
     for reason in REASONS:
         if reason in counts.skipped:
             examples = "".join(
@@ -209,13 +210,25 @@ def skips(figures: Figures) -> str:
             )
             number = counts.skipped[reason]
             words = escape(REASONS[reason]) + (folded("examples", f"<ul>{examples}</ul>") if examples else "")
-            rows.append([f"<code>{reason}</code>", f"{number:,}", share(number, counts.samples), words])
-    total = ["total", f"{sum(counts.skipped.values()):,}", "", f"of {counted(counts.samples, 'sample')}"]
-    shown = table(["reason", "samples", "of all", "meaning"], rows, texts=(3,), total=total)
+            lost = counts.skipped_tokens.get(reason, 0)
+            rows.append([f"<code>{reason}</code>", f"{number:,}", share(number, counts.samples), f"{lost:,}",
+                         share(lost, measured), words])  # fmt: skip
+    skipped, lost = sum(counts.skipped.values()), sum(counts.skipped_tokens.values())
+    total = ["total", f"{skipped:,}", share(skipped, counts.samples), f"{lost:,}", share(lost, measured),
+             f"of {counted(counts.samples, 'sample')} and {counted(measured, 'measured token')}"]  # fmt: skip
+    shown = table(["reason", "samples", "of all", "tokens", "of all", "meaning"], rows, texts=(5,), total=total)
     fitted = ", ".join(f"{number:,} {word}" for word, number in counts.fitted.items())
     more = said(f"Packed, but cut to fit a pack: {fitted}.") if fitted else ""
     where = '<p class="soft"><code>neatpack skipped OUT</code> lists each of them, with its file and line.</p>'
     return section("skipped", "Skipped", where, shown, more)
+
+
+def warnings(figures: Figures) -> str:
+    found = figures.manifest.warnings
+    if not found:
+        return ""
+    lines = "".join(f"<li>{escape(each)}</li>" for each in found)
+    return section("warnings", "Warnings", said("About the data, by the run that packed them."), f"<ul>{lines}</ul>")
 
 
 def media(figures: Figures) -> str:

@@ -298,13 +298,21 @@ def test_media_are_as_given_unless_there_is_a_media_dir(
     ]
 
 
-def test_unknown_keys_are_refused_with_strict(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_keys_are_refused_unless_they_are_allowed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     jsonl(tmp_path / "a.jsonl", row("a"))
     path = meta(tmp_path, a={"file_name": "a.jsonl", "formatting": "sharegpt", "tags": {"observation_tag": "o"}})
-    assert answers(make_meta_dataset(path)) == ["a"]
+    assert answers(make_meta_dataset(path, allow_unknown_keys=True)) == ["a"]
     assert "unknown key 'formatting'" in caplog.text and "unknown key 'observation_tag' in tags" in caplog.text
     with pytest.raises(UserError, match="unknown key 'formatting'"):
-        make_meta_dataset(path, strict=True)
+        make_meta_dataset(path)
+
+
+def test_what_a_data_set_says_of_its_rows_is_heard_online(tmp_path: Path) -> None:
+    """Also of rows of turns, which the function of that name converts."""
+    jsonl(tmp_path / "a.jsonl", row("a", "Write <image>"), {**row("b"), "rejected_response": "c"})
+    path = meta(tmp_path, a={"file_name": "a.jsonl", "placeholders": "text", "ignore_columns": ["rejected_response"]})
+    assert answers(make_meta_dataset(path)) == ["a", "b"]
+    assert answers(make_meta_dataset(meta(tmp_path, a={"file_name": "a.jsonl"}))) == []
 
 
 def test_from_a_meta_json_to_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
