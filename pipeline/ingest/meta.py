@@ -379,8 +379,8 @@ def _source(meta_path: Place, where: str, entry: dict[str, Any]) -> dict[str, An
     source = entry["source"]
     if not isinstance(source, str) or source not in (*SOURCES, HUB):
         raise UserError(f"{where}: unknown source {source!r}; known: {', '.join((*SOURCES, HUB))}")
-    own = () if source == HUB else ("columns", "tags", "format", "id_column", "group_column", "ignore_keys", "ignore_columns",
-                                    "placeholders")  # fmt: skip
+    own = () if source == HUB else ("columns", "tags", "format", "id_column", "group_column", "ignore_keys",
+                                    "ignore_columns", "placeholders")  # fmt: skip
     for key in ("file_name", *own):
         if key in entry:
             raise UserError(f"{where}: both source and {key}; a source knows its rows by itself: remove one of the two")

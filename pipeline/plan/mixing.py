@@ -26,7 +26,7 @@ MOST_SEARCHES = 4000  # documents for which an exchange of several is looked for
 LEAST_LOOKS, MOST_LOOKS, NUM_LOOKS = 24, 400, 40_000  # packs that are looked at for one of them, and for all
 TRIES_PER_PACK = 4
 CANDIDATES = 20  # documents of each pack that may change places with it
-MOST_LOAD_CHANGE = 0.02  # of a pack's mean encoder load
+LOAD_CHANGES = 0.02, 0.1, 1.0  # of a pack's mean encoder load; the larger ones for what finds no other place
 
 
 class Kinship(NamedTuple):
@@ -203,11 +203,12 @@ def separate(
     pack = pack.copy()
     movable = np.ones(len(pack), dtype=np.bool_) if fixed is None else ~fixed
     for labels in (kin.groups, kin.rows):  # where groups have more samples than there are packs, copies are apart
-        before = len(pack)
-        while before > (left := int(np.count_nonzero(clashing(pack, labels) & movable))) > 0:
-            before = left
-            _exchange_alike(pack, samples, labels, random, movable)
-            _Search(pack, samples, labels, random, movable).run()
+        for load_change in LOAD_CHANGES:
+            before = len(pack)
+            while before > (left := int(np.count_nonzero(clashing(pack, labels) & movable))) > 0:
+                before = left
+                _exchange_alike(pack, samples, labels, random, movable)
+                _Search(pack, samples, labels, random, movable, load_change).run()
     return pack
 
 
@@ -262,14 +263,20 @@ class _Search:
     """Looks for exchanges of documents that are not alike: one or two for none, one or two."""
 
     def __init__(
-        self, pack: Ints, samples: Samples, labels: Ints, random: np.random.RandomState, movable: Mask
+        self,
+        pack: Ints,
+        samples: Samples,
+        labels: Ints,
+        random: np.random.RandomState,
+        movable: Mask,
+        load_change: float,
     ) -> None:
         self.pack, self.samples, self.labels, self.random, self.movable = pack, samples, labels, random, movable
         num_packs = int(pack.max()) + 1
         self.visual = bin_sums(pack, samples.visual_tokens, num_packs)
         self.room = samples.capacity - bin_sums(pack, samples.lengths, num_packs)
         self.room -= np.where(self.visual > 0, 0, samples.text_reserve)
-        self.most_load = int(samples.encoder.sum() * MOST_LOAD_CHANGE / num_packs)
+        self.most_load = int(samples.encoder.sum() * load_change / num_packs)
         self._by_pack = stable_order(pack)
         self._edges = np.searchsorted(pack[self._by_pack], np.arange(num_packs + 1))
         self._members: dict[int, Ints] = {}

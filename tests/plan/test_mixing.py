@@ -1,0 +1,115 @@
+"""Mixing: copies and groups in different packs, spread over the order, whatever the order that samples are given in."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from neatpack.loaders.order import epoch_order, spread_group_size
+from neatpack.pipeline.plan import plan_bins
+from neatpack.pipeline.plan.balance import NestedGroups
+from neatpack.pipeline.plan.knapsack import sorted_by
+from neatpack.pipeline.plan.mixing import draw_phases, section_edges
+from neatpack.pipeline.plan.plan import plan_packs
+
+CAPACITY = 64
+rows = st.lists(
+    st.tuples(st.integers(1, CAPACITY), st.sampled_from([0, 0, 1, 2]), st.integers(1, 4), st.integers(0, 5)),
+    min_size=1, max_size=40,
+)  # fmt: skip
+
+
+def planned(drawn: list[tuple[int, int, int, int]], order: np.ndarray, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Packs of copies of rows, (tokens, visual share, copies, group), given in an order; and the row of each."""
+    row = np.repeat(np.arange(len(drawn)), [copies for _, _, copies, _ in drawn])[order]
+    lengths = np.array([tokens for tokens, *_ in drawn])[row]
+    visual = np.array([tokens * share // 4 for tokens, share, *_ in drawn])[row]
+    groups = np.array([group for *_, group in drawn])[row]
+    packs = plan_packs(lengths, visual, capacity=CAPACITY, group_size=4, max_visual_tokens=None, text_reserve=0,
+                       rows=row, groups=groups, **options)  # fmt: skip
+    assert (np.bincount(packs, weights=lengths) <= CAPACITY).all()
+    assert np.array_equal(np.unique(packs), np.arange(packs.max() + 1))
+    return packs, row
+
+
+@given(rows, st.integers(0, 1000), st.integers(0, 2**31))
+@settings(max_examples=150, deadline=None)
+def test_every_sample_is_in_a_pack_that_holds_it(
+    drawn: list[tuple[int, int, int, int]], seed: int, shuffle: int
+) -> None:
+    num = sum(copies for _, _, copies, _ in drawn)
+    order = np.random.RandomState(shuffle).permutation(num)
+    packs, row = planned(drawn, order, seed=seed)
+    again, _ = planned(drawn, order, seed=seed)
+    assert np.array_equal(packs, again)
+    assert np.array_equal(np.bincount(row), [copies for _, _, copies, _ in drawn])
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_copies_are_in_different_packs(seed: int, shuffled: bool) -> None:
+    """100 rows, four times each, of 5 to 30 tokens in packs of 64: about 110 packs."""
+    random = np.random.RandomState(seed)
+    drawn = [(int(length), int(share), 4, number) for number, (length, share) in
+             enumerate(zip(random.randint(5, 31, 100), random.choice([0, 0, 3], 100), strict=True))]  # fmt: skip
+    order = random.permutation(400) if shuffled else np.arange(400)
+    packs, row = planned(drawn, order, seed=seed)
+    assert Counter(zip(packs.tolist(), row.tolist(), strict=True)).most_common(1)[0][1] == 1
+    parts = packs * 4 // (packs.max() + 1)
+    assert np.mean([len(set(parts[row == each])) for each in range(100)]) > 3.2, "2.7 by chance"
+
+
+def test_more_copies_than_packs_take_no_more_packs() -> None:
+    lengths = np.full(60, 16)
+    alone = plan_bins(lengths, 0 * lengths, capacity=64)
+    copies = plan_bins(lengths, 0 * lengths, capacity=64, rows=np.zeros(60, int))
+    assert len(copies) == len(alone) == 15
+
+
+@pytest.mark.parametrize(("name", "values"), [("rows", [0]), ("groups", [0, 1, 2, 3])])
+def test_labels_of_other_lengths_are_refused(name: str, values: list[int]) -> None:
+    with pytest.raises(ValueError, match=f"3 lengths but {len(values)} {name}; give one of each per sample"):
+        plan_bins([1, 2, 3], [0, 0, 0], capacity=8, **{name: values})  # type: ignore[arg-type]
+
+
+def test_phases_of_copies_are_at_equal_distances() -> None:
+    """A group of three rows, twice each: any two copies of a row are half an epoch apart."""
+    kin = draw_phases(np.array([7, 8, 9, 7, 8, 9, 5]), np.array([1, 1, 1, 1, 1, 1, 2]), 7, np.random.RandomState(0))
+    assert kin is not None and kin.largest == 6
+    assert np.allclose(np.abs(kin.phases[:3] - kin.phases[3:6]), 0.5)
+    assert np.allclose(np.diff(np.sort(kin.phases[:6])), 1 / 6)
+    assert draw_phases(np.arange(3), None, 3, np.random.RandomState(0)) is None
+
+
+def test_sections_end_where_blocks_do() -> None:
+    assert section_edges(100, 4, [64, 16, 4, 2, 1]).tolist() == [0, 26, 50, 76, 100]
+    assert section_edges(1000, 1, [64, 1]).tolist() == [0, 1000]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 3)), max_size=30), st.booleans())
+def test_sorted_by_is_lexsort(values: list[tuple[int, int]], wide: bool) -> None:
+    first, second = (np.array([value[half] for value in values], dtype=np.int64) for half in (0, 1))
+    first = first << 20 if wide else first
+    assert sorted_by(first, second).tolist() == np.lexsort((second, first)).tolist()
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 5, 16, 40, 1000])
+def test_halves_and_quarters_stay_together_in_every_epoch(num_groups: int) -> None:
+    for seed in range(20):
+        shuffle = NestedGroups(num_groups, [4, 2, 1], np.random.PCG64(seed), keeps_spread=True)
+        places = shuffle.places(0, num_groups)
+        assert sorted(places.tolist()) == list(range(4 * num_groups))
+        if num_groups % 16 == 0:
+            quarter = places.reshape(4, -1) * 4 // (4 * num_groups)
+            assert all(len(set(each)) == 1 for each in quarter.tolist())
+            assert len({tuple(half) for half in (quarter.reshape(2, -1) // 2).tolist()}) == 2
+
+
+def test_epochs_that_keep_copies_spread_differ() -> None:
+    orders = [epoch_order(np.arange(512), 512, 0, epoch, keeps_spread=True).tolist() for epoch in range(4)]
+    assert len(set(map(tuple, orders))) == 4 and all(sorted(order) == list(range(512)) for order in orders)
+    assert (
+        spread_group_size(512, 512) == 32 and spread_group_size(512, 100_000) == 512 and spread_group_size(512, 3) == 1
+    )
