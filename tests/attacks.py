@@ -33,7 +33,7 @@ def post_job(port: int, command: str, headers: dict[str, str]) -> int | None:
             f"http://127.0.0.1:{port}{path}", body, {"Content-Type": "application/json", **headers}, method="POST"
         )
         try:
-            return int(urllib.request.urlopen(request, timeout=20).status)
+            return int(urllib.request.urlopen(request, timeout=5).status)
         except urllib.error.HTTPError as error:
             if error.code not in (404, 405):
                 return error.code
@@ -46,14 +46,12 @@ def post_job(port: int, command: str, headers: dict[str, str]) -> int | None:
 def posting_jobs(process: subprocess.Popen[str], command: str) -> Iterator[dict[int, int]]:
     """Send a job without a token to every port that a process or its children open. The answers, by port."""
     answers: dict[int, int] = {}
-    asked: set[int] = set()
     ended = threading.Event()
 
     def post() -> None:
-        while not ended.wait(0.5):
-            for port in _ports(process.pid) - asked:
-                asked.add(port)
-                if code := post_job(port, command, {}):
+        while not ended.wait(1):  # again and again: an agent that starts listens before it answers
+            for port in listening_ports(process.pid) - answers.keys():
+                if not ended.is_set() and (code := post_job(port, command, {})):
                     answers[port] = code
 
     thread = threading.Thread(target=post)
@@ -65,8 +63,9 @@ def posting_jobs(process: subprocess.Popen[str], command: str) -> Iterator[dict[
         thread.join()
 
 
-def _ports(pid: int) -> set[int]:
-    found = set()
+def listening_ports(pid: int) -> set[int]:
+    """The TCP ports that the children of a process listen at."""
+    found: set[int] = set()
     with suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
             with suppress(psutil.Error):

@@ -6,30 +6,24 @@ import os
 import secrets
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
-from attacks import post_job
+from attacks import listening_ports, post_job
 from helpers import ROOT
 
 from neatpack.pipeline.runtime.clusters import require_token
 
-# Starts Ray through neatpack, prints the ports of its processes and waits for a line on stdin.
+# Starts Ray through neatpack, prints its token and waits for a line on stdin.
 DRIVER = """
 import json, os, sys
-import psutil
 from neatpack.pipeline.runtime.engine import engine
 
 with engine("ray", 1) as running:
-    ports = {}
-    for process in psutil.Process().children(recursive=True):
-        name = " ".join(process.cmdline())
-        for connection in process.net_connections("tcp"):
-            if connection.status == "LISTEN":
-                ports[connection.laddr.port] = name
     token = os.environ.get("RAY_AUTH_TOKEN")
-    print(json.dumps({"ports": sorted(ports), "token": token, "names": sorted(set(ports.values()))}), flush=True)
+    print(json.dumps({"token": token}), flush=True)
     sys.stdin.readline()
 """
 
@@ -55,8 +49,11 @@ def test_job_over_http_needs_the_token(started: dict, tmp_path: Path) -> None:
     command = f"touch {mark}"
     refused = [{}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {secrets.token_hex(32)}"},
                {"X-Ray-Authorization": "Bearer x"}, {"Cookie": "ray-authentication-token=x"}]  # fmt: skip
-    answers = {port: [post_job(port, command, headers) for headers in refused] for port in started["ports"]}
-    speaking = {port: codes for port, codes in answers.items() if any(codes)}
+    found: set[int] = set()
+    deadline = time.monotonic() + 300  # the agent answers some time after Ray has started
+    while not found and time.monotonic() < deadline:
+        found = {port for port in listening_ports(started["pid"]) if post_job(port, command, {})}
+    speaking = {port: [post_job(port, command, headers) for headers in refused] for port in found}
     assert speaking, "no port of Ray spoke HTTP; look for where its agent listens now"
     assert all(code in (401, 403) for codes in speaking.values() for code in codes if code), speaking
     accepted = [post_job(port, command, {"Authorization": f"Bearer {started['token']}"}) for port in speaking]
