@@ -11,7 +11,7 @@ from helpers import TinyData, assert_verified, files_of, tiny_config
 
 from neatpack.pipeline import stages
 from neatpack.pipeline.ingest import lines
-from neatpack.pipeline.ingest.unread import UnreadColumn
+from neatpack.pipeline.ingest.unread import RowFacts
 from neatpack.pipeline.measure.part import PartJob, measure_part
 from neatpack.pipeline.run import run_pack
 
@@ -28,7 +28,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The first row of each part that is measured."""
     found: list[int] = []
 
-    def noted(job: PartJob) -> dict[UnreadColumn, int]:
+    def noted(job: PartJob) -> RowFacts:
         found.append(job.part.first_row)
         return measure_part(job)
 
