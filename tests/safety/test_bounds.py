@@ -123,8 +123,8 @@ def test_source_reads_only_regular_files_of_its_folder(
     (line,) = read_ledger(data / "out", assert_verified(data / "out")).to_pylist()
     expected = {"outside": "missing_media", "device": "missing_media", "pipe": "bad_media", "large": "bad_media"}
     assert line["reason"] == expected.get(kind, ""), line
-    for file in (data / "out" / "work").rglob("media.bin"):
-        assert (other / "secret.png").read_bytes() not in file.read_bytes()
+    for media in (data / "out" / "work").rglob("media.bin"):
+        assert (other / "secret.png").read_bytes() not in media.read_bytes()
     if source == "rdr" and kind != "inside":  # online likewise; its own folder is that of the saved data set
         with pytest.raises(BadRow):
             SOURCES["rdr"](str(data / "saved"))[0]

@@ -48,9 +48,19 @@ TEXTS = {
     "numbered tags": "<image 1>", "numbered tags without an end": "<image1", "schemes": "a://", "letters": "a",
     "combining": "a\u0301", "zeros": "\0", "quotes": '"', "boxes": "<bbox>",
 }  # fmt: skip
+
+
+def _question(text: str) -> Callable[[int], Row]:
+    return lambda size: asked(repeated(text)(size))
+
+
+def _answer(text: str) -> Callable[[int], Row]:
+    return lambda size: asked("Who?", repeated(text)(size))
+
+
 CHATS: dict[str, Callable[[int], Row]] = {
-    **{f"question: {name}": lambda size, text=text: asked(repeated(text)(size)) for name, text in TEXTS.items()},
-    **{f"answer: {name}": lambda size, text=text: asked("Who?", repeated(text)(size)) for name, text in TEXTS.items()},
+    **{f"question: {name}": _question(text) for name, text in TEXTS.items()},
+    **{f"answer: {name}": _answer(text) for name, text in TEXTS.items()},
     "spaces in a tag": lambda size: asked("<img>" + " " * size + "</"),
     "spaces behind a name in a tag": lambda size: asked("<img>a.png" + " " * size + "x</img>"),
     "names and spaces in a tag": lambda size: asked("<img>" + "a. " * (size // 3) + "</"),

@@ -106,9 +106,13 @@ def names_lines(out: Path, uri: str) -> None:
     edit(out / "sources.json", lambda found: found["datasets"]["tiny"]["files"][0].update(lines=uri))
 
 
+def _with(key: str, uri: str) -> Callable[[dict[str, Any]], None]:
+    return lambda found: found.update({key: uri})
+
+
 def names_processor(out: Path, uri: str) -> None:
     for name, key in (("sources.json", "processor_path"), ("work/base.json", "processor")):
-        edit(out / name, lambda found, key=key: found.update({key: uri}))
+        edit(out / name, _with(key, uri))
 
 
 def names_token_store(out: Path, uri: str) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -44,7 +45,7 @@ def started(tmp_path: Path):
         driver.communicate("\n", timeout=120)
 
 
-def test_job_over_http_needs_the_token(started: dict, tmp_path: Path) -> None:
+def test_job_over_http_needs_the_token(started: dict[str, Any], tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     command = f"touch {mark}"
     refused = [{}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {secrets.token_hex(32)}"},
@@ -61,7 +62,7 @@ def test_job_over_http_needs_the_token(started: dict, tmp_path: Path) -> None:
     assert not mark.exists() or 200 in accepted
 
 
-def test_token_is_in_no_file_and_on_no_command_line(started: dict) -> None:
+def test_token_is_in_no_file_and_on_no_command_line(started: dict[str, Any]) -> None:
     assert len(started["token"]) >= 32
     assert not list(started["home"].rglob("auth_token")), "Ray wrote its token into the home directory"
     for process in psutil.process_iter(["cmdline"]):

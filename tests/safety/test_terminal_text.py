@@ -6,6 +6,7 @@ import logging
 import re
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -34,7 +35,7 @@ def acting(text: str) -> list[str]:
     return [char for char in text if unicodedata.category(char) in ACTING and char not in "\n\t\u200c\u200d"]
 
 
-@pytest.fixture(params=ATTACKS.values(), ids=ATTACKS)
+@pytest.fixture(params=list(ATTACKS.values()), ids=list(ATTACKS))
 def attack(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -108,7 +109,7 @@ def test_a_forged_ledger_and_manifest_are_harmless(
             table = table.set_column(at, table.field(at), [texts])
     pq.write_table(table, ledger)
 
-    def rename(found: dict) -> None:
+    def rename(found: dict[str, Any]) -> None:
         found["identity"]["inputs"] = {f"{CLEAR}{FORGED}": entry for entry in found["identity"]["inputs"].values()}
         found["identity"]["versions"] = {"numpy": BIDI}
         found["neatpack"] = CLEAR
