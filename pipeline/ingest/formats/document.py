@@ -38,7 +38,8 @@ def _text(row: Row, columns: Columns) -> Said | Skip:
     column = next((name for name in names if row.get(name) is not None), names[0])
     text = row.get(column)
     media: dict[MediaKind, tuple[Named, ...]] = media_of(row, columns)
-    if not media.get("image") and columns.images == "images":
+    # Of a web page (FineWeb, C4: `text` and `url`) the URL is where the text came from, and no image.
+    if column == "caption" and not media.get("image") and columns.images == "images":
         media["image"] = named(row, "url")
     if text is None and any(media.values()):
         text = ""  # ends as no_target, which says more

@@ -170,6 +170,7 @@ GOOD: dict[str, tuple[str, dict[str, Any], tuple[Turn, ...]]] = {
         document("a ", A, "\nb", B),
     ),
     "text without tags": ("document", {"text": "ab", "image": "a.jpg"}, document(A, "ab")),
+    "a web page": ("document", {"text": "A page.", "url": "https://a.org/b"}, document("A page.")),
     "a caption": ("document", {"url": "a.jpg", "caption": "A cat."}, document(A, "A cat.")),
     "a caption of a video": (
         "document",
