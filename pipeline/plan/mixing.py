@@ -21,10 +21,9 @@ MOST_TOGETHER = 1.2  # times chance: samples that are next to each other by leng
 LOOKED_AT = 50_000
 LOAD_STEPS = 32  # in the mean encoder load of a pack; bundles that change places are of one step
 MIN_SECTION_BINS = 8
-ROUNDS = 24  # of exchanges between documents of equal length
-MOST_SEARCHES = 4000  # documents for which an exchange of several is looked for
-LEAST_LOOKS, MOST_LOOKS, NUM_LOOKS = 24, 400, 40_000  # packs that are looked at for one of them, and for all
-TRIES_PER_PACK = 4
+ROUNDS, IDLE_ROUNDS = 24, 3  # of exchanges between documents of equal length, and those without any
+LEAST_LOOKS, MOST_LOOKS, NUM_LOOKS = 24, 400, 50_000  # packs that are looked at for a document, and for all: 10 s
+TRIES_PER_PACK, ORDERS = 4, 32
 CANDIDATES = 20  # documents of each pack that may change places with it
 LOAD_CHANGES = 0.02, 0.1, 1.0  # of a pack's mean encoder load; the larger ones for what finds no other place
 
@@ -202,14 +201,22 @@ def separate(
     """
     pack = pack.copy()
     movable = np.ones(len(pack), dtype=np.bool_) if fixed is None else ~fixed
-    for labels in (kin.groups, kin.rows):  # where groups have more samples than there are packs, copies are apart
+    num_packs = int(pack.max()) + 1
+    rows = _without_large(kin.rows, np.arange(len(pack)), num_packs)
+    looks = NUM_LOOKS
+    for labels in (_without_large(kin.groups, rows, num_packs), rows):
+        if (clashing(pack, labels) & movable).any():
+            _exchange_alike(pack, samples, labels, random, movable)
         for load_change in LOAD_CHANGES:
-            before = len(pack)
-            while before > (left := int(np.count_nonzero(clashing(pack, labels) & movable))) > 0:
-                before = left
-                _exchange_alike(pack, samples, labels, random, movable)
-                _Search(pack, samples, labels, random, movable, load_change).run()
+            if looks > 0 and (clashing(pack, labels) & movable).any():
+                looks -= _Search(pack, samples, labels, random, movable, load_change).run(looks)
     return pack
+
+
+def _without_large(labels: Ints, others: Ints, most: int) -> Ints:
+    """Return the other labels where one has more samples than there are packs: those cannot avoid each other."""
+    is_large = np.bincount(labels)[labels] > most
+    return _numbered(np.where(is_large, len(labels) + others, labels)) if is_large.any() else labels
 
 
 def clashing(pack: Ints, labels: Ints) -> Mask:
@@ -233,10 +240,11 @@ def _exchange_alike(pack: Ints, samples: Samples, labels: Ints, random: np.rando
     class_of = np.full(len(pack), -1)
     class_of[order] = of_class
     num_labels = int(labels.max()) + 1
+    idle = 0
     for _ in range(ROUNDS):
         bad = np.flatnonzero(clashing(pack, labels) & movable)
         bad = bad[counts[class_of[bad]] > 1]
-        if not len(bad):
+        if not len(bad) or idle == IDLE_ROUNDS:
             return
         here = bad[random.permutation(len(bad))]
         mine = class_of[here]
@@ -256,11 +264,12 @@ def _exchange_alike(pack: Ints, samples: Samples, labels: Ints, random: np.rando
         np.minimum.at(first, ends, np.arange(len(ends)))
         alone = (first[pack[here]] >= 2 * np.arange(len(here))) & (first[pack[there]] >= 2 * np.arange(len(here)))
         here, there = here[alone], there[alone]
+        idle = 0 if len(here) else idle + 1
         pack[here], pack[there] = pack[there], pack[here]
 
 
 class _Search:
-    """Looks for exchanges of documents that are not alike: one or two for none, one or two."""
+    """Looks for exchanges of documents that are not alike: one or two for some that are about as long."""
 
     def __init__(
         self,
@@ -281,17 +290,22 @@ class _Search:
         self._edges = np.searchsorted(pack[self._by_pack], np.arange(num_packs + 1))
         self._members: dict[int, Ints] = {}
 
-    def run(self) -> None:
-        num_packs = len(self.room)
-        bad = np.flatnonzero(clashing(self.pack, self.labels) & self.movable)[:MOST_SEARCHES]
-        num_looks = min(MOST_LOOKS, max(LEAST_LOOKS, NUM_LOOKS // max(1, len(bad))))
+    def run(self, most_looks: int) -> int:
+        """Look for exchanges, and return how often packs were looked at; no more often than that."""
+        num_packs, looks = len(self.room), 0
+        bad = np.flatnonzero(clashing(self.pack, self.labels) & self.movable)
+        num_looks = min(MOST_LOOKS, max(LEAST_LOOKS, most_looks // max(1, len(bad))))
         for sample in bad.tolist():
+            if looks >= most_looks:
+                break
             here = int(self.pack[sample])
             if np.count_nonzero(self.labels[self._in(here)] == self.labels[sample]) < 2:
                 continue  # the other one has been moved
             for there in self.random.randint(0, num_packs, num_looks).tolist():
+                looks += 1
                 if there != here and self._exchange(sample, here, there):
                     break
+        return looks
 
     def _in(self, pack: int) -> Ints:
         if pack not in self._members:
@@ -299,32 +313,32 @@ class _Search:
         return self._members[pack]
 
     def _exchange(self, sample: int, here: int, there: int) -> bool:
-        """Move a sample from `here` to `there`, one or two or none back, and perhaps another one along with it."""
+        """Move a sample from `here` to `there`, perhaps with another one, and some that fill its place back."""
         if (self.labels[self._in(there)] == self.labels[sample]).any():
             return False
         along, back = self._candidates(here, there, sample), self._candidates(there, here, sample)
-        # By what is moved along (last: nothing), and the first and the second that come back (likewise).
-        num_along, num_back = len(along), len(back)
-        allowed = np.ones((num_along + 1, num_back + 1, num_back + 1), dtype=np.bool_)
-        allowed[:, np.arange(num_back), np.arange(num_back)] = False
+        # What comes back are the first ones of an order, of several random ones; or nothing.
+        orders = np.argsort(self.random.random_sample((ORDERS, len(back))), axis=1)
         growths = []
         for values in (self.samples.lengths, self.samples.encoder, self.samples.visual_tokens):
-            given, taken = np.append(values[along], 0), np.append(values[back], 0)
-            growths.append(values[sample] + given[:, None, None] - taken[None, :, None] - taken[None, None, :])
+            given = np.append(values[along], 0) + values[sample]
+            taken = np.append(np.cumsum(values[back][orders], axis=1), 0)
+            growths.append(given[:, None] - taken[None, :])
         growth, load, visual = growths
-        allowed &= (growth <= self.room[there]) & (-growth <= self.room[here]) & (np.abs(load) <= self.most_load)
-        # Packs with visual tokens keep some, those without get none: the room for a fake image stays as it is.
+        allowed = (growth <= self.room[there]) & (-growth <= self.room[here]) & (np.abs(load) <= self.most_load)
+        # Packs with visual tokens keep some: they have no room for a fake image.
         if self.samples.visual_tokens[sample] or self.visual[here] or self.visual[there]:
             for pack, sign in ((there, 1), (here, -1)):
                 after = self.visual[pack] + sign * visual
-                allowed &= (after > 0) == (self.visual[pack] > 0)
+                allowed &= (after > 0) | (self.visual[pack] == 0)
                 if self.samples.max_visual_tokens is not None:
                     allowed &= after <= self.samples.max_visual_tokens
         found = np.flatnonzero(allowed)
         for at in found[self.random.randint(0, len(found), TRIES_PER_PACK)].tolist() if len(found) else ():
-            first, second, third = np.unravel_index(at, allowed.shape)
-            to_there = [sample, *along[first : first + 1].tolist()]
-            to_here = [*back[second : second + 1].tolist(), *back[third : third + 1].tolist()]
+            with_it, which = divmod(at, allowed.shape[1])
+            order, last = divmod(which, max(1, len(back)))
+            to_there = [sample, *along[with_it : with_it + 1].tolist()]
+            to_here = back[orders[order, : last + 1]].tolist() if which < orders.size else []
             if all(len(set(self.labels[moved].tolist())) == len(moved) for moved in (to_there, to_here)):
                 self._move(to_there, here, there)
                 self._move(to_here, there, here)

@@ -58,7 +58,9 @@ def test_copies_are_in_different_packs(seed: int, shuffled: bool) -> None:
     packs, row = planned(drawn, order, seed=seed)
     assert Counter(zip(packs.tolist(), row.tolist(), strict=True)).most_common(1)[0][1] == 1
     parts = packs * 4 // (packs.max() + 1)
-    assert np.mean([len(set(parts[row == each])) for each in range(100)]) > 3.2, "2.7 by chance"
+    assert np.mean([len(set(parts[row == each])) for each in range(100)]) > 2.85, (
+        "2.73 by chance, and packs are full to the token"
+    )
 
 
 def test_more_copies_than_packs_take_no_more_packs() -> None:
