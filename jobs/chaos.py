@@ -75,9 +75,11 @@ def make_jobs(folder: Path) -> dict[str, Job]:
     flags = ["--meta", str(folder / "meta.json"), "--processor", str(PROCESSOR), "--group-size", "2", "--shard-mb", "1"]
     flags += ["--pixels", "u8"]  # as `make` has it: two shards
     old = folder / "old"
-    code, told = run_here(["pack", *flags, "--engine", "inline", "--pack-size", "320", "--out", str(old)])
+    code, told = run_here(
+        ["pack", *flags, "--engine", "inline", "--pack-size", "320", "--overlong", "drop", "--out", str(old)]
+    )
     assert code == 0, told
-    flags += ["--engine", "inline", "--pack-size", "384"]
+    flags += ["--engine", "inline", "--pack-size", "384", "--overlong", "drop"]
     return {
         name: Job(flags=flags, out=folder / name, expected=expected, before=before)
         for name, before in {"new": None, "overwritten": old}.items()

@@ -40,8 +40,8 @@ MISTAKES: dict[str, tuple[list[Any], dict[str, Any], int, str]] = {
         {"colums": {}},
         2,
         "neatpack: {here}/meta.json: data set 'mine': unknown key 'colums'; known: file_name, format, columns, tags, "
-        "id_column, ignore_keys, ignore_columns, placeholders, media_dir, media_prefixes, sample_ratio, weight, source, "
-        "path_or_dataset, split. Did you mean 'columns'? Correct or remove it, or give --allow-unknown-keys\n",
+        "id_column, group_column, ignore_keys, ignore_columns, placeholders, media_dir, media_prefixes, sample_ratio, "
+        "weight, source, path_or_dataset, split. Did you mean 'columns'? Correct or remove it, or give --allow-unknown-keys\n",
     ),
     "another format than the rows have": (
         [{"id": i, "image": "0.png", "conversations": [{"from": "human", "value": "?"}]} for i in range(180)],

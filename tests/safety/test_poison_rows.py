@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -161,10 +160,23 @@ def packed(data: TinyData, site: str, *flags: str, more: dict[str, Any] | None =
     with open(folder / "said", "w+") as said:
         process = subprocess.Popen(command, cwd=data.folder, env=environment, stderr=said, stdout=said, text=True)
         with posting_jobs(process, f"touch {folder / 'ran'}") as answers:
-            assert process.wait(timeout=SECONDS) == 0, (folder / "said").read_text()[-3000:]
+            code, largest = waited(process)
+        assert code == 0, (folder / "said").read_text()[-3000:]
     assert not (folder / "ran").exists(), (folder / "ran").read_text()
-    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     return Ran(seconds=time.monotonic() - start, largest=largest, said=(folder / "said").read_text(), answers=answers)
+
+
+def waited(process: subprocess.Popen[str]) -> tuple[int, float]:
+    """The exit code of a process, and the GB of the largest among it and its own children."""
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        if pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            return process.returncode, usage.ru_maxrss / 2**20
+        time.sleep(0.1)
+    process.kill()
+    raise AssertionError(f"no end within {SECONDS} s")
 
 
 def outcomes(data: TinyData) -> dict[str, str]:
