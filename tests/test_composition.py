@@ -281,6 +281,17 @@ def test_verify_finds_packs_of_neighbors(tmp_path: Path) -> None:
     assert "pairs of neighbours in a file share a pack" in problem
 
 
+def test_file_of_long_rows_and_then_short_ones_is_not_blamed(tmp_path: Path) -> None:
+    """Short rows share packs with many: neighbours among them meet more often than any two rows of the file."""
+    lengths = np.concatenate([np.full(900, 150), np.full(300, 2)])
+    (tmp_path / "meta.json").write_text(json.dumps({"text": texts(tmp_path, lengths)}))
+    run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out", pack_size=512))
+    ledger = Ledger.read(tmp_path / "out")
+    pairs, together = ledger.neighbors()
+    assert together > 2 * pairs * ledger.chance()
+    assert main(["verify", str(tmp_path / "out")]) == 0
+
+
 def test_too_many_copies_are_told(tmp_path: Path) -> None:
     (tmp_path / "meta.json").write_text(json.dumps({"text": texts(tmp_path, np.full(3, 20)) | {"sample_ratio": 50}}))
     packed = run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out", pack_size=512))

@@ -1,6 +1,7 @@
 """Which rows share packs, against chance: read from the ledger of a finished output.
 
-A pair of rows meets by chance as often as two random rows of its dataset do. Copies of a row should never meet where
+A pair of rows meets by chance as often as two random rows of its dataset that are as long, to the double, and have
+visual tokens or none: short rows share packs with more others than long ones. Copies of a row should never meet where
 there are enough packs, neighbours of the file no more often than others.
 """
 
@@ -19,7 +20,8 @@ from .tables import ledger_names, ledger_rows, row_blocks, table_file
 COPIES, NEIGHBORS, GROUPS, DATASETS = "copies of a row", "neighbours in a file", "rows of one group", "one dataset"
 MOST_TOGETHER = 2.0  # times chance, for copies and neighbours
 MOST_GROUPED = 1 << 24  # rows in groups that are looked at; of more, those of some groups
-_COLUMNS = ("row", "repeat", "pack", "group")  # blocks are sorted by the first two
+_COLUMNS = ("row", "repeat", "pack", "group", "tokens", "visual_tokens")  # blocks are sorted by the first two
+NUM_KINDS = 32  # of rows: 16 lengths, with visual tokens or without
 
 Ints = NDArray[np.int64]
 
@@ -56,26 +58,28 @@ def read_composition(out: Place, manifest: Manifest) -> list[Together]:
     per_pack = np.zeros(num_packs, dtype=np.int64)
     groups: list[tuple[Ints, Ints]] = []
     for name, files in names.items():
-        own = np.zeros(num_packs, dtype=np.int64)
-        found = np.zeros((2, 2), dtype=np.int64)
-        for row, pack, group in _blocks(out, manifest, name, files):
-            own += np.bincount(pack, minlength=num_packs)
-            found += _pairs(row, pack)
+        by_kind = np.zeros((num_packs, NUM_KINDS), dtype=np.int32)
+        together = np.zeros(2, dtype=np.int64)
+        pairs = np.zeros((2, NUM_KINDS, NUM_KINDS), dtype=np.int64)  # of copies and of neighbours, by their kinds
+        for row, pack, group, kind in _blocks(out, manifest, name, files):
+            np.add.at(by_kind, (pack, kind), 1)
+            together += _count_pairs(row, pack, kind, pairs)
             groups.append((group[group > 0], pack[group > 0]))
+        own = by_kind.sum(axis=1, dtype=np.int64)
         total = int(own.sum())
-        chance = _pairs_of(own) / max(1, total * (total - 1) // 2)
-        for kind, (pairs, together) in zip((COPIES, NEIGHBORS), found.tolist(), strict=True):
-            sums[kind] += (pairs, together, pairs * chance)
+        expected = (pairs * _chances(by_kind)).sum(axis=(1, 2))
+        for at, name_of in enumerate((COPIES, NEIGHBORS)):
+            sums[name_of] += (pairs[at].sum(), together[at], expected[at])
         sums[DATASETS] += (total * (total - 1) // 2, _pairs_of(own), 0)
         per_pack += own
     total = int(per_pack.sum())
     chance = _pairs_of(per_pack) / max(1, total * (total - 1) // 2)
     sums[DATASETS][2] = sums[DATASETS][0] * chance
-    pairs, together = _group_pairs(groups)
-    sums[GROUPS] += (pairs, together, pairs * chance)
+    num_pairs, met = _group_pairs(groups)
+    sums[GROUPS] += (num_pairs, met, num_pairs * chance)
     return [
-        Together(kind=kind, pairs=int(pairs), together=int(together), by_chance=float(expected))
-        for kind, (pairs, together, expected) in sums.items()
+        Together(kind=name, pairs=int(num_pairs), together=int(met), by_chance=float(by_chance))
+        for name, (num_pairs, met, by_chance) in sums.items()
     ]
 
 
@@ -88,7 +92,7 @@ def composition_problems(found: Sequence[Together]) -> Iterator[str]:
             )
 
 
-def _blocks(out: Place, manifest: Manifest, name: str, files: Sequence[str]) -> Iterator[tuple[Ints, Ints, Ints]]:
+def _blocks(out: Place, manifest: Manifest, name: str, files: Sequence[str]) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
     """Yield the packed lines of a dataset by row and repetition; a row is in one block."""
     places = [table_file(out, manifest, file) for file in files]
     num_lines = sum(len(lines) for place in places for lines in read_groups(place, ("row",)))
@@ -96,23 +100,36 @@ def _blocks(out: Place, manifest: Manifest, name: str, files: Sequence[str]) -> 
         lines = ledger_rows(places, block, _COLUMNS)
         is_packed = pc.and_(pc.greater_equal(lines["pack"], 0), pc.less(lines["pack"], manifest.counts.packs))
         lines = lines.filter(is_packed)
-        row, _, pack, group = (lines[column].to_numpy().astype(np.int64) for column in _COLUMNS)
-        yield row, pack, group
+        row, _, pack, group, tokens, visual = (lines[column].to_numpy().astype(np.int64) for column in _COLUMNS)
+        length = np.minimum(np.frexp(tokens)[1], NUM_KINDS // 2 - 1)
+        yield row, pack, group, 2 * length + (visual > 0)
 
 
-def _pairs(row: Ints, pack: Ints) -> Ints:
-    """Return pairs, and those in one pack, of copies of a row, and of copies of neighbours."""
-    rows, counts = np.unique(row, return_counts=True)
-    copies = _pairs_of(counts)
-    met = _pairs_in_packs(row, pack) if copies else 0
-    neighbors = int((counts[:-1] * counts[1:])[np.diff(rows) == 1].sum())
+def _chances(by_kind: NDArray[np.int32]) -> NDArray[np.float64]:
+    """Return how probable it is that two rows share a pack, by their kinds. `by_kind`: rows of each pack."""
+    met = np.zeros((NUM_KINDS, NUM_KINDS))
+    for first in range(0, len(by_kind), 1 << 16):
+        some = by_kind[first : first + (1 << 16)].astype(np.float64)
+        met += some.T @ some
+    counts = by_kind.sum(axis=0, dtype=np.float64)
+    pairs = np.outer(counts, counts) - np.diag(counts)
+    return np.where(pairs > 0, (met - np.diag(counts)) / np.maximum(pairs, 1), 0.0)
+
+
+def _count_pairs(row: Ints, pack: Ints, kind: Ints, pairs: Ints) -> Ints:
+    """Add pairs of copies of a row and of copies of neighbours by their kinds. Return how many of them share a pack."""
+    rows, first, counts = np.unique(row, return_index=True, return_counts=True)
+    kinds, is_next = kind[first], np.diff(rows) == 1
+    np.add.at(pairs[0], (kinds, kinds), counts * (counts - 1) // 2)
+    np.add.at(pairs[1], (kinds[:-1][is_next], kinds[1:][is_next]), (counts[:-1] * counts[1:])[is_next])
+    met = _pairs_in_packs(row, pack) if (counts > 1).any() else 0
     order = np.lexsort((row, pack))
     row, pack = row[order], pack[order]
     starts = np.flatnonzero(np.append(True, (np.diff(row) != 0) | (np.diff(pack) != 0))) if len(row) else row
     counts = np.diff(np.append(starts, len(row)))
     is_next = (np.diff(row[starts]) == 1) & (np.diff(pack[starts]) == 0)
     together = int((counts[:-1] * counts[1:])[is_next].sum())
-    return np.array([[copies, met], [neighbors, together]], dtype=np.int64)
+    return np.array([met, together], dtype=np.int64)
 
 
 def _pairs_of(counts: Ints) -> int:
