@@ -18,7 +18,7 @@ MIN_ROUNDS, MAX_ROUNDS, MIXED_SAMPLES = 2, 24, 300_000  # exchanges between bund
 ALIGN_ROUNDS, FINEST = 16, 1 << 12  # and the steps in phases
 MOST_BUNDLED = 8
 MOST_TOGETHER = 1.2  # times chance: samples that are next to each other by length, in one bin
-LOOKED_AT = 50_000
+LOOKED_AT = 50_000  # pairs from which this is estimated
 LOAD_STEPS = 32  # in the mean encoder load of a pack; bundles that change places are of one step
 MIN_SECTION_BINS = 8
 ROUNDS, IDLE_ROUNDS = 24, 3  # of exchanges between documents of equal length, and those without any
@@ -164,7 +164,7 @@ def _exchange_bundles(
         keys.append(section[places])
     moved = np.empty_like(places)
     if phases is not None:
-        means = (np.add.reduceat(phases[order], starts) / sizes * FINEST).astype(np.int64)
+        means = np.add.reduceat((phases[order] * FINEST).astype(np.int64), starts) // sizes
         moved[sorted_by(*keys, means)] = places[sorted_by(*keys, places)]
     else:
         turn = sorted_by(*keys, _few_bits(len(starts), random))
