@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -167,16 +170,28 @@ def packed(data: TinyData, site: str, *flags: str, more: dict[str, Any] | None =
 
 
 def waited(process: subprocess.Popen[str]) -> tuple[int, float]:
-    """The exit code of a process, and the GB of the largest among it and its own children."""
-    until = time.monotonic() + SECONDS
-    while time.monotonic() < until:
-        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-        if pid:
-            process.returncode = os.waitstatus_to_exitcode(status)
-            return process.returncode, usage.ru_maxrss / 2**20
+    """The exit code of a process, and the GB of the largest among it and its children.
+
+    What `wait4` says begins with the memory of this process, from which that one was forked.
+    """
+    until, largest = time.monotonic() + SECONDS, 0.0
+    while process.poll() is None:
+        if time.monotonic() > until:
+            process.kill()
+            raise AssertionError(f"no end within {SECONDS} s")
+        with suppress(psutil.Error):
+            family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+            largest = max(largest, *map(peak_gb, family))
         time.sleep(0.1)
-    process.kill()
-    raise AssertionError(f"no end within {SECONDS} s")
+    return process.returncode, largest
+
+
+def peak_gb(pid: int) -> float:
+    """The most memory that a process has had since its program began."""
+    with suppress(OSError):
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        return int(found[1]) / 2**20 if found else 0.0
+    return 0.0
 
 
 def outcomes(data: TinyData) -> dict[str, str]:
