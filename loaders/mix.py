@@ -134,8 +134,11 @@ def _sources(reader: ShardReader, per_epoch: int, first: int) -> list[Source]:
 
 
 def has_copies(manifest: Manifest) -> bool:
-    """Whether rows come several times: then an epoch keeps their copies apart."""
-    return manifest.counts.samples > manifest.counts.rows
+    """Return whether rows come several times and are spread over the packs: then an epoch keeps them so.
+
+    Outputs of neatpack 0.10 are not planned so. They keep the order that trainings on them have begun with.
+    """
+    return manifest.counts.samples > manifest.counts.rows and "group_by" in manifest.identity.config
 
 
 def _loads(reader: ShardReader, runs: Sequence[tuple[int, int]]) -> list[np.ndarray]:
