@@ -87,16 +87,19 @@ class ErrorReport:
         from .extras import remedy
         from .manifest import OutputError
         from .runtime.clients import Unreachable
-        from .runtime.faults import behind, sentence
+        from .runtime.faults import behind, code_of, sentence
 
         if isinstance(error, UserError | OutputError):
             if (fault := behind(error)) is error:
-                return f"neatpack: {error}", WRONG_INPUT
+                return f"neatpack: {error} [{error.code}]", WRONG_INPUT
             error = fault
         elif isinstance(error, ModuleNotFoundError):
-            return remedy(error.name, f"neatpack {self._args.command}", "pack"), WRONG_INPUT
-        message = str(error) if isinstance(error, Unreachable) else sentence(error, self._args.elsewhere)
-        return message and f"neatpack: {message}", FAILED
+            message = remedy(error.name, f"neatpack {self._args.command}", "pack")
+            return message and f"{message} [package-missing]", WRONG_INPUT
+        if isinstance(error, Unreachable):
+            return f"neatpack: {error} [store-unreachable]", FAILED
+        message = sentence(error, self._args.elsewhere)
+        return message and f"neatpack: {message} [{code_of(error)}]", FAILED
 
 
 def _print_traceback(*error: Any) -> None:

@@ -1,16 +1,108 @@
-"""Errors for those who use neatpack: what is wrong with what they gave it, and what a job would lose of it."""
+"""Errors for users, each with a stable code.
+
+The message is for people and may be reworded. Programs and tests use `code`, one of `CODES`, and `fields`.
+"""
 
 from collections.abc import Mapping
+from typing import Any
+
+# What a code means. One code for each thing that a user would fix in another way. Skip reasons of the ledger are in
+# records.REASONS.
+CODES = {
+    "batch-mismatch": "a batch does not fit the collater, the loader or the microbatches",
+    "cache-unusable": "the loader's cache folder cannot be used, or is too small",
+    "column-missing": "a column that the meta JSON names is in no row",
+    "column-unread": "a column of media that nothing reads",
+    "config-unreadable": "the file given as --config cannot be read",
+    "data-changed": "data or media change while a job reads them",
+    "data-format": "a data file of an unknown or unsupported kind",
+    "data-limit": "a data file unpacks to more than the limits allow",
+    "data-missing": "a data file, folder or object does not exist",
+    "data-unreadable": "a data file is damaged or malformed",
+    "dataset-unknown": "a dataset, row or split that does not exist",
+    "disk-full": "no space is left, or a quota is reached",
+    "document-unknown": "a pack or document that an output does not have",
+    "file-exists": "a file that is not overwritten without being told to",
+    "folder-unsafe": "a private folder that belongs to another user, or is a link",
+    "format-unknown": "a row format that does not exist, or does not have such a column",
+    "internal": "a fault of neatpack itself",
+    "item-incomplete": "a pack without keys that the collater needs",
+    "lengths-invalid": "lengths or counts that cannot be planned",
+    "loader-argument": "an argument of the loader is invalid",
+    "loader-position": "a loader whose position is unknown or used by another loader",
+    "loader-state": "a state that does not belong to this loader",
+    "machine": "a fault of the machine: disk, memory, permissions",
+    "memory": "a worker was killed for lack of memory",
+    "meta-duplicate": "a key is twice in the meta JSON",
+    "meta-invalid": "a value of the meta JSON is invalid",
+    "meta-unknown-key": "a key of the meta JSON is unknown",
+    "meta-unreadable": "the meta JSON cannot be read",
+    "mixture-invalid": "outputs, names or weights of a mixture do not fit",
+    "model-layers": "a model with layers that carry state across documents",
+    "model-mismatch": "a model of other tokens than the packs",
+    "model-unsupported": "a model or attention implementation that cannot train on packs exactly",
+    "no-rows": "no row can be packed",
+    "option-conflict": "options that exclude each other, or that a family does not take",
+    "option-invalid": "the value of an option is invalid",
+    "option-missing": "an option that is required",
+    "option-unknown": "an option that does not exist",
+    "out-not-empty": "--out exists and is not an output of neatpack",
+    "output-damaged": "a file of an output is missing, damaged or edited",
+    "output-format": "an output of another version",
+    "output-locked": "another job is writing to this output",
+    "output-mismatch": "an output that was made from other data or another config",
+    "output-missing": "no finished output is there",
+    "overlong": "a row is longer than a pack",
+    "package-missing": "a package that is not installed",
+    "pack-size": "packs too small for what must fit into them",
+    "pixels-changed": "this machine decodes or renders an image differently",
+    "processor-missing": "a processor that cannot be found or loaded",
+    "processor-unsupported": "a processor or chat template that no family supports",
+    "ray-start": "Ray does not start",
+    "ray-unreachable": "Ray does not answer",
+    "row-invalid": "a row that cannot be used",
+    "sample-retries": "too many samples failed one after the other",
+    "shard-damaged": "a shard or pack is not what was written",
+    "source-outside": "a file outside the folders that its dataset may read",
+    "store-unreachable": "an object store, disk or mount does not answer",
+    "too-many-skipped": "more data is lost than --max-skipped allows",
+    "trainer-unsupported": "a trainer that would divide packs or batches wrongly",
+    "versions-differ": "nodes with other versions of packages",
+    "worker-crashed": "a worker ended and no row is to blame",
+    "worker-import": "workers lack a package",
+}
 
 
-class UserError(ValueError):
-    """The user's input is wrong (exit code 2): says what was got, what was expected and the remedy."""
+class NeatpackError(Exception):
+    """An error with a stable code and the facts that it is about.
+
+    Attributes:
+        code: one of `CODES`.
+        fields: facts by name, such as {"dataset": "coco", "key": "sample_ratio"}.
+    """
+
+    code = "internal"
+    fields: Mapping[str, Any] = {}
+
+    def __init__(self, message: str, *, code: str = "", **fields: Any) -> None:
+        super().__init__(message)
+        if code:
+            assert code in CODES, code
+            self.code = code
+            self.add_note(f"[{code}]")  # tracebacks show it below the message
+        if fields:
+            self.fields = fields
 
 
-class DataLossError(Exception):
+class UserError(NeatpackError, ValueError):
+    """Invalid input or arguments (exit code 2). The message says what was got, what was expected and how to fix it."""
+
+
+class DataLossError(NeatpackError):
     """By its plan, a job would lose more of its data than --max-skipped allows. Nothing is rendered (exit code 1)."""
 
     def __init__(self, summary: str, troubles: Mapping[str, tuple[str, ...]]) -> None:
         self.summary = summary  # of the plan
         self.troubles = dict(troubles)  # by output: what would be lost, in words
-        super().__init__("; ".join(f"{out}: {lines[0]}" for out, lines in troubles.items()))
+        message = "; ".join(f"{out}: {lines[0]}" for out, lines in troubles.items())
+        super().__init__(message, code="too-many-skipped")

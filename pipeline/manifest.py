@@ -22,6 +22,7 @@ from typing import Any, overload
 
 from . import __version__
 from .codecs import PLAIN, SOURCE, U8, checked_codecs
+from .errors import NeatpackError
 from .identity import Identity, fields_from_json
 from .runtime.objects import NoBucket
 from .runtime.storage import Place, parse_json, read_inside, write_whole
@@ -52,15 +53,19 @@ _LEAST_BATCH, _MOST_PER_PACK = 1 << 16, 1 << 12  # bytes of a batch of index.arr
 MAX_EPOCH = 1 << 30  # packs of an epoch, with all repetitions: more than anybody trains on, and few enough to count
 
 
-class OutputError(ValueError):
-    """An output that cannot be read: says what was found, what was expected and the remedy."""
+class OutputError(NeatpackError, ValueError):
+    """An output that cannot be read. The message says what was got, what was expected and how to fix it."""
+
+    code = "output-damaged"
 
 
 class ShardError(OutputError):
     """A shard or pack that is not what was written. `shard` names the file, `pack` the number, where it is one pack."""
 
+    code = "shard-damaged"
+
     def __init__(self, message: str, shard: str, pack: int | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message, code=self.code, shard=shard, pack=pack)
         self.shard, self.pack = shard, pack
 
     def __reduce__(self) -> tuple[Any, ...]:

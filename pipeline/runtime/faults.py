@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..errors import NeatpackError
 from .objects import NoBucket
 
 _ELSEWHERE = "{elsewhere}"  # another place that a command may be given, by its own flags
@@ -36,6 +37,8 @@ _REMEDIES = {
     errno.ENOMEM: "give the machine more memory, or the run fewer --num-workers",
     **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ENODEV, errno.ENXIO), _MOUNT),
 }
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 # Whoever met one of the others may blame the input for it with reason: a file that is not there, or not to be read.
 _NEVER_OF_INPUT = set(_REMEDIES) - {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM}
@@ -63,8 +66,10 @@ _OF_RAY = {
 _LACKING = re.compile(r"No module named '([\w.]+)'")
 
 
-class MachineError(Exception):
+class MachineError(NeatpackError):
     """A fault of the machine that is not the kernel's own: what happened, and the remedy."""
+
+    code = "machine"
 
 
 class HeadLost(MachineError):
@@ -146,6 +151,15 @@ def sentence(error: Exception, elsewhere: str = "--out or --work") -> str:
     else:
         return ""
     return f"{happened}; then run the same command again to go on"
+
+
+def code_of(error: Exception) -> str:
+    """Return the code of an error that `sentence` describes."""
+    if isinstance(error, NeatpackError):
+        return error.code
+    if isinstance(error, NoBucket):
+        return "data-missing"
+    return "disk-full" if getattr(error, "errno", None) in _NO_ROOM else "machine"
 
 
 def behind(error: Exception) -> Exception:
