@@ -66,6 +66,7 @@ if TYPE_CHECKING:
         PackConfig as PackConfig,
         UserError as UserError,
     )
+    from neatpack.pipeline.manifest import OutputError as OutputError, ShardError as ShardError
     from neatpack.pipeline.run import run_pack as run_pack, run_plan as run_plan
 
 # The same names by their home, for when the program runs and nothing of it is imported yet.
@@ -83,6 +84,7 @@ _HOMES = {
                                 "make_unimm_chat_dataset", "neat_pack_dataset_vlm", "nemotron_parse_collate_fn",
                                 "pad_collate_fn", "phi4_mm_collate_fn", "qwen2_5_collate_fn", "qwen3_omni_collate_fn"),
     "neatpack.pipeline.config": ("DataLossError", "PackConfig", "UserError"),
+    "neatpack.pipeline.manifest": ("OutputError", "ShardError"),
     "neatpack.pipeline.run": ("run_pack", "run_plan"),
 }  # fmt: skip
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

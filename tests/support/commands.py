@@ -1,0 +1,28 @@
+"""The command line, in this process."""
+
+import io
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from support.outputs import Manifest, read_manifest
+
+from neatpack.pipeline.cli import main as main
+
+
+def run_command(*arguments: Any) -> tuple[int, str, str]:
+    """Run a command; return its exit code and what it printed."""
+    printed, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    with redirect_stdout(printed), redirect_stderr(errors):
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as stop:  # argparse
+            code = int(stop.code or 0)
+    return code, *(stream.buffer.getvalue().decode() for stream in (printed, errors))  # type: ignore[attr-defined]
+
+
+def assert_verified(out: Path) -> Manifest:
+    """Return the manifest of an output that `neatpack verify` accepts."""
+    code, printed, errors = run_command("verify", out)
+    assert code == 0, printed + errors
+    return read_manifest(out)
