@@ -37,24 +37,8 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-# Tests need no annotations, and may take apart what could also be a Skip or None without asking: they fail if it is.
-# In a cache of their own: what mypy keeps is of no use to a run with other options, and would be thrown away each time.
-UNTYPED_TESTS := --cache-dir .mypy_cache_tests --explicit-package-bases --exclude tests/install/project --allow-untyped-defs --allow-incomplete-defs \
-	--allow-untyped-calls --no-warn-return-any --no-warn-unused-ignores \
-	--disable-error-code union-attr --disable-error-code arg-type \
-	--disable-error-code list-item --disable-error-code dict-item --disable-error-code assignment \
-	--disable-error-code var-annotated --disable-error-code func-returns-value
-
-# mypy does not know that neatpack/__init__.py looks beside itself: it gets the folders where a wheel has them.
 types: .venv/ready
-	mkdir -p .venv/typed/neatpack
-	ln -sfn ../../../neatpack/__init__.py .venv/typed/neatpack/__init__.py
-	ln -sfn ../../../pipeline .venv/typed/neatpack/pipeline
-	ln -sfn ../../../loaders .venv/typed/neatpack/loaders
-	ln -sfn ../../jobs .venv/typed/jobs
-	ln -sfn ../../tests .venv/typed/tests
-	cd .venv/typed && ../bin/mypy --config-file ../../pyproject.toml
-	cd .venv/typed && MYPYPATH=tests ../bin/mypy --config-file ../../pyproject.toml $(UNTYPED_TESTS) tests
+	$(BIN)/mypy
 
 check: lint types test
 

@@ -7,6 +7,10 @@ OUT ──reader.py (local, cached or ranged reads)──▶ stream.py (PackedSh
 online/ packs on the fly, on top of the functions that the offline job packs with; only it needs transformers.
 """
 
+if __name__ != "neatpack.loaders":
+    raise ImportError("import neatpack.loaders, not loaders: loaders/ is part of the neatpack package")
+
+
 from .loss import num_items_in_batch as num_items_in_batch, steps as steps
 from .microbatches import get_kwargs_chunk_spec as get_kwargs_chunk_spec
 from .model_inputs import PackCollater as PackCollater

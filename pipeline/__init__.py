@@ -18,4 +18,5 @@ the stages, `identity.py` (what an output is made from), `planned.py` (what is k
 `manifest.py` (what came out).
 """
 
-__version__ = "0.11.0"
+if __name__ != "neatpack.pipeline":
+    raise ImportError("import neatpack.pipeline, not pipeline: pipeline/ is part of the neatpack package")

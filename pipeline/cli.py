@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from . import __version__
+from neatpack import __version__
+
 from .commands import COMMANDS, add_to
 from .runtime.interrupts import remember_interrupts
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from . import __version__, measure
+from neatpack import __version__
+
+from . import measure
 from .config import fingerprint
 from .extras import VERSIONED
 from .typed import check_types

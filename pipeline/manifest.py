@@ -20,7 +20,8 @@ from itertools import pairwise
 from operator import attrgetter, itemgetter
 from typing import Any, overload
 
-from . import __version__
+from neatpack import __version__
+
 from .codecs import PLAIN, SOURCE, U8, checked_codecs
 from .errors import NeatpackError
 from .identity import Identity, fields_from_json

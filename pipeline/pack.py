@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # Run as a script, this folder is first on sys.path, and its parent, which holds the package, is not there at all.
+    # Python puts the folder of a script first on sys.path; the package is in its parent.
     checkout = Path(__file__).resolve().parent.parent
     sys.path[0] = str(checkout)
-    # Ray's workers look where the program lies that was called, if that is on sys.path: let it be the checkout.
+    # Ray's workers import from the folder of the program if it is on sys.path: name the checkout.
     sys.argv[0] = str(checkout / "neatpack")
     from neatpack.pipeline.cli import main
 

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shutil
+import sys
 import tomllib
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,15 @@ from pathlib import Path
 
 import pytest
 from helpers import DEMO_PROCESSOR, ROOT, TinyData, files_of, mixed_rows, tiny_config
-from install.environment import SOURCES, build_wheel, copy_checkout, make_environment, requirements_of, run
+from install.environment import (
+    SOURCES,
+    build_wheel,
+    build_wheel_from_sdist,
+    copy_checkout,
+    make_environment,
+    requirements_of,
+    run,
+)
 from packaging.requirements import Requirement
 
 import neatpack
@@ -75,6 +84,28 @@ def test_the_wheel_has_every_file_of_the_source_and_no_other(wheel):
             name for name in content.namelist() if not name.startswith(f"neatpack-{neatpack.__version__}.dist-info/")
         }
     assert found == expected
+
+
+def test_source_archive_builds_the_same_wheel(wheel, tmp_path):
+    with zipfile.ZipFile(wheel) as expected, zipfile.ZipFile(build_wheel_from_sdist(tmp_path)) as found:
+        assert sorted(found.namelist()) == sorted(expected.namelist())
+
+
+OTHER_NAMES = """
+import neatpack, neatpack.pipeline.errors, neatpack.loaders.ranks, sys
+for name in ("pipeline", "pipeline.errors", "loaders", "loaders.ranks", "neatpack.tests", "neatpack.jobs"):
+    try:
+        __import__(name)
+    except ImportError:
+        continue
+    print(name)
+print(*[name for name in sys.modules if name.startswith(("pipeline", "loaders"))])
+"""
+
+
+def test_nothing_is_imported_twice_or_by_another_name():
+    """In the checkout itself, where folders of these names lie at the top."""
+    assert output_of(sys.executable, "-c", OTHER_NAMES, cwd=ROOT).split() == []
 
 
 def test_training_needs_six_packages(wheel):

@@ -181,7 +181,7 @@ def _probe_function() -> Callable[[Mapping[str, str], bool], Versions]:
                 folder, digest = pathlib.Path(str(imported.__file__)).parent, hashlib.sha256()
                 for file in sorted(folder.rglob("*.py")):
                     digest.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
-                found[package] = f"{imported.__version__} (code {digest.hexdigest()[:8]})"
+                found[package] = f"{importlib.import_module('neatpack').__version__} (code {digest.hexdigest()[:8]})"
         return found
 
     return probe

@@ -25,7 +25,7 @@ def copy_checkout(folder: Path) -> Path:
     """The source as one would download it: no environment, nothing compiled, no build."""
     folder.mkdir(parents=True)
     for name in SOURCES:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     return folder
@@ -35,6 +35,19 @@ def build_wheel(folder: Path) -> Path:
     pip(
         "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, copy_checkout(folder / "src")
     )
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def build_wheel_from_sdist(folder: Path) -> Path:
+    """Build the source archive, unpack it, and build the wheel from that."""
+    build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    done = subprocess.run([sys.executable, "-c", build, folder], cwd=copy_checkout(folder / "src"), capture_output=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (archive,) = folder.glob("*.tar.gz")
+    shutil.unpack_archive(archive, folder / "sdist", filter="data")
+    (source,) = (folder / "sdist").iterdir()
+    pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", folder, source)
     (wheel,) = folder.glob("*.whl")
     return wheel
 

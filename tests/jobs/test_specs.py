@@ -20,7 +20,7 @@ import pytest
 import yaml
 from helpers import DEMO_PROCESSOR, ROOT, assert_verified, files_of, mixed_rows, tiny_config
 
-from neatpack.pipeline import __version__
+from neatpack import __version__
 from neatpack.pipeline.cli import _parser
 from neatpack.pipeline.run import run_pack
 
