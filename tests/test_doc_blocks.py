@@ -26,12 +26,9 @@ from neatpack.pipeline.run import run_pack
 
 # Blocks that are not run, by page and first line.
 NOT_RUN = {
+    ("README.md", "$ make demo"): "tests/demo/test_demo.py runs it, and compares what it prints",
     (
-        "README.md",
-        "make demo    # a minute: packs a small data set, proves it, compares, trains a tiny model on it",
-    ): "the demo is a line of .ci/run, and `make test` is what runs this",
-    (
-        "README.md",
+        "COMMANDS.md",
         "ray job submit --working-dir . -- python pipeline/pack.py --meta /data/meta.json --processor "
         "/models/qwen --out /data/packed",
     ): "needs a cluster: tests/test_ray_job.py starts one and submits this line",

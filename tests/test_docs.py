@@ -139,7 +139,7 @@ def test_the_commands_are_found():
 
 
 def test_the_families_are_the_registrys():
-    table = text_of("README.md").split("\n## Model families\n")[1].split("\n## ")[0]
+    table = text_of("docs/FAMILY.md").split("\n## The families\n")[1].split("\n## ")[0]
     rows = {name: row for row in table.splitlines() for name in re.findall(r"^\| `(\w+)` \|", row)}
     assert set(rows) == set(FAMILIES)
 

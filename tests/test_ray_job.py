@@ -126,7 +126,7 @@ def line_with(text: str, start: str) -> list[str]:
 
 
 def test_the_job_gives_the_same_bytes_and_refuses_relative_paths(lacking, tiny, tmp_path):
-    """As README.md has it, and with the runtime environment of jobs/, as that has it."""
+    """As docs/COMMANDS.md has it, and with the runtime environment of jobs/, as that has it."""
     meta = mixed_rows(tiny).write()
     run_pack(tiny_config(meta, tmp_path / "expected"))
     checkout = copy_checkout(tmp_path / "checkout")
@@ -136,11 +136,14 @@ def test_the_job_gives_the_same_bytes_and_refuses_relative_paths(lacking, tiny, 
     here = {"/data/meta.json": str(meta), "/models/qwen": str(DEMO_PROCESSOR), "/data/processor": str(DEMO_PROCESSOR),
             "python": sys.executable}  # fmt: skip
     small = ["--pack-size", "512", "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"]
-    texts = {"readme": (ROOT / "README.md").read_text(), "spec": (ROOT / "jobs" / "runtime_env.yaml").read_text()}
+    texts = {
+        "commands": (ROOT / "docs" / "COMMANDS.md").read_text(),
+        "spec": (ROOT / "jobs" / "runtime_env.yaml").read_text(),
+    }
     for name, text in texts.items():
         words = line_with(text, "ray job submit ")
         options, command = words[3 : words.index("--working-dir")], words[words.index("--") + 1 :]
-        assert options == ([] if name == "readme" else ["--runtime-env", "jobs/runtime_env.yaml"])
+        assert options == ([] if name == "commands" else ["--runtime-env", "jobs/runtime_env.yaml"])
         out = str(tmp_path / name)
         command = [here.get(word, out if word == "/data/packed" else word) for word in command]
         done = submit(lacking, checkout, [*command, *small], *options)

@@ -2,8 +2,10 @@
 other attention for them."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,15 @@ TEXT = {
 VISION = {"depth": 2, "num_heads": 2, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
 ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
 ROPE_KEY = "rope_scaling" if transformers.__version__.startswith("4.") else "rope_parameters"
+
+
+def save_model(folder: Path) -> Path:
+    """Write a tiny Qwen2.5-VL with random weights, and its tokenizer, as a folder that `from_pretrained` loads."""
+    shutil.copytree(DEMO_PROCESSOR, folder)
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.from_pretrained(DEMO_PROCESSOR)
+    transformers.AutoModelForImageTextToText.from_config(config).float().save_pretrained(folder)
+    return folder
 
 
 def tiny_model(kind: str) -> Any:

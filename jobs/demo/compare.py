@@ -1,26 +1,27 @@
-"""The demo's samples batched in four ways, computed: what is wasted on padding, what is lost, how even the ranks are.
+"""Compute what five ways to batch the demo's samples waste, drop and balance. Nothing is trained here.
 
     python jobs/demo/compare.py META OUT
 
-padded        one sample a row, a batch padded to its longest sample
-on the fly    packed while training, by lengths that are guessed: a third of the characters, 500 tokens a picture
-precomputed   the same, by lengths that a script wrote before: exact for the bare text and the pictures, without what
-              the chat template adds
-neatpack      the finished output OUT
+padded batches   one sample per row; a batch is padded to its longest sample
+guessed lengths  packs by characters / 3 and 500 tokens per image: NeMo Automodel without its precompute script
+stored lengths   packs by stored text tokens and image sizes: NeMo Automodel with that script. It does not count the
+                 chat template and the vision markers; its recipes fill packs to 90% for that reason, as done here
+exact lengths    best-fit decreasing by the true length of every sample: TRL and ms-swift
+neatpack         the finished output OUT
 
-The two in the middle follow the documented algorithm: bins by the estimate, in `greedy_knapsack_vt_balanced`; then,
-pack by pack, samples are tokenized, and one for which no room is left is dropped. There the exact lengths decide.
+NeMo Automodel bins by estimate (`greedy_knapsack_vt_balanced`), tokenizes when a pack is loaded, and drops samples that
+do not fit then (log level: debug). By default it shuffles the packs (DistributedSampler), as TRL and ms-swift do.
 """
 
+import argparse
 import logging
 import os
-import sys
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import numpy as np
@@ -32,47 +33,95 @@ from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.processor_config import extract_image_config
 from neatpack.loaders.online.tokenized import SampleError, measured_example
 from neatpack.pipeline.manifest import Manifest
+from neatpack.pipeline.plan import plan_bins
 from neatpack.pipeline.plan.balance import step_imbalance
-from neatpack.pipeline.shard.words import counted
+from neatpack.pipeline.step_cost import DEFAULT_COST, step_cost
 
 PROCESSOR = Path(__file__).parent / "processor"
-RANKS = (2, 4)  # the demo has 20 packs: steps of more ranks would be few
-SHUFFLES = 20  # orders of an epoch, by seed: one alone may be lucky
+RANKS = (2, 4, 8)
+FEWEST_PACKS = 8  # per rank; with fewer, packs that are alike are missing
+NUM_SHUFFLES = 20  # one order of an epoch may be lucky
+COPIES = 20  # enough packs to balance 8 ranks
+PACKING_RATIO = 0.9  # `packing_ratio` of NeMo Automodel's recipes: headroom for estimates that are too short
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A sample that can be read."""
+    """A readable sample: its exact lengths and two estimates of (tokens, visual tokens)."""
 
-    tokens: int  # exact
+    tokens: int
     visual_tokens: int
-    guessed: tuple[int, int]  # the same, as estimated without any hint
-    precomputed: tuple[int, int]  # and with those of a precompute step
+    guessed: tuple[int, int]
+    stored: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packs:
+    """Loads of the packs or batches of an epoch: one array element each."""
+
+    positions: np.ndarray  # that the model computes, padding included
+    tokens: np.ndarray
+    visual_tokens: np.ndarray
+    squares: np.ndarray  # of the document lengths
+
+    @property
+    def cost(self) -> np.ndarray:
+        """The modelled cost of a step of a 7B model."""
+        model = step_cost(DEFAULT_COST)
+        encoders = model.of_encoders(self.visual_tokens, np.zeros_like(self.visual_tokens))
+        return model.of_packs(self.positions, encoders, self.squares)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
     name: str
-    positions: int  # that the model computes
-    tokens: int  # of which of samples
-    samples: int
-    lost: int
-    balance: tuple[float, ...]  # of visual tokens, for each of RANKS: the fullest rank against the mean, over the steps
+    packs: int
+    positions: int
+    tokens: int
+    dropped: int
+    cost: tuple[float, ...]  # per RANKS: how far the slowest rank is above the mean, averaged over steps and orders
+    visual: tuple[float, ...]  # the same in visual tokens
 
     @property
     def wasted(self) -> float:
         return (self.positions - self.tokens) / self.positions
 
 
-def compare(meta: Path, out: Path) -> list[Way]:
-    samples = read_samples(meta)
-    manifest = Manifest.read(out)
-    pack_size = int(manifest.identity.config["pack_size"])
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    num_samples: int
+    ways: list[Way]  # of the demo's samples
+    scaled: list[Way]  # of COPIES times as many samples of these lengths
+
+
+def compare(meta: Path, out: Path) -> Comparison:
+    samples, manifest = read_samples(meta), Manifest.read(out)
+    pack_size, group_size = (int(manifest.identity.config[name]) for name in ("pack_size", "group_size"))
+    batch_size = round(manifest.counts.packed / manifest.counts.packs)
+    many = samples * COPIES
+    planned = plan_bins(
+        [sample.tokens for sample in many],
+        [sample.visual_tokens for sample in many],
+        capacity=pack_size,
+        group_size=group_size,
+    )
+    ours = pack("neatpack", many, [bin_.tolist() for bin_ in planned], pack_size, in_order=True)
+    return Comparison(
+        num_samples=len(samples),
+        ways=[*other_ways(samples, pack_size, batch_size), read_output(out, manifest, pack_size)],
+        scaled=[*other_ways(many, pack_size, batch_size), ours],
+    )
+
+
+def other_ways(samples: Sequence[Sample], pack_size: int, batch_size: int) -> list[Way]:
+    guessed = bins_by_estimate([sample.guessed for sample in samples], pack_size)
+    stored = bins_by_estimate([sample.stored for sample in samples], pack_size)
+    exact = best_fit_decreasing([sample.tokens for sample in samples], pack_size)
     return [
-        padded(samples, batch_size=round(manifest.counts.packed / manifest.counts.packs)),
-        packed("on the fly", samples, [sample.guessed for sample in samples], pack_size),
-        packed("precomputed", samples, [sample.precomputed for sample in samples], pack_size),
-        of_neatpack(out, manifest, pack_size, len(samples)),
+        pad(samples, batch_size),
+        pack("guessed lengths", samples, guessed, pack_size),
+        pack("stored lengths", samples, stored, pack_size),
+        pack("exact lengths", samples, exact, pack_size),
     ]
 
 
@@ -81,7 +130,7 @@ def read_samples(meta: Path) -> list[Sample]:
     image_config, samples = extract_image_config(family), []
     logger = logging.getLogger("neatpack")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # rows that are no conversations: the ledger names them
+    logger.setLevel(logging.ERROR)  # broken rows: the ledger names them
     try:
         examples = make_meta_dataset(str(meta))
     finally:
@@ -89,121 +138,159 @@ def read_samples(meta: Path) -> list[Sample]:
     for example in examples:
         try:
             exact = measured_example(example, family, needs_target=True)
-        except SampleError:  # in nobody's batch
+        except SampleError:  # usable by none of the ways
             continue
         sizes = [[medium.height, medium.width] for medium in exact.media]
-        hints = {"_text_tokens": text_tokens(example, family), "mm_inputs_meta": {"images_meta": sizes}}
-        guessed, precomputed = (
-            _estimate_sample_length(told, image_config, None, return_media_tokens=True)
-            for told in (example, example | hints)
+        hints = {"_text_tokens": count_text_tokens(example, family), "mm_inputs_meta": {"images_meta": sizes}}
+        guessed, stored = (
+            _estimate_sample_length(row, image_config, None, return_media_tokens=True)
+            for row in (example, example | hints)
         )
-        assert isinstance(guessed, tuple) and isinstance(precomputed, tuple)
-        samples.append(
-            Sample(tokens=exact.tokens, visual_tokens=exact.visual_tokens, guessed=guessed, precomputed=precomputed)
-        )
+        assert isinstance(guessed, tuple) and isinstance(stored, tuple)
+        samples.append(Sample(tokens=exact.tokens, visual_tokens=exact.visual_tokens, guessed=guessed, stored=stored))
     return samples
 
 
-def text_tokens(example: dict[str, Any], family: Any) -> int:
-    """Of the bare text, without what the chat template writes around it."""
+def count_text_tokens(example: dict[str, Any], family: Any) -> int:
+    """Tokens of the bare text, without what the chat template adds."""
     parts = [part for turn in example["conversation"] for part in turn["content"]]
     texts = [part["text"] for part in parts if part["type"] == "text"]
     return sum(len(family.chat.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
 
 
-def padded(samples: Sequence[Sample], batch_size: int) -> Way:
-    """As many samples in a batch as neatpack has in a pack."""
-    positions, balances = [], []
+def bins_by_estimate(estimates: Sequence[tuple[int, int]], pack_size: int) -> list[list[int]]:
+    """The bins of NeMo Automodel: a sample loses one token to the shift, and a longer one gets a bin of its own."""
+    capacity = int(pack_size * PACKING_RATIO)
+    lengths = [min(max(tokens - 1, 0), capacity) for tokens, _ in estimates]
+    return greedy_knapsack_vt_balanced(lengths, capacity, [visual for _, visual in estimates])
+
+
+def best_fit_decreasing(lengths: Sequence[int], pack_size: int) -> list[list[int]]:
+    """Put each sample, longest first, into the fullest bin with room for it."""
+    bins: list[list[int]] = []
+    rooms: list[tuple[int, int]] = []  # (room, bin), ascending
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        place = bisect_left(rooms, (lengths[index], 0))
+        room, number = rooms.pop(place) if place < len(rooms) else (pack_size, len(bins))
+        if number == len(bins):
+            bins.append([])
+        bins[number].append(index)
+        insort(rooms, (room - lengths[index], number))
+    return bins
+
+
+def pad(samples: Sequence[Sample], batch_size: int) -> Way:
+    """Batches of as many samples as neatpack has in a pack."""
+    epochs = []
     for order in shuffles(len(samples)):
         batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        positions.append(sum(len(batch) * max(samples[index].tokens for index in batch) for batch in batches))
-        visual = [sum(samples[index].visual_tokens for index in batch) for batch in batches]
-        balances.append(imbalances(np.array(visual)))
-    return Way(
-        name="padded",
-        positions=round(float(np.mean(positions))),
-        tokens=sum(sample.tokens for sample in samples),
-        samples=len(samples),
-        lost=0,
-        balance=means(balances),
-    )
+        longest = np.array([max(samples[index].tokens for index in batch) for batch in batches])
+        rows = np.array([len(batch) for batch in batches])
+        tokens = sums(batches, (sample.tokens for sample in samples))
+        visual = sums(batches, (sample.visual_tokens for sample in samples))
+        epochs.append(Packs(positions=rows * longest, tokens=tokens, visual_tokens=visual, squares=rows * longest**2))
+    return way("padded batches", epochs, 0, tokens=sum(sample.tokens for sample in samples))
 
 
-def packed(name: str, samples: Sequence[Sample], estimates: Sequence[tuple[int, int]], pack_size: int) -> Way:
-    lengths = [min(length, pack_size) for length, _ in estimates]  # a longer one has a pack of its own
-    bins = greedy_knapsack_vt_balanced(lengths, pack_size, [visual for _, visual in estimates])
-    tokens, visual, lost = 0, [], 0
+def pack(
+    name: str, samples: Sequence[Sample], bins: Sequence[Sequence[int]], pack_size: int, *, in_order: bool = False
+) -> Way:
+    """Fill packs by exact length in the order of their bins, and drop what does not fit."""
+    kept, dropped = [], 0
     for bin_ in bins:
-        room, seen = pack_size, 0
-        for sample in (samples[index] for index in bin_):
-            if sample.tokens > room:
-                lost += 1
+        room, documents = pack_size, []
+        for index in bin_:
+            if samples[index].tokens > room:
+                dropped += 1
                 continue
-            room -= sample.tokens
-            seen += sample.visual_tokens
-        tokens += pack_size - room
-        visual.append(seen)
-    balances = [imbalances(np.array(visual)[order]) for order in shuffles(len(bins))]
+            room -= samples[index].tokens
+            documents.append(index)
+        kept.append(documents)
+    tokens, visual = [sample.tokens for sample in samples], [sample.visual_tokens for sample in samples]
+    packs = Packs(
+        positions=np.full(len(bins), pack_size),
+        tokens=sums(kept, tokens),
+        visual_tokens=sums(kept, visual),
+        squares=sums(kept, (length**2 for length in tokens)),
+    )
+    epochs = [packs] if in_order else [take(packs, order) for order in shuffles(len(bins))]
+    return way(name, epochs, dropped, tokens=int(packs.tokens.sum()))
+
+
+def read_output(out: Path, manifest: Manifest, pack_size: int) -> Way:
+    index = pq.read_table(out / "index.parquet", columns=["tokens", "visual_tokens", "squares"])
+    tokens, visual, squares = (index[name].to_numpy() for name in ("tokens", "visual_tokens", "squares"))
+    packs = Packs(positions=np.full(len(index), pack_size), tokens=tokens, visual_tokens=visual, squares=squares)
+    orders = [PackedShards(str(out), rank=0, world_size=1, seed=seed).order() for seed in range(NUM_SHUFFLES)]
+    dropped = manifest.counts.skipped.get("overlong", 0)
+    return way("neatpack", [take(packs, order) for order in orders], dropped, tokens=int(tokens.sum()))
+
+
+def way(name: str, epochs: Sequence[Packs], dropped: int, *, tokens: int) -> Way:
+    """Averages over the epochs, which are the same packs in other orders, or other batches of the same samples."""
     return Way(
         name=name,
-        positions=len(bins) * pack_size,
+        packs=len(epochs[0].tokens),
+        positions=round(float(np.mean([epoch.positions.sum() for epoch in epochs]))),
         tokens=tokens,
-        samples=len(samples),
-        lost=lost,
-        balance=means(balances),
+        dropped=dropped,
+        cost=balance(epoch.cost for epoch in epochs),
+        visual=balance(epoch.visual_tokens for epoch in epochs),
     )
 
 
-def of_neatpack(out: Path, manifest: Manifest, pack_size: int, num_samples: int) -> Way:
-    index = pq.read_table(out / "index.parquet", columns=["tokens", "visual_tokens"])
-    visual = index["visual_tokens"].to_numpy()
-    orders = [PackedShards(str(out), rank=0, world_size=1, seed=seed).order() for seed in range(SHUFFLES)]
-    return Way(
-        name="neatpack",
-        positions=len(index) * pack_size,
-        tokens=int(index["tokens"].to_numpy().sum()),
-        samples=num_samples,
-        lost=manifest.counts.skipped.get("overlong", 0),
-        balance=means([imbalances(visual[order]) for order in orders]),
-    )
+def balance(loads: Iterable[np.ndarray]) -> tuple[float, ...]:
+    ratios = [[step_imbalance(load, ranks) - 1 for ranks in RANKS] for load in loads]
+    return tuple(np.mean(ratios, axis=0).tolist())
 
 
-def imbalances(visual: np.ndarray) -> tuple[float, ...]:
-    return tuple(step_imbalance(visual, ranks) for ranks in RANKS)
+def take(packs: Packs, order: np.ndarray) -> Packs:
+    names = ("positions", "tokens", "visual_tokens", "squares")
+    return Packs(**{name: getattr(packs, name)[order] for name in names})
 
 
-def means(balances: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-    return tuple(np.mean(balances, axis=0).tolist())
+def sums(bins: Sequence[Sequence[int]], values: Iterable[int]) -> np.ndarray:
+    array = np.array([*values])
+    return np.array([int(array[np.asarray(bin_, np.int64)].sum()) for bin_ in bins])
 
 
 def shuffles(number: int) -> list[np.ndarray]:
-    return [np.random.default_rng(seed).permutation(number) for seed in range(SHUFFLES)]
+    return [np.random.default_rng(seed).permutation(number) for seed in range(NUM_SHUFFLES)]
 
 
-def table(ways: Sequence[Way]) -> str:
-    titles = "".join(f"{f'fullest of {ranks} ranks':>21}" for ranks in RANKS)
-    lines = [f"  {'':<12}{'positions':>10}{'wasted':>8}{'samples lost':>15}{titles}"]
-    for way in ways:
-        lost, over = f"{way.lost} of {way.samples}", "".join(f"{f'{b - 1:.1%} over mean':>21}" for b in way.balance)
-        lines.append(f"  {way.name:<12}{way.positions:>10,}{way.wasted:>8.1%}{lost:>15}{over}")
+def table(found: Comparison) -> str:
+    """The figures in at most 80 columns."""
+    ours, scaled = found.ways[-1], found.scaled[-1]
+    ranks = "".join(f"{f'{number} ranks':>9}" for number in RANKS)
+    lines = [f"  {'':<15}{'positions computed':>22}{'wasted':>12}{'samples dropped':>23}"]
+    for each in found.ways:
+        dropped = f"{each.dropped} of {found.num_samples}" if each.dropped else "0"
+        lines.append(f"  {each.name:<15}{each.positions:>22,}{each.wasted:>12.1%}{dropped:>23}")
+    lines += [
+        "",
+        f"  Balance of {found.num_samples * COPIES:,} samples of these lengths, {scaled.packs} packs of neatpack:",
+        f"  {'slowest rank':<15}{'modelled cost':>27}{'visual tokens':>30}",
+        f"  {'above mean by':<15}{ranks}   {ranks}",
+    ]
+    for each in found.scaled:
+        loads = ("".join(f"{f'{load:.1%}':>9}" for load in loads) for loads in (each.cost, each.visual))
+        lines.append(f"  {each.name:<15}{'   '.join(loads)}")
+    few = [rank for rank, number in enumerate(RANKS) if ours.packs < FEWEST_PACKS * number]
+    lines += [
+        f"  {ours.packs} packs are too few for {RANKS[rank]} ranks: neatpack has {ours.cost[rank]:.1%} and "
+        f"{ours.visual[rank]:.1%} with this output."
+        for rank in few
+    ]
     return "\n".join(lines)
 
 
-def meaning(ways: Sequence[Way]) -> str:
-    """What the figures say, in words."""
-    padded, on_the_fly, precomputed, ours = ways
-    return (
-        f"  positions: what the model computes in an epoch. Padded takes {padded.positions / ours.positions:.1f} times "
-        f"as many as neatpack, on the fly {on_the_fly.positions / ours.positions:.1f} times.\n"
-        "  lost: a guess too long leaves packs empty; one too short drops what does not fit, in every epoch: "
-        f"{counted(precomputed.lost, 'sample')}, {precomputed.lost / precomputed.samples:.0%}.\n"
-        "  fullest rank: the visual tokens of the rank that the others wait for, on average over shuffles. These are "
-        "few packs: jobs/bench_plan.py does it with many.\n"
-        "  One picture cannot be decoded, which the other ways would find out in training; neatpack left its row out."
-    )
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("meta", type=Path)
+    parser.add_argument("out", type=Path)
+    args = parser.parse_args()
+    print(table(compare(args.meta, args.out)))
 
 
 if __name__ == "__main__":
-    found = compare(Path(sys.argv[1]), Path(sys.argv[2]))
-    print(table(found))
-    print(meaning(found))
+    main()

@@ -1,9 +1,9 @@
-"""A tiny real model (Qwen2.5-VL as transformers has it, random weights) trained from the demo's shards.
+"""Train a tiny Qwen2.5-VL of transformers with random weights on the demo's shards.
 
     python jobs/demo/train.py META OUT
 
-The first loss is computed twice: of a pack, and of the same conversations one by one, read from their data files and
-unpacked, with positions, mask and shift by transformers itself.
+The first loss is computed twice: for a pack, and for the same conversations one by one. Those are read from the data
+files, and transformers computes positions, mask and shift.
 """
 
 import json
@@ -34,7 +34,7 @@ def tiny_model() -> Any:
 
 
 def conversations(meta: Path, documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The rows of a pack, straight from the files that the meta JSON names."""
+    """Read the rows of a pack from the files that the meta JSON names."""
     entries = json.loads(meta.read_text())
     for document in documents:
         entry = entries[document["dataset"]]
@@ -49,7 +49,7 @@ def conversations(meta: Path, documents: list[dict[str, Any]]) -> Iterator[dict[
 
 @torch.no_grad()
 def loss_one_by_one(model: Any, examples: list[dict[str, Any]]) -> tuple[float, int]:
-    """The mean over the trained tokens of all, and their number."""
+    """Return the mean over all trained tokens, and their number."""
     samples = PreTokenizedDatasetWrapper(examples, str(PROCESSOR), inject_fake_images=False)
     total, trained = 0.0, 0
     for index in range(len(examples)):
@@ -64,7 +64,7 @@ def loss_one_by_one(model: Any, examples: list[dict[str, Any]]) -> tuple[float, 
 
 
 def train(meta: Path, out: Path, steps: int = STEPS) -> list[float]:
-    """The loss of each step, printed as it comes."""
+    """Train and return the loss of each step."""
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     shards = PackedShards(str(out), rank=0, world_size=1, seed=0, pixels="fp32")
@@ -77,16 +77,16 @@ def train(meta: Path, out: Path, steps: int = STEPS) -> list[float]:
             documents = reader.header(number, reader.content(number))["documents"]
             alone, trained = loss_one_by_one(model, list(conversations(meta, documents)))
             print(f"  pack {number}: {len(documents)} conversations, {trained:,} trained tokens")
-            print(f"    loss of the pack, one forward pass            {loss.item():.6f}")
-            print(f"    loss of its conversations, one by one         {alone:.6f}")
-            print(f"    difference                                    {abs(loss.item() - alone):.1e}")
+            print(f"  loss of the pack, in one forward pass         {loss.item():.6f}")
+            print(f"  loss of its conversations, one by one         {alone:.6f}")
+            print(f"  difference                                    {abs(loss.item() - alone):8.1e}")
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
         if step == steps:
             break
-    print(f"  loss by step: {' '.join(f'{loss:.3f}' for loss in losses)}", flush=True)
+    print(f"  loss of {steps} training steps: {' '.join(f'{loss:.3f}' for loss in losses)}", flush=True)
     return losses
 
 

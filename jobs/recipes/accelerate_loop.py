@@ -1,24 +1,24 @@
-"""accelerate: a loop of one's own, with what `accelerator.prepare` makes of model, optimizer and loader.
+"""accelerate: your own loop around `accelerator.prepare(model, optimizer, loader)`.
 
-torchrun --standalone --nproc-per-node 2 jobs/recipes/accelerate_loop.py OUT --checkpoint folder
+torchrun --standalone --nproc-per-node 2 jobs/recipes/accelerate_loop.py OUT --model MODEL --checkpoint folder
 """
 
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from common import ADAMW, arguments, report, tiny_model
+from common import GPU, PIXELS, arguments, load_model, report
 from torch.utils.data import DataLoader
 
 from neatpack import num_items_in_batch
 from neatpack.loaders.hf import IndexedPacks
 
 args = arguments(__doc__)
-accelerator = Accelerator(cpu=True)
-model = tiny_model(args.model)
-packs = IndexedPacks(args.out, pixels="fp32")
+accelerator = Accelerator(cpu=not GPU)
+model = load_model(args.model)
+packs = IndexedPacks(args.out, pixels=PIXELS)
 loader = DataLoader(packs, batch_size=1, num_workers=1, collate_fn=packs.collater(model))
-optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
+optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.0)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 step = 0
 if checkpoints := sorted(Path(args.checkpoint).glob("step-*")):
@@ -33,9 +33,10 @@ for epoch in range(step // len(loader), args.epochs):
         optimizer.step()
         optimizer.zero_grad()
         step += 1
-        accelerator.save_state(f"{args.checkpoint}/part")
-        accelerator.wait_for_everyone()
-        if accelerator.is_main_process:
-            Path(args.checkpoint, "part").rename(f"{args.checkpoint}/step-{step:06d}")
-        accelerator.wait_for_everyone()
+        if step % args.save_every == 0:
+            accelerator.save_state(f"{args.checkpoint}/part")
+            accelerator.wait_for_everyone()
+            if accelerator.is_main_process:  # whole or not at all
+                Path(args.checkpoint, "part").rename(f"{args.checkpoint}/step-{step:06d}")
+            accelerator.wait_for_everyone()
         report(step, accelerator.reduce(loss.detach()).item())

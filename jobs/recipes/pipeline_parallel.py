@@ -1,6 +1,6 @@
 """Pipeline parallelism: torch.distributed.pipelining, a Qwen-VL model in as many stages as there are ranks.
 
-torchrun --standalone --nproc-per-node 2 jobs/recipes/pipeline_parallel.py OUT --checkpoint folder
+torchrun --standalone --nproc-per-node 2 jobs/recipes/pipeline_parallel.py OUT --model MODEL --checkpoint folder
 
 Every rank reads the same packs: the first stage takes tokens and media, the last one labels, and all of them positions.
 """
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from common import ADAMW, arguments, report, tiny_model
+from common import PIXELS, arguments, load_model, report, start, to_device
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -68,7 +68,7 @@ class Pipeline:
         self.part = Stage(model, rank, self.size)
         own = weights[:1] * (rank == 0) + weights[1:] * (rank == self.size - 1)
         self.tied = own if weights[0] is weights[1] and self.size > 1 else []
-        stage = PipelineStage(self.part, rank, self.size, torch.device("cpu"))
+        stage = PipelineStage(self.part, rank, self.size, weights[0].device)
         self.schedule = make_schedule(
             stage, NUM_MICROBATCHES, loss_fn=self.loss_of, kwargs_chunk_spec=get_kwargs_chunk_spec(kwargs_of(example)),
             scale_grads=False,
@@ -89,7 +89,7 @@ class Pipeline:
         wanted = {"target": batch["labels"], "losses": losses} if self.is_last else {}
         with stage_vlm_media_for_pp(self.pp, [self.part], batch):
             self.schedule.step(*inputs, **wanted, **kwargs_of(batch))
-        loss = torch.stack(losses).sum().detach() if self.is_last else torch.zeros(())
+        loss = torch.stack(losses).sum().detach() if self.is_last else torch.zeros((), device=batch["labels"].device)
         dist.broadcast(loss, src=self.size - 1)
         return loss.item()
 
@@ -105,16 +105,16 @@ def kwargs_of(batch):
 
 def main():
     args = arguments(__doc__)
-    dist.init_process_group("gloo")
-    model = tiny_model(args.model)
+    device = start()
+    model = load_model(args.model).to(device)
     # All stages are of one data-parallel rank. Activations have one shape, and so have the rows of all batches.
-    packs = PackedShards(args.out, rank=0, world_size=1, batch_size=BATCH_SIZE, pixels="fp32")
+    packs = PackedShards(args.out, rank=0, world_size=1, batch_size=BATCH_SIZE, pixels=PIXELS)
     collater = packs.collater(model, max_length=packs.reader.manifest.identity.config["pack_size"])
     collate = wrap_vlm_collate_for_pp(collater, NUM_MICROBATCHES)
     loader = packs.loader(batch_size=BATCH_SIZE, num_workers=1, collate_fn=collate)
-    pipeline = Pipeline(model, Schedule1F1B, collate([packs.pack(0)] * BATCH_SIZE))
+    pipeline = Pipeline(model, Schedule1F1B, to_device(collate([packs.pack(0)] * BATCH_SIZE), device))
     part = pipeline.part
-    optimizer = torch.optim.AdamW(part.parameters(), **ADAMW)
+    optimizer = torch.optim.AdamW(part.parameters(), lr=args.lr, weight_decay=0.0)
 
     def state(step):
         weights, moments = get_state_dict(part, optimizer)
@@ -129,12 +129,13 @@ def main():
 
     while loader.epoch < args.epochs:
         for batch in loader:
-            loss = pipeline.step(batch)
+            loss = pipeline.step(to_device(batch, device))
             pipeline.add_tied_gradients()
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-            dcp.save(state(step), checkpoint_id=f"{args.checkpoint}/step-{step:06d}")
+            if step % args.save_every == 0:
+                dcp.save(state(step), checkpoint_id=f"{args.checkpoint}/step-{step:06d}")
             report(step, loss)
     dist.destroy_process_group()
 

@@ -1,6 +1,6 @@
-"""A loop in the manner of torchtitan: a device mesh, a global batch size, micro-steps, and DCP for everything.
+"""A loop like torchtitan's: a device mesh, a global batch size, micro-steps, and DCP for every state.
 
-torchrun --standalone --nproc-per-node 2 jobs/recipes/torchtitan_loop.py OUT --checkpoint folder
+torchrun --standalone --nproc-per-node 2 jobs/recipes/torchtitan_loop.py OUT --model MODEL --checkpoint folder
 
 The packs of a step are the same on one rank with two micro-steps as on two ranks with one, and so are its losses.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from common import ADAMW, arguments, report, tiny_model
+from common import PIXELS, arguments, load_model, report, start, to_device
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -20,11 +20,11 @@ from neatpack import PackedShards, num_items_in_batch, steps
 GLOBAL_BATCH_SIZE = 2
 
 args = arguments(__doc__)
-dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
-model = fully_shard(tiny_model(args.model), mesh=mesh["dp"])
-optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
-packs = PackedShards(args.out, rank=mesh["dp"].get_local_rank(), world_size=mesh["dp"].size(), pixels="fp32")
+device = start()
+mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
+model = fully_shard(load_model(args.model).to(device), mesh=mesh["dp"])
+optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.0)
+packs = PackedShards(args.out, rank=mesh["dp"].get_local_rank(), world_size=mesh["dp"].size(), pixels=PIXELS)
 loader = packs.loader(batch_size=1, num_workers=1, model=model)
 
 
@@ -41,7 +41,8 @@ if checkpoints:
 
 while loader.epoch < args.epochs:
     for micro_steps in steps(loader, GLOBAL_BATCH_SIZE // mesh["dp"].size()):
-        items, total = num_items_in_batch(micro_steps, mesh["dp"].get_group()), torch.zeros(())
+        micro_steps = [to_device(batch, device) for batch in micro_steps]
+        items, total = num_items_in_batch(micro_steps, mesh["dp"].get_group()), torch.zeros((), device=device)
         for batch in micro_steps:
             loss = model(**batch, num_items_in_batch=items).loss
             (loss * mesh["dp"].size()).backward()
@@ -50,6 +51,7 @@ while loader.epoch < args.epochs:
         optimizer.zero_grad()
         step += 1
         dist.all_reduce(total, group=mesh["dp"].get_group())
-        dcp.save(state(step), checkpoint_id=f"{args.checkpoint}/step-{step:06d}")
+        if step % args.save_every == 0:
+            dcp.save(state(step), checkpoint_id=f"{args.checkpoint}/step-{step:06d}")
         report(step, total.item())
 dist.destroy_process_group()

@@ -1,36 +1,47 @@
-"""What `make demo` tells: its figures are computed, and they are right."""
+"""`make demo`: what it prints is computed, right, and what README.md shows."""
 
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from doc_pages import text_of
 from helpers import DEMO_PROCESSOR, tiny_config
 
-from jobs.demo.compare import Sample, Way, compare, meaning, packed, padded, table
+from jobs.demo import run
+from jobs.demo.compare import Sample, best_fit_decreasing, bins_by_estimate, compare, pack, pad, table
 from jobs.demo.make_data import make_demo
 from jobs.demo.train import train
 from neatpack.pipeline.run import run_pack
 
 
-def sample(tokens: int, estimate: int, visual_tokens: int = 0) -> Sample:
-    return Sample(tokens=tokens, visual_tokens=visual_tokens, guessed=(estimate, 0), precomputed=(estimate, 0))
+def sample(tokens: int, estimate: int = 0) -> Sample:
+    return Sample(tokens=tokens, visual_tokens=0, guessed=(estimate, 0), stored=(estimate, 0))
 
 
-def test_a_batch_is_padded_to_its_longest_sample():
-    way = padded([sample(10, 0), sample(4, 0)], batch_size=2)
-    assert (way.positions, way.tokens, way.lost, way.wasted) == (20, 14, 0, 0.3)
-    assert padded([sample(10, 0), sample(4, 0)], batch_size=1).wasted == 0
+def test_batch_is_padded_to_its_longest_sample():
+    way = pad([sample(10), sample(4)], batch_size=2)
+    assert (way.positions, way.tokens, way.dropped, way.wasted) == (20, 14, 0, 0.3)
+    assert pad([sample(10), sample(4)], batch_size=1).wasted == 0
 
 
-def test_an_estimate_too_short_loses_a_sample_and_one_too_long_leaves_room():
-    samples = [sample(6, 3), sample(6, 3), sample(4, 4)]
-    short = packed("x", samples, [each.guessed for each in samples], 10)
-    assert (short.positions, short.tokens, short.lost) == (10, 10, 1), (
-        "4 and 6 fill the pack, and the other 6 is dropped"
-    )
-    long = packed("x", samples, [(10, 0)] * 3, 10)
-    assert (long.positions, long.tokens, long.lost) == (30, 16, 0)
-    assert packed("x", [sample(9, 99)], [(99, 0)], 10).lost == 0, "one that only seems too long has a pack of its own"
+def test_samples_that_do_not_fit_their_pack_are_dropped():
+    samples = [sample(6), sample(6), sample(4)]
+    short = pack("x", samples, [[0, 1, 2]], 10)
+    assert (short.positions, short.tokens, short.dropped) == (10, 10, 1), "6 and 4 fill the pack"
+    long = pack("x", samples, [[0], [1], [2]], 10)
+    assert (long.positions, long.tokens, long.dropped) == (30, 16, 0)
+
+
+def test_estimates_fill_nine_tenths_of_a_pack():
+    """One token less each, for the shift; a sample longer than a bin has one of its own."""
+    assert sorted(map(len, bins_by_estimate([(10, 0)] * 3, 20))) == [1, 2]
+    assert bins_by_estimate([(99, 0)], 20) == [[0]]
+
+
+def test_best_fit_decreasing_takes_the_fullest_bin_with_room():
+    assert best_fit_decreasing([3, 7, 6, 2, 2], 10) == [[1, 0], [2, 3, 4]]
+    assert best_fit_decreasing([10, 10, 1], 10) == [[0], [1], [2]]
 
 
 @pytest.fixture(scope="module")
@@ -42,18 +53,21 @@ def made(tmp_path_factory) -> tuple[Path, Path]:
     return meta, folder / "out"
 
 
-def test_the_comparison(made):
-    ways = compare(*made)
-    by_name: dict[str, Way] = {way.name: way for way in ways}
-    ours = by_name.pop("neatpack")
-    assert list(by_name) == ["padded", "on the fly", "precomputed"]
-    assert ours.lost == 0 and ours.wasted < 0.02
-    for way in by_name.values():
-        assert way.samples == ours.samples == 291
-        assert way.wasted > 5 * ours.wasted and len(way.balance) == 2
-    assert by_name["precomputed"].lost > 20, "lengths without the chat template are too short"
-    assert by_name["on the fly"].positions > 3 * ours.positions, "500 tokens for a picture of 60 are too many"
-    assert len(table(ways).splitlines()) == 5 and f"{by_name['precomputed'].lost} samples" in meaning(ways)
+def test_comparison(made):
+    found = compare(*made)
+    *others, ours = found.ways
+    padded, guessed, stored, exact = others
+    assert found.num_samples == 291 and ours.name == "neatpack" and ours.dropped == 0 and ours.wasted < 0.02
+    assert exact.dropped == 0 and exact.wasted < 0.02, "exact lengths fill packs as neatpack does"
+    assert all(way.wasted > 5 * ours.wasted for way in (padded, guessed, stored))
+    assert stored.dropped > 20, "lengths without the chat template are too short"
+    assert guessed.positions > 3 * ours.positions, "500 tokens for an image of 60 are too many"
+    *_, scaled_exact, scaled_ours = found.scaled
+    assert all(np.array(scaled_ours.cost) < 0.2 * np.array(scaled_exact.cost))
+    assert all(np.array(scaled_ours.visual) < 0.2 * np.array(scaled_exact.visual))
+    printed = table(found)
+    assert "20 packs are too few for 8 ranks" in printed
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 def test_training_prints_both_losses_and_they_are_one(made, capsys):
@@ -63,3 +77,22 @@ def test_training_prints_both_losses_and_they_are_one(made, capsys):
     packed_loss, alone = map(float, re.findall(r"(?:forward pass|one by one) +(\S+)\n", printed))
     assert packed_loss == pytest.approx(alone, rel=1e-5) and packed_loss == pytest.approx(losses[0], abs=1e-6)
     assert losses[1] < losses[0] and printed.count("\n") == 5
+
+
+def test_readme_shows_what_the_demo_prints(tmp_path, monkeypatch, capsys):
+    """The whole demo, without a cluster. Times and the last digits of losses may differ."""
+    monkeypatch.chdir(tmp_path)
+    assert run.main("demo-out", "--engine", "inline") == 0
+    printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines() if "processor" not in line) <= 80
+    shown = text_of("README.md").partition("$ make demo\n")[2].partition("```")[0]
+    lines = [line for line in shown.splitlines() if line.strip() not in ("", "…")]
+    assert len(lines) > 15
+    found = iter(printed.splitlines())
+    for line in lines:
+        assert any(re.fullmatch(pattern(line), each) for each in found), f"{line}\nis not printed there by\n{printed}"
+
+
+def pattern(line: str) -> str:
+    """Any time, losses of any size, and anything for …"""
+    return re.sub(r"\d+\\ s|\d\\.\d{6}", ".*", re.escape(line)).replace("…", ".*")

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import DEMO_PROCESSOR, RECIPE_PACKAGES, ROOT, TinyData, clip, mixed_rows, tiny_config
+from helpers import RECIPE_PACKAGES, TinyData, clip, mixed_rows, tiny_config
+from tiny_models import tiny_model
 
 from neatpack import PackedShards, neat_packed_vlm_collater, num_items_in_batch
 from neatpack.pipeline.run import run_pack
 
-sys.path += [str(ROOT / "jobs" / "recipes"), str(RECIPE_PACKAGES)]
-from common import tiny_model  # type: ignore[import-not-found]
+sys.path.append(str(RECIPE_PACKAGES))
 
 collates = pytest.importorskip(
     "nemo_automodel.components.datasets.vlm.collate_fns",
@@ -110,7 +110,7 @@ def test_its_own_train_step_takes_our_batches(items, finetune):
         return [neat_packed_vlm_collater(items[:2]), neat_packed_vlm_collater(items[2:3])]
 
     recipe = finetune.FinetuneRecipeForVLM.__new__(finetune.FinetuneRecipeForVLM)
-    model = tiny_model(str(DEMO_PROCESSOR))
+    model = tiny_model("qwen2_5_vl").float().train()
     recipe.__dict__.update(
         dist_env=SimpleNamespace(device=torch.device("cpu")),
         step_scheduler=SimpleNamespace(step=1, epoch=0, is_remote_logging_step=False),
@@ -122,7 +122,7 @@ def test_its_own_train_step_takes_our_batches(items, finetune):
     )  # fmt: skip
     theirs = recipe._run_train_optim_step(batches(), max_grad_norm=1e9).metrics
 
-    ours = tiny_model(str(DEMO_PROCESSOR))
+    ours = tiny_model("qwen2_5_vl").float().train()
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
     loss = sum(ours(**batch, num_items_in_batch=num_items_in_batch(batches())).loss for batch in batches())
     loss.backward()
@@ -131,5 +131,6 @@ def test_its_own_train_step_takes_our_batches(items, finetune):
     trained = dict(model.named_parameters())
     assert all(torch.allclose(weight, trained[name], atol=1e-6) for name, weight in ours.named_parameters())
     assert any(
-        not torch.equal(weight, trained[name]) for name, weight in tiny_model(str(DEMO_PROCESSOR)).named_parameters()
+        not torch.equal(weight, trained[name])
+        for name, weight in tiny_model("qwen2_5_vl").float().train().named_parameters()
     )

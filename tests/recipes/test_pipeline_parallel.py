@@ -14,14 +14,13 @@ import torch
 import torch.distributed as dist
 from helpers import DEMO_PROCESSOR, ROOT, TinyData, clip, eight_packs, mixed_rows, tiny_config
 from processors import qwen3_vl
-from tiny_models import tiny_model, with_large_weights
+from tiny_models import save_model, tiny_model, with_large_weights
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 from neatpack import PackedShards, wrap_vlm_collate_for_pp
 from neatpack.pipeline.run import run_pack
 
 sys.path.insert(0, str(ROOT / "jobs" / "recipes"))
-import common  # type: ignore[import-not-found]
 import pipeline_parallel as recipe  # type: ignore[import-not-found]
 
 PACK_SIZE = 384
@@ -134,10 +133,10 @@ def test_packs_of_the_comparison_differ_in_media(folder):
         assert len(set(counts)) > 3 and any(videos for _, videos in counts) and len(counts) >= 8
 
 
-def trained(out):
+def trained(out, folder):
     """Losses of the recipe's steps, by the whole model in one process."""
-    model = common.tiny_model(str(DEMO_PROCESSOR))
-    optimizer = torch.optim.AdamW(model.parameters(), **common.ADAMW)
+    model = recipe.load_model(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
     packs = PackedShards(out, rank=0, world_size=1, pixels="fp32", batch_size=recipe.BATCH_SIZE)
     loader, losses = packs.loader(batch_size=recipe.BATCH_SIZE, model=model), []
     while loader.epoch < 2:
@@ -151,18 +150,20 @@ def trained(out):
 
 
 def test_recipe_trains_as_one_process_does_and_resumes(launcher, tmp_path):
-    out = eight_packs(tmp_path)
+    out, model = eight_packs(tmp_path), save_model(tmp_path / "model")
+    options = ["--model", model, "--checkpoint", tmp_path / "checkpoint", "--epochs", "2", "--save-every", "1",
+               "--lr", "3e-3"]  # fmt: skip
     losses = {}
     for kill_at in (3, 0):
         codes, printed = launcher.launch(
-            ROOT / "jobs" / "recipes" / "pipeline_parallel.py", [out, "--checkpoint", tmp_path / "checkpoint"],
+            ROOT / "tests" / "recipes" / "harness.py", ["pipeline_parallel", out, *options],
             tmp_path / f"output-{kill_at}", environment={"NEATPACK_KILL_AT": str(kill_at)},
         )  # fmt: skip
         assert any(codes) == bool(kill_at), "\n".join(text[-3000:] for text in printed)
         lines = [json.loads(line) for line in printed[0].splitlines() if line.startswith('{"step"')]
         assert [line["step"] for line in lines] == ([1, 2, 3] if kill_at else [4])
         losses |= {line["step"]: line["loss"] for line in lines}
-    assert list(losses.values()) == pytest.approx(trained(out), rel=1e-5)
+    assert list(losses.values()) == pytest.approx(trained(out, model), rel=1e-5)
 
 
 if __name__ == "__main__":
