@@ -1,4 +1,4 @@
-"""Compute what five ways to batch the demo's samples waste, drop and balance. Nothing is trained here.
+"""Compute how five ways to batch the demo's samples pad, drop and balance. Nothing is trained here.
 
     python jobs/demo/compare.py META OUT
 
@@ -262,7 +262,7 @@ def table(found: Comparison) -> str:
     """The figures in at most 80 columns."""
     ours, scaled = found.ways[-1], found.scaled[-1]
     ranks = "".join(f"{f'{number} ranks':>9}" for number in RANKS)
-    lines = [f"  {'':<15}{'positions computed':>22}{'wasted':>12}{'samples dropped':>23}"]
+    lines = [f"  {'':<15}{'tokens and padding':>22}{'padding':>12}{'samples dropped':>23}"]
     for each in found.ways:
         dropped = f"{each.dropped} of {found.num_samples}" if each.dropped else "0"
         lines.append(f"  {each.name:<15}{each.positions:>22,}{each.wasted:>12.1%}{dropped:>23}")
@@ -277,8 +277,8 @@ def table(found: Comparison) -> str:
         lines.append(f"  {each.name:<15}{'   '.join(loads)}")
     few = [rank for rank, number in enumerate(RANKS) if ours.packs < FEWEST_PACKS * number]
     lines += [
-        f"  {ours.packs} packs are too few for {RANKS[rank]} ranks: neatpack has {ours.cost[rank]:.1%} and "
-        f"{ours.visual[rank]:.1%} with this output."
+        f"  {ours.packs} packs are too few for {RANKS[rank]} ranks: this output has {ours.cost[rank]:.1%} cost, "
+        f"{ours.visual[rank]:.1%} visual."
         for rank in few
     ]
     return "\n".join(lines)
