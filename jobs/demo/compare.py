@@ -249,7 +249,7 @@ def take(packs: Packs, order: np.ndarray) -> Packs:
     return Packs(**{name: getattr(packs, name)[order] for name in names})
 
 
-def sums(bins: Sequence[Sequence[int]], values: Iterable[int]) -> np.ndarray:
+def sums(bins: Sequence[Sequence[int] | np.ndarray], values: Iterable[int]) -> np.ndarray:
     array = np.array([*values])
     return np.array([int(array[np.asarray(bin_, np.int64)].sum()) for bin_ in bins])
 
