@@ -5,6 +5,8 @@ from math import inf
 from numbers import Real
 from typing import Any
 
+from ..pipeline.errors import UserError
+
 
 def whole(name: str, value: Any, least: int = 0, remedy: str = "") -> int:
     """A whole number, of Python, numpy or torch; True and 2.0 are none."""
@@ -13,14 +15,22 @@ def whole(name: str, value: Any, least: int = 0, remedy: str = "") -> int:
     except TypeError:
         found = None
     if found is None or found < least:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least {least}{remedy}")
+        raise UserError(
+            f"{name} is {value!r}; it must be a whole number of at least {least}{remedy}",
+            code="loader-argument",
+            argument=name,
+            got=value,
+            least=least,
+        )
     return found
 
 
 def flag(name: str, value: Any) -> bool:
     """Any text is true, "no" as well."""
     if value not in (True, False):
-        raise ValueError(f"{name} is {value!r}; it must be True or False")
+        raise UserError(
+            f"{name} is {value!r}; it must be True or False", code="loader-argument", argument=name, got=value
+        )
     return bool(value)
 
 

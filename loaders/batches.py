@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import DataLoader
 
+from ..pipeline.errors import UserError
 from .arguments import whole
 from .pp_media import CollateForPP
 
@@ -57,13 +58,18 @@ class PackLoader(DataLoader[Any]):
         **options: Any,
     ) -> None:
         if ours := [name for name in _OURS if name in options]:
-            raise ValueError(
-                f"{', '.join(ours)}: the order is that of PackedShards; see its shuffle, seed and drop_last"
+            raise UserError(
+                f"{', '.join(ours)}: the order is that of PackedShards; see its shuffle, seed and drop_last",
+                code="loader-argument",
+                argument=", ".join(ours),
             )
         if not options.get("in_order", True):
-            raise ValueError(
+            raise UserError(
                 "in_order=False: batches would come as workers finish them, and a state says only how many came: packs "
-                "would be lost or come twice where it is loaded; leave it away"
+                "would be lost or come twice where it is loaded; leave it away",
+                code="loader-argument",
+                argument="in_order",
+                got=False,
             )
         packs.batch_size = batch_size
         batch_size, num_workers = packs.batch_size, whole("num_workers", num_workers)
@@ -123,9 +129,12 @@ class PackLoader(DataLoader[Any]):
 
     def _warn_of_last_batch(self) -> None:
         if not len(self):
-            raise ValueError(
+            raise UserError(
                 f"{self.packs.num_left} packs for this rank: no batch of {self.batch_size}, which a pipeline needs. "
-                "Choose a smaller batch_size, or pack into smaller packs (--pack-size)"
+                "Choose a smaller batch_size, or pack into smaller packs (--pack-size)",
+                code="batch-mismatch",
+                packs=self.packs.num_left,
+                batch_size=self.batch_size,
             )
         if (num_packs := self.packs.num_left % self.packs.batch_size) and self.packs.rank == 0:
             logger.warning(
@@ -137,21 +146,28 @@ class PackLoader(DataLoader[Any]):
         """Packs have one position and one size of batches, which two loaders would take for their own."""
         remedy = "give each loader a PackedShards of its own"
         if self.packs.batch_size != self.batch_size:
-            raise ValueError(
+            raise UserError(
                 f"this loader has batches of {self.batch_size} packs, and another one was made of the same "
-                f"PackedShards for {self.packs.batch_size}; {remedy}"
+                f"PackedShards for {self.packs.batch_size}; {remedy}",
+                code="loader-position",
+                batch_size=self.batch_size,
+                other=self.packs.batch_size,
             )
         if counts and self.packs.iterated_by != self._number:
-            raise ValueError(
+            raise UserError(
                 f"another loader of the same PackedShards began to read after this one had given out {self._given} "
-                f"batches, and where this one is nobody knows; {remedy}"
+                f"batches, and where this one is nobody knows; {remedy}",
+                code="loader-position",
+                batches=self._given,
             )
 
     def state_dict(self) -> dict[str, Any]:
         if self.packs.iterated_by == NO_LOADER_OF_OURS:
-            raise ValueError(
+            raise UserError(
                 "accelerate reads these packs by a loader of its own, and how far it is this one does not know: leave "
-                "this one out of accelerator.prepare, or give that a DataLoader of neatpack.loaders.hf.IndexedPacks"
+                "this one out of accelerator.prepare, or give that a DataLoader of neatpack.loaders.hf.IndexedPacks",
+                code="trainer-unsupported",
+                trainer="accelerate",
             )
         self._refuse_another(counts=self._given > 0)
         return self.packs.state_at(self._given)

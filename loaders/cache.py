@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from ..pipeline.errors import UserError
 from ..pipeline.manifest import REMEDY, ShardEntry, ShardError
 from ..pipeline.runtime.storage import open_regular
 
@@ -35,7 +36,11 @@ class ShardCache:
             with self._renaming():
                 pass
         except OSError as error:
-            raise ValueError(f"cache={str(folder)!r}: {error}; give a folder that this process may write to") from None
+            raise UserError(
+                f"cache={str(folder)!r}: {error}; give a folder that this process may write to",
+                code="cache-unusable",
+                folder=str(folder),
+            ) from None
 
     def opened(self, shard: ShardEntry, out: str, chunks: Chunks) -> BinaryIO:
         """The shard as a file. If it is not here, `chunks` gives its bytes, in one process of the node only.
@@ -142,6 +147,8 @@ def _fill(file: BinaryIO, shard: ShardEntry, out: str, chunks: Iterable[bytes]) 
             f"{out}/shards/{shard.name}: {file.tell()} bytes came, with the sha256 {digest.hexdigest()}; the manifest "
             f"says {shard.bytes} and {shard.sha256}; {REMEDY}",
             shard.name,
+            got=file.tell(),
+            expected=shard.bytes,
         )
     file.flush()
     os.fdatasync(file.fileno())  # or a node that loses power may come up with zeros under the final name

@@ -16,6 +16,7 @@ import hashlib
 from functools import lru_cache
 from typing import Any
 
+from ..pipeline.errors import fields_of
 from ..pipeline.layout import MediaArray, layout_of
 from ..pipeline.manifest import FILE as MANIFEST, REMEDY, Manifest, OutputError
 from ..pipeline.shard.restoring import PixelDecoder
@@ -35,7 +36,11 @@ def cook_pack(sample: dict[str, Any], *, pixels: str = "bf16") -> dict[str, Any]
     try:
         arrays = decoder.restored(read)
     except ValueError as error:
-        raise OutputError(f"{out}, pack {sample['json']['pack']}: {error}; {decoder.remedy(error, str(out))}") from None
+        raise OutputError(
+            f"{out}, pack {sample['json']['pack']}: {error}; {decoder.remedy(error, str(out))}",
+            code="shard-damaged",
+            **fields_of(error) | {"out": str(out), "pack": sample["json"]["pack"]},
+        ) from None
     own = {key: value for key, value in sample.items() if key.startswith("__")}
     return own | pack_item(arrays, sample["json"], layout, stored, PIXELS[pixels], recurrent)
 
@@ -55,7 +60,12 @@ def _described(out: Any) -> tuple[dict[str, MediaArray], dict[str, Stored], list
     def read(name: str) -> bytes:
         content: bytes = (out / name).read_bytes()
         if hashlib.sha256(content).hexdigest() != manifest.files[name]:
-            raise OutputError(f"{out}/{name}: sha256 differs from the manifest's; {REMEDY}")
+            raise OutputError(
+                f"{out}/{name}: sha256 differs from the manifest's; {REMEDY}",
+                code="output-damaged",
+                out=str(out),
+                file=name,
+            )
         return content
 
     stored = stored_arrays(layout, read_tables(manifest, read, str(out)))

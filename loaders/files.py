@@ -11,6 +11,7 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 
+from ..pipeline.errors import UserError, fields_of
 from ..pipeline.manifest import (
     FILE as MANIFEST,
     MOST_BYTES,
@@ -44,7 +45,13 @@ class OutputFiles:
 
     def __init__(self, out: str | Path, cache: str | Path | None = None, cache_gb: float | None = None) -> None:
         if (cache is None) != (cache_gb is None):
-            raise ValueError(f"cache={cache!r}, cache_gb={cache_gb!r}: give both, or neither")
+            raise UserError(
+                f"cache={cache!r}, cache_gb={cache_gb!r}: give both, or neither",
+                code="loader-argument",
+                argument="cache",
+                cache=cache,
+                cache_gb=cache_gb,
+            )
         found = place(out)
         # Absolute: files are opened later, and a program may change its working directory before (Hydra does).
         self._place = found.absolute() if isinstance(found, Path) else found
@@ -70,9 +77,13 @@ class OutputFiles:
         largest = max(sizes, default=0)
         if largest > gb * 1e9:
             name = shard_name(sizes.index(largest))
-            raise ValueError(
+            raise UserError(
                 f"cache_gb={gb}: the largest shard of {self.out}, {name}, has {largest / 1e9:.3f} GB; "
-                "give room for several shards per loader worker, or no cache"
+                "give room for several shards per loader worker, or no cache",
+                code="cache-unusable",
+                cache_gb=gb,
+                shard=name,
+                bytes=largest,
             )
         return ShardCache(folder, int(gb * 1e9))
 
@@ -83,9 +94,16 @@ class OutputFiles:
         try:
             content = self._read_file(name, most)
         except FileNotFoundError:
-            raise OutputError(f"{self.out}/{name} is missing; {REMEDY}") from None
+            raise OutputError(
+                f"{self.out}/{name} is missing; {REMEDY}", code="output-damaged", out=self.out, file=name
+            ) from None
         if hashlib.sha256(content).hexdigest() != self.manifest.files[name]:
-            raise OutputError(f"{self.out}/{name}: sha256 differs from the manifest's; {REMEDY}")
+            raise OutputError(
+                f"{self.out}/{name}: sha256 differs from the manifest's; {REMEDY}",
+                code="output-damaged",
+                out=self.out,
+                file=name,
+            )
         return content
 
     def read_part(self, name: str, offset: int, size: int) -> bytes | memoryview:
@@ -97,9 +115,15 @@ class OutputFiles:
             version = FileVersion.of(Path(self.out, name).stat())
             return content[: read_into(opened_local(self.out, name, version), content, offset)]
         except FileNotFoundError:
-            raise OutputError(f"{self.out}/{name} is missing; {REMEDY}") from None
+            raise OutputError(
+                f"{self.out}/{name} is missing; {REMEDY}", code="output-damaged", out=self.out, file=name
+            ) from None
         except (OSError, ValueError) as error:
-            raise OutputError(f"{self.out}/{name}: cannot be read: {error}; {REMEDY}") from error
+            raise OutputError(
+                f"{self.out}/{name}: cannot be read: {error}; {REMEDY}",
+                code="output-damaged",
+                **fields_of(error) | {"out": self.out, "file": name},
+            ) from error
 
     def _read_file(self, name: str, most: int) -> bytes:
         """Raises FileNotFoundError if it is not there."""
@@ -107,10 +131,13 @@ class OutputFiles:
             return read_inside(self._place, name, most)
         except NotADirectoryError:
             raise FileNotFoundError(name) from None
-        except ValueError as error:
-            raise OutputError(str(error)) from None
         except IsADirectoryError:
-            raise OutputError(f"{self.out}/{name}: a directory, expected a file; {REMEDY}") from None
+            raise OutputError(
+                f"{self.out}/{name}: a directory, expected a file; {REMEDY}",
+                code="output-damaged",
+                out=self.out,
+                file=name,
+            ) from None
 
     def _remote(self, name: str) -> Opened:
         assert isinstance(self._place, Remote), "a local output is read otherwise"
@@ -127,7 +154,9 @@ class OutputFiles:
             except FileNotFoundError:
                 raise self._wrong_size(self.manifest.shards[shard], None) from None
             except (OSError, ValueError) as error:
-                raise ShardError(f"{self.out}/shards/{name}: cannot be read: {error}", name) from error
+                raise ShardError(
+                    f"{self.out}/shards/{name}: cannot be read: {error}", name, **fields_of(error) | {"out": self.out}
+                ) from error
         if self.cache is None:
             return None
         entry = self.manifest.shards[shard]
@@ -183,7 +212,9 @@ class OutputFiles:
                 raise self._wrong_size(shards[number], size)
             if full and self._sha256(number) != shards[number].sha256:
                 name = shard_name(number)
-                raise ShardError(f"{self.out}/shards/{name}: sha256 differs from the manifest's; {REMEDY}", name)
+                raise ShardError(
+                    f"{self.out}/shards/{name}: sha256 differs from the manifest's; {REMEDY}", name, out=self.out
+                )
 
     def _sha256(self, shard: int) -> str:
         entry, digest = self.manifest.shards[shard], hashlib.sha256()
@@ -196,7 +227,13 @@ class OutputFiles:
 
     def _wrong_size(self, shard: ShardEntry, size: int | None) -> ShardError:
         found = "is missing" if size is None else f"has {size} bytes, the manifest {shard.bytes}"
-        return ShardError(f"{self.out}/shards/{shard.name} {found}; {REMEDY}", shard.name)
+        return ShardError(
+            f"{self.out}/shards/{shard.name} {found}; {REMEDY}",
+            shard.name,
+            out=self.out,
+            got=size,
+            expected=shard.bytes,
+        )
 
     def _check_names(self) -> None:
         """That every shard is there, by the listing of the folder alone."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, RandomSampler
 
+from ..pipeline.errors import ItemError, UserError
 from .mix import Outputs
 from .model_inputs import PackCollater
 from .order import Order
@@ -79,7 +80,12 @@ class IndexedPacks(Dataset[Item]):
 
     def __getitem__(self, index: int) -> Item:
         if not 0 <= index < len(self):
-            raise IndexError(f"index {index}, but an epoch has {len(self)} packs")
+            raise ItemError(
+                f"index {index}, but an epoch has {len(self)} packs",
+                code="document-unknown",
+                index=index,
+                packs=len(self),
+            )
         refuse_dispatch(self)  # here, too: accelerate tells a sampler that draws at random the epoch, and not us
         _refuse_collaters_of_others(self)
         if self._ordered != self.epoch:
@@ -111,9 +117,11 @@ def _refuse_collaters_of_others(packs: IndexedPacks) -> None:
         of = getattr(collate_fn, "__module__", None) or ""
         if loader.dataset is packs and of.startswith(("transformers.", "torch.", "trl.")):
             name = getattr(collate_fn, "__name__", type(collate_fn).__name__)
-            raise ValueError(
+            raise UserError(
                 f"packs are given to {name} of {of.partition('.')[0]}, which would stack what is to be laid end to "
-                "end; give Trainer data_collator=packs.collater(model), or DataLoader collate_fn=packs.collater(model)"
+                "end; give Trainer data_collator=packs.collater(model), or DataLoader collate_fn=packs.collater(model)",
+                code="trainer-unsupported",
+                collater=name,
             )
 
 

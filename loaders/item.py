@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from ..pipeline.errors import UserError
 from ..pipeline.layout import MediaArray
 from ..pipeline.records import TOKEN_TYPES
 from .media import LAYOUT_KEY, RECURRENT_KEY, document_numbers
@@ -66,9 +67,11 @@ def _dtype(array: np.ndarray) -> type[np.float32 | np.int64]:
 def _refuse(batch: Sequence[MediaArray], **_: Any) -> None:
     """What a DataLoader without a collate_fn comes to, in the layout of a pack. It would stack what is to be laid end
     to end, and leave document numbers for a mask."""
-    raise ValueError(
+    raise UserError(
         "a DataLoader without a collate_fn would stack packs as they are; give it collate_fn=packs.collater(model), or "
-        "use packs.loader(model=model) of PackedShards"
+        "use packs.loader(model=model) of PackedShards",
+        code="trainer-unsupported",
+        collater="default_collate",
     )
 
 

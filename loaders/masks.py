@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from ..pipeline.errors import UserError
 from ..pipeline.records import IMAGE, VIDEO
 from .shared import filled
 
@@ -83,7 +84,11 @@ def _runs(row: np.ndarray) -> list[tuple[int, int]]:
     runs = [(first, last) for first, last in pairwise(cuts) if first < last]
     found = [int(row[first]) for first, _ in runs if row[first]]
     if len(set(found)) < len(found):
-        raise ValueError(f"document numbers come in runs {found}; each document must lie in one piece")
+        raise UserError(
+            f"document numbers come in runs {found}; each document must lie in one piece",
+            code="item-incomplete",
+            runs=found,
+        )
     return runs
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from ..pipeline.errors import UserError
 from ..pipeline.layout import Delivery, Layout, MediaArray
 from ..pipeline.records import TOKEN_TYPES
 from .handover import joined
@@ -108,9 +109,10 @@ def _check_alike(sample: Mapping[str, Any], layout: Mapping[str, MediaArray], st
         return  # of one data set in this process: nearly all
     tables = [(how.table, own[name].table) for name, how in stored.items() if name in own]
     if (sample.get(LAYOUT_KEY) or {}) != layout or own.keys() != stored.keys() or not all(starmap(torch.equal, tables)):
-        raise ValueError(
+        raise UserError(
             "a batch has packs of two processors, whose pixels stand for different values; give each a loader of its "
-            "own, or pack them with one processor"
+            "own, or pack them with one processor",
+            code="mixture-invalid",
         )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..pipeline.errors import UserError
+
 # Borders of documents in rows laid end to end, and the key that tells how many documents a row has, where there is one.
 _BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "cu_seqlens_padded")
 _ROW_LENGTHS = "seq_lens"
@@ -42,9 +44,12 @@ def _chunk_spec(name: str, value: Any) -> Any:
 def fold_row(batch: MutableMapping[str, Any], total: int, num_packs: int, n_microbatches: int) -> None:
     """Make n rows of one [1, total] in which packs of one length lie end to end, a row for each microbatch."""
     if num_packs % n_microbatches or total % n_microbatches:
-        raise ValueError(
+        raise UserError(
             f"{num_packs} packs in one row of {total} tokens: no {n_microbatches} microbatches of one length can be "
-            "made of them. Choose a batch_size that is a multiple of n_microbatches"
+            "made of them. Choose a batch_size that is a multiple of n_microbatches",
+            code="batch-mismatch",
+            packs=num_packs,
+            n_microbatches=n_microbatches,
         )
     for name, value in batch.items():
         batch[name] = _folded(value, total, n_microbatches)
@@ -84,9 +89,13 @@ def cut_borders(batch: MutableMapping[str, Any], shape: Sequence[int], n_microba
             wanted = ends * shape[1] if is_in_rows else ends
             documents = np.searchsorted(borders.numpy(), wanted)
             if documents[-1] >= len(borders) or not np.array_equal(borders.numpy()[documents], wanted):
-                raise ValueError(
+                raise UserError(
                     f"{name} {borders.tolist()[:9]}: microbatches end at tokens {wanted.tolist()}, where documents do "
-                    f"not (got {list(shape)} tokens). Fill up every row, and end its last document there"
+                    f"not (got {list(shape)} tokens). Fill up every row, and end its last document there",
+                    code="batch-mismatch",
+                    name=name,
+                    borders=borders.tolist()[:9],
+                    expected=wanted.tolist(),
                 )
         batch[name] = _cut(borders, documents.tolist())
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..pipeline.identity import differences
+from ..pipeline.errors import UserError
+from ..pipeline.identity import changes, differences
 from ..pipeline.manifest import LOADS, Manifest, OutputError
 from .arguments import is_positive
 from .order import Drawn, Order, Source, apportioned, lazy_order, shares, spread_group_size
@@ -93,7 +94,11 @@ class Mix:
         """By what number `find` finds a pack of an output."""
         names = [known.name for known in self.outputs]
         if output not in names:
-            raise ValueError(f"output {output!r} is unknown; there are {', '.join(map(repr, names))}")
+            raise UserError(
+                f"output {output!r} is unknown; there are {', '.join(map(repr, names))}",
+                code="mixture-invalid",
+                output=output,
+            )
         return pack + int(self._firsts[names.index(output)])
 
 
@@ -155,17 +160,31 @@ def _listed(out: Outputs) -> list[tuple[str, str | Path, float | None]]:
         return [("", out, None)]
     expected = "expected [(name, out), …] or, all of them with a weight, [(name, out, weight), …]"
     if not _is_list(out) or not all(map(_is_list, out)):
-        raise ValueError(f"outputs are {out!r}; expected the place of one; for several, {expected}")
+        raise UserError(
+            f"outputs are {out!r}; expected the place of one; for several, {expected}",
+            code="mixture-invalid",
+            outputs=out,
+        )
     if not out or {len(entry) for entry in out} not in ({2}, {3}):
-        raise ValueError(f"outputs are {out!r}; {expected}")
+        raise UserError(f"outputs are {out!r}; {expected}", code="mixture-invalid", outputs=out)
     if odd := [entry for entry in out if not isinstance(entry[0], str) or not isinstance(entry[1], str | Path)]:
-        raise ValueError(f"an output is {odd[0]!r}; its name must be a text, and its place a path or a URI")
+        raise UserError(
+            f"an output is {odd[0]!r}; its name must be a text, and its place a path or a URI",
+            code="mixture-invalid",
+            outputs=odd[0],
+        )
     listed = [(entry[0], entry[1], entry[2] if len(entry) == 3 else None) for entry in out]
     if len({name for name, *_ in listed}) < len(listed):
-        raise ValueError(f"outputs are named {', '.join(name for name, *_ in listed)}; give each another name")
+        raise UserError(
+            f"outputs are named {', '.join(name for name, *_ in listed)}; give each another name",
+            code="mixture-invalid",
+            names=[name for name, *_ in listed],
+        )
     if any(weight is not None and not is_positive(weight) for *_, weight in listed):
-        raise ValueError(
-            f"weights are {[weight for *_, weight in listed]}; each must be above 0, so leave out what is not wanted"
+        raise UserError(
+            f"weights are {[weight for *_, weight in listed]}; each must be above 0, so leave out what is not wanted",
+            code="mixture-invalid",
+            weights=[weight for *_, weight in listed],
         )
     return listed
 
@@ -185,8 +204,12 @@ def _check_agreement(name: str, manifest: Manifest, other_name: str, other: Mani
                     for m in (manifest, other))  # fmt: skip
     if ours != theirs:
         # The processor's fingerprint says that it differs; how it was set says why.
-        told = differences(ours | {"config": manifest.identity.config}, theirs | {"config": other.identity.config})
+        old, new = ours | {"config": manifest.identity.config}, theirs | {"config": other.identity.config}
+        told = differences(old, new)
         raise OutputError(
             f"outputs {name!r} and {other_name!r} are not for one model: {'; '.join(told)}; pack them with one "
-            "processor and the same settings of it"
+            "processor and the same settings of it",
+            code="mixture-invalid",
+            names=[name, other_name],
+            differing=[where for where, *_ in changes(old, new)],
         )

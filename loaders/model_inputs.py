@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch.nn.functional import pad
 
+from ..pipeline.errors import UserError
 from ..pipeline.records import IGNORE
 from .handover import handed_over
 from .mended import warn_if_unmended
@@ -67,14 +68,21 @@ class PackCollater:
     def __post_init__(self) -> None:
         possible = _possible_ways(self.attn_implementation)
         if self.isolate not in ("", *possible):
-            raise ValueError(
+            raise UserError(
                 f"isolate is {self.isolate!r}, but {self.attn_implementation} keeps documents apart by "
-                f"{' or '.join(possible)}"
+                f"{' or '.join(possible)}",
+                code="model-unsupported",
+                isolate=self.isolate,
+                possible=list(possible),
+                attn_implementation=self.attn_implementation,
             )
         if self.way == "varlen" and self.bidirectional_vision:
-            raise ValueError(
+            raise UserError(
                 f"{self.attn_implementation} cannot look ahead in a picture, but the model does "
-                "(bidirectional_vision); load it with attn_implementation='sdpa'"
+                "(bidirectional_vision); load it with attn_implementation='sdpa'",
+                code="model-unsupported",
+                attn_implementation=self.attn_implementation,
+                bidirectional_vision=True,
             )
 
     @property
@@ -133,9 +141,11 @@ def _possible_ways(attn_implementation: str) -> tuple[str, ...]:
         return ("varlen",)
     ways = {"sdpa": ("mask", "positions"), "eager": ("mask", "positions"), "flex_attention": ("positions",)}
     if attn_implementation not in ways:
-        raise ValueError(
+        raise UserError(
             f"attn_implementation {attn_implementation!r} is unknown; expected {', '.join(ways)} or a flash attention. "
-            "For one of your own, give that of these which takes the same arguments"
+            "For one of your own, give that of these which takes the same arguments",
+            code="model-unsupported",
+            attn_implementation=attn_implementation,
         )
     return ways[attn_implementation]
 
@@ -151,24 +161,30 @@ def collater_for(family: Mapping[str, Any], model: torch.nn.Module | None = None
     facts = family["facts"]
     chosen: dict[str, Any] = {"padding_idx": family["padding_id"]}
     if model is None and facts.get("bidirectional_vision") == "all" and facts["sliding_window"] is None:
-        raise ValueError(
+        raise UserError(
             "the model that these packs are for looks ahead in its pictures, within a window that its processor "
-            "does not tell (no config.json is beside it): give the model, collater(model)"
+            "does not tell (no config.json is beside it): give the model, collater(model)",
+            code="option-missing",
+            argument="model",
         )
     if facts.get("sliding_window") is not None:  # Gemma's
         chosen |= {name: facts[name] for name in ("sliding_window", "bidirectional_vision")}
     if model is None:
         if (layers := family.get("recurrent_layers")) and "recurrent" not in options:
-            raise ValueError(
+            raise UserError(
                 f"the model that these packs are for has layers of the kind {', '.join(layers)}, in which no attention "
                 "mask keeps documents apart: give the model, collater(model), which is then asked whether it does, or "
-                "recurrent=True if you know that"
+                "recurrent=True if you know that",
+                code="model-layers",
+                layers=list(layers),
             )
         return PackCollater(**(chosen | options))
     if isinstance(model, torch.nn.DataParallel):
-        raise ValueError(
+        raise UserError(
             "torch.nn.DataParallel cuts each tensor of a batch along axis 0, which is not that of the batch in "
-            "positions and pixels; use DistributedDataParallel, one process for each GPU (torchrun)"
+            "positions and pixels; use DistributedDataParallel, one process for each GPU (torchrun)",
+            code="trainer-unsupported",
+            trainer="DataParallel",
         )
     inner = unwrapped(model)
     warn_if_unmended(inner)
@@ -181,10 +197,13 @@ def collater_for(family: Mapping[str, Any], model: torch.nn.Module | None = None
         if isolates_by_positions(inner, family["position_axes"]):
             chosen["isolate"] = "positions"
         elif asked.way == "positions":
-            raise ValueError(
+            raise UserError(
                 f"{type(inner).__name__} does not keep documents apart by positions (isolate='positions', which "
                 f"{asked.attn_implementation} was to use) with this version of transformers: load it with "
-                "attn_implementation='sdpa' and use isolate='mask', or use a newer transformers"
+                "attn_implementation='sdpa' and use isolate='mask', or use a newer transformers",
+                code="model-unsupported",
+                model=type(inner).__name__,
+                isolate="positions",
             )
     collater = PackCollater(**chosen)
     if "takes" not in options:
@@ -198,16 +217,24 @@ def _check_tokens(model: torch.nn.Module, family: Mapping[str, Any]) -> None:
     theirs = getattr(config, "image_token_id", getattr(config, "image_token_index", None))
     remedy = "; an output is for models of the processor that packed it: pack with the model's own"
     if isinstance(theirs, int) and ids.get("image", theirs) != theirs:
-        raise ValueError(
-            f"pictures are token {ids['image']} in these packs, and {theirs} for {type(model).__name__}{remedy}"
+        raise UserError(
+            f"pictures are token {ids['image']} in these packs, and {theirs} for {type(model).__name__}{remedy}",
+            code="model-mismatch",
+            kind="image",
+            got=theirs,
+            expected=ids["image"],
         )
     with suppress(AttributeError, NotImplementedError):  # a model that does not tell
         size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
         # Not those of media, which Kimi K2.5 has beyond what it embeds.
         highest = max([family["padding_id"], *family.get("assistant_header_ids", ())])
         if highest >= size:
-            raise ValueError(
-                f"these packs have token {highest}, and {type(model).__name__} embeds {size} tokens, from 0{remedy}"
+            raise UserError(
+                f"these packs have token {highest}, and {type(model).__name__} embeds {size} tokens, from 0{remedy}",
+                code="model-mismatch",
+                model=type(model).__name__,
+                got=size,
+                expected=highest,
             )
     vision, facts = getattr(config, "vision_config", None), family["facts"]
     seconds = getattr(vision, "tokens_per_second", None)
@@ -226,9 +253,12 @@ def _recurrent(model: torch.nn.Module, family: Mapping[str, Any], options: Mappi
     """
     layers = recurrent_layers(model) if hasattr(model, "config") else tuple(family.get("recurrent_layers") or ())
     if layers and "recurrent" not in options and not isolates_recurrent_layers(model):
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__} has layers of the kind {', '.join(layers)}, which carry a state from document to "
-            f"document here, whatever the attention mask says: {REMEDY}"
+            f"document here, whatever the attention mask says: {REMEDY}",
+            code="model-layers",
+            model=type(model).__name__,
+            layers=list(layers),
         )
     return bool(layers)
 
@@ -272,7 +302,10 @@ def _check_arguments(collater: PackCollater, media: Mapping[str, Any], model: st
             )
         if set(missing) & set(WAYS["positions"] + WAYS["varlen"]) and "flash" not in collater.attn_implementation:
             remedies.append("isolate='mask' needs attention_mask only")
-        raise ValueError(
+        raise UserError(
             f"the forward of {model} does not take {', '.join(missing)}, without which packs are trained wrongly; "
-            + "; ".join(remedies)
+            + "; ".join(remedies),
+            code="model-unsupported",
+            model=model,
+            missing=list(missing),
         )

@@ -40,6 +40,7 @@ import torch
 from torch.nn.functional import pad
 from torch.utils.data import get_worker_info
 
+from ..pipeline.errors import UserError
 from ..pipeline.records import IGNORE
 from .flex import document_block_mask
 from .handover import handed_over
@@ -89,18 +90,28 @@ def neat_packed_vlm_collater(
     """
     is_flash = "flash" in attn_implementation
     if attn_implementation not in ("sdpa", "eager", "flex_attention", "thd") and not is_flash:
-        raise ValueError(
+        raise UserError(
             f"attn_implementation {attn_implementation!r} is unknown; expected sdpa, eager, flex_attention, thd or a "
-            "flash attention (see loaders/packed.py)"
+            "flash attention (see loaders/packed.py)",
+            code="model-unsupported",
+            attn_implementation=attn_implementation,
         )
     has_4d_mask = attn_implementation in ("sdpa", "eager", "flex_attention") and materialize_4d_mask
     if bidirectional_vision and not (has_4d_mask and sliding_window and attn_implementation != "flex_attention"):
-        raise ValueError(
+        raise UserError(
             f"bidirectional_vision with attn_implementation {attn_implementation!r}, materialize_4d_mask "
-            f"{materialize_4d_mask} and sliding_window {sliding_window}: it needs a 4D mask (sdpa) and a sliding_window"
+            f"{materialize_4d_mask}, sliding_window {sliding_window}: it needs a 4D mask (sdpa) and a sliding_window",
+            code="model-unsupported",
+            attn_implementation=attn_implementation,
+            bidirectional_vision=True,
         )
     if recurrent and attn_implementation == "thd":
-        raise ValueError("recurrent=True is of transformers' models, and thd of others'; leave one of them out")
+        raise UserError(
+            "recurrent=True is of transformers' models, and thd of others'; leave one of them out",
+            code="option-conflict",
+            argument="recurrent",
+            attn_implementation="thd",
+        )
     if not batch:
         return {}
     _check_packs(batch, recurrent)
@@ -108,7 +119,12 @@ def neat_packed_vlm_collater(
     longest = max(len(pack["input_ids"]) for pack in batch)
     length = max_length if max_length is not None else longest
     if longest > length:
-        raise ValueError(f"a pack of {longest} tokens does not fit max_length {length}; raise it to the pack size")
+        raise UserError(
+            f"a pack of {longest} tokens does not fit max_length {length}; raise it to the pack size",
+            code="overlong",
+            tokens=longest,
+            max_length=length,
+        )
 
     def stacked(name: str, fill: int) -> torch.Tensor:
         # By numpy: two thirds of torch's time for a thousand tokens.
@@ -183,21 +199,28 @@ def _warn_of_large_masks() -> None:
 
 def _check_packs(batch: Sequence[Mapping[str, Any]], recurrent: bool) -> None:
     if (layers := batch[0].get(RECURRENT_KEY)) and not recurrent:
-        raise ValueError(
+        raise UserError(
             f"these packs are for a model with layers of the kind {', '.join(layers)}: they carry a state on from "
             "document to document, whatever the attention mask says. Use PackedShards(out).collater(model), or "
-            "recurrent=True here with a model that has the kernels for it (see loaders/packed.py)"
+            "recurrent=True here with a model that has the kernels for it (see loaders/packed.py)",
+            code="model-layers",
+            layers=list(layers),
         )
     if lacking := [name for name in ("input_ids", "labels", "attention_mask") if name not in batch[0]]:
-        raise ValueError(
+        raise UserError(
             f"pack: {', '.join(lacking)} missing (got {', '.join(map(str, batch[0]))}). Give the collater whole packs. "
-            "HF Trainer removes what the model's forward does not name: give it neatpack.loaders.hf.IndexedPacks(out)"
+            "HF Trainer removes what the model's forward does not name: give it neatpack.loaders.hf.IndexedPacks(out)",
+            code="item-incomplete",
+            missing=list(lacking),
         )
     expected = {pack.get(BATCH_KEY, len(batch)) for pack in batch}
     if expected != {len(batch)}:
-        raise ValueError(
+        raise UserError(
             f"a batch of {len(batch)} packs where PackedShards expected {max(expected)}: its batch_size is not the "
-            "DataLoader's, and the run could not be resumed exactly; use packs.loader(batch_size=…)"
+            "DataLoader's, and the run could not be resumed exactly; use packs.loader(batch_size=…)",
+            code="batch-mismatch",
+            packs=len(batch),
+            batch_size=max(expected),
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..pipeline.errors import UserError
 from ..pipeline.layout import MediaArray
 from ..pipeline.manifest import REMEDY, Manifest, OutputError
 from ..pipeline.shard.codec import read_array
@@ -46,14 +47,20 @@ def read_tables(manifest: Manifest, read: Callable[[str], bytes], out: str) -> d
     """
     tables = {}
     for kind, name in manifest.pixels.tables.items():
+        content = read(name)
         try:
-            table = read_array(read(name))
-        except OutputError:
-            raise
+            table = read_array(content)
         except ValueError as error:
-            raise OutputError(f"{out}/{name}: {error}; {REMEDY}") from None
+            raise OutputError(
+                f"{out}/{name}: {error}; {REMEDY}", code="output-damaged", out=str(out), file=name
+            ) from None
         if table.dtype != np.float32 or table.ndim != 2 or table.shape[1] != 256 or not len(table):
-            raise OutputError(f"{out}/{name}: {table.dtype} {table.shape}, expected float32 [channels, 256]; {REMEDY}")
+            raise OutputError(
+                f"{out}/{name}: {table.dtype} {table.shape}, expected float32 [channels, 256]; {REMEDY}",
+                code="output-damaged",
+                out=str(out),
+                file=name,
+            )
         tables[kind] = table.copy()
     return tables
 
@@ -68,7 +75,12 @@ def stored_arrays(layout: Mapping[str, MediaArray], tables: Mapping[str, np.ndar
         table = tables.get(deliver.table)
         if table is None or any(side < 1 for side in array.row) or math.prod(array.row) % len(table):
             has = "no table" if table is None else f"a table of {len(table)} channels"
-            raise OutputError(f"{name}: rows of {array.row} bytes, and {has} for them; {REMEDY}")
+            raise OutputError(
+                f"{name}: rows of {array.row} bytes, and {has} for them; {REMEDY}",
+                code="output-damaged",
+                array=name,
+                row=array.row,
+            )
         counts = array.counts if deliver.per_medium else ""
         stored[name] = Stored(torch.from_numpy(table), deliver.repeat, counts, deliver.first, deliver.pictures)
     return stored
@@ -128,9 +140,11 @@ def refuse_to_cut(batch: Mapping[str, Any]) -> None:
     """Bytes that only the whole batch can restore: what pads them would become what a byte of zero stands for."""
     padded = [name for name, how in batch.get(STORED_KEY, {}).items() if how.counts and name in batch]
     if names := padded + [name for name, value in batch.items() if isinstance(value, StoredPixels)]:
-        raise ValueError(
+        raise UserError(
             f"{', '.join(names)}: bytes of this family, or of this collater, cannot be cut by microbatch and restored "
-            'then; use PackedShards(pixels="bf16") with pipeline parallelism'
+            'then; use PackedShards(pixels="bf16") with pipeline parallelism',
+            code="batch-mismatch",
+            arrays=list(names),
         )
 
 
@@ -210,7 +224,12 @@ def looked_up(
     fp32 values are the table's; bf16 ones are their rounding, as `pixel_values.to(torch.bfloat16)` gives them.
     """
     if stored.dtype != torch.uint8:
-        raise ValueError(f"pixel_values are {stored.dtype}, expected uint8 as stored")
+        raise UserError(
+            f"pixel_values are {stored.dtype}, expected uint8 as stored",
+            code="item-incomplete",
+            key="pixel_values",
+            got=str(stored.dtype),
+        )
     shape = (len(stored), repeat * stored.shape[1])
     if stored.device.type != "cpu":
         out = torch.empty(shape, dtype=dtype, device=stored.device)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from zlib_ng import zlib_ng
 
+from ..pipeline.errors import ItemError
 from ..pipeline.manifest import INDEX, LOADS, MOST_BYTES, PLACES, REMEDY, Manifest, OutputError
 from ..pipeline.runtime.tables import read_plain_arrow
 from ..pipeline.shard.codec import members_of
@@ -115,7 +116,13 @@ class PackPlaces:
 
     def _find(self, pack: int) -> Place:
         if not 0 <= pack < self._manifest.shards.num_packs:
-            raise IndexError(f"pack {pack} is not in {self._out}, which has {self._manifest.shards.num_packs} packs")
+            raise ItemError(
+                f"pack {pack} is not in {self._out}, which has {self._manifest.shards.num_packs} packs",
+                code="document-unknown",
+                out=self._out,
+                pack=pack,
+                packs=self._manifest.shards.num_packs,
+            )
         number, row = divmod(pack, self._per_batch)
         with _reading.of(number):
             (shard, offset, crc32, tokens, counts, sizes), starts, num_bytes = self._batch(number)
@@ -133,13 +140,23 @@ class PackPlaces:
         except (pa.ArrowException, OSError, ValueError) as error:
             if isinstance(error, OutputError):
                 raise
-            raise OutputError(f"{where}: not Arrow: {str(error)[:200]}; {REMEDY}") from None
+            raise OutputError(
+                f"{where}: not Arrow: {str(error)[:200]}; {REMEDY}", code="output-damaged", out=self._out, file=LOADS
+            ) from None
         most = self._manifest.identity.config["pack_size"]
         visual_tokens, tokens = (np.empty(num_packs, np.int32) for _ in LOADS_SCHEMA)
         for name, load, column in zip(LOADS_SCHEMA.names, (visual_tokens, tokens), table.columns, strict=True):
             np.concatenate([np.empty(0, np.int32), *map(numbers_in, column.chunks)], out=load)
             if load.size and (load.min() < 0 or load.max() > most):
-                raise OutputError(f"{where}: {name} from {load.min()} to {load.max()}, in packs of {most}; {REMEDY}")
+                raise OutputError(
+                    f"{where}: {name} from {load.min()} to {load.max()}, in packs of {most}; {REMEDY}",
+                    code="output-damaged",
+                    out=self._out,
+                    file=LOADS,
+                    column=name,
+                    least=int(load.min()),
+                    most=int(load.max()),
+                )
         return visual_tokens, tokens
 
     def _read_batch(self, number: int) -> _Batch:
@@ -150,12 +167,20 @@ class PackPlaces:
         else:
             first, last = index.offsets[number : number + 2]
             content = self._read(PLACES, first, last - first)
-            problem = ""
+            problem, facts = "", {}
             if missing := last - first - len(content):
-                problem = f"the file ends {missing} bytes before it does"
+                problem, facts = f"the file ends {missing} bytes before it does", {"missing": missing}
             elif (crc32 := zlib_ng.crc32(content)) != index.crc32[number]:
                 problem = f"its crc32 is {crc32:08x}, by the manifest {index.crc32[number]:08x}"
+                facts = {"got": crc32, "expected": index.crc32[number]}
             if problem:
-                raise OutputError(f"{self._out}/{PLACES}: batch {number}: {problem}; {REMEDY}")
+                raise OutputError(
+                    f"{self._out}/{PLACES}: batch {number}: {problem}; {REMEDY}",
+                    code="output-damaged",
+                    out=self._out,
+                    file=PLACES,
+                    batch=number,
+                    **facts,
+                )
             places = parse_batch(content, number, self._manifest, self._out)
         return _Batch(places, places.starts, places.bytes)

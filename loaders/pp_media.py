@@ -35,6 +35,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..pipeline.errors import LoaderError, UserError
 from ..pipeline.layout import Layout, MediaArray, delivered, rows_per_part, split_media
 from ..pipeline.records import TOKEN_TYPES, MediaKind
 from .media import collate_with_owners
@@ -114,16 +115,26 @@ def chunk_step3_media(
     counts = torch.zeros(len(pixel_values), dtype=torch.long) if num_patches is None else torch.as_tensor(num_patches)
     crops = _ints(counts)
     if len(crops) != len(pixel_values):
-        raise ValueError(
+        raise UserError(
             f"num_patches {_shape(counts)} does not fit pixel_values {_shape(pixel_values)}; "
-            "give the number of crops of each image"
+            "give the number of crops of each image",
+            code="batch-mismatch",
+            name="num_patches",
+            got=len(crops),
+            expected=len(pixel_values),
         )
     chunks["num_patches"] = _cut(counts.to(pixel_values.device), images)
     for key, rows in (("patch_pixel_values", patch_pixel_values), ("patch_newline_mask", patch_newline_mask)):
         if rows is None:
             continue
         if len(rows) != sum(crops):
-            raise ValueError(f"{key} {_shape(rows)}, but num_patches {told}; give the number of crops of each image")
+            raise UserError(
+                f"{key} {_shape(rows)}, but num_patches {told}; give the number of crops of each image",
+                code="batch-mismatch",
+                name=key,
+                got=len(rows),
+                expected=sum(crops),
+            )
         chunks[key] = _cut(rows, _sums(crops, images))
     return chunks
 
@@ -145,15 +156,24 @@ def prepare_vlm_media_for_pp(
     present = {name: array for name, array in arrays.items() if batch.get(name) is not None}
     for name, array in present.items():
         if array.counts and batch.get(array.counts) is None:
-            raise ValueError(f"the batch has {name} but no {array.counts}, which counts its rows; give both or neither")
+            raise UserError(
+                f"the batch has {name} but no {array.counts}, which counts its rows; give both or neither",
+                code="batch-mismatch",
+                name=name,
+                missing=array.counts,
+            )
     parts = {kind: _media_per_microbatch(kind, batch, present, batch_size, n_microbatches) for kind in TOKEN_TYPES}
     for name, array in present.items():
         wanted, rows = sum(rows_per_part(name, batch, present, parts)), _num_rows(batch[name], array)
         if wanted != rows:
             counted = f"{array.counts} {_shape(batch[array.counts])}" if array.counts else "the other media arrays"
-            raise ValueError(
+            raise UserError(
                 f"{name} {_shape(batch[name])} cannot be aligned with {counted}, which wants {wanted} "
-                f"{'(its patches) ' if array.counts else ''}rows"
+                f"{'(its patches) ' if array.counts else ''}rows",
+                code="batch-mismatch",
+                name=name,
+                other=counted,
+                expected=wanted,
             )
     chunks: dict[str, list[torch.Tensor] | None] = dict.fromkeys(_CHUNK_KEYS)
     for part in split_media(batch, present, parts, of_batch=True):
@@ -182,7 +202,12 @@ def _guessed_layout(batch: Mapping[str, Any]) -> dict[str, MediaArray]:
             if batch.get(count_key) is not None and any(_ints(batch[count_key])):
                 orphans.append(count_key)
             if orphans:
-                raise ValueError(f"the batch has {', '.join(orphans)} but no {name}; give both or neither")
+                raise UserError(
+                    f"the batch has {', '.join(orphans)} but no {name}; give both or neither",
+                    code="batch-mismatch",
+                    arrays=list(orphans),
+                    missing=name,
+                )
             continue
         # The preferred grid tells the patches of an image; further ones are only cut along.
         grid_key = next((key for key in grid_keys if key in beside), "")
@@ -196,8 +221,12 @@ def _guessed_layout(batch: Mapping[str, Any]) -> dict[str, MediaArray]:
         for key in beside:
             counts = "num_patches" if key in crops and key != "num_patches" else ""
             if not counts and len(batch[key]) != len(per_item):
-                raise ValueError(
-                    f"{key} {_shape(batch[key])} is for another number of {kind}s than {len(per_item)}; fix or drop it"
+                raise UserError(
+                    f"{key} {_shape(batch[key])} is for another number of {kind}s than {len(per_item)}; fix or drop it",
+                    code="batch-mismatch",
+                    name=key,
+                    got=len(batch[key]),
+                    expected=len(per_item),
                 )
             result[key] = MediaArray(kinds=(kind,), dtype="", row=(), counts=counts)
         is_flat = len(per_item) != len(pixels) or any(rows != 1 for rows in per_item)
@@ -228,7 +257,12 @@ def _media_per_microbatch(
         # Arrays of several kinds: a collater leaves out the counts of a kind that no sample of the batch has.
         others = {other for array in arrays.values() for other in array.kinds} - {kind}
         if all(batch.get(f"n_{other}s_per_sample") is None for other in others):
-            raise ValueError(f"{', '.join(arrays)} hold several kinds of media; give n_{kind}s_per_sample")
+            raise UserError(
+                f"{', '.join(arrays)} hold several kinds of media; give n_{kind}s_per_sample",
+                code="batch-mismatch",
+                arrays=list(arrays),
+                missing=f"n_{kind}s_per_sample",
+            )
         return [0] * n_microbatches
     num_media = numbers[0] if numbers else sum(_ints(counts))
     if counts is None and num_media and batch_size > 1 and n_microbatches > 1:
@@ -267,9 +301,12 @@ def stage_vlm_media_for_pp(
                 stage.forward_one_chunk = _numbered(original, first)
         yield
         if num_chunks is not None and first._vlm_chunk_idx > num_chunks:
-            raise RuntimeError(
+            raise LoaderError(
                 f"stage 0 took {first._vlm_chunk_idx} chunks of {num_chunks}, so some went to the wrong microbatch: "
-                "give PipelineStage its input_args and output_args, or stage_vlm_media_for_pp the pp.info.stages"
+                "give PipelineStage its input_args and output_args, or stage_vlm_media_for_pp the pp.info.stages",
+                code="batch-mismatch",
+                chunks=num_chunks,
+                taken=first._vlm_chunk_idx,
             )
     finally:
         for name in (*names.values(), "_vlm_chunk_idx"):
@@ -307,7 +344,12 @@ class CollateForPP:
 
     def __post_init__(self) -> None:
         if self.n_microbatches < 1:
-            raise ValueError(f"n_microbatches is {self.n_microbatches}; it must be at least 1")
+            raise UserError(
+                f"n_microbatches is {self.n_microbatches}; it must be at least 1",
+                code="loader-argument",
+                argument="n_microbatches",
+                got=self.n_microbatches,
+            )
 
     def __call__(self, samples: Any) -> Any:
         batch, owners = collate_with_owners(self.collate_fn, samples)
@@ -322,8 +364,10 @@ class CollateForPP:
         if rows is None:
             if not has_media:
                 return batch
-            raise ValueError(
-                "the batch has media but neither input_ids, inputs_embeds nor labels; how many samples is it?"
+            raise UserError(
+                "the batch has media but neither input_ids, inputs_embeds nor labels; how many samples is it?",
+                code="batch-mismatch",
+                missing="input_ids",
             )
         # [total] is one sequence of packs end to end, as [1, total] is.
         batch_size = 1 if rows.ndim == 1 else len(rows)
@@ -336,9 +380,12 @@ class CollateForPP:
         if batch_size == 1:
             num_packs = max([1, *map(len, counts.values()), *([owners.num_samples] if owners else [])])
         if num_packs < self.n_microbatches:
-            raise ValueError(
+            raise UserError(
                 f"batch of {num_packs} packs: too few for {self.n_microbatches} microbatches. Choose a batch_size that "
-                "is a multiple of n_microbatches, and drop_last=True in a DataLoader of your own"
+                "is a multiple of n_microbatches, and drop_last=True in a DataLoader of your own",
+                code="batch-mismatch",
+                packs=num_packs,
+                n_microbatches=self.n_microbatches,
             )
         if has_media:
             batch = prepare_vlm_media_for_pp(batch, batch_size, self.n_microbatches, layout)
@@ -353,27 +400,45 @@ class CollateForPP:
 def _items_per_microbatch(num_items: int, counts: Any, batch_size: int, n_microbatches: int, medium: str) -> list[int]:
     """Images or videos of each microbatch: counts [2, 0, 1, 1] over 2 microbatches -> [2, 2]."""
     if batch_size < 1 or n_microbatches < 1:
-        raise ValueError(f"batch_size {batch_size} and n_microbatches {n_microbatches} must be at least 1")
+        raise UserError(
+            f"batch_size {batch_size} and n_microbatches {n_microbatches} must be at least 1",
+            code="loader-argument",
+            batch_size=batch_size,
+            n_microbatches=n_microbatches,
+        )
     if counts is not None:
         per_sample = _ints(counts)
         if min(per_sample, default=0) < 0 or sum(per_sample) != num_items:
-            raise ValueError(
+            raise UserError(
                 f"n_{medium}s_per_sample {per_sample} adds up to {sum(per_sample)}, not to the {num_items} {medium}s; "
-                "fix the counts that the collater makes"
+                "fix the counts that the collater makes",
+                code="batch-mismatch",
+                name=f"n_{medium}s_per_sample",
+                got=sum(per_sample),
+                expected=num_items,
+                counts=list(per_sample),
             )
         if len(per_sample) != batch_size and batch_size != 1:
-            raise ValueError(
+            raise UserError(
                 f"n_{medium}s_per_sample {per_sample} is for {len(per_sample)} samples but the batch has {batch_size}; "
-                "give one count per row of input_ids"
+                "give one count per row of input_ids",
+                code="batch-mismatch",
+                name=f"n_{medium}s_per_sample",
+                got=len(per_sample),
+                batch_size=batch_size,
             )
     elif batch_size == 1 or n_microbatches == 1 or num_items == 0:
         per_sample = [num_items] + [0] * (batch_size - 1)
     elif num_items == batch_size:
         per_sample = [1] * batch_size
     else:
-        raise ValueError(
+        raise UserError(
             f"{num_items} {medium}s in a batch of {batch_size} samples: whose are they? "
-            f"Give n_{medium}s_per_sample, one count per row of input_ids"
+            f"Give n_{medium}s_per_sample, one count per row of input_ids",
+            code="batch-mismatch",
+            missing=f"n_{medium}s_per_sample",
+            items=num_items,
+            batch_size=batch_size,
         )
     # By torch's own function: it is what cuts input_ids in torch.distributed.pipelining.
     return [int(part.sum()) for part in torch.tensor(per_sample, dtype=torch.int64).tensor_split(n_microbatches)]
@@ -382,9 +447,16 @@ def _items_per_microbatch(num_items: int, counts: Any, batch_size: int, n_microb
 def _rows_per_item(pixels: Any, grid: Any, axis: str | None, name: str) -> list[int]:
     """Rows of pixels that belong to each image or video: 1, or its patches."""
     if not isinstance(pixels, torch.Tensor):
-        raise ValueError(f"{name} is a {type(pixels).__name__}, not a tensor; stack or concatenate it when collating")
+        raise UserError(
+            f"{name} is a {type(pixels).__name__}, not a tensor; stack or concatenate it when collating",
+            code="batch-mismatch",
+            name=name,
+            got=type(pixels).__name__,
+        )
     if axis not in (None, "patches", "images"):
-        raise ValueError(f"axis is {axis!r}; it must be 'patches' or 'images'")
+        raise UserError(
+            f"axis is {axis!r}; it must be 'patches' or 'images'", code="loader-argument", argument="axis", got=axis
+        )
     num_rows = len(pixels)
     num_items = num_rows if grid is None else len(grid)
     patches: list[int] | None = None  # of each item, where the grid can tell: (h, w) or (t, h, w)
@@ -398,9 +470,14 @@ def _rows_per_item(pixels: Any, grid: Any, axis: str | None, name: str) -> list[
     wanted = [] if grid is None or axis == "patches" else [f"{num_items} (one per image)"]
     wanted += [f"{sum(patches)} (its patches)"] if patches is not None and axis in (None, "patches") else []
     against = "no grid" if grid is None else f"a grid {_shape(grid)}, which wants {' or '.join(wanted) or 'other'} rows"
-    raise ValueError(
+    raise UserError(
         f"{name} {_shape(pixels)} cannot be aligned with {against}; "
-        "give the grid that belongs to it, and say by a layout what a row is"
+        "give the grid that belongs to it, and say by a layout what a row is",
+        code="batch-mismatch",
+        name=name,
+        shape=_shape(pixels),
+        images=num_items if wanted and grid is not None and axis != "patches" else None,
+        patches=sum(patches) if patches is not None and axis in (None, "patches") else None,
     )
 
 
@@ -410,8 +487,11 @@ def _check_one_each(token_types: Any, batch_size: int, kind: MediaKind) -> None:
         return
     without = (~(token_types == TOKEN_TYPES[kind]).any(1)).nonzero().flatten().tolist()
     if without:
-        raise ValueError(
-            f"samples {without} have no {kind} tokens, so it cannot be one {kind} per sample; give n_{kind}s_per_sample"
+        raise UserError(
+            f"samples {without} have no {kind} tokens, so it is not one {kind} per sample; give n_{kind}s_per_sample",
+            code="batch-mismatch",
+            samples=without,
+            kind=kind,
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from ..pipeline.errors import UserError
 from .arguments import whole
 
 
@@ -17,8 +18,12 @@ class Ranks:
         if rank is not None and world_size is not None:
             rank, world_size = whole("rank", rank), whole("world_size", world_size)
         if (rank is None) != (world_size is None) or (rank is not None and not 0 <= rank < (world_size or 0)):
-            raise ValueError(
-                f"rank={rank}, world_size={world_size}: give both, with 0 <= rank < world_size, or neither"
+            raise UserError(
+                f"rank={rank}, world_size={world_size}: give both, with 0 <= rank < world_size, or neither",
+                code="loader-argument",
+                argument="rank",
+                rank=rank,
+                world_size=world_size,
             )
         self._given = None if rank is None or world_size is None else (rank, world_size)
         self._parents: tuple[int, int] | None = None
@@ -32,9 +37,13 @@ class Ranks:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             group = torch.distributed.get_rank(), torch.distributed.get_world_size()
             if environment and environment != group:
-                raise ValueError(
+                raise UserError(
                     f"torch.distributed says rank {group[0]} of {group[1]}, RANK and WORLD_SIZE say {environment[0]} "
-                    f"of {environment[1]}; give PackedShards the rank and world_size that it reads for"
+                    f"of {environment[1]}; give PackedShards the rank and world_size that it reads for",
+                    code="loader-argument",
+                    argument="rank",
+                    group=tuple(group),
+                    environment=tuple(environment),
                 )
             return group
         return environment or (0, 1)
@@ -77,14 +86,20 @@ def refuse_second_sharding(dataset: Dataset[object]) -> bool:
     """
     own = _own(dataset)
     if own and _num_processes() > 1:
-        raise ValueError(
+        raise UserError(
             "accelerate would share out the packs of this rank among all ranks once more. Give HF Trainer or "
-            "accelerator.prepare the map-style dataset: neatpack.loaders.hf.IndexedPacks(out)"
+            "accelerator.prepare the map-style dataset: neatpack.loaders.hf.IndexedPacks(out)",
+            code="trainer-unsupported",
+            trainer="accelerate",
+            by="shards",
         )
     if any(map(_dispatches, own)):
-        raise ValueError(
+        raise UserError(
             f"accelerate dispatches batches of iterable datasets: {_CUT} Instead of PackedShards, give it "
-            "neatpack.loaders.hf.IndexedPacks(out)"
+            "neatpack.loaders.hf.IndexedPacks(out)",
+            code="trainer-unsupported",
+            trainer="accelerate",
+            by="dispatch",
         )
     return bool(own)
 
@@ -97,11 +112,16 @@ def refuse_skipping(dataset: Dataset[object], epoch: int, position: int) -> None
     """
     if any(type(loader).__name__ == "SkipDataLoader" for loader in _own(dataset)):
         told = "as a state says" if position else "and nobody has called set_epoch"
-        raise ValueError(
+        raise UserError(
             "accelerate skips batches to resume (HF Trainer does, by skip_first_batches), and these packs begin at "
             f"epoch {epoch}, position {position}, {told}. Give HF Trainer neatpack.loaders.hf.IndexedPacks(out) as "
             "train_dataset, or ignore_data_skip=True and load the loader's state; in a loop of your own, call "
-            "set_epoch, or load the state and skip nothing"
+            "set_epoch, or load the state and skip nothing",
+            code="trainer-unsupported",
+            trainer="accelerate",
+            by="skip",
+            epoch=epoch,
+            position=position,
         )
 
 
@@ -113,9 +133,12 @@ def _own(dataset: Dataset[object]) -> list[Any]:
 def refuse_dispatch(dataset: Dataset[object]) -> None:
     """Of packs by index, with dispatch_batches=True."""
     if any(_dispatches(loader) for loader in loaders_of_accelerate() if loader.dataset is dataset):
-        raise ValueError(
+        raise UserError(
             f"accelerate with dispatch_batches=True: {_CUT} Leave it away, or give dispatch_batches=False "
-            "(DataLoaderConfiguration; accelerator_config of TrainingArguments): every rank then reads its own packs"
+            "(DataLoaderConfiguration; accelerator_config of TrainingArguments): every rank then reads its own packs",
+            code="trainer-unsupported",
+            trainer="accelerate",
+            by="dispatch",
         )
 
 

@@ -16,12 +16,13 @@ import torch
 from torch.utils.data import get_worker_info
 from zlib_ng import zlib_ng
 
-from ..pipeline.layout import MediaArray, layout_of, misfit
+from ..pipeline.errors import UserError, fields_of
+from ..pipeline.layout import MediaArray, Misfit, layout_of, misfit
 from ..pipeline.manifest import FILE as MANIFEST, PLACES, REMEDY, OutputError, ShardError, shard_name
 from ..pipeline.records import TOKEN_TYPES
 from ..pipeline.runtime.storage import parse_json, read_into
 from ..pipeline.shard.codec import read_arrays, text_problem
-from ..pipeline.shard.restoring import PixelDecoder
+from ..pipeline.shard.restoring import OtherPixelsError, PixelDecoder
 from .arguments import whole
 from .files import OutputFiles
 from .mapped import mapped
@@ -64,14 +65,21 @@ class ShardReader:
     ) -> None:
         self._decode_threads = None if decode_threads is None else whole("decode_threads", decode_threads)
         if check not in CHECKS:
-            raise ValueError(f"check is {check!r}; it must be one of {', '.join(CHECKS)}")
+            raise UserError(
+                f"check is {check!r}; it must be one of {', '.join(CHECKS)}",
+                code="loader-argument",
+                argument="check",
+                got=check,
+            )
         self._files = OutputFiles(out, cache, cache_gb)
         self.manifest = self._files.manifest
         try:
             self.layout: dict[str, MediaArray] = layout_of(self.manifest.family)  # what the media arrays are
             self._pixels = PixelDecoder(self.manifest)
         except ValueError as error:
-            raise OutputError(f"{self.out}/{MANIFEST}: {error}; pack again") from None
+            raise OutputError(
+                f"{self.out}/{MANIFEST}: {error}; pack again", code="output-damaged", out=str(self.out), file=MANIFEST
+            ) from None
         self._places = PackPlaces(self.manifest, self.out, self._files.read_part, self._files.read_checked)
         if self.is_local and self.manifest.index is not None:
             self._files.read_part(PLACES, 0, 0)  # whether it is there; what is in it is looked at where it is needed
@@ -155,7 +163,9 @@ class ShardReader:
             content = self._read(pack, file, room or own)
         if self._compares and not self._known[pack] & SAME_BYTES:
             if (crc32 := zlib_ng.crc32(content)) != found.crc32:
-                raise self._broken(pack, f"its crc32 is {crc32:08x}, by the index {found.crc32:08x}")
+                raise self._broken(
+                    pack, f"its crc32 is {crc32:08x}, by the index {found.crc32:08x}", got=crc32, expected=found.crc32
+                )
             if file is not None:  # what comes over a network is another copy each time
                 self._known[pack] |= SAME_BYTES
         return content
@@ -173,7 +183,9 @@ class ShardReader:
             except OSError as error:
                 raise self._broken(pack, f"cannot be read: {error}") from error
         if got != found.bytes:
-            raise self._broken(pack, f"the file ends {found.bytes - got} bytes before it does")
+            raise self._broken(
+                pack, f"the file ends {found.bytes - got} bytes before it does", missing=found.bytes - got
+            )
         return content
 
     def _notice_changes(self, shard: int, file: BinaryIO) -> None:
@@ -184,7 +196,7 @@ class ShardReader:
             name = shard_name(shard)
             raise ShardError(
                 f"{self.out}/shards/{name}: replaced or written to since this loader has looked at it; start it "
-                'again, or let it compare packs (check="packs")', name,
+                'again, or let it compare packs (check="packs")', name, out=self.out, check=False,
             )  # fmt: skip
         first, end = self.manifest.shards.firsts[shard : shard + 2]
         self._known[first:end] = bytes(end - first)
@@ -205,22 +217,24 @@ class ShardReader:
                 room=lambda shape: room(shape, torch.uint8).numpy(),
             )  # fmt: skip
         except ValueError as error:
-            raise self._broken(pack, str(error), self._pixels.remedy(error, self.out)) from None
+            code = error.code if isinstance(error, OtherPixelsError) else "shard-damaged"
+            remedy = self._pixels.remedy(error, self.out)
+            raise self._broken(pack, str(error), remedy, code=code, **fields_of(error)) from None
         if compare:
             self._known[pack] |= SAME_PIXELS
         if not self._known[pack] & WELL_FORMED:
             if problem := self._misfit(pack, arrays):
-                raise self._broken(pack, problem)
+                raise self._broken(pack, problem, array=problem.array)
             self._known[pack] |= WELL_FORMED
         return arrays
 
-    def _misfit(self, pack: int, arrays: dict[str, np.ndarray]) -> str:
+    def _misfit(self, pack: int, arrays: dict[str, np.ndarray]) -> Misfit:
         """What makes arrays unfit for a pack of this output, whoever wrote them and their checksums."""
         family, tokens = self.manifest.family, self._places.of(pack).tokens
         if problem := text_problem(arrays, family["position_axes"], family["position_dtype"]):
             return problem
         if len(arrays["input_ids"]) != tokens:
-            return f"{len(arrays['input_ids'])} tokens, by the index {tokens}"
+            return Misfit(f"{len(arrays['input_ids'])} tokens, by the index {tokens}", "input_ids")
         counts = zip(TOKEN_TYPES, self._places.of(pack).counts, strict=True)
         return misfit(arrays, self.layout, {kind: [count] for kind, count in counts})
 
@@ -229,9 +243,9 @@ class ShardReader:
         try:
             header = parse_json(bytes(self.members_of(pack, content)["json"]))
         except ValueError as error:
-            raise self._broken(pack, f"json: {error}") from None
+            raise self._broken(pack, f"json: {error}", member="json") from None
         if not isinstance(header, dict):
-            raise self._broken(pack, "json: no object")
+            raise self._broken(pack, "json: no object", member="json")
         return header
 
     def counts(self, pack: int) -> dict[str, int]:
@@ -244,8 +258,10 @@ class ShardReader:
             return self._decode_threads or 0
         return 0 if get_worker_info() is not None else min(DECODE_THREADS, cores_of_rank())
 
-    def _broken(self, pack: int, words: str, remedy: str = REMEDY) -> ShardError:
+    def _broken(self, pack: int, words: str, remedy: str = REMEDY, **fields: Any) -> ShardError:
         name = shard_name(self._places.of(pack).shard)
         if (cache := self._files.cache) is not None and remedy == REMEDY:
             remedy = f"empty the cache {cache.folder}, or {REMEDY}"
-        return ShardError(f"{self.out}/shards/{name}, pack {pack}: {words}; {remedy}", name, pack)
+        return ShardError(
+            f"{self.out}/shards/{name}, pack {pack}: {words}; {remedy}", name, pack, out=self.out, **fields
+        )

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from ..pipeline.errors import LoaderError
 from ..pipeline.runtime import reused
 
 SMALL = 256 * 1024  # bytes, that travel by value; positions of 8,192 tokens on three axes are 192 KB
@@ -255,13 +256,23 @@ def _opened(sent: Sent) -> mmap.mmap:
     try:
         file = os.open(f"/proc/{sent.process}/fd/{sent.file}", os.O_RDWR)
     except OSError as error:
-        raise RuntimeError(f"a batch of worker {sent.process}, which has ended or may not be asked: {error}") from error
+        raise LoaderError(
+            f"a batch of worker {sent.process}, which has ended or may not be asked: {error}",
+            code="worker-crashed",
+            process=sent.process,
+            is_gone=False,
+        ) from error
     try:
         memory = mmap.mmap(file, sent.size)
     finally:
         os.close(file)
     if memory[1 : 1 + len(sent.token)] != sent.token:
-        raise RuntimeError(f"a batch of worker {sent.process}, which has ended: its number is another's now")
+        raise LoaderError(
+            f"a batch of worker {sent.process}, which has ended: its number is another's now",
+            code="worker-crashed",
+            process=sent.process,
+            is_gone=True,
+        )
     return memory
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from ..pipeline.errors import UserError
 from ..pipeline.runtime.freed import keep_freed
 from .arguments import flag, is_positive, whole
 from .batches import NO_LOADER_OF_OURS, PackLoader
@@ -73,14 +74,24 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         decode_threads: int | None = None,
     ) -> None:
         if pixels not in PIXELS:
-            raise ValueError(f"pixels is {pixels!r}; it must be one of {', '.join(PIXELS)}")
+            raise UserError(
+                f"pixels is {pixels!r}; it must be one of {', '.join(PIXELS)}",
+                code="loader-argument",
+                argument="pixels",
+                got=pixels,
+            )
         self._ranks = Ranks(rank, world_size)
         self.seed = whole("seed", seed)
         self.drop_last, self.shuffle = flag("drop_last", drop_last), flag("shuffle", shuffle)
         self.batch_size = batch_size
         self.pixels, self.prefetch = pixels, whole("prefetch", prefetch)
         if cache_gb is not None and not is_positive(cache_gb):
-            raise ValueError(f"cache_gb is {cache_gb!r}; it must be a number above 0, of 10^9 bytes")
+            raise UserError(
+                f"cache_gb is {cache_gb!r}; it must be a number above 0, of 10^9 bytes",
+                code="loader-argument",
+                argument="cache_gb",
+                got=cache_gb,
+            )
         self.mix = Mix(out, check=check, cache=cache, cache_gb=cache_gb, decode_threads=decode_threads)
         self.layout = self.reader.layout  # what the media arrays are; `wrap_vlm_collate_for_pp` takes it
         self.stored = stored_arrays(self.layout, self.reader.pixel_tables())
@@ -132,11 +143,26 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         options     of DataLoader: pin_memory, prefetch_factor, persistent_workers, …
         """
         if model is not None and not isinstance(model, torch.nn.Module):
-            raise ValueError(f"model is a {type(model).__name__}; expected the torch.nn.Module that takes the batches")
+            raise UserError(
+                f"model is a {type(model).__name__}; expected the torch.nn.Module that takes the batches",
+                code="loader-argument",
+                argument="model",
+                got=type(model).__name__,
+            )
         if collate_fn is not None and not callable(collate_fn):
-            raise ValueError(f"collate_fn is {collate_fn!r}; expected a function of a list of packs")
+            raise UserError(
+                f"collate_fn is {collate_fn!r}; expected a function of a list of packs",
+                code="loader-argument",
+                argument="collate_fn",
+                got=type(collate_fn).__name__,
+            )
         if collate_fn is not None and model is not None:
-            raise ValueError("collate_fn and model are both given; a collate_fn of your own makes the batch by itself")
+            raise UserError(
+                "collate_fn and model are both given; a collate_fn of your own makes the batch by itself",
+                code="option-conflict",
+                argument="collate_fn",
+                other="model",
+            )
         return PackLoader(self, batch_size, num_workers, collate_fn or self.collater(model), **options)
 
     @contextmanager
@@ -170,9 +196,12 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         self._is_told = True
         epoch = whole("epoch", epoch)
         if self._loaded and epoch < self.epoch:
-            raise ValueError(
+            raise UserError(
                 f"set_epoch({epoch}) after a state of epoch {self.epoch} was loaded would train from there once more; "
-                "begin the loop at `packs.epoch`"
+                "begin the loop at `packs.epoch`",
+                code="loader-position",
+                epoch=epoch,
+                loaded=self.epoch,
             )
         self._start.begin(epoch, self.position if epoch == self.epoch and not self._start.is_finished else 0)
 
@@ -241,9 +270,12 @@ class PackedShards(IterableDataset[dict[str, Any]]):
     def _check_world(self) -> None:
         world_size, num_packs = self.world_size, self.mix.num_packs
         if self.drop_last and num_packs < world_size:
-            raise ValueError(
+            raise UserError(
                 f"{num_packs} packs on {world_size} ranks: not one step. Train on fewer ranks, pack into smaller packs "
-                "(--pack-size), or let packs come twice (drop_last=False)"
+                "(--pack-size), or let packs come twice (drop_last=False)",
+                code="batch-mismatch",
+                packs=num_packs,
+                world_size=world_size,
             )
 
     def _tell_what_is_left_out(self) -> None:
@@ -282,21 +314,34 @@ class PackedShards(IterableDataset[dict[str, Any]]):
         had only, a dataset that is given its state with any.
         """
         if not isinstance(state, Mapping):
-            raise ValueError(f"the state is a {type(state).__name__}; expected what state_dict() gave")
+            raise UserError(
+                f"the state is a {type(state).__name__}; expected what state_dict() gave",
+                code="loader-state",
+                got=type(state).__name__,
+            )
         if get_worker_info() is None:
             state = global_state(state)
         ours = {"seed": self.seed, **self.mix.describe()}
         for key, value in ours.items():
             if state.get(key) != value:
-                raise ValueError(f"the state is of {key} {state.get(key)}, this dataset has {value}: the orders differ")
+                raise UserError(
+                    f"the state is of {key} {state.get(key)}, this dataset has {value}: the orders differ",
+                    code="loader-state",
+                    key=key,
+                    got=state.get(key),
+                    expected=value,
+                )
         epoch, position = (whole(f"{name} of the state", state.get(name)) for name in ("epoch", "position"))
         if get_worker_info() is not None and (there := state.get("num_workers")) is not None:
             here = self.state_dict()
             if differing := [key for key in ("world_size", "batch_size", "num_workers") if state[key] != here[key]]:
-                raise ValueError(
+                raise UserError(
                     f"the state of a StatefulDataLoader with {there} workers resumes in the same arrangement only, and "
                     f"{', '.join(f'{key} is {here[key]}, was {state[key]}' for key in differing)}; give it to the "
-                    "dataset before the loader is made: packs.load_state_dict(state)"
+                    "dataset before the loader is made: packs.load_state_dict(state)",
+                    code="loader-state",
+                    key=differing[0],
+                    workers=there,
                 )
         if position and state.get("plan", self.mix.plan) != self.mix.plan and self.rank == 0:
             logger.warning(

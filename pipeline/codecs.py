@@ -10,7 +10,7 @@ All of them restore to the same arrays: see pipeline/shard/pixels.py.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .errors import UserError
+from .errors import OutputError, UserError
 
 U8, ZSTD, SOURCE = "u8", "zstd", "source"
 Codecs = Mapping[str, str]  # by kind of medium
@@ -75,8 +75,14 @@ def spelled(codecs: Codecs) -> str:
 def checked_codecs(found: Any, name: str) -> dict[str, str]:
     """Of a file of unknown origin. Raises ValueError."""
     if not isinstance(found, dict) or found.keys() != KINDS.keys():
-        raise ValueError(f"{name}: expected a codec of {' and '.join(KINDS)}, got {str(found)[:60]}")
+        raise OutputError(
+            f"{name}: expected a codec of {' and '.join(KINDS)}, got {str(found)[:60]}", code="output-damaged", key=name
+        )
     for kind, codec in found.items():
         if codec not in KINDS[kind]:
-            raise ValueError(f"{name}.{kind}: {codec!r} is unknown; known: {', '.join(KINDS[kind])}")
+            raise OutputError(
+                f"{name}.{kind}: {codec!r} is unknown; known: {', '.join(KINDS[kind])}",
+                code="output-damaged",
+                key=f"{name}.{kind}",
+            )
     return {kind: found[kind] for kind in KINDS}

@@ -3,6 +3,7 @@
 The message is for people and may be reworded. Programs and tests use `code`, one of `CODES`, and `fields`.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,6 +68,7 @@ CODES = {
     "store-unreachable": "an object store, disk or mount does not answer",
     "too-many-skipped": "more data is lost than --max-skipped allows",
     "trainer-unsupported": "a trainer that would divide packs or batches wrongly",
+    "uri-invalid": "a URI that cannot be read here, or that holds a password",
     "versions-differ": "nodes with other versions of packages",
     "worker-crashed": "a worker ended and no row is to blame",
     "worker-import": "workers lack a package",
@@ -90,12 +92,50 @@ class NeatpackError(Exception):
             assert code in CODES, code
             self.code = code
             self.add_note(f"[{code}]")  # tracebacks show it below the message
+        elif (noted := _NOTE.search(message)) and noted[1] in CODES:
+            self.code = noted[1]
         if fields:
             self.fields = fields
 
 
+# A DataLoader raises an error of its worker again with nothing but the text of its traceback, which ends with the note.
+_NOTE = re.compile(r"^\[([a-z-]+)\]\s*\Z", re.MULTILINE)
+
+
+def fields_of(error: BaseException) -> dict[str, Any]:
+    """Return the fields of an error, for another one that is raised in its place."""
+    return dict(error.fields) if isinstance(error, NeatpackError) else {}
+
+
 class UserError(NeatpackError, ValueError):
     """Invalid input or arguments (exit code 2). The message says what was got, what was expected and how to fix it."""
+
+
+class ItemError(NeatpackError, IndexError):
+    """A pack or sample that does not exist. An IndexError, so that loops over a dataset end."""
+
+
+class LoaderError(NeatpackError, RuntimeError):
+    """A loader that cannot go on: the data, the workers or the pipeline stages fail."""
+
+
+class OutputError(NeatpackError, ValueError):
+    """An output that cannot be read. The message says what was got, what was expected and how to fix it."""
+
+    code = "output-damaged"
+
+
+class ShardError(OutputError):
+    """A shard or pack that is not what was written. `shard` names the file, `pack` the number, where it is one pack."""
+
+    code = "shard-damaged"
+
+    def __init__(self, message: str, shard: str, pack: int | None = None, *, code: str = "", **fields: Any) -> None:
+        super().__init__(message, code=code or self.code, shard=shard, pack=pack, **fields)
+        self.shard, self.pack = shard, pack
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.shard, self.pack), self.__dict__
 
 
 class DataLossError(NeatpackError):
@@ -105,4 +145,4 @@ class DataLossError(NeatpackError):
         self.summary = summary  # of the plan
         self.troubles = dict(troubles)  # by output: what would be lost, in words
         message = "; ".join(f"{out}: {lines[0]}" for out, lines in troubles.items())
-        super().__init__(message, code="too-many-skipped")
+        super().__init__(message, code="too-many-skipped", outputs=sorted(troubles))

@@ -13,6 +13,7 @@ from neatpack import __version__
 
 from . import measure
 from .config import fingerprint
+from .errors import OutputError
 from .extras import VERSIONED
 from .typed import check_types
 
@@ -78,9 +79,13 @@ def fields_from_json(kind: "type[DataclassInstance]", found: Any, name: str = ""
     where = f"{name}: " if name else ""
     names = [field.name for field in dataclasses.fields(kind)]
     if not isinstance(found, dict):
-        raise ValueError(f"{where}expected an object of {', '.join(names)}, got {str(found)[:60]}")
-    if lacking := [name for name in names if name not in found]:
-        raise ValueError(f"{where}lacks {', '.join(lacking)}")
+        raise OutputError(
+            f"{where}expected an object of {', '.join(names)}, got {str(found)[:60]}",
+            code="output-damaged",
+            key=name,
+        )
+    if lacking := [each for each in names if each not in found]:
+        raise OutputError(f"{where}lacks {', '.join(lacking)}", code="output-damaged", key=name, missing=list(lacking))
     return {name: found[name] for name in names}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .errors import OutputError
 from .records import TOKEN_TYPES, MediaKind
 from .runtime import reused
 from .typed import check_types
@@ -140,6 +141,17 @@ def delivered(layout: Layout) -> dict[str, MediaArray]:
     return result
 
 
+class Misfit(str):
+    """What is wrong with an array, in words; "" if nothing is. `array` names it."""
+
+    array: str
+
+    def __new__(cls, words: str = "", array: str = "") -> "Misfit":
+        self = super().__new__(cls, words)
+        self.array = array
+        return self
+
+
 def layout_of(described: Mapping[str, Any]) -> dict[str, MediaArray]:
     """The layout that a manifest's `family` describes. Raises ValueError where it is not one."""
     try:
@@ -155,39 +167,46 @@ def layout_of(described: Mapping[str, Any]) -> dict[str, MediaArray]:
             for name, array in described["media"].items()
         }
     except (KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise ValueError(f"family.media: {type(error).__name__}: {error}") from None
+        raise OutputError(
+            f"family.media: {type(error).__name__}: {error}", code="output-damaged", key="family.media"
+        ) from None
     for name, array in layout.items():
         check_types(array, f"family.media.{name}")
         check_types(array.deliver, f"family.media.{name}.deliver")
         if wrong := _misdescribed(name, array, layout):
-            raise ValueError(f"family.media.{name}: {wrong}")
+            raise OutputError(
+                f"family.media.{name}: {wrong}", code="output-damaged", key=f"family.media.{name}.{wrong.array}"
+            )
     return layout
 
 
-def _misdescribed(name: str, array: MediaArray, layout: Layout) -> str:
-    """What no family would declare."""
+def _misdescribed(name: str, array: MediaArray, layout: Layout) -> Misfit:
+    """What no family would declare; its `array` is the field of the array."""
     deliver = array.deliver
     if not name.isidentifier() or not array.kinds or not set(array.kinds) <= set(TOKEN_TYPES):
-        return f"an array of {array.kinds}"
+        return Misfit(f"an array of {array.kinds}", "kinds")
     if array.dtype not in DTYPES or deliver.mask_dtype not in ("int64", "bool"):
-        return f"of type {array.dtype}, its mask {deliver.mask_dtype}"
+        return Misfit(f"of type {array.dtype}, its mask {deliver.mask_dtype}", "dtype")
     if any(side < -1 for side in array.row) or not 1 <= deliver.repeat <= MAX_REPEAT:
-        return f"rows of {array.row}, repeated {deliver.repeat} times"
+        return Misfit(f"rows of {array.row}, repeated {deliver.repeat} times", "row")
     if {array.counts, deliver.first} - {"", *layout} or deliver.table not in ("", "image", "video"):
-        return f"counted by {array.counts!r}, after {deliver.first!r}, by the table {deliver.table!r}"
+        told = f"counted by {array.counts!r}, after {deliver.first!r}, by the table {deliver.table!r}"
+        return Misfit(told, "deliver")
     counting = array.counts
     for _ in layout:
         counting = counting and layout[counting].counts if counting in layout else ""
     if counting or (array.counts and (array.groups or layout[array.counts].dtype not in COUNTING)):
-        return f"counted by {array.counts!r}, which does not count"
+        return Misfit(f"counted by {array.counts!r}, which does not count", "counts")
     if deliver.pictures and not (len(array.row) == 3 and min(array.row) > 0 and array.counts and not deliver.mask):
-        return f"rows of {array.row}, counted by {array.counts!r}, are no patches of pictures"
+        return Misfit(
+            f"rows of {array.row}, counted by {array.counts!r}, are no patches of pictures", "deliver.pictures"
+        )
     if deliver.table and array.dtype != "uint8":
-        return f"{array.dtype}, and by a table of bytes"
-    return ""
+        return Misfit(f"{array.dtype}, and by a table of bytes", "deliver.table")
+    return Misfit()
 
 
-def misfit(arrays: Mapping[str, np.ndarray], layout: Layout, parts: Parts) -> str:
+def misfit(arrays: Mapping[str, np.ndarray], layout: Layout, parts: Parts) -> Misfit:
     """How the media arrays of a pack disagree with the layout and with the media of its parts; "" if they agree.
 
     Types and shapes of rows first: then the sums are of small integers.
@@ -200,8 +219,9 @@ def misfit(arrays: Mapping[str, np.ndarray], layout: Layout, parts: Parts) -> st
             or found.ndim != len(array.row) + 1
             or any(n not in (has, -1) for has, n in sides)
         ):
-            return (
-                f"{name} {found.shape} of {found.dtype}: rows of another shape or type than {array.row} {array.dtype}"
+            return Misfit(
+                f"{name} {found.shape} of {found.dtype}: rows of another shape or type than {array.row} {array.dtype}",
+                name,
             )
     for name, array in layout.items():
         found = arrays[name]
@@ -211,8 +231,8 @@ def misfit(arrays: Mapping[str, np.ndarray], layout: Layout, parts: Parts) -> st
             rows = -1
         if len(found) != rows:
             media = " and ".join(f"{sum(parts[kind])} {kind}s" for kind in array.kinds)
-            return f"{name} {found.shape}: does not fit the {media} of the documents"
-    return ""
+            return Misfit(f"{name} {found.shape}: does not fit the {media} of the documents", name)
+    return Misfit()
 
 
 class Joined(Mapping[str, np.ndarray]):

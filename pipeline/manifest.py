@@ -23,7 +23,7 @@ from typing import Any, overload
 from neatpack import __version__
 
 from .codecs import PLAIN, SOURCE, U8, checked_codecs
-from .errors import NeatpackError
+from .errors import OutputError as OutputError, ShardError as ShardError, fields_of
 from .identity import Identity, fields_from_json
 from .runtime.objects import NoBucket
 from .runtime.storage import Place, parse_json, read_inside, write_whole
@@ -54,25 +54,6 @@ _LEAST_BATCH, _MOST_PER_PACK = 1 << 16, 1 << 12  # bytes of a batch of index.arr
 MAX_EPOCH = 1 << 30  # packs of an epoch, with all repetitions: more than anybody trains on, and few enough to count
 
 
-class OutputError(NeatpackError, ValueError):
-    """An output that cannot be read. The message says what was got, what was expected and how to fix it."""
-
-    code = "output-damaged"
-
-
-class ShardError(OutputError):
-    """A shard or pack that is not what was written. `shard` names the file, `pack` the number, where it is one pack."""
-
-    code = "shard-damaged"
-
-    def __init__(self, message: str, shard: str, pack: int | None = None) -> None:
-        super().__init__(message, code=self.code, shard=shard, pack=pack)
-        self.shard, self.pack = shard, pack
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.shard, self.pack)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardEntry:
     name: str  # under OUT/shards, see `shard_name`
@@ -97,7 +78,7 @@ class Shards(Sequence[ShardEntry]):
         self.bytes, self.firsts, self._sha256 = array("q"), array("q", [0]), bytearray()
         for number, entry in enumerate(entries):
             if not _is_sound(_values_of(entry), number, self.firsts[-1]):
-                raise ValueError(_shard_problem(entry, number, self.firsts[-1]))
+                raise _shard_error(entry, number, self.firsts[-1])
             self._append(entry.bytes, entry.sha256, entry.num_packs)
 
     def taken(self, found: dict[str, Any]) -> "dict[str, Any] | Shards":
@@ -120,9 +101,14 @@ class Shards(Sequence[ShardEntry]):
         for number, entry in enumerate(entries):
             if entry is not self:  # the first that cannot be
                 read = ShardEntry(**fields_from_json(ShardEntry, entry, f"shards[{number}]"))
-                raise ValueError(_shard_problem(read, number, self.firsts[number]))
+                raise _shard_error(read, number, self.firsts[number])
         if len(entries) != len(self):
-            raise ValueError(f"shards: {len(entries)}, but there are {len(self) - len(entries)} elsewhere")
+            raise OutputError(
+                f"shards: {len(entries)}, but there are {len(self) - len(entries)} elsewhere",
+                code="output-damaged",
+                key="shards",
+                got=len(entries),
+            )
 
     @property
     def num_packs(self) -> int:
@@ -247,10 +233,13 @@ class Manifest:
             content = read_inside(out, FILE, MOST_BYTES)
         except (FileNotFoundError, NotADirectoryError):
             raise missing_manifest(str(out)) from None
-        except ValueError as error:
-            raise OutputError(str(error)) from None
         except OSError as error:
-            raise OutputError(f"{out}/{FILE}: cannot be read: {error.strerror or error}") from error
+            raise OutputError(
+                f"{out}/{FILE}: cannot be read: {error.strerror or error}",
+                code="output-damaged",
+                out=str(out),
+                file=FILE,
+            ) from error
         return cls.parse(content, str(out))
 
     @classmethod
@@ -261,15 +250,27 @@ class Manifest:
         try:
             found = parse_json(content, shards.taken)
         except ValueError as error:  # broken JSON, or not UTF-8
-            raise OutputError(f"{where}: not JSON: {error}; pack again") from None
+            raise OutputError(
+                f"{where}: not JSON: {error}; pack again", code="output-damaged", out=out, file=FILE, key="json"
+            ) from None
         if not isinstance(found, dict) or found.get("format") not in READ:
             got = found.get("format") if isinstance(found, dict) else f"of a JSON {type(found).__name__}"
             raise OutputError(
                 f"{where}: format {got}, this neatpack ({__version__}) reads formats {READ[0]} to {FORMAT}; "
-                "use the neatpack that made it, or pack again"
+                "use the neatpack that made it, or pack again",
+                code="output-format",
+                out=out,
+                file=FILE,
+                got=got,
             )
         if not _is_signed(content, found.get("digest")):
-            raise OutputError(f"{where}: damaged or edited, for its digest is not that of its content; pack again")
+            raise OutputError(
+                f"{where}: damaged or edited, for its digest is not that of its content; pack again",
+                code="output-damaged",
+                out=out,
+                file=FILE,
+                key="digest",
+            )
         try:
             absent: dict[str, Any] = {"warnings": []} | ({"index": None} if found["format"] == READ[0] else {})
             values = fields_from_json(cls, absent | found)
@@ -284,7 +285,9 @@ class Manifest:
             manifest = cls(**values)
             _check(manifest)
         except ValueError as error:
-            raise OutputError(f"{where}: {error}; pack again") from None
+            raise OutputError(
+                f"{where}: {error}; pack again", code="output-damaged", out=out, file=FILE, **fields_of(error)
+            ) from None
         return manifest
 
 
@@ -323,30 +326,60 @@ def _check(manifest: Manifest) -> None:
     check_types(manifest.pixels, "pixels")
     check_types(manifest.counts, "counts")
     if manifest.shards.num_packs * _LEAST_PACK > sum(manifest.shards.bytes):
-        raise ValueError(f"shards: {manifest.shards.num_packs} packs in {sum(manifest.shards.bytes)} bytes")
+        raise OutputError(
+            f"shards: {manifest.shards.num_packs} packs in {sum(manifest.shards.bytes)} bytes",
+            code="output-damaged",
+            key="shards",
+        )
     if manifest.index is not None:
         _check_index(manifest.index, manifest.shards.num_packs)
     for name, digest in manifest.files.items():
         if not _FILES.fullmatch(name) or not _SHA256.fullmatch(digest):
-            raise ValueError(f"files: {name!r} with the sha256 {digest!r} is no file of an output")
+            raise OutputError(
+                f"files: {name!r} with the sha256 {digest!r} is no file of an output",
+                code="output-damaged",
+                key="files",
+                name=name,
+            )
     for kind, name in manifest.pixels.tables.items():
         if name != f"{kind}_table.npy":
-            raise ValueError(f"pixels.tables.{kind}: expected {kind}_table.npy, got {name!r}")
+            raise OutputError(
+                f"pixels.tables.{kind}: expected {kind}_table.npy, got {name!r}",
+                code="output-damaged",
+                key=f"pixels.tables.{kind}",
+                got=name,
+            )
     if (manifest.pixels.codec["image"] == SOURCE) != (manifest.pixels.rule is not None):
-        raise ValueError(f"pixels.rule: {str(manifest.pixels.rule)[:60]}, with pixels.codec {manifest.pixels.codec}")
+        raise OutputError(
+            f"pixels.rule: {str(manifest.pixels.rule)[:60]}, with pixels.codec {manifest.pixels.codec}",
+            code="output-damaged",
+            key="pixels.rule",
+        )
     needed = {INDEX, *manifest.pixels.tables.values()} | ({PLACES, LOADS} if manifest.index else set())
     if absent := needed - manifest.files.keys():
-        raise ValueError(f"files: lacks {', '.join(sorted(absent))}")
+        raise OutputError(
+            f"files: lacks {', '.join(sorted(absent))}", code="output-damaged", key="files", missing=sorted(absent)
+        )
     for name, end in _NUMBERS.items():
         value = manifest.identity.config.get(name)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < end:
-            raise ValueError(f"identity.config.{name}: expected a whole number above 0 and below {end}, got {value!r}")
+            raise OutputError(
+                f"identity.config.{name}: expected a whole number above 0 and below {end}, got {value!r}",
+                code="output-damaged",
+                key=f"identity.config.{name}",
+                got=value,
+            )
     axes, dtype = (manifest.family.get(name) for name in ("position_axes", "position_dtype"))
     if axes not in (1, 3) or dtype not in ("int32", "float32"):
-        raise ValueError(f"family: positions of {axes!r} axes and type {dtype!r}")
+        raise OutputError(f"family: positions of {axes!r} axes and type {dtype!r}", code="output-damaged", key="family")
     for name, entry in manifest.identity.inputs.items():
         if not isinstance(rows := entry.get("rows"), int) or rows < 0:
-            raise ValueError(f"identity.inputs.{name}.rows: expected how many there are, got {rows!r}")
+            raise OutputError(
+                f"identity.inputs.{name}.rows: expected how many there are, got {rows!r}",
+                code="output-damaged",
+                key=f"identity.inputs.{name}.rows",
+                got=rows,
+            )
 
 
 def most_times(num_packs: int) -> float:
@@ -355,24 +388,23 @@ def most_times(num_packs: int) -> float:
 
 
 def _is_sound(values: tuple[Any, ...], number: int, first_pack: int) -> bool:
-    """As `_shard_problem`, for values from JSON, and fast."""
+    """As `_shard_error`, for values from JSON, and fast."""
     name, size, sha256, first, num_packs = values
     is_named = name == shard_name(number) and isinstance(sha256, str) and _SHA256.fullmatch(sha256) is not None
     are_whole = type(size) is int and type(first) is int and type(num_packs) is int
     return is_named and are_whole and 0 <= size < _INT64 and first == first_pack and 0 < num_packs < _INT64 - first
 
 
-def _shard_problem(shard: ShardEntry, number: int, first_pack: int) -> str:
-    """What makes an entry impossible behind those before it, which have `first_pack` packs. Raises ValueError, too."""
+def _shard_error(shard: ShardEntry, number: int, first_pack: int) -> OutputError:
+    """Return what is wrong with an entry after others with `first_pack` packs. Raises OutputError for wrong types."""
     where = f"shards[{number}]"
     check_types(shard, where)
+    key, words = where, f": {shard.bytes} bytes, {shard.num_packs} packs from {shard.first_pack} on"
     if shard.name != shard_name(number):
-        return f"{where}.name: expected {shard_name(number)}, got {shard.name!r}"
-    if not _SHA256.fullmatch(shard.sha256):
-        return f"{where}.sha256: expected 64 hex digits, got {shard.sha256!r}"
-    if not (0 <= shard.bytes < _INT64 and shard.first_pack == first_pack and 0 < shard.num_packs < _INT64 - first_pack):
-        return f"{where}: {shard.bytes} bytes, {shard.num_packs} packs from {shard.first_pack} on"
-    return ""
+        key, words = f"{where}.name", f": expected {shard_name(number)}, got {shard.name!r}"
+    elif not _SHA256.fullmatch(shard.sha256):
+        key, words = f"{where}.sha256", f": expected 64 hex digits, got {shard.sha256!r}"
+    return OutputError(key + words, code="output-damaged", key=key)
 
 
 def _pixels_from_json(found: Any, written: int) -> Pixels:
@@ -390,7 +422,9 @@ def _counts_from_json(found: Any) -> Counts:
 
 def _warnings_from_json(found: Any) -> tuple[str, ...]:
     if not isinstance(found, list):
-        raise ValueError(f"warnings: expected a list of texts, got {str(found)[:60]}")
+        raise OutputError(
+            f"warnings: expected a list of texts, got {str(found)[:60]}", code="output-damaged", key="warnings"
+        )
     return tuple(found)
 
 
@@ -407,26 +441,54 @@ def _check_index(index: IndexFile, num_packs: int) -> None:
     check_types(index, "index")
     firsts, times = [first for first, _ in index.times], [times for _, times in index.times]
     if not 1 <= index.packs_per_batch <= _PER_BATCH:
-        raise ValueError(f"index.packs_per_batch: expected 1 to {_PER_BATCH}, got {index.packs_per_batch}")
+        raise OutputError(
+            f"index.packs_per_batch: expected 1 to {_PER_BATCH}, got {index.packs_per_batch}",
+            code="output-damaged",
+            key="index.packs_per_batch",
+            got=index.packs_per_batch,
+        )
     num_batches = -(-num_packs // index.packs_per_batch)
     if (len(index.offsets), len(index.crc32)) != (num_batches + 1, num_batches):
-        raise ValueError(
+        raise OutputError(
             f"index: {len(index.offsets)} offsets and {len(index.crc32)} crc32, expected {num_batches + 1} and "
-            f"{num_batches} for {num_packs} packs by {index.packs_per_batch}"
+            f"{num_batches} for {num_packs} packs by {index.packs_per_batch}",
+            code="output-damaged",
+            key="index",
+            packs=num_packs,
         )
     if any(not 0 <= one < other < _INT64 for one, other in pairwise(index.offsets)):
-        raise ValueError("index.offsets: expected them to rise")
+        raise OutputError("index.offsets: expected them to rise", code="output-damaged", key="index.offsets")
     most = _LEAST_BATCH + _MOST_PER_PACK * index.packs_per_batch
     if any(other - one > most for one, other in pairwise(index.offsets)):
-        raise ValueError(f"index.offsets: expected batches of at most {most} bytes")
+        raise OutputError(
+            f"index.offsets: expected batches of at most {most} bytes",
+            code="output-damaged",
+            key="index.offsets",
+            most=most,
+        )
     if any(not 0 <= each < 1 << 32 for each in index.crc32):
-        raise ValueError("index.crc32: expected numbers of 32 bits")
+        raise OutputError("index.crc32: expected numbers of 32 bits", code="output-damaged", key="index.crc32")
     if any(one >= other for one, other in pairwise([*firsts, num_packs])) or (firsts or [0])[0] != 0:
-        raise ValueError(f"index.times: expected packs from 0 to below {num_packs}, ascending, got {firsts[:5]}")
+        raise OutputError(
+            f"index.times: expected packs from 0 to below {num_packs}, ascending, got {firsts[:5]}",
+            code="output-damaged",
+            key="index.times",
+            firsts=firsts[:5],
+        )
     if not firsts and num_packs:
-        raise ValueError("index.times: expected how often packs come in an epoch, got nothing")
+        raise OutputError(
+            "index.times: expected how often packs come in an epoch, got nothing",
+            code="output-damaged",
+            key="index.times",
+            times=[],
+        )
     if any(not 0 < each <= most_times(num_packs) for each in times):  # so written, also for NaN
-        raise ValueError(f"index.times: packs cannot come so often: {times[:5]}")
+        raise OutputError(
+            f"index.times: packs cannot come so often: {times[:5]}",
+            code="output-damaged",
+            key="index.times",
+            times=times[:5],
+        )
 
 
 def missing_manifest(out: str) -> OutputError:
@@ -436,10 +498,19 @@ def missing_manifest(out: str) -> OutputError:
     if not SCHEME.match(out):
         if not os.path.isdir(out):
             what = "is a file" if os.path.exists(out) else "no such directory"
-            return OutputError(f"{out}: {what}; {expected}")
+            return OutputError(
+                f"{out}: {what}; {expected}", code="output-missing", out=out, is_file=os.path.exists(out)
+            )
         above = os.path.dirname(os.path.abspath(out))
         if os.path.isfile(os.path.join(above, FILE)):
-            return OutputError(f"{out}: is a part of an output; {expected}, which is {above}")
+            return OutputError(
+                f"{out}: is a part of an output; {expected}, which is {above}",
+                code="output-missing",
+                out=out,
+                above=above,
+            )
     elif isinstance(error := sys.exception(), NoBucket):
-        return OutputError(f"{out}: {error.strerror}")
-    return OutputError(f"{out}/{FILE}: missing, so packing has not finished; run pack again")
+        return OutputError(f"{out}: {error.strerror}", code="output-missing", out=out)
+    return OutputError(
+        f"{out}/{FILE}: missing, so packing has not finished; run pack again", code="output-missing", out=out, file=FILE
+    )

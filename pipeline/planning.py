@@ -7,10 +7,10 @@ group, of all partitions, in a file of their own. So there are no gaps, and grou
 import dataclasses
 import logging
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 
-from .config import UserError
 from .families.base import ProcessorKey
 from .measure.store import MeasuredPart
 from .plan.assign import Dealt, shares_of
@@ -83,7 +83,7 @@ def _files(planned: Planned, processor: ProcessorKey, running: Engine) -> list[P
     if config.overlong_policy == "error" or any(share.weight is not None for share in shares):
         found = running.run(survey, [(job,) for job in jobs], title="survey", unit="partition")
         if refused := [each.refused for each in found if each.refused is not None]:
-            raise UserError(min(refused)[1])
+            raise min(refused, key=itemgetter(0))[1]
         tokens = np.sum([each.tokens for each in found], axis=0).tolist()
     everything = planned.all_taken
     jobs = [dataclasses.replace(job, parts=everything, dealt=Dealt(job.number, number, tokens)) for job in jobs]

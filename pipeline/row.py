@@ -57,7 +57,13 @@ def pack_row(config: PackConfig, dataset: str, row: int, folder: Path) -> RowPac
         imported = (config.work_dir if config.work else folder) / "imported"
         ((found, source, is_held),) = read_rows([found], own, imported, running)
         if not 0 <= row < source.num_rows:
-            raise UserError(f"--row {dataset}:{row}: {dataset} has {source.num_rows} rows, numbered from 0")
+            raise UserError(
+                f"--row {dataset}:{row}: {dataset} has {source.num_rows} rows, numbered from 0",
+                code="dataset-unknown",
+                dataset=dataset,
+                row=row,
+                rows=source.num_rows,
+            )
         (part,) = (part for part in source.parts if part.first_row <= row < part.first_row + part.num_rows)
         inputs = output_of("train", own, family, [(dataclasses.replace(found, weight=None), source, is_held)])
         is_row = np.arange(source.num_rows) == row
@@ -82,7 +88,12 @@ def pack_row(config: PackConfig, dataset: str, row: int, folder: Path) -> RowPac
         ((pack, lost),) = running.run(first_pack, [(job,)], title="render", unit="row")
         if pack is None:
             if lost[0].reason == CHANGED:
-                raise UserError(f"{dataset} row {row}: its media change while they are read; show it again, or a copy")
+                raise UserError(
+                    f"{dataset} row {row}: its media change while they are read; show it again, or a copy",
+                    code="data-changed",
+                    dataset=dataset,
+                    row=row,
+                )
             return dataclasses.replace(result, skip=told(lost[0].reason, lost[0].detail))
         measured = read_measured(planned.parts[0].path, line["line"])
         return dataclasses.replace(result, pack=pack, media=measured.media if measured else ())

@@ -215,7 +215,11 @@ def run_split(config: PackConfig, progress: Progress | None = None) -> dict[str,
     config = with_absolute_paths(config)
     out = place(config.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out {out}: is there and is no empty directory; remove it, or give another")
+        raise UserError(
+            f"--out {out}: is there and is no empty directory; remove it, or give another",
+            code="out-not-empty",
+            out=str(out),
+        )
     with _begun(config, progress) as (progress, datasets):
         from .ingest.written import write_split
         from .inputs import read_rows
@@ -243,7 +247,10 @@ def write_plan_lengths(planned: "Planned", folder: Place, *, keeps_work: bool) -
     for corpus in planned.inputs.corpora:
         if not keeps_work and any(media_beside(file).exists() for file in corpus.source.files):
             raise UserError(
-                f"--write-lengths: the media of {corpus.name} lie in the work folder; give --work, so that it stays"
+                f"--write-lengths: the media of {corpus.name} lie in the work folder; give --work, so that it stays",
+                code="option-missing",
+                option="work",
+                dataset=corpus.name,
             )
     return write_lengths(folder, planned.inputs.corpora, planned.parts)
 

@@ -195,7 +195,11 @@ def render(planned: Planned, running: Engine) -> Rendered:
         rounds += 1
         if rounds > MAX_ROUNDS:
             num_lost = sum(done[job.number].num_lost for job in holed)
-            raise UserError(f"media change while they are packed, {num_lost} the last time; pack a copy of them")
+            raise UserError(
+                f"media change while they are packed, {num_lost} the last time; pack a copy of them",
+                code="data-changed",
+                media=num_lost,
+            )
         planned = _mended(planned, holed, done, running)
     running.progress.enter(COMMITTING)
     remove(pieces_folder(planned.inputs.place))

@@ -98,17 +98,38 @@ def step_cost(text: str) -> StepCost:
     for item in text.split(","):
         name, equals, value = (part.strip() for part in item.partition("="))
         if not equals or name not in NAMES:
-            raise UserError(f"cost: {item.strip()!r} is no weight; {expected} (known: {', '.join(NAMES)})")
+            raise UserError(
+                f"cost: {item.strip()!r} is no weight; {expected} (known: {', '.join(NAMES)})",
+                code="option-invalid",
+                option="cost",
+                got=item.strip(),
+            )
         if name in weights:
-            raise UserError(f"cost: {name} is given twice")
+            raise UserError(f"cost: {name} is given twice", code="option-invalid", option="cost", name=name)
         try:
             weights[name] = float(value)
         except ValueError:
-            raise UserError(f"cost: {name} is {value!r}, which is no number; {expected}") from None
+            raise UserError(
+                f"cost: {name} is {value!r}, which is no number; {expected}",
+                code="option-invalid",
+                option="cost",
+                name=name,
+                got=value,
+            ) from None
         if not 0 <= weights[name] < math.inf:
-            raise UserError(f"cost: {name} is {value}; a weight must be a number that is not negative")
+            raise UserError(
+                f"cost: {name} is {value}; a weight must be a number that is not negative",
+                code="option-invalid",
+                option="cost",
+                name=name,
+                got=value,
+            )
     default = PRESETS[DEFAULT_COST]
     cost = StepCost(**{name: weights.get(name, getattr(default, name)) for name in NAMES})
     if not any(getattr(cost, name) for name in NAMES):
-        raise UserError("cost: all weights are 0; one at least must be above, or all packs would cost the same")
+        raise UserError(
+            "cost: all weights are 0; one at least must be above, or all packs would cost the same",
+            code="option-invalid",
+            option="cost",
+        )
     return cost

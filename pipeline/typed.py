@@ -5,6 +5,8 @@ import typing
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+from .errors import OutputError
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -15,7 +17,7 @@ def check_types(record: "DataclassInstance", name: str = "") -> None:
         if not is_of(value := getattr(record, field), kind):
             where = f"{name}.{field}" if name else field
             told = kind.__name__ if isinstance(kind, type) else str(kind)
-            raise ValueError(f"{where}: expected {told}, got {str(value)[:60]!r}")
+            raise OutputError(f"{where}: expected {told}, got {str(value)[:60]!r}", code="output-damaged", key=where)
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from helpers import DEMO_PROCESSOR, ROOT, TinyData, files_of, mixed_rows, tiny_config
+from support.errors import numbers_in, prints_code, raises
 
 from neatpack.pipeline import finished as finished_module, run
 from neatpack.pipeline.cli import main
@@ -105,10 +106,10 @@ def test_another_input_is_noticed_and_refused(
     config: PackConfig, looked: list[PackConfig], change: Callable[[PackConfig], None]
 ) -> None:
     change(config)
-    with pytest.raises(UserError, match="was made from something else"):
+    with raises(UserError, "output-mismatch", out=config.out):
         run_pack(config)
     assert len(looked) == 1
-    with pytest.raises(UserError, match="was made from something else"):
+    with raises(UserError, "output-mismatch", out=config.out):
         run_pack(config)
     assert run_pack(dataclasses.replace(config, overwrite=True)).already_done is False
     assert run_pack(config).already_done and len(looked) == 3, "the new output has a record of its own"
@@ -156,7 +157,7 @@ def test_a_record_of_another_output_says_nothing(config: PackConfig, looked: lis
     record = Path(config.out, FILE).read_bytes()
     run_pack(dataclasses.replace(config, pack_size=256, overwrite=True))
     Path(config.out, FILE).write_bytes(record)
-    with pytest.raises(UserError, match="pack_size: 256 -> 512"):
+    with raises(UserError, "output-mismatch", changed=["config.pack_size"]):
         run_pack(config)
 
 
@@ -176,7 +177,7 @@ def test_both_outputs_of_a_holdout(config: PackConfig, looked: list[PackConfig],
     (tmp_path / "both-holdout" / "manifest.json").unlink()
     again = run_pack(config)
     assert len(looked) == 2 and again.already_done and again.holdout is not None and not again.holdout.already_done
-    with pytest.raises(UserError, match="held out"):
+    with raises(UserError, "output-mismatch", holdout=str(tmp_path / "both-holdout")):
         run_pack(dataclasses.replace(config, holdout=0.0))
 
 
@@ -191,8 +192,9 @@ def test_losses_are_told_again(
     first = capsys.readouterr()
     assert main(flags) == 1 and len(looked) == 1
     second = capsys.readouterr()
-    assert second.err == first.err and "5 of 16 samples skipped" in second.err
-    assert second.out == f"{tmp_path / 'lossy'} is finished and made from the same inputs: nothing to do\n{first.out}"
+    assert second.err == first.err and prints_code(second.err, "too-many-skipped")
+    assert numbers_in(second.err.splitlines()[0].removeprefix(f"neatpack: {tmp_path / 'lossy'}"))[:2] == [5, 16]
+    assert second.out.startswith(f"{tmp_path / 'lossy'} ") and second.out.partition("\n")[2] == first.out
 
 
 def test_a_clock_that_is_ahead_is_not_trusted(config: PackConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,5 +213,5 @@ def test_nothing_heavy_is_imported(config: PackConfig) -> None:
         "print(code, sorted({'torch', 'transformers', 'ray', 'tokenizers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[0] == f"{config.out} is finished and made from the same inputs: nothing to do"
+    assert done.stdout.splitlines()[0].startswith(f"{config.out} ")
     assert done.stdout.splitlines()[-1] == "0 []", done.stderr

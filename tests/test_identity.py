@@ -4,9 +4,11 @@ import dataclasses
 import json
 
 import pytest
+from support.errors import raises
 
 from neatpack import __version__
 from neatpack.pipeline import measure
+from neatpack.pipeline.errors import OutputError
 from neatpack.pipeline.extras import VERSIONED
 from neatpack.pipeline.identity import Identity, own_code, versions
 
@@ -54,9 +56,9 @@ def test_what_is_no_identity_is_refused() -> None:
     """Records of neatpack 0.1 have no code."""
     old = OLD.to_json()
     del old["code"], old["versions"]
-    with pytest.raises(ValueError, match="identity: lacks versions, code"):
+    with raises(OutputError, "output-damaged", key="identity", missing=["versions", "code"]):
         Identity.from_json(old)
-    with pytest.raises(ValueError, match=r"expected an object of inputs, .*, got \[\]"):
+    with raises(OutputError, "output-damaged", key="identity", missing=None):
         Identity.from_json([])
 
 

@@ -73,5 +73,5 @@ def test_literal():
 
 
 def test_vision_tokens_must_fit_their_grid():
-    with pytest.raises(AssertionError, match="vision tokens differ"):
+    with pytest.raises(AssertionError):
         mrope_positions(np.array([0, 1, 1, 1]), [(1, 2, 4)], merge_size=2)

@@ -159,7 +159,7 @@ def test_the_job_gives_the_same_bytes_and_refuses_relative_paths(lacking, tiny, 
     uploaded = next(line for line in refused.stdout.splitlines() if "uploaded:" in line)
     assert "pipeline" in uploaded and "jobs" not in uploaded, "what is excluded is not"
     assert refused.returncode != 0
-    assert "give an absolute path under `ray job submit`" in refused.stdout + refused.stderr
+    assert "relative-out" in refused.stdout + refused.stderr and "[option-invalid]" in refused.stdout + refused.stderr
 
 
 def test_workers_that_lack_neatpack_are_told_with_what_helps(lacking, python, tiny, tmp_path):
@@ -173,10 +173,9 @@ def test_workers_that_lack_neatpack_are_told_with_what_helps(lacking, python, ti
         env=lacking.environment | {"RAY_ADDRESS": lacking.address, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
-    assert "no Ray answers there" not in done.stderr
     assert done.returncode == 1, done.stderr
     # Not of whole lines: what a thread of Ray prints of its workers may have no line break yet.
-    told = re.findall("neatpack: the workers of Ray cannot import neatpack: every node needs .*", done.stderr)
+    told = re.findall(r"neatpack: .*\[worker-import\]", done.stderr)
     assert len(told) == 1, done.stderr
     others = [line for line in done.stderr.splitlines() if line.startswith("neatpack: ") and told[0] not in line]
     assert not others, "and nothing else is said"

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from neatpack.pipeline.cli import main
 from .disk import Disk
 
 TOLD, SURVIVED, KILLED, ENDED = "told in a sentence", "survived", "killed", "not reached"
-GO_ON = "; then run the same command again to go on"
+CODE = re.compile(r" \[[a-z-]+\]$")  # with which every error that a command prints ends
 
 Files = Mapping[str, bytes]
 
@@ -73,7 +74,7 @@ def _outcome(code: int, told: str) -> str:
     if code == -9:
         return KILLED
     sentences = [line for line in told.splitlines() if line.startswith("neatpack: ")]
-    if code != 1 or len(sentences) != 1 or not sentences[0].endswith(GO_ON) or "Traceback" in told:
+    if code != 1 or len(sentences) != 1 or not CODE.search(sentences[0]) or "Traceback" in told:
         raise Wrong(f"ended with {code} and said: {told}")
     return TOLD
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ...pipeline.errors import UserError
 from ...pipeline.families.base import Family
 from ...pipeline.records import IGNORE
 from ..pixels import cast_pixels
@@ -153,8 +154,11 @@ def nemotron_parse_collate_fn(
     for number, conversation in enumerate(conversations):
         images, _ = _extract_media_from_conversations([conversation])
         if not images or len(images) != 1:
-            raise ValueError(
-                f"example {number} has {len(images or [])} images; Nemotron-Parse reads one page at a time"
+            raise UserError(
+                f"example {number} has {len(images or [])} images; Nemotron-Parse reads one page at a time",
+                code="row-invalid",
+                example=number,
+                images=len(images or []),
             )
         pages.append(images[0])
         answers = [_extract_assistant_text(turn) for turn in conversation if turn["role"] == "assistant"]
@@ -207,7 +211,7 @@ def _collated(
     tokenized: Callable[..., dict[str, Any]] = tokenized_example,
 ) -> Batch:
     if not examples:
-        raise ValueError("a batch of no examples")
+        raise UserError("a batch of no examples", code="batch-mismatch", examples=0)
     _, kept = _drop_overlong_samples([example["conversation"] for example in examples], family, max_length)
     # As bytes: they are restored once, in the batch, as what it has.
     samples = {index: tokenized(examples[index], family, restore=False) for index in kept}

@@ -47,7 +47,7 @@ class UnusableRow(UserError):
     """A row that is no usable conversation, and why."""
 
     def __init__(self, skip: Skip) -> None:
-        super().__init__(f"{skip.reason}: {skip.detail}")
+        super().__init__(f"{skip.reason}: {skip.detail}", code="row-invalid", reason=skip.reason)
         self.skip = skip
 
 
@@ -82,7 +82,12 @@ def make_meta_dataset(
     examples, timings = _ExamplesWithStats(), {}
     for dataset in read_meta(Path(path_or_dataset), _selection(dataset_names), allow_unknown=allow_unknown):
         if dataset.weight is not None:  # how often it takes each row is known only when all are measured
-            raise UserError(f"{dataset.name}: has a weight, which is for `neatpack pack`; online, give a sample_ratio")
+            raise UserError(
+                f"{dataset.name}: has a weight, which is for `neatpack pack`; online, give a sample_ratio",
+                code="option-conflict",
+                dataset=dataset.name,
+                key="weight",
+            )
         begun = time.perf_counter()
         raw, num_rows, convert_one = _raw(_as_given(dataset), lenient, *place)
         raw = _equal_share(dataset, raw, num_rows, *place)
@@ -169,7 +174,9 @@ def _load_jsonl_for_rank(
     if not skips:
         for row in loaded:
             if isinstance(row, Skip):
-                raise UserError(f"{', '.join(names)} {row.detail}; fix or remove the line")
+                raise UserError(
+                    f"{', '.join(names)} {row.detail}; fix or remove the line", code="row-invalid", files=names
+                )
     return loaded, num_rows
 
 
@@ -354,13 +361,22 @@ def _selection(names: Sequence[str] | None) -> tuple[str, ...]:
     if names is None:
         return ()
     if len(names) == 0:
-        raise UserError("dataset_names is empty; name data sets of the meta JSON, or give None for all")
+        raise UserError(
+            "dataset_names is empty; name data sets of the meta JSON, or give None for all",
+            code="loader-argument",
+            argument="dataset_names",
+        )
     return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _is_lenient(placeholders: Any) -> bool:
     if placeholders not in ("strict", "lenient"):
-        raise UserError(f"placeholders is {placeholders!r}; it must be strict or lenient")
+        raise UserError(
+            f"placeholders is {placeholders!r}; it must be strict or lenient",
+            code="loader-argument",
+            argument="placeholders",
+            got=placeholders,
+        )
     return bool(placeholders == "lenient")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler, Subset
 
+from ...pipeline.errors import UserError
 from .estimate import (
     UNKNOWN_MEDIUM_TOKENS,
     _estimate_image_tokens,
@@ -36,9 +37,13 @@ def raw_samples(dataset: Any) -> Any:
         if inner is None:
             continue
         if len(inner) != len(dataset):
-            raise ValueError(
+            raise UserError(
                 f"{type(dataset).__name__} has {len(dataset)} items, the data set inside it {len(inner)}: lengths "
-                "cannot be told; group the samples before they are packed or filtered"
+                "cannot be told; group the samples before they are packed or filtered",
+                code="lengths-invalid",
+                dataset=type(dataset).__name__,
+                got=len(dataset),
+                expected=len(inner),
             )
         return raw_samples(inner)
     return dataset
@@ -121,9 +126,11 @@ class LengthGroupedSampler(Sampler[int]):
 
     def _estimate_tokens(self, example: Mapping[str, Any]) -> tuple[int, int]:
         if "conversation" not in example and "_text_tokens" not in example:
-            raise ValueError(
+            raise UserError(
                 f"a sample with the keys {', '.join(map(str, example))} has no length; expected 'conversation' or "
-                "'_text_tokens': give the raw examples, as make_meta_dataset returns them"
+                "'_text_tokens': give the raw examples, as make_meta_dataset returns them",
+                code="lengths-invalid",
+                keys=list(example),
             )
         return estimate_text_tokens(example), self._media_tokens(example)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...pipeline.errors import UserError
 from ...pipeline.labels import shifted
 from ...pipeline.plan.assign import aligned
 from ...pipeline.records import TOKEN_TYPES
@@ -44,9 +45,11 @@ def _compute_mrope_position_ids(sample: dict[str, Any], get_rope_index: Callable
         return None
     types = known.get("mm_token_type_ids")
     if types is not None and not types.any() and any(num_media(sample, kind) for kind in TOKEN_TYPES):
-        raise ValueError(
+        raise UserError(
             "a sample with media, but without mm_token_type_ids, and get_rope_index is of no model whose config names "
-            "the tokens of media; give model.get_rope_index itself, or samples with mm_token_type_ids"
+            "the tokens of media; give model.get_rope_index itself, or samples with mm_token_type_ids",
+            code="item-incomplete",
+            key="mm_token_type_ids",
         )
     with torch.no_grad():
         found = get_rope_index(**known)
@@ -103,7 +106,12 @@ def _build_packed_vlm_sample(
     """
     lengths = [aligned(len(sample["input_ids"]), align) for sample in samples]
     if sum(lengths) > pack_size:
-        raise ValueError(f"samples of {lengths} tokens are {sum(lengths)} in all; a pack holds {pack_size}")
+        raise UserError(
+            f"samples of {lengths} tokens are {sum(lengths)} in all; a pack holds {pack_size}",
+            code="pack-size",
+            tokens=sum(lengths),
+            pack_size=pack_size,
+        )
     documents = [
         {
             "input_ids": row(sample["input_ids"]),

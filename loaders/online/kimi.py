@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...pipeline.errors import UserError
 from ...pipeline.families.base import Family
 from ...pipeline.measure.length import expansions
 from ...pipeline.render.sample import expand
@@ -37,9 +38,12 @@ def _expand_image_tokens(
     """
     places = (input_ids == media_token_id).nonzero().flatten().tolist()
     if len(places) != len(grid_thws):
-        raise ValueError(
+        raise UserError(
             f"{len(places)} placeholders {media_token_id} in the ids but {len(grid_thws)} images in grid_thws; "
-            "give one placeholder per image, not yet expanded"
+            "give one placeholder per image, not yet expanded",
+            code="batch-mismatch",
+            placeholders=len(places),
+            images=len(grid_thws),
         )
     height, width = merge_kernel_size
     counts = [(h // height) * (w // width) for _, h, w in grid_thws.tolist()]

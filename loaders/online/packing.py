@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from ...pipeline.errors import ItemError, LoaderError, UserError
 from ...pipeline.ingest.conversation import from_conversation
 from ...pipeline.measure.length import measure
 from ...pipeline.plan.assign import aligned
@@ -93,7 +94,12 @@ class PackedDatasetWrapper(Dataset[dict[str, Any]]):
         align: int = 1,
     ) -> None:
         if max_retries < 0 or align < 1:
-            raise ValueError(f"max_retries is {max_retries} and align {align}; expected at least 0 and 1")
+            raise UserError(
+                f"max_retries is {max_retries} and align {align}; expected at least 0 and 1",
+                code="loader-argument",
+                max_retries=max_retries,
+                align=align,
+            )
         self.inner_dataset, self.bins, self.pack_size = inner_dataset, bins, pack_size
         self.padding_idx, self.get_rope_index, self.max_retries = padding_idx, get_rope_index, max_retries
         self.has_mrope, self.align = get_rope_index is not None, align
@@ -104,7 +110,9 @@ class PackedDatasetWrapper(Dataset[dict[str, Any]]):
 
     def __getitem__(self, pack_idx: int) -> dict[str, Any]:
         if not -len(self.bins) <= pack_idx < len(self.bins):
-            raise IndexError(f"pack {pack_idx} of {len(self.bins)}")
+            raise ItemError(
+                f"pack {pack_idx} of {len(self.bins)}", code="document-unknown", pack=pack_idx, packs=len(self.bins)
+            )
         for attempt in range(self.max_retries + 1):
             number = (pack_idx + attempt) % len(self.bins)
             samples = self._samples(number)
@@ -116,8 +124,12 @@ class PackedDatasetWrapper(Dataset[dict[str, Any]]):
                 return _build_packed_vlm_sample(
                     samples, self.pack_size, self.padding_idx, has_positions, align=self.align
                 )
-        raise RuntimeError(
-            f"no sample of pack {pack_idx} nor of the {self.max_retries} after it could be had: {dict(self.dropped)}"
+        raise LoaderError(
+            f"no sample of pack {pack_idx} nor of the {self.max_retries} after it could be had: {dict(self.dropped)}",
+            code="sample-retries",
+            pack=pack_idx,
+            retries=self.max_retries,
+            dropped=dict(self.dropped),
         )
 
     def _samples(self, pack_idx: int) -> list[dict[str, Any]]:
@@ -205,16 +217,31 @@ def neat_pack_dataset_vlm(
     no sample is left out of its pack for want of room. Those that cannot be used are left out of the plan, and logged.
     """
     if not 0 < packing_ratio <= 1:
-        raise ValueError(f"packing_ratio is {packing_ratio}; it must be above 0 and at most 1")
+        raise UserError(
+            f"packing_ratio is {packing_ratio}; it must be above 0 and at most 1",
+            code="loader-argument",
+            argument="packing_ratio",
+            got=packing_ratio,
+        )
     raw = ds_raw if ds_raw is not None else raw_samples(dataset)
     if len(raw) != len(dataset):
-        raise ValueError(f"ds_raw has {len(raw)} samples and dataset {len(dataset)}; they must be the same ones")
+        raise UserError(
+            f"ds_raw has {len(raw)} samples and dataset {len(dataset)}; they must be the same ones",
+            code="lengths-invalid",
+            name="ds_raw",
+            got=len(raw),
+            expected=len(dataset),
+        )
     processor = processor if processor is not None else getattr(dataset, "processor", None)
     processor = family_of(processor) if isinstance(processor, str) else processor
     image_cfg = _extract_image_config(processor) if processor is not None else None
     video_cfg = extract_video_config(processor) if processor is not None else None
     if exact_lengths and processor is None:
-        raise ValueError("exact_lengths needs the processor: give it here, or in a PreTokenizedDatasetWrapper")
+        raise UserError(
+            "exact_lengths needs the processor: give it here, or in a PreTokenizedDatasetWrapper",
+            code="option-missing",
+            argument="processor",
+        )
     kept, lengths, media = [], [], []
     measured = _exact(raw, processor) if exact_lengths else (_length(item, image_cfg, video_cfg) for item in raw)
     num_long = 0

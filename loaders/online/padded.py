@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from ...pipeline.errors import UserError
 from ...pipeline.families.base import Family
 from ...pipeline.labels import shifted
 from ...pipeline.records import IGNORE
@@ -42,7 +43,12 @@ def padded_batch(
     longest = max(len(example["input_ids"]) for example in examples)
     length = longest if max_length is None else max_length
     if longest > length:
-        raise ValueError(f"a sample of {longest} tokens does not fit max_length {length}; drop or truncate it before")
+        raise UserError(
+            f"a sample of {longest} tokens does not fit max_length {length}; drop or truncate it before",
+            code="overlong",
+            tokens=longest,
+            max_length=length,
+        )
     fills = dict(zip(FILLED, (padding_id(processor), 0, IGNORE, 0), strict=True))
     rows = {
         name: torch.stack([pad(example[name], (0, length - len(example[name])), value=fill)

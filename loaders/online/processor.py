@@ -24,7 +24,11 @@ def family_of(
     if isinstance(processor, str):
         return _named(replace(asked, processor=processor))
     if not hasattr(processor, "tokenizer"):
-        raise UserError(f"a {type(processor).__name__} is no processor; give a directory, a hub id or an HF processor")
+        raise UserError(
+            f"a {type(processor).__name__} is no processor; give a directory, a hub id or an HF processor",
+            code="processor-unsupported",
+            processor=type(processor).__name__,
+        )
     source = str(getattr(processor.tokenizer, "name_or_path", ""))
     key = replace(asked, processor=source)
     known = _KNOWN.setdefault(processor, {})

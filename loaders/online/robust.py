@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
+from ...pipeline.errors import ItemError, LoaderError, UserError
 from ...pipeline.media.image import rgb_image
 from ...pipeline.records import MediaRef
 
@@ -19,7 +20,12 @@ class Replacing(Dataset[Any]):
 
     def __init__(self, size: int, max_retries: int, seed: int) -> None:
         if max_retries < 0:
-            raise ValueError(f"max_retries is {max_retries}; it must not be negative")
+            raise UserError(
+                f"max_retries is {max_retries}; it must not be negative",
+                code="loader-argument",
+                argument="max_retries",
+                got=max_retries,
+            )
         self.size, self.max_retries, self.seed = size, max_retries, seed
         self.failures: Counter[str] = Counter()  # of this process: loader workers count their own
 
@@ -31,7 +37,7 @@ class Replacing(Dataset[Any]):
 
     def __getitem__(self, idx: int) -> Any:
         if not -self.size <= idx < self.size:
-            raise IndexError(f"sample {idx} of {self.size}")
+            raise ItemError(f"sample {idx} of {self.size}", code="document-unknown", sample=idx, samples=self.size)
         last: Exception | None = None
         for index in self._candidates(idx % self.size):
             try:
@@ -42,9 +48,13 @@ class Replacing(Dataset[Any]):
                 self.failures[type_of(error)] += 1
                 logger.warning("sample %d: %s: %s; another one takes its place", index, type(error).__name__, error)
                 last = error
-        raise RuntimeError(
+        raise LoaderError(
             f"sample {idx} and {self.max_retries} replacements failed, the last with {type(last).__name__}: {last}; "
-            "fix the data, or raise max_retries"
+            "fix the data, or raise max_retries",
+            code="sample-retries",
+            sample=idx,
+            retries=self.max_retries,
+            error=type(last).__name__,
         ) from last
 
     def _candidates(self, idx: int) -> Iterator[int]:
@@ -119,8 +129,11 @@ class RobustCollate:
                 self.failures[type_of(error)] += 1
                 logger.warning("a batch of %d: %s: %s; drawn anew", len(batch), type(error).__name__, error)
                 batch = [self.dataset[draw.randrange(len(self.dataset))] for _ in batch]
-        raise RuntimeError(
-            f"a batch and {self.max_retries} others could not be collated, the last for {type(last).__name__}: {last}"
+        raise LoaderError(
+            f"a batch and {self.max_retries} others could not be collated, the last for {type(last).__name__}: {last}",
+            code="sample-retries",
+            retries=self.max_retries,
+            error=type(last).__name__,
         ) from last
 
 

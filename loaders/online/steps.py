@@ -7,6 +7,7 @@ from typing import Any
 from jinja2 import TemplateError
 from PIL import Image
 
+from ...pipeline.errors import UserError
 from ...pipeline.families.base import Family
 from ...pipeline.ingest.conversation import from_conversation
 from ...pipeline.ingest.formats.parts import kind_of
@@ -79,9 +80,12 @@ def _drop_overlong_samples(
     return [conversations[index] for index in kept], kept
 
 
-def all_overlong(max_length: int, longest: int) -> ValueError:
-    return ValueError(
-        f"every sample of the batch is longer than max_length {max_length} (the longest has {longest} tokens)"
+def all_overlong(max_length: int, longest: int) -> UserError:
+    return UserError(
+        f"every sample of the batch is longer than max_length {max_length} (the longest has {longest} tokens)",
+        code="overlong",
+        max_length=max_length,
+        tokens=longest,
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...pipeline.errors import NeatpackError
 from ...pipeline.families.base import Family
 from ...pipeline.ingest.conversation import from_conversation
 from ...pipeline.measure.length import measure, truncated
@@ -19,11 +20,11 @@ PER_TOKEN = ("input_ids", "attention_mask", "labels", "mm_token_type_ids", "posi
 RESIZE = "torch"  # as the HF processors' default backend does
 
 
-class SampleError(ValueError):
+class SampleError(NeatpackError, ValueError):
     """A sample that cannot be used, for a reason of the ledger's list."""
 
     def __init__(self, skip: Skip) -> None:
-        super().__init__(f"{skip.reason}: {skip.detail}")
+        super().__init__(f"{skip.reason}: {skip.detail}", code="row-invalid", reason=skip.reason)
         self.reason = skip.reason
 
 

@@ -28,7 +28,12 @@ def add_to(commands: Any) -> None:
 
 def _export(args: argparse.Namespace) -> int:
     if args.overwrite and args.target != "hub-card":
-        raise UserError(f"--overwrite is for hub-card; {args.target} always writes the same files")
+        raise UserError(
+            f"--overwrite is for hub-card; {args.target} always writes the same files",
+            code="option-conflict",
+            option="overwrite",
+            target=args.target,
+        )
     out = place_of("OUT", args.out)
     to_stdout(TARGETS[args.target](out, Manifest.read(out), args))
     return DONE

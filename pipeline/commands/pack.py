@@ -142,7 +142,10 @@ def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: boo
     if args.write_lengths and config.holdout:
         raise UserError(
             "--write-lengths writes all rows, also those that --holdout keeps from training; use `neatpack split`, and "
-            "plan each half without --holdout"
+            "plan each half without --holdout",
+            code="option-conflict",
+            option="write_lengths",
+            other="holdout",
         )
     with _shown(args, config, READING, MEASURING, PLANNING) as progress:
         from ..run import run_plan, write_plan_lengths
@@ -163,7 +166,11 @@ def _print_plan(args: argparse.Namespace, config: PackConfig, *, keeps_work: boo
 def _split(args: argparse.Namespace) -> int:
     config = load_config(args, optional=("processor",))
     if not config.holdout:
-        raise UserError("missing --holdout: give the share of the rows to hold out, above 0 and below 1")
+        raise UserError(
+            "missing --holdout: give the share of the rows to hold out, above 0 and below 1",
+            code="option-missing",
+            option="holdout",
+        )
     with _shown(args, config, READING, SPLITTING) as progress:
         from ..run import run_split
 

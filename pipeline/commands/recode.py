@@ -37,7 +37,9 @@ def add_to(commands: Any) -> None:
 def _recode(args: argparse.Namespace) -> int:
     out, target = place_of("OUT", args.out), place_of("--out", args.target)
     if not args.pixels:
-        raise UserError("--pixels is empty; give u8, zstd, or by kind, image=zstd,video=u8")
+        raise UserError(
+            "--pixels is empty; give u8, zstd, or by kind, image=zstd,video=u8", code="option-invalid", option="pixels"
+        )
     manifest = Manifest.read(out)
     stages = [RECODING, COMMITTING]
     stages = [LOADING, STARTING, *stages, STOPPING] if args.engine == "ray" else [LOADING, *stages]

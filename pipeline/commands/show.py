@@ -60,9 +60,17 @@ def _show(args: argparse.Namespace) -> int:
     if args.row:
         return _show_row(args)
     if given := [name for name in OF_ROWS if name != "trust_remote_code" and getattr(args, name) is not None]:
-        raise UserError(f"--{given[0].replace('_', '-')}: is for --row DATASET:N; a pack is shown as it was made")
+        raise UserError(
+            f"--{given[0].replace('_', '-')}: is for --row DATASET:N; a pack is shown as it was made",
+            code="option-conflict",
+            option=given[0],
+        )
     if args.output is None or args.pack is None:
-        raise UserError("give OUT and the number of a PACK, or --meta, --processor and --row DATASET:N")
+        raise UserError(
+            "give OUT and the number of a PACK, or --meta, --processor and --row DATASET:N",
+            code="option-missing",
+            option="row",
+        )
     from ..view.stored import stored_view
 
     out = place_of("OUT", args.output)
@@ -81,12 +89,20 @@ def _show(args: argparse.Namespace) -> int:
 
 def _show_row(args: argparse.Namespace) -> int:
     if args.output is not None or args.doc is not None:
-        raise UserError("--row shows a row before it is packed: leave OUT, PACK and --doc out")
+        raise UserError(
+            "--row shows a row before it is packed: leave OUT, PACK and --doc out", code="option-conflict", option="row"
+        )
     if args.follow_sources:
-        raise UserError(f"{FOLLOW}: is for a pack of an output; --row reads what --meta names")
+        raise UserError(
+            f"{FOLLOW}: is for a pack of an output; --row reads what --meta names",
+            code="option-conflict",
+            option=FOLLOW,
+        )
     dataset, colon, number = args.row.rpartition(":")
     if not colon or not dataset:
-        raise UserError(f"--row {args.row}: expected DATASET:N, as in coco:17")
+        raise UserError(
+            f"--row {args.row}: expected DATASET:N, as in coco:17", code="option-invalid", option="row", got=args.row
+        )
     row = _number("--row", number)
     config = load_config(args, optional=("out",))
     with tempfile.TemporaryDirectory(prefix="neatpack-show-") as folder:
@@ -102,7 +118,7 @@ def _show_row(args: argparse.Namespace) -> int:
 
 def _number(name: str, text: str) -> int:
     if not text.isdecimal() or len(text) > 12:
-        raise UserError(f"{name} {text}: expected a whole number, from 0")
+        raise UserError(f"{name} {text}: expected a whole number, from 0", code="option-invalid", option=name, got=text)
     return int(text)
 
 
@@ -139,5 +155,7 @@ def _write(flag: str, file: str, content: bytes) -> Place:
         with write_whole(path) as target:
             target.write(content)
     except OSError as error:
-        raise UserError(f"{flag} {file}: cannot be written: {error.strerror}") from None
+        raise UserError(
+            f"{flag} {file}: cannot be written: {error.strerror}", code="machine", option=flag, path=str(file)
+        ) from None
     return path

@@ -47,7 +47,12 @@ def _skipped(args: argparse.Namespace) -> int:
 
     out = place_of("OUT", args.output)
     if args.rows and not args.follow_sources:
-        raise UserError(f"--rows: the rows are in the data files that {out} names; add {FOLLOW} if you trust it")
+        raise UserError(
+            f"--rows: the rows are in the data files that {out} names; add {FOLLOW} if you trust it",
+            code="option-missing",
+            option=FOLLOW,
+            out=str(out),
+        )
     reasons = [reason.strip() for reason in (args.reason or "").split(",") if reason.strip()]
     problems: list[str] = []
     unread = 0
@@ -66,7 +71,7 @@ def _skipped(args: argparse.Namespace) -> int:
     for problem in problems:
         to_stderr(f"neatpack: {harmless_line(problem)}; what is known of its rows is the ledger's")
     if unread:
-        to_stderr(f"neatpack: {counted(unread, 'row')} could not be read and written")
+        to_stderr(f"neatpack: {counted(unread, 'row')} could not be read and written [data-unreadable]")
     return FAILED if unread else DONE
 
 
@@ -87,4 +92,6 @@ def _written_to(file: str) -> Iterator[Callable[[bytes], object]]:
         with write_whole(place_of("--out", file)) as target:
             yield target.write
     except OSError as error:
-        raise UserError(f"--out {file}: cannot be written: {error.strerror}") from None
+        raise UserError(
+            f"--out {file}: cannot be written: {error.strerror}", code="machine", option="out", path=str(file)
+        ) from None

@@ -30,7 +30,7 @@ def _verify(args: argparse.Namespace) -> int:
     try:
         manifest = Manifest.read(out)
     except OutputError as error:
-        to_stderr(f"neatpack: {error}")
+        to_stderr(f"neatpack: {error} [{error.code}]")
         return FAILED
     stages = [LOADING, STARTING, VERIFYING, STOPPING] if args.engine == "ray" else [LOADING, VERIFYING]
     with shown(f"neatpack verify {out}", stages, visible=args.in_fork, on_failure=args.report) as progress:

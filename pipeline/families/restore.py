@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from ..errors import OutputError
 from .base import ImageRule
 
 # Classes by name, and the module of this package that has them: imported where one is asked for.
@@ -48,16 +49,26 @@ def restored_rule(found: Mapping[str, Any]) -> ImageRule:
     """The rule that a manifest describes, which may say anything. Raises ValueError where it is none."""
     name, given = found.get("name"), found.get("fields")
     if not isinstance(name, str) or name not in RULES or not isinstance(given, dict):
-        raise ValueError(f"pixels.rule: {str(name)[:60]!r} is unknown; known: {', '.join(RULES)}")
+        raise OutputError(
+            f"pixels.rule: {str(name)[:60]!r} is unknown; known: {', '.join(RULES)}",
+            code="output-damaged",
+            key="pixels.rule",
+        )
     rule: type[ImageRule] = getattr(import_module(f".{RULES[name]}", __package__), name)
     hints = typing.get_type_hints(rule)
     names = [f.name for f in dataclasses.fields(rule) if f.compare]
     if given.keys() != set(names):
-        raise ValueError(f"pixels.rule: {name} has {', '.join(names)}, and not {', '.join(map(str, given))[:200]}")
+        raise OutputError(
+            f"pixels.rule: {name} has {', '.join(names)}, and not {', '.join(map(str, given))[:200]}",
+            code="output-damaged",
+            key="pixels.rule",
+        )
     values = {each: tuple(value) if isinstance(value := given[each], list) else value for each in names}
     for each, value in values.items():
         if not _fits(value, hints[each]):
-            raise ValueError(f"pixels.rule: {each} of {name} cannot be {str(value)[:60]}")
+            raise OutputError(
+                f"pixels.rule: {each} of {name} cannot be {str(value)[:60]}", code="output-damaged", key="pixels.rule"
+            )
     return rule(**values)
 
 

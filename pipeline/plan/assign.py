@@ -198,7 +198,10 @@ def reserved(config: PackConfig, num_fake_ids: int) -> int:
     if reserve >= config.pack_size:
         raise UserError(
             f"--pack-size {config.pack_size}: a pack without pictures keeps {reserve} tokens free for a fake image, "
-            "the smallest picture of this model, and has no room for text beside it; give more, or --no-fake-image"
+            "the smallest picture of this model, and has no room for text beside it; give more, or --no-fake-image",
+            code="pack-size",
+            pack_size=config.pack_size,
+            reserve=reserve,
         )
     return reserve
 
@@ -361,7 +364,12 @@ class _Fitting:
         if config.overlong_policy == "error":
             raise UserError(
                 f"{self.names[dataset[0]]} row {row[0]}: {lengths[0]} tokens, a pack holds {rooms[0]}{advice[0]}; "
-                "set overlong to truncate or drop, or raise pack_size"
+                "set overlong to truncate or drop, or raise pack_size",
+                code="overlong",
+                dataset=self.names[dataset[0]],
+                row=int(row[0]),
+                tokens=int(lengths[0]),
+                room=int(rooms[0]),
             )
         changed = {name: lines[name].to_numpy().copy() for name in FITTED if SCHEMA.field(name).type != TEXT}
         reasons, details = [], []
@@ -394,7 +402,12 @@ class _Fitting:
         where = np.flatnonzero(pc.equal(lines["reason"], "overlong").to_numpy())
         if len(where):
             dataset, row, detail = (lines[name][int(where[0])].as_py() for name in ("dataset", "row", "detail"))
-            raise UserError(f"{self.names[dataset]} row {row}: {detail}; set overlong to truncate or drop")
+            raise UserError(
+                f"{self.names[dataset]} row {row}: {detail}; set overlong to truncate or drop",
+                code="overlong",
+                dataset=self.names[dataset],
+                row=row,
+            )
 
     def _advice(self, visual_tokens: int, is_video: bool) -> str:
         """Return what to do about an overlong row, where the general remedies do not help it."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..errors import UserError
+
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
@@ -193,29 +195,58 @@ def greedy_knapsack_vt_balanced(lengths: ArrayLike, max_length: int, visual_toke
     bins = greedy_knapsack(np.minimum(as_ints("lengths", lengths), max_length), max_length)
     num_samples = sum(map(len, bins))
     if len(visual) != num_samples:
-        raise ValueError(f"{num_samples} lengths but {len(visual)} visual_tokens; give one of each per sample")
+        raise UserError(
+            f"{num_samples} lengths but {len(visual)} visual_tokens; give one of each per sample",
+            code="lengths-invalid",
+            name="visual_tokens",
+            got=len(visual),
+            expected=num_samples,
+        )
     return sorted(bins, key=lambda bin_: int(visual[bin_].sum()))
 
 
 def as_ints(name: str, values: ArrayLike) -> Ints:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError(f"{name} must be a 1-d array of integers, got shape {array.shape} of {array.dtype}")
+        raise UserError(
+            f"{name} must be a 1-d array of integers, got shape {array.shape} of {array.dtype}",
+            code="lengths-invalid",
+            name=name,
+            axes=array.ndim,
+            got=str(array.dtype),
+        )
     return array.astype(np.int64)
 
 
 def check_lengths(lengths: Ints, capacity: int) -> None:
     if capacity < 1:
-        raise ValueError(f"the capacity of a pack must be at least 1 token, got {capacity}")
-    refuse(lengths < 1, lengths, "tokens, but every sample needs at least 1; leave empty samples out")
-    refuse(lengths > capacity, lengths, f"tokens, but a pack holds {capacity}; drop or cut it, or raise the capacity")
+        raise UserError(
+            f"the capacity of a pack must be at least 1 token, got {capacity}",
+            code="lengths-invalid",
+            name="capacity",
+            got=capacity,
+        )
+    refuse(lengths < 1, "lengths", lengths, "tokens, but every sample needs at least 1; leave empty samples out")
+    refuse(
+        lengths > capacity,
+        "lengths",
+        lengths,
+        f"tokens, but a pack holds {capacity}; drop or cut it, or raise the capacity",
+    )
 
 
-def refuse(bad: Mask, values: Ints, why: str) -> None:
+def refuse(bad: Mask, name: str, values: Ints, why: str) -> None:
     """Name the first bad sample: the planner loses nothing in silence."""
     if bad.any():
         first = int(np.argmax(bad))
-        raise ValueError(f"sample {first} has {values[first]} {why} ({bad.sum()} such samples)")
+        raise UserError(
+            f"sample {first} has {values[first]} {why} ({bad.sum()} such samples)",
+            code="lengths-invalid",
+            name=name,
+            sample=first,
+            got=int(values[first]),
+            samples=int(bad.sum()),
+        )
 
 
 def ceil_div(a: int, b: int) -> int:

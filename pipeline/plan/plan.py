@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..errors import UserError
 from ..step_cost import DEFAULT_COST, PRESETS, StepCost
 from .balance import balanced_order, nested_sizes
 from .knapsack import Ints, Samples, as_ints, bin_sums, check_lengths, members, refuse
@@ -78,8 +79,14 @@ def plan_packs(
     visual = as_ints("visual_tokens", visual_tokens)
     audio = np.zeros_like(visual) if audio_tokens is None else as_ints("audio_tokens", audio_tokens)
     if len(audio) != len(visual):
-        raise ValueError(f"{len(visual)} visual_tokens but {len(audio)} audio_tokens; give one of each per sample")
-    refuse(audio < 0, audio, "audio tokens; give 0 or more")
+        raise UserError(
+            f"{len(visual)} visual_tokens but {len(audio)} audio_tokens; give one of each per sample",
+            code="lengths-invalid",
+            name="audio_tokens",
+            got=len(audio),
+            expected=len(visual),
+        )
+    refuse(audio < 0, "audio_tokens", audio, "audio tokens; give 0 or more")
     samples = Samples(
         lengths=as_ints("lengths", lengths),
         visual_tokens=visual,
@@ -115,7 +122,13 @@ def _labels(name: str, values: ArrayLike | None, shuffled: Ints) -> Ints | None:
         return None
     labels = as_ints(name, values)
     if len(labels) != len(shuffled):
-        raise ValueError(f"{len(shuffled)} lengths but {len(labels)} {name}; give one of each per sample")
+        raise UserError(
+            f"{len(shuffled)} lengths but {len(labels)} {name}; give one of each per sample",
+            code="lengths-invalid",
+            name=name,
+            got=len(labels),
+            expected=len(shuffled),
+        )
     return labels[shuffled]
 
 
@@ -147,17 +160,48 @@ def check(samples: Samples, group_size: int) -> None:
     """Refuse what cannot be packed."""
     lengths, visual_tokens, reserve = samples.lengths, samples.visual_tokens, samples.text_reserve
     if len(lengths) != len(visual_tokens):
-        raise ValueError(f"{len(lengths)} lengths but {len(visual_tokens)} visual_tokens; give one of each per sample")
+        raise UserError(
+            f"{len(lengths)} lengths but {len(visual_tokens)} visual_tokens; give one of each per sample",
+            code="lengths-invalid",
+            name="visual_tokens",
+            got=len(visual_tokens),
+            expected=len(lengths),
+        )
     check_lengths(lengths, samples.capacity)
     if group_size < 1:
-        raise ValueError(f"group_size must be at least 1 pack, got {group_size}")
+        raise UserError(
+            f"group_size must be at least 1 pack, got {group_size}",
+            code="lengths-invalid",
+            name="group_size",
+            got=group_size,
+        )
     if not 0 <= reserve < samples.capacity:
-        raise ValueError(f"text_reserve must be 0 or more and below the capacity {samples.capacity}, got {reserve}")
+        raise UserError(
+            f"text_reserve must be 0 or more and below the capacity {samples.capacity}, got {reserve}",
+            code="lengths-invalid",
+            name="text_reserve",
+            got=reserve,
+        )
     too_long = ~samples.is_visual & (lengths > samples.capacity - reserve)
-    refuse(too_long, lengths, f"text tokens, but a pack keeps {reserve} of {samples.capacity} free for a fake image")
-    refuse(visual_tokens < 0, visual_tokens, "visual tokens; give 0 or more")
+    refuse(
+        too_long,
+        "lengths",
+        lengths,
+        f"text tokens, but a pack keeps {reserve} of {samples.capacity} free for a fake image",
+    )
+    refuse(visual_tokens < 0, "visual_tokens", visual_tokens, "visual tokens; give 0 or more")
     if samples.max_visual_tokens is not None:
         if samples.max_visual_tokens < 1:
-            raise ValueError(f"max_visual_tokens must be at least 1 or None, got {samples.max_visual_tokens}")
+            raise UserError(
+                f"max_visual_tokens must be at least 1 or None, got {samples.max_visual_tokens}",
+                code="lengths-invalid",
+                name="max_visual_tokens",
+                got=samples.max_visual_tokens,
+            )
         above = visual_tokens > samples.max_visual_tokens
-        refuse(above, visual_tokens, f"visual tokens, but a pack may hold {samples.max_visual_tokens}; leave it out")
+        refuse(
+            above,
+            "visual_tokens",
+            visual_tokens,
+            f"visual tokens, but a pack may hold {samples.max_visual_tokens}; leave it out",
+        )

@@ -62,7 +62,7 @@ class Survey(NamedTuple):
     """What must be known of all partitions before the first is planned."""
 
     tokens: list[int]  # of each corpus
-    refused: tuple[int, str] | None  # the first part with a row that --overlong error does not take, and the words
+    refused: tuple[int, UserError] | None  # the first part with a row that --overlong error does not take
 
 
 def survey(job: PartitionJob) -> Survey:
@@ -75,7 +75,7 @@ def survey(job: PartitionJob) -> Survey:
         try:
             tokens += tokens_of(fitted_lines([part], job.corpora, family, job.config), len(job.corpora))
         except UserError as error:
-            return Survey(tokens.tolist(), (part.index, str(error)))
+            return Survey(tokens.tolist(), (part.index, error))
     return Survey(tokens.tolist(), None)
 
 

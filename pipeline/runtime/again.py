@@ -56,7 +56,7 @@ def _run_attempts(job: Callable[[], int]) -> tuple[int, int | None]:
     if os.WTERMSIG(status) == signal.SIGKILL:  # which leaves no word of its own
         to_stderr(
             "neatpack: the process was killed (SIGKILL). Mostly the kernel does that when memory runs out: look at "
-            "its log (dmesg) and give the job more memory. What is done is kept; run the same command again."
+            "its log (dmesg) and give the job more memory. What is done is kept; run the same command again. [memory]"
         )
     return 1, os.WTERMSIG(status)  # the code is for a signal that is blocked
 

@@ -8,12 +8,13 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
+from ..errors import UserError
 from ..uris import STORES, quote_key, redact_uri, without_secrets
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ class Bucket:
 class Unreachable(OSError):
     """A store, disk or mount that fails: it ends the run, for it says nothing about the medium."""
 
+    code = "store-unreachable"  # both as errors.NeatpackError has them
+    fields: Mapping[str, Any] = {}
+
     def __init__(self, told: str) -> None:
         self.told = without_secrets(told)
         super().__init__(errno.ETIMEDOUT, self.told)  # by which runtime/faults.py knows it behind another error
@@ -73,6 +77,7 @@ class NoAnswer(Unreachable):
     def __init__(self, shown: str, problem: str) -> None:
         super().__init__(f"{shown}: {problem}")
         self.shown, self._problem = shown, problem
+        self.fields = {"shown": shown}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.shown, self._problem)
@@ -146,7 +151,12 @@ def s3_options(bucket: Bucket) -> dict[str, Any]:
     key, _, secret = user.partition(":")
     options: dict[str, Any] = dict(parse_qsl(bucket.query))
     if unknown := options.keys() - set(_S3_OPTIONS):
-        raise ValueError(f"{bucket}: unknown option {', '.join(sorted(unknown))}; known: {', '.join(_S3_OPTIONS)}")
+        raise UserError(
+            f"{bucket}: unknown option {', '.join(sorted(unknown))}; known: {', '.join(_S3_OPTIONS)}",
+            code="option-unknown",
+            store=str(bucket),
+            option=sorted(unknown)[0],
+        )
     if "endpoint_override" not in options and (endpoint := next(filter(None, map(os.environ.get, _S3_ENDPOINTS)), "")):
         scheme, _, address = endpoint.rpartition("://")  # which S3FileSystem itself does not look for
         options |= {"endpoint_override": address.rstrip("/"), **({"scheme": scheme} if scheme else {})}

@@ -144,7 +144,9 @@ def check_nodes(ray: Any, probes: Mapping[Any, str], wait: Callable[[list[Any]],
         told = "; ".join(f"{', '.join(sorted(set(nodes)))}: {what}" for what, nodes in sorted(differing.items()))
         raise MachineError(
             f"nodes of Ray have other versions than this process: {told}; these shape what is packed, so install the "
-            "same on every node, as constraints.txt of neatpack pins them"
+            "same on every node, as constraints.txt of neatpack pins them",
+            code="versions-differ",
+            differences=list(differing),
         )
 
 

@@ -63,6 +63,14 @@ _OF_RAY = {
 }
 
 
+_CODES_OF_RAY = {
+    "ObjectStoreFullError": "memory",
+    "OutOfDiskError": "disk-full",
+    "OutOfMemoryError": "memory",
+    "WorkerCrashedError": "worker-crashed",
+    "RuntimeEnvSetupError": "ray-start",
+    "TaskUnschedulableError": "ray-start",
+}
 _LACKING = re.compile(r"No module named '([\w.]+)'")
 
 
@@ -78,7 +86,9 @@ class HeadLost(MachineError):
     def __init__(self, address: str) -> None:
         super().__init__(
             f"the head of Ray at {address} does not answer any more; look why it ended (gcs_server.out in the logs of "
-            "Ray's session folder), and start it again"
+            "Ray's session folder), and start it again",
+            code="ray-unreachable",
+            address=address,
         )
 
 
@@ -87,7 +97,8 @@ def of_ray(error: Exception) -> MachineError | None:
     for kind in type(error).__mro__:
         if kind.__module__ == "ray.exceptions" and kind.__name__ in _OF_RAY:
             happened, remedy = _OF_RAY[kind.__name__]
-            return MachineError(f"{happened} ({type(error).__name__}); {remedy}")
+            code = _CODES_OF_RAY.get(kind.__name__, "machine")
+            return MachineError(f"{happened} ({type(error).__name__}); {remedy}", code=code, error=type(error).__name__)
     return None
 
 
@@ -106,14 +117,18 @@ def of_workers(error: Exception) -> MachineError | None:
         f"the workers of Ray cannot import {lacking[1].split('.')[0]}: every node needs what this command runs with; "
         "install neatpack[pack] in the nodes' image, or send it along: `ray job submit --working-dir CHECKOUT "
         '--runtime-env-json \'{"pip": ["transformers", …]}\' -- python pipeline/pack.py …` brings a checkout of '
-        "neatpack by working-dir and what pyproject.toml lists under pack by pip; without RAY_ADDRESS, Ray runs here"
+        "neatpack by working-dir and what pyproject.toml lists under pack by pip; without RAY_ADDRESS, Ray runs here",
+        code="worker-import",
+        package=lacking[1].split(".")[0],
     )
 
 
 def no_answer(address: str, error: OSError) -> MachineError:
     return MachineError(
         f"RAY_ADDRESS {address}: no Ray answers there ({error.strerror or error}); correct it, start the cluster (`ray "
-        "start --head`), or unset it to run on this machine"
+        "start --head`), or unset it to run on this machine",
+        code="ray-unreachable",
+        address=address,
     )
 
 
@@ -121,7 +136,8 @@ def not_started(error: Exception) -> MachineError:
     """Of Ray itself: its errors are of any class, and tell little in their first line and nothing in the others."""
     return MachineError(
         f"Ray does not start: {_first_line(error)}; it needs /dev/shm, and for its sockets a TMPDIR (or RAY_TMPDIR) "
-        "that is short and writable: see to that, or give --engine inline"
+        "that is short and writable: see to that, or give --engine inline",
+        code="ray-start",
     )
 
 
@@ -129,7 +145,9 @@ def not_joined(address: str, error: Exception) -> MachineError:
     """Of a Ray that runs elsewhere, or has not come up yet: its ports answer before its node is there."""
     return MachineError(
         f"RAY_ADDRESS {address}: something answers there, and Ray cannot join it: {_first_line(error)}; look whether "
-        f"the cluster is up (`ray status --address {address}`) and has a node on this machine, or unset it to run here"
+        f"the cluster is up (`ray status --address {address}`) and has a node on this machine, or unset it to run here",
+        code="ray-unreachable",
+        address=address,
     )
 
 

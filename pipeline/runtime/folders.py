@@ -38,7 +38,11 @@ def _make_private(folder: Path) -> None:
         problem = f"is open to other users (mode {stat.S_IMODE(found.st_mode):04o}, expected 0700)"
     else:
         return
-    raise UserError(f"{folder}: {problem}. Remove it, or set TMPDIR to a folder of your own.")
+    raise UserError(
+        f"{folder}: {problem}. Remove it, or set TMPDIR to a folder of your own.",
+        code="folder-unsafe",
+        folder=str(folder),
+    )
 
 
 @contextlib.contextmanager

@@ -123,7 +123,10 @@ class Journal:
             (folder / "attempts").unlink()
             raise MachineError(
                 f"{folder}: the process of this task ended {MAX_RETRIES} times in a row (last at row {last or '-'}) "
-                "and no row is to blame. Check the machine's memory and run again; what is done is kept."
+                "and no row is to blame. Check the machine's memory and run again; what is done is kept.",
+                code="worker-crashed",
+                folder=str(folder),
+                row=last,
             )
         self._file = os.open(folder / "at", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
 

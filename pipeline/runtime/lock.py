@@ -249,5 +249,10 @@ def _parsed(content: bytes) -> Owner | None:
 def _busy(path: Place, owner: Owner | None) -> UserError:
     who = f"process {owner.pid} on {owner.host}, since {owner.since}" if owner else "a process that has just begun"
     return UserError(
-        f"{path.parent} is in use by another run ({who}); wait for it or end it, or give another --out and --work"
+        f"{path.parent} is in use by another run ({who}); wait for it or end it, or give another --out and --work",
+        code="output-locked",
+        out=str(path.parent),
+        pid=owner.pid if owner else None,
+        host=owner.host if owner else None,
+        since=owner.since if owner else None,
     )

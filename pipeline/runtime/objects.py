@@ -17,6 +17,7 @@ from pathlib import PurePosixPath
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..errors import UserError
 from ..uris import STORES, redact_uri, unquote_key
 from .clients import Bucket, client, is_known, tried
 
@@ -327,9 +328,15 @@ def parse(uri: str) -> Remote:
     """Raises ValueError for a scheme that nobody knows."""
     found = _URI.fullmatch(uri)
     if found is None:
-        raise ValueError("no URI of a store; expected scheme://bucket/key")
+        raise UserError(
+            "no URI of a store; expected scheme://bucket/key", code="uri-invalid", expected="scheme://bucket/key"
+        )
     scheme, authority, key, query = found[1].lower(), found[2], found[3], found[4] or ""
     if not is_known(scheme):
         known = ", ".join(STORES)
-        raise ValueError(f"unknown scheme {scheme}://; known: {known}, those that an installed fsspec knows, or a path")
+        raise UserError(
+            f"unknown scheme {scheme}://; known: {known}, those that an installed fsspec knows, or a path",
+            code="uri-invalid",
+            scheme=scheme,
+        )
     return Remote(scheme, authority, unquote_key(key.strip("/")), query)

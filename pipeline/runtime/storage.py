@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from urllib.parse import unquote
 
+from ..errors import OutputError
 from ..uris import SCHEME
 from .faults import naming
 from .objects import BUFFER, RawObject, Remote, parse
@@ -246,13 +247,18 @@ def inside(root: Place, name: str) -> Place:
     """
     if isinstance(root, Remote):  # where a name is a name, and .. is no way
         if name.startswith("/") or not {"", ".", ".."}.isdisjoint(name.split("/")):
-            raise ValueError(f"{name!r} is no name of a file in {root}")
+            raise OutputError(
+                f"{name!r} is no name of a file in {root}", code="output-damaged", path=name, escapes=True
+            )
         return root / name
     path = root / name
     place, top = os.path.realpath(path), os.path.realpath(root)
     if os.path.commonpath([place, top]) != top or place == top:
-        raise ValueError(
-            f"{path} leads out of {root}, to {place}; an output is read from its own folder only, so copy it"
+        raise OutputError(
+            f"{path} leads out of {root}, to {place}; an output is read from its own folder only, so copy it",
+            code="output-damaged",
+            path=str(path),
+            escapes=True,
         )
     return path
 
@@ -263,7 +269,13 @@ def read_inside(root: Place, name: str, most: int) -> bytes:
     file, found = open_regular(path)
     with file:
         if found.st_size > most:
-            raise ValueError(f"{path}: too large (got {found.st_size:,} bytes, expected at most {most:,})")
+            raise OutputError(
+                f"{path}: too large (got {found.st_size:,} bytes, expected at most {most:,})",
+                code="data-limit",
+                path=str(path),
+                got=found.st_size,
+                expected=most,
+            )
         return file.read()
 
 

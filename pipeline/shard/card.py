@@ -112,7 +112,11 @@ def write_card(out: Place, manifest: Manifest, *, overwrite: bool) -> Place:
     """Write the card of a finished output; a card that somebody edited only if `overwrite`."""
     path = out / FILE
     if path.exists() and not overwrite and not _is_untouched(path.read_bytes()):
-        raise UserError(f"{path}: is there, and edited or not of `neatpack export`; move it, or give --overwrite")
+        raise UserError(
+            f"{path}: is there, and edited or not of `neatpack export`; move it, or give --overwrite",
+            code="file-exists",
+            path=str(path),
+        )
     text = _card(out, manifest).encode()
     with write_whole(path) as file:
         file.write(text + f"\n<!-- neatpack export hub-card: {hashlib.sha256(text).hexdigest()} -->\n".encode())
@@ -127,7 +131,12 @@ def _is_untouched(content: bytes) -> bool:
 def _card(out: Place, manifest: Manifest) -> str:
     for name in (INDEX, DATASETS):
         if sha256_of(out / name) != manifest.files[name]:
-            raise OutputError(f"{out}/{name}: sha256 differs from the manifest's; run `neatpack verify`")
+            raise OutputError(
+                f"{out}/{name}: sha256 differs from the manifest's; run `neatpack verify`",
+                code="output-damaged",
+                out=str(out),
+                file=name,
+            )
     processor = _processor(out) or f"the family {manifest.family['name']}"
     return TEXT.format(
         size_category=_size_category(manifest.counts.packs),

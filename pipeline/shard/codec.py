@@ -18,7 +18,8 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from ..codecs import PLAIN, Codecs, spelled
-from ..layout import DTYPES, Layout, layout_of
+from ..errors import OutputError, fields_of
+from ..layout import DTYPES, Layout, Misfit, layout_of
 from ..manifest import Manifest
 from ..records import Document, Documents, Pack
 from ..runtime.storage import Sink, parse_json
@@ -149,9 +150,9 @@ def read_pack(members: Mapping[str, bytes | memoryview], pixels: PixelDecoder | 
         expected = parse_json(_header(pack, codecs).encode(errors="surrogatepass"))
         is_ours = list(header) == list(expected) and header == expected
     except (TypeError, KeyError) as error:
-        raise ValueError(f"json: {type(error).__name__}: {error}") from None
+        raise OutputError(f"json: {type(error).__name__}: {error}", code="output-damaged", member="json") from None
     if not is_ours:
-        raise ValueError("json: does not fit its documents and arrays")
+        raise OutputError("json: does not fit its documents and arrays", code="output-damaged", member="json")
     return pack
 
 
@@ -163,11 +164,11 @@ def read_arrays(members: Mapping[str, bytes | memoryview]) -> dict[str, np.ndarr
             try:
                 arrays[name.removesuffix(".npy")] = read_array(member)
             except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
+                raise OutputError(f"{name}: {error}", code="output-damaged", member=name, **fields_of(error)) from None
     return arrays
 
 
-def text_problem(arrays: Mapping[str, np.ndarray], position_axes: int, position_dtype: str) -> str:
+def text_problem(arrays: Mapping[str, np.ndarray], position_axes: int, position_dtype: str) -> Misfit:
     """What is wrong with types and lengths of the arrays that every pack has; "" if nothing is."""
     length, documents = len(arrays["input_ids"]), len(arrays["seq_lens"])
     of_documents = ("seq_lens", "seq_lens_padded")
@@ -177,11 +178,13 @@ def text_problem(arrays: Mapping[str, np.ndarray], position_axes: int, position_
         if name == "position_ids" and position_axes == 3:
             shape = (3, length)
         if array.shape != shape or array.dtype != (dtype or position_dtype):
-            return f"{name} has shape {array.shape} of {array.dtype}, expected {shape} of {dtype or position_dtype}"
+            expected = f"{shape} of {dtype or position_dtype}"
+            return Misfit(f"{name} has shape {array.shape} of {array.dtype}, expected {expected}", name)
     lengths, padded = (arrays[name].astype(np.int64) for name in of_documents)
     if padded.sum() != length or (lengths < 0).any() or (padded < 0).any():
-        return f"documents of {lengths.tolist()[:8]} tokens, {padded.tolist()[:8]} with padding, in a pack of {length}"
-    return ""
+        told = f"{lengths.tolist()[:8]} tokens, {padded.tolist()[:8]} with padding"
+        return Misfit(f"documents of {told}, in a pack of {length}", "seq_lens")
+    return Misfit()
 
 
 def _document(values: dict[str, Any]) -> Document:
@@ -201,20 +204,30 @@ def read_array(content: bytes | memoryview) -> np.ndarray:
     start = 10 + int.from_bytes(content[8:10], "little")
     dtype, shape, size = _array_type(bytes(content[:start]))
     if start + size != len(content):
-        raise ValueError(f"an .npy file of {len(content)} bytes, whose header says {start} + {size}")
+        raise OutputError(
+            f"an .npy file of {len(content)} bytes, whose header says {start} + {size}",
+            code="output-damaged",
+            got=len(content),
+            expected=start + size,
+        )
     return np.ndarray(shape, dtype, content, start)  # half the time of frombuffer and reshape
 
 
 @lru_cache(maxsize=4096)  # the packs of an output have few headers: lengths differ by documents and media only
 def _array_type(head: bytes) -> tuple[np.dtype, tuple[int, ...], int]:
     if head[:8] != b"\x93NUMPY\x01\x00":
-        raise ValueError("not an .npy file of version 1.0")
+        raise OutputError("not an .npy file of version 1.0", code="output-damaged", magic=head[:8])
     header = _NPY_HEADER.fullmatch(head, 10)
     if header is None:
-        raise ValueError(f"an .npy header of another kind: {head[10:]!r}")
+        raise OutputError(f"an .npy header of another kind: {head[10:]!r}", code="output-damaged", header=head[10:])
     dtype, shape = _DTYPES.get(header[1].decode()), tuple(int(side) for side in header[2].split(b",") if side.strip())
     if dtype is None or len(shape) > 8 or max(shape, default=0) > _SIDE:
-        raise ValueError(f"an array of {header[1].decode()} {shape}; packs hold {', '.join(DTYPES)}")
+        raise OutputError(
+            f"an array of {header[1].decode()} {shape}; packs hold {', '.join(DTYPES)}",
+            code="output-damaged",
+            dtype=header[1].decode(),
+            shape=shape,
+        )
     return dtype, shape, dtype.itemsize * math.prod(shape)
 
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from ..codecs import SOURCE, parse_codecs
 from ..config import UserError
+from ..errors import fields_of
 from ..families.base import ProcessorKey
 from ..families.registry import family_for
 from ..families.restore import described_rule
-from ..identity import Identity
+from ..identity import Identity, changes
 from ..manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels, ShardEntry, Shards
 from ..planned import Planned
 from ..records import REASONS
@@ -53,11 +54,16 @@ logger = logging.getLogger(__name__)
 def refuse_strangers(out: Place) -> None:
     """OUT must be new, empty or ours; asked before anything is written there."""
     if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file; give a directory")
+        raise UserError(f"--out {out}: is a file; give a directory", code="out-not-empty", out=str(out))
     strangers = [path.name for path in out.iterdir() if path.name != "work"] if out.is_dir() else []
     ours = is_halfway(out) or any((out / record).exists() for record in (MANIFEST, BEGUN))
     if strangers and not ours:
-        raise UserError(f"--out {out} holds other files ({', '.join(sorted(strangers)[:3])}); give an empty directory")
+        raise UserError(
+            f"--out {out} holds other files ({', '.join(sorted(strangers)[:3])}); give an empty directory",
+            code="out-not-empty",
+            out=str(out),
+            files=sorted(strangers)[:3],
+        )
 
 
 def refuse_old_holdout(out: Place, beside: Place) -> None:
@@ -69,7 +75,10 @@ def refuse_old_holdout(out: Place, beside: Place) -> None:
     if any(identity.config.get("split") == "holdout" for identity in identities):
         raise UserError(
             f"{beside} has rows that an earlier run held out, and without --holdout {out} would have them, too; "
-            f"give --holdout or another --out, or remove {beside}"
+            f"give --holdout or another --out, or remove {beside}",
+            code="output-mismatch",
+            out=str(out),
+            holdout=str(beside),
         )
 
 
@@ -123,13 +132,20 @@ def _finished(out: Place, identity: Identity) -> Manifest | None:
     try:
         manifest, identities = _records(out)
     except (OutputError, ValueError, KeyError) as error:
-        raise UserError(f"{out}: of another version, or damaged: {error}; or give --overwrite to start anew") from None
+        raise UserError(
+            f"{out}: of another version, or damaged: {error}; or give --overwrite to start anew",
+            code=error.code if isinstance(error, OutputError) else "output-format",
+            **fields_of(error) | {"out": str(out)},
+        ) from None
     for theirs in identities:
         if theirs != identity:
             raise UserError(
                 f"{out} was made from something else:\n  "
                 + "\n  ".join(theirs.differences(identity))
-                + "\ngive --overwrite to start anew, or another --out"
+                + "\ngive --overwrite to start anew, or another --out",
+                code="output-mismatch",
+                out=str(out),
+                changed=[where for where, *_ in changes(theirs.to_json(), identity.to_json())],
             )
     return manifest
 

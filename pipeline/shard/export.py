@@ -29,7 +29,12 @@ TOOLS = {"sample_type": {"__module__": MODULE, "__class__": "TextSample"}, "fiel
 def export_energon(out: Place, manifest: Manifest) -> int:
     """Write the files; how many shards they name. A shard without packs is left out: Energon refuses such."""
     if sha256_of(out / "index.parquet") != manifest.files["index.parquet"]:
-        raise OutputError(f"{out}/index.parquet: sha256 differs from the manifest's; run `neatpack verify`")
+        raise OutputError(
+            f"{out}/index.parquet: sha256 differs from the manifest's; run `neatpack verify`",
+            code="output-damaged",
+            out=str(out),
+            file="index.parquet",
+        )
     counts = {}
     lines = read_parquet(out / "index.parquet", columns=["shard", "offset", "bytes"]).to_pylist()
     for shard, group in groupby(lines, key=lambda line: str(line["shard"])):

@@ -78,6 +78,7 @@ class Finding(NamedTuple):
     words: str
     shard: str = ""
     pack: int | None = None
+    column: str = ""
 
 
 def parse_index(content: bytes, manifest: Manifest, out: str) -> pa.Table:
@@ -91,9 +92,11 @@ def parse_index(content: bytes, manifest: Manifest, out: str) -> pa.Table:
             refuse_bomb(file.metadata, len(content))
             index = file.read()
     except (pa.ArrowException, OSError) as error:
-        raise OutputError(f"{where}: not parquet: {str(error)[:200]}; {REMEDY}") from None
-    for words, shard, pack in index_problems(index, manifest):
-        raise ShardError(f"{where}: {words}; {REMEDY}", shard, pack)
+        raise OutputError(
+            f"{where}: not parquet: {str(error)[:200]}; {REMEDY}", code="output-damaged", out=out, file=INDEX
+        ) from None
+    for words, shard, pack, column in index_problems(index, manifest):
+        raise ShardError(f"{where}: {words}; {REMEDY}", shard, pack, out=out, file=INDEX, column=column)
     return index
 
 
@@ -101,12 +104,12 @@ def index_problems(index: pa.Table, manifest: Manifest) -> Iterator[Finding]:
     """What is wrong with an index: each kind of damage once, at the first pack that has it."""
     if index.schema.remove_metadata() != SCHEMA:
         columns = ", ".join(f"{field.name} {field.type}" for field in index.schema)
-        yield Finding(f"columns are {columns[:200]}, expected those of format {FORMAT}")
+        yield Finding(f"columns are {columns[:200]}, expected those of format {FORMAT}", column="schema")
         return
     places = index["members"].combine_chunks().flatten()
     cells = {name: index[name] for name in SCHEMA.names} | {f"members.{n}": places.field(n) for n in _PLACE}
     if with_nulls := [name for name, column in cells.items() if column.null_count or places.null_count]:
-        yield Finding(f"{', '.join(with_nulls)}: cells are empty")
+        yield Finding(f"{', '.join(with_nulls)}: cells are empty", column=with_nulls[0])
         return
     shards, packs = index["shard"].to_pylist(), index["pack"].to_numpy()
     expected = [shard.name for shard in manifest.shards for _ in range(min(shard.num_packs, len(index) + 1))]
@@ -115,43 +118,43 @@ def index_problems(index: pa.Table, manifest: Manifest) -> Iterator[Finding]:
         at = next(at for at, (has, wanted) in enumerate(pairs) if has != wanted)
         has, wanted = (names[at] if at < len(names) else "none" for names in (shards, expected))
         pack = int(packs[at]) if at < len(packs) else None
-        yield Finding(f"line {at}, pack {pack}, is of shard {has!r}, by the manifest of {wanted}", has, pack)
+        yield Finding(f"line {at}, pack {pack}, is of shard {has!r}, by the manifest of {wanted}", has, pack, "shard")
         return
-    for wrong, words in _impossible(index, manifest):
+    for wrong, words, column in _impossible(index, manifest):
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
-            yield Finding(f"pack {packs[at]} in {shards[at]}: {words}", shards[at], int(packs[at]))
+            yield Finding(f"pack {packs[at]} in {shards[at]}: {words}", shards[at], int(packs[at]), column)
 
 
-def _impossible(index: pa.Table, manifest: Manifest) -> Iterator[tuple[np.ndarray, str]]:
+def _impossible(index: pa.Table, manifest: Manifest) -> Iterator[tuple[np.ndarray, str, str]]:
     """Which packs cannot be as the index says, and why. Shards and their numbers of packs are as in the manifest."""
     packs, tokens, times = (index[name].to_numpy() for name in ("pack", "tokens", "times"))
-    yield np.diff(packs, prepend=-1) != 1, "its number is not the next after that of the line before"
+    yield np.diff(packs, prepend=-1) != 1, "its number is not the next after that of the line before", "pack"
     for name in _COUNTS:
         counts = index[name].to_numpy()
         most = tokens if name in _OF_TOKENS else np.iinfo(np.int64).max
-        yield (counts < 0) | (counts > most), f"{name} cannot be"
-    yield ~((times > 0) & (times <= most_times(len(times)))), "times cannot be"  # so written, also for NaN
+        yield (counts < 0) | (counts > most), f"{name} cannot be", name
+    yield ~((times > 0) & (times <= most_times(len(times)))), "times cannot be", "times"  # so written, also for NaN
     names = members_of(manifest)
     members = index["members"].combine_chunks()
     is_other = members.value_lengths().to_numpy(zero_copy_only=False) != len(names)
-    yield is_other, f"its members are not the {len(names)} of every pack"
+    yield is_other, f"its members are not the {len(names)} of every pack", "members"
     if is_other.any():
         return
     listed = members.flatten()
     shape = (len(index), len(names))
     codes = pc.index_in(listed.field("name"), pa.array(names)).fill_null(-1).to_numpy().reshape(shape)
-    yield (codes != np.arange(len(names))).any(axis=1), "its members have other names, or another order"
+    yield (codes != np.arange(len(names))).any(axis=1), "its members have other names, or another order", "members.name"
     starts = listed.field("offset").to_numpy().reshape(shape)
     places = places_of(index, len(names))
     too_large = _too_large(places, 0, manifest.shards)
-    yield too_large, TOO_LARGE
+    yield too_large, TOO_LARGE, "members.size"
     if too_large.any():
         return  # sums might overflow
-    yield index["bytes"].to_numpy() != places.bytes, "its bytes are not the sum of its members"
+    yield index["bytes"].to_numpy() != places.bytes, "its bytes are not the sum of its members", "bytes"
     yield from impossible_places(places, 0, manifest)
     expected = places.offset[:, None] + places.starts
-    yield (starts != expected).any(axis=1), "offsets of its members are not those of their sizes"
+    yield (starts != expected).any(axis=1), "offsets of its members are not those of their sizes", "members.offset"
 
 
 def most_loads(num_packs: int) -> int:
@@ -263,14 +266,26 @@ def parse_batch(content: bytes | memoryview, number: int, manifest: Manifest, ou
     try:
         batch = read_message(pa.py_buffer(content), schema)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise OutputError(f"{where}: batch {number} is not Arrow: {str(error)[:200]}; {REMEDY}") from None
+        raise OutputError(
+            f"{where}: batch {number} is not Arrow: {str(error)[:200]}; {REMEDY}",
+            code="output-damaged",
+            out=out,
+            file=PLACES,
+            batch=number,
+        ) from None
     if len(batch) != num_packs or any(column.null_count for column in batch.columns):
         raise OutputError(
-            f"{where}: batch {number} has {len(batch)} packs, or empty cells; expected {num_packs}; {REMEDY}"
+            f"{where}: batch {number} has {len(batch)} packs, or empty cells; expected {num_packs}; {REMEDY}",
+            code="output-damaged",
+            out=out,
+            file=PLACES,
+            batch=number,
+            got=len(batch),
+            expected=num_packs,
         )
     places = Places.of(batch)
-    for words, shard, pack in places_problems(places, first, manifest):
-        raise ShardError(f"{where}: {words}; {REMEDY}", shard, pack)
+    for words, shard, pack, column in places_problems(places, first, manifest):
+        raise ShardError(f"{where}: {words}; {REMEDY}", shard, pack, out=out, file=PLACES, column=column)
     return places
 
 
@@ -279,23 +294,26 @@ def places_problems(places: Places, first: int, manifest: Manifest) -> Iterator[
     expected = _shards_of(len(places.shard), first, manifest.shards)
     for at in np.flatnonzero(places.shard != expected)[:1].tolist():
         has, wanted = places.shard[at], shard_name(int(expected[at]))
-        yield Finding(f"pack {first + at} is of shard {has}, by the manifest of {wanted}", wanted, first + at)
+        yield Finding(f"pack {first + at} is of shard {has}, by the manifest of {wanted}", wanted, first + at, "shard")
         return
     negative = (places.counts < 0).any(axis=1)
-    for wrong, words in ((negative, "its media cannot be so many"), *impossible_places(places, first, manifest)):
+    for wrong, words, column in (
+        (negative, "its media cannot be so many", "counts"),
+        *impossible_places(places, first, manifest),
+    ):
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
             name = shard_name(int(expected[at]))
-            yield Finding(f"pack {first + at} in {name}: {words}", name, first + at)
+            yield Finding(f"pack {first + at} in {name}: {words}", name, first + at, column)
 
 
-def impossible_places(places: Places, first: int, manifest: Manifest) -> Iterator[tuple[np.ndarray, str]]:
+def impossible_places(places: Places, first: int, manifest: Manifest) -> Iterator[tuple[np.ndarray, str, str]]:
     """Which packs, from number `first` on, cannot be where they are said to be, and why; their shards are right."""
     pack_size, shards = manifest.identity.config["pack_size"], manifest.shards
     tokens, offset = places.tokens, places.offset
-    yield (tokens < 1) | (tokens > pack_size), f"its tokens are not between 1 and pack_size {pack_size}"
+    yield (tokens < 1) | (tokens > pack_size), f"its tokens are not between 1 and pack_size {pack_size}", "tokens"
     too_large = _too_large(places, first, shards)
-    yield too_large, TOO_LARGE
+    yield too_large, TOO_LARGE, "members.size"
     if too_large.any():
         return  # sums might overflow
     of, packs = _shards_of(len(tokens), first, shards), np.arange(first, first + len(tokens))
@@ -305,8 +323,8 @@ def impossible_places(places: Places, first: int, manifest: Manifest) -> Iterato
     is_first, is_last = packs == firsts[of], packs == firsts[of + 1] - 1
     is_misplaced = is_outside | (is_first & (offset != 0))
     is_misplaced[1:] |= ~is_first[1:] & (offset[1:] != ends[:-1])
-    yield is_misplaced, "it does not start where the one before it ends"
-    yield np.where(is_last, ends != room, ends > room), "the shard does not end with its last pack"
+    yield is_misplaced, "it does not start where the one before it ends", "offset"
+    yield np.where(is_last, ends != room, ends > room), "the shard does not end with its last pack", "end"
 
 
 def runs(times: np.ndarray, before: float = np.nan) -> list[tuple[int, float]]:

@@ -166,7 +166,11 @@ def join_task(job: ShardJob, pieces: Sequence[Piece]) -> ShardDone:
         hashed = Hashed(file)
         for piece in pieces:
             if (note := piece.note()) is None:
-                raise UserError(f"{piece.tar}: has gone or changed since it was rendered; run again")
+                raise UserError(
+                    f"{piece.tar}: has gone or changed since it was rendered; run again",
+                    code="data-changed",
+                    path=str(piece.tar),
+                )
             notes.append(note)
             lines.append(read_arrow(piece.lines))
             starts.append(hashed.size)

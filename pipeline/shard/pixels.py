@@ -140,7 +140,14 @@ def keeps_sources(family: "Family") -> bool:
 
 def _instead(asked: str, kind: str, codec: str, other: str, why: str) -> str:
     if asked:
-        raise UserError(f"--pixels {asked}: {why}; give --pixels {kind}={other}")
+        raise UserError(
+            f"--pixels {asked}: {why}; give --pixels {kind}={other}",
+            code="option-conflict",
+            option="pixels",
+            got=asked,
+            kind=kind,
+            other=other,
+        )
     logger.info("pixels: %s=%s and not %s: %s", kind, other, codec, why)
     return other
 

@@ -7,13 +7,14 @@ pixels and what is said of data sets and media stay as they are; index and sizes
 import dataclasses
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from zlib_ng import zlib_ng
 
 from ..codecs import SOURCE, Codecs, parse_codecs, spelled
-from ..errors import UserError
+from ..errors import OutputError, UserError, fields_of
 from ..identity import Identity
 from ..layout import layout_of
 from ..manifest import INDEX, LOADS, PLACES, REMEDY, Manifest, ShardError, Shards
@@ -28,7 +29,7 @@ from .gathered import FOLDER as GATHERED, Tabling
 from .index import SCHEMA, parse_index
 from .note import ShardDone, ShardNote, lines_path, note_path
 from .pixels import CODED, MEDIA, PixelEncoder, array_codec
-from .restoring import PixelDecoder
+from .restoring import OtherPixelsError, PixelDecoder
 from .sources import BASE, FILE as SOURCES
 from .stats import PACKS, SHARDS
 from .writer import finished_shards
@@ -54,14 +55,30 @@ def recoding(out: Place, manifest: Manifest, asked: str, target: Place) -> Recod
     """Kinds that are not named stay as they are. Refuses what cannot be done, before anything is written."""
     codecs, before = parse_codecs(asked, default=manifest.pixels.codec), manifest.pixels.codec
     if codecs == before:
-        raise UserError(f"--pixels {asked}: {out} is stored so already")
+        raise UserError(
+            f"--pixels {asked}: {out} is stored so already",
+            code="option-conflict",
+            option="pixels",
+            got=asked,
+            out=str(out),
+        )
     if codecs["image"] == SOURCE != before["image"]:
         raise UserError(
             f"--pixels {asked}: {out} has its pictures as {before['image']}, and their own bytes are gone; pack again "
-            f"with --pixels {spelled(codecs)}"
+            f"with --pixels {spelled(codecs)}",
+            code="option-conflict",
+            option="pixels",
+            got=asked,
+            out=str(out),
+            stored=before["image"],
         )
     if target == out:
-        raise UserError(f"--out {target}: is what is read; give another directory")
+        raise UserError(
+            f"--out {target}: is what is read; give another directory",
+            code="option-conflict",
+            option="out",
+            got=str(target),
+        )
     config = manifest.identity.config | {"pixels": spelled(codecs)}
     identity = dataclasses.replace(manifest.identity, config=config)
     return Recoding(out=out, manifest=manifest, target=target, codecs=codecs, identity=identity)
@@ -88,7 +105,12 @@ def _check_index(job: Recoding) -> None:
     """Raises OutputError where it is not what was written: tasks go by it."""
     content = inside(job.out, INDEX).read_bytes()
     if hashlib.sha256(content).hexdigest() != job.manifest.files[INDEX]:
-        raise UserError(f"{job.out}/{INDEX}: sha256 differs from the manifest's; run `neatpack verify`")
+        raise OutputError(
+            f"{job.out}/{INDEX}: sha256 differs from the manifest's; run `neatpack verify`",
+            code="output-damaged",
+            out=str(job.out),
+            file=INDEX,
+        )
     parse_index(content, job.manifest, str(job.out))
 
 
@@ -118,7 +140,14 @@ def recode_shard(job: Recoding, number: int) -> ShardDone:
                 with timed("restoring"):
                     pack = read_pack(members, decoder)
             except ValueError as error:
-                raise _broken(job, number, line["pack"], f"{error}; {decoder.remedy(error, str(job.out))}") from None
+                raise _broken(
+                    job,
+                    number,
+                    line["pack"],
+                    f"{error}; {decoder.remedy(error, str(job.out))}",
+                    code=error.code if isinstance(error, OtherPixelsError) else "",
+                    **fields_of(error),
+                ) from None
             stored = read_arrays(members)
             kept = {name + end: stored[name + end] for name in same for end in (CODED, MEDIA)}
             with timed("encoding"):
@@ -145,9 +174,9 @@ def recode_shard(job: Recoding, number: int) -> ShardDone:
     return note.done
 
 
-def _broken(job: Recoding, shard: int, pack: int, words: str) -> ShardError:
+def _broken(job: Recoding, shard: int, pack: int, words: str, **fields: Any) -> ShardError:
     name = job.manifest.shards[shard].name
-    return ShardError(f"{job.out}/shards/{name}, pack {pack}: {words}", name, pack)
+    return ShardError(f"{job.out}/shards/{name}, pack {pack}: {words}", name, pack, **fields | {"out": str(job.out)})
 
 
 def _commit(job: Recoding, shards: Shards, running: Engine) -> Manifest:
@@ -164,7 +193,12 @@ def _commit(job: Recoding, shards: Shards, running: Engine) -> Manifest:
     kept = [name for name in old.files if name not in MADE_ANEW]
     for name in kept:
         if _copied(job, name) != old.files[name]:
-            raise UserError(f"{job.out}/{name}: sha256 differs from the manifest's; run `neatpack verify`")
+            raise OutputError(
+                f"{job.out}/{name}: sha256 differs from the manifest's; run `neatpack verify`",
+                code="output-damaged",
+                out=str(job.out),
+                file=name,
+            )
     for name in (SOURCES, BASE):
         if (job.out / name).exists():
             _copied(job, name)

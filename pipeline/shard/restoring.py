@@ -16,6 +16,7 @@ import pyarrow as pa
 from zlib_ng import zlib_ng
 
 from ..codecs import SOURCE, U8
+from ..errors import OutputError
 from ..layout import layout_of
 from ..manifest import REMEDY, Manifest
 from ..records import MediaError
@@ -34,8 +35,10 @@ def _room(shape: tuple[int, ...]) -> np.ndarray:
     return np.empty(shape, np.uint8)
 
 
-class OtherPixelsError(ValueError):
+class OtherPixelsError(OutputError):
     """A picture that is not decoded here to the pixels that it was decoded to when it was packed."""
+
+    code = "pixels-changed"
 
 
 class PixelDecoder:
@@ -47,9 +50,18 @@ class PixelDecoder:
         self.coded = tuple(n for n, array in self.layout.items() if array_codec(array, self.codecs) != U8)
         stored = stored_names(self.layout, self.codecs)
         if len(set(stored)) < len(stored):
-            raise ValueError(f"family.media: {', '.join(stored)}: two arrays of one name")
+            raise OutputError(
+                f"family.media: {', '.join(stored)}: two arrays of one name",
+                code="output-damaged",
+                key="family.media",
+                arrays=list(stored),
+            )
         if wrong := [name for name in self.coded if min((1, *self.layout[name].row)) < 1]:
-            raise ValueError(f"family.media.{wrong[0]}: rows of {self.layout[wrong[0]].row} bytes cannot be restored")
+            raise OutputError(
+                f"family.media.{wrong[0]}: rows of {self.layout[wrong[0]].row} bytes cannot be restored",
+                code="output-damaged",
+                key=f"family.media.{wrong[0]}",
+            )
         self._resize = manifest.pixels.resize
         self._described, self._versions = manifest.pixels.rule, manifest.identity.versions
         self._rule: ImageRule | None = None
@@ -106,20 +118,51 @@ class PixelDecoder:
     def _lines(self, name: str, coded: np.ndarray, media: np.ndarray, num_tokens: int) -> list[Line]:
         """What is said of the media, if it can be: then no more memory is asked for than `room` and the file have."""
         if coded.ndim != 1 or coded.dtype != np.uint8 or media.ndim != 2 or media.dtype != np.int64:
-            raise ValueError(f"{name}{CODED} {coded.shape} of {coded.dtype}, {name}{MEDIA} {media.shape}")
+            raise OutputError(
+                f"{name}{CODED} {coded.shape} of {coded.dtype}, {name}{MEDIA} {media.shape}",
+                code="output-damaged",
+                array=name + CODED,
+                shape=coded.shape,
+                coded=str(coded.dtype),
+                media=str(media.dtype),
+            )
         if media.shape[1] != _LINE or (media.size and (media.min() < 0 or media.max() >= 1 << 40)):
-            raise ValueError(f"{name}{MEDIA} {media.shape}: numbers that no medium has")
+            raise OutputError(
+                f"{name}{MEDIA} {media.shape}: numbers that no medium has",
+                code="output-damaged",
+                array=name + MEDIA,
+                shape=media.shape,
+            )
         lines = [Line(*line) for line in media.tolist()]
         if sum(line.size for line in lines) != len(coded):
-            raise ValueError(f"{name}{CODED}: {len(coded)} bytes, by {name}{MEDIA} {sum(line.size for line in lines)}")
+            raise OutputError(
+                f"{name}{CODED}: {len(coded)} bytes, by {name}{MEDIA} {sum(line.size for line in lines)}",
+                code="output-damaged",
+                array=name + CODED,
+                got=len(coded),
+                expected=sum(line.size for line in lines),
+            )
         array, expanded = self.layout[name], 0
         most = NUMBERS[array_codec(array, self.codecs)]
         for line in lines:
             if line.codec > most or (line.codec == NUMBERS[U8] and line.size != line.rows * array.row_bytes):
-                raise ValueError(f"{name}{MEDIA}: a medium of codec {line.codec}, {line.rows} rows, {line.size} bytes")
+                raise OutputError(
+                    f"{name}{MEDIA}: a medium of codec {line.codec}, {line.rows} rows, {line.size} bytes",
+                    code="output-damaged",
+                    array=name + MEDIA,
+                    codec=line.codec,
+                    rows=line.rows,
+                    bytes=line.size,
+                )
             expanded += line.rows * array.row_bytes if line.codec else 0
         if expanded > room(num_tokens):
-            raise ValueError(f"{name}{MEDIA}: {expanded} bytes once restored, above {room(num_tokens)}")
+            raise OutputError(
+                f"{name}{MEDIA}: {expanded} bytes once restored, above {room(num_tokens)}",
+                code="output-damaged",
+                array=name + MEDIA,
+                got=expanded,
+                expected=room(num_tokens),
+            )
         return lines
 
     def _jobs(
@@ -136,7 +179,9 @@ class PixelDecoder:
                 self._restore(name, number, line, content, rows)
                 if compare and zlib_ng.crc32(rows.data) != line.crc32:
                     what = f"{name}, medium {number}: restored to other pixels than were packed"
-                    raise (OtherPixelsError if line.codec == NUMBERS[SOURCE] else ValueError)(what)
+                    if line.codec == NUMBERS[SOURCE]:
+                        raise OtherPixelsError(what, array=name, medium=number)
+                    raise OutputError(what, code="output-damaged", array=name, medium=number, crc32=line.crc32)
 
             yield job
 
@@ -150,7 +195,9 @@ class PixelDecoder:
             try:
                 plain = pa.decompress(pa.py_buffer(content), decompressed_size=into.nbytes, codec="zstd")
             except (pa.ArrowException, OSError) as error:
-                raise ValueError(f"{name}, medium {number}: {error}") from None
+                raise OutputError(
+                    f"{name}, medium {number}: {error}", code="output-damaged", array=name, medium=number
+                ) from None
             into[...] = np.frombuffer(plain, np.uint8).reshape(into.shape)
 
     def _rendered(self, name: str, number: int, line: Line, content: bytes, into: np.ndarray) -> np.ndarray:
@@ -164,19 +211,35 @@ class PixelDecoder:
         except _SENSELESS:
             can_be = False
         if not can_be:
-            raise ValueError(f"{where}: {line} cannot be a picture")
+            raise OutputError(f"{where}: {line} cannot be a picture", code="output-damaged", array=name, medium=number)
         try:
             if (size := image_size(medium.ref)) != (line.height, line.width):
-                raise OtherPixelsError(f"{where}: {line.width}x{line.height} when packed, now {size[1]}x{size[0]}")
+                raise OtherPixelsError(
+                    f"{where}: {line.width}x{line.height} when packed, now {size[1]}x{size[0]}",
+                    array=name,
+                    medium=number,
+                    got=size,
+                    expected=(line.height, line.width),
+                )
             rows: np.ndarray = rule.render(decode_image(medium.ref), medium, RESIZE[self._resize])[name]
         except MediaError as error:
-            raise OtherPixelsError(f"{where}: cannot be decoded here: {error}") from None
+            raise OtherPixelsError(f"{where}: cannot be decoded here: {error}", array=name, medium=number) from None
         except OtherPixelsError:
             raise
         except _SENSELESS as error:
-            raise ValueError(f"{where}: {line} cannot be rendered: {type(error).__name__}: {error}") from None
+            raise OutputError(
+                f"{where}: {line} cannot be rendered: {type(error).__name__}: {error}",
+                code="output-damaged",
+                array=name,
+                medium=number,
+            ) from None
         if rows.size != into.size or rows.dtype != np.uint8:
-            raise ValueError(f"{where}: rendered as {rows.shape} of {rows.dtype}, expected {into.shape} of uint8")
+            raise OutputError(
+                f"{where}: rendered as {rows.shape} of {rows.dtype}, expected {into.shape} of uint8",
+                code="output-damaged",
+                array=name,
+                medium=number,
+            )
         return rows
 
     @property
@@ -186,15 +249,27 @@ class PixelDecoder:
             from ..families.restore import restored_rule
 
             if self._described is None or self._resize not in ("torch", "pil"):
-                raise ValueError(f"pixels: no rule for pictures that are resized by {self._resize!r}")
+                raise OutputError(
+                    f"pixels: no rule for pictures that are resized by {self._resize!r}",
+                    code="output-damaged",
+                    key="pixels",
+                    resize=self._resize,
+                )
             rule = restored_rule(self._described)
             try:
                 own = rule.arrays
             except _SENSELESS as error:
-                raise ValueError(f"pixels.rule: {type(error).__name__}: {error}") from None
+                raise OutputError(
+                    f"pixels.rule: {type(error).__name__}: {error}", code="output-damaged", key="pixels.rule"
+                ) from None
             for name in self.coded:
                 if array_codec(self.layout[name], self.codecs) == SOURCE and own.get(name) != self.layout[name]:
-                    raise ValueError(f"pixels.rule: renders another {name} than family.media has")
+                    raise OutputError(
+                        f"pixels.rule: renders another {name} than family.media has",
+                        code="output-damaged",
+                        key="pixels.rule",
+                        array=name,
+                    )
             self._rule = rule
         return self._rule
 

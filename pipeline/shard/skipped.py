@@ -67,9 +67,19 @@ def skipped_rows(
     inputs = manifest.identity.inputs
     for reason in reasons:
         if reason not in REASONS:
-            raise UserError(f"--reason {reason}: unknown; known: {', '.join(REASONS)}")
+            raise UserError(
+                f"--reason {reason}: unknown; known: {', '.join(REASONS)}",
+                code="option-invalid",
+                option="reason",
+                got=reason,
+            )
     if dataset and dataset not in inputs:
-        raise UserError(f"--dataset {dataset}: not in {out}, which has {', '.join(inputs)}")
+        raise UserError(
+            f"--dataset {dataset}: not in {out}, which has {', '.join(inputs)}",
+            code="dataset-unknown",
+            dataset=dataset,
+            known=list(inputs),
+        )
     wanted = list(reasons) or [reason for reason in REASONS if reason not in LEFT_OUT]
     for name, ledgers in ledger_names(manifest).items():
         if not dataset or name == dataset:

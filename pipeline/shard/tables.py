@@ -23,19 +23,25 @@ def table_file(out: Place, manifest: Manifest, name: str) -> Place:
     """The file of a table, which is as it was written. Raises OutputError where it is not."""
     where = f"{out}/{name}"
     if name not in manifest.files:
-        raise OutputError(f"{where}: the manifest does not name it, for an older neatpack made it; pack again")
+        raise OutputError(
+            f"{where}: the manifest does not name it, for an older neatpack made it; pack again",
+            code="output-format",
+            file=name,
+        )
     try:
         path = inside(out, name)
         open_regular(path)[0].close()
         digest = sha256_of(path)
     except FileNotFoundError:
-        raise OutputError(f"{where}: missing; {REMEDY}") from None
-    except ValueError as error:
-        raise OutputError(str(error)) from None
+        raise OutputError(f"{where}: missing; {REMEDY}", code="output-damaged", file=name) from None
     except OSError as error:
-        raise OutputError(f"{where}: cannot be read: {error.strerror or error}") from error
+        raise OutputError(
+            f"{where}: cannot be read: {error.strerror or error}", code="output-damaged", file=name
+        ) from error
     if digest != manifest.files[name]:
-        raise OutputError(f"{where}: damaged, for its sha256 is not the manifest's; {REMEDY}")
+        raise OutputError(
+            f"{where}: damaged, for its sha256 is not the manifest's; {REMEDY}", code="output-damaged", file=name
+        )
     return path
 
 
@@ -59,9 +65,18 @@ def ledger_names(manifest: Manifest) -> dict[str, list[str]]:
             found[int(place[1])].append(name)
             alone += place[2] is None
         elif name.startswith("ledger/"):
-            raise OutputError(f"{name}: a ledger of none of {counted(len(names), 'data set')}; {REMEDY}")
+            raise OutputError(
+                f"{name}: a ledger of none of {counted(len(names), 'data set')}; {REMEDY}",
+                code="output-damaged",
+                file=name,
+            )
     if alone and (alone != len(names) or any(len(files) != 1 for files in found)):
-        raise OutputError(f"{counted(alone, 'ledger')} of {counted(len(names), 'data set')}; {REMEDY}")
+        raise OutputError(
+            f"{counted(alone, 'ledger')} of {counted(len(names), 'data set')}; {REMEDY}",
+            code="output-damaged",
+            got=alone,
+            expected=len(names),
+        )
     return dict(zip(names, found, strict=True))
 
 
@@ -86,7 +101,9 @@ def _parquet_of(where: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        raise OutputError(f"{where}: not parquet: {str(error)[:200]}; {REMEDY}") from None
+        raise OutputError(
+            f"{where}: not parquet: {str(error)[:200]}; {REMEDY}", code="output-damaged", path=where
+        ) from None
 
 
 class Block(NamedTuple):

@@ -201,7 +201,8 @@ def troubles(tallies: Sequence[Tally], tokens: Tokens, max_skipped: float, more:
     if not wrong or max_skipped == 1:
         return ()
     affected = sorted((tally for tally in tallies if tally.lost or tally.is_empty), key=lambda tally: -tally.lost)
-    lines = ["; ".join(wrong), *(_described(tally) for tally in affected[:MAX_DATASETS])]
+    code = "too-many-skipped" if any(tally.packed for tally in tallies) else "no-rows"
+    lines = [f"{'; '.join(wrong)} [{code}]", *(_described(tally) for tally in affected[:MAX_DATASETS])]
     if len(affected) > MAX_DATASETS:
         lines.append(f"and {counted(len(affected) - MAX_DATASETS, 'data set')} more")
     lines += [more] * bool(more and affected)

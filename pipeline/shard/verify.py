@@ -81,7 +81,7 @@ def _verified_tables(out: Place, manifest: Manifest, running: Engine) -> tuple[l
     index = tables[INDEX]
     ledger = _audited(out, manifest, running)
     problems += [problem for problem in ledger.problems if problem.startswith("ledger/")]
-    problems += [f"{INDEX}: {words}" for words, _, _ in index_problems(index, manifest)]
+    problems += [f"{INDEX}: {words}" for words, *_ in index_problems(index, manifest)]
     if problems:
         return problems, None
     problems += _arrow_problems(out, index, manifest)

@@ -104,7 +104,9 @@ def _joined(first: Side, second: Side, dataset: str) -> "Iterator[_Joined]":
             yield _Joined.of(*(_Ledger.of(ledger_rows(own, block, COLUMNS)) for own in files))
     except (pa.ArrowException, OSError) as error:
         where = f"{first[0]} and {second[0]}: the ledgers of {dataset}"
-        raise OutputError(f"{where}: not parquet: {str(error)[:200]}; {REMEDY}") from None
+        raise OutputError(
+            f"{where}: not parquet: {str(error)[:200]}; {REMEDY}", code="output-damaged", path=str(where)
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

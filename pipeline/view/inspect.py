@@ -169,7 +169,9 @@ def answered(out: Place, manifest: Manifest, query: str) -> tuple[list[str], Ite
     try:
         import duckdb
     except ModuleNotFoundError:
-        raise UserError("--sql needs duckdb, which is not installed: pip install duckdb") from None
+        raise UserError(
+            "--sql needs duckdb, which is not installed: pip install duckdb", code="package-missing", package="duckdb"
+        ) from None
     # Nothing is fetched for a query: an extension that is not there is an error.
     asked = duckdb.connect(config={"autoinstall_known_extensions": "false"})
     tables = views(out, manifest)
@@ -182,17 +184,27 @@ def answered(out: Place, manifest: Manifest, query: str) -> tuple[list[str], Ite
     try:
         found = asked.execute(query)
         if found is None:
-            raise UserError(f"--sql: no query in {query!r}; the tables are {', '.join(tables)}")
+            raise UserError(
+                f"--sql: no query in {query!r}; the tables are {', '.join(tables)}",
+                code="option-invalid",
+                option="sql",
+                got=query,
+            )
         names = [str(column[0]) for column in found.description or ()]
     except duckdb.Error as error:
-        raise UserError(f"--sql: {_first_line(error)}; the tables are {', '.join(tables)}") from None
+        raise UserError(
+            f"--sql: {_first_line(error)}; the tables are {', '.join(tables)}",
+            code="option-invalid",
+            option="sql",
+            got=query,
+        ) from None
 
     def lines() -> Iterator[Sequence[Any]]:
         try:
             while some := found.fetchmany(1000):
                 yield from some
         except duckdb.Error as error:
-            raise UserError(f"--sql: {_first_line(error)}") from None
+            raise UserError(f"--sql: {_first_line(error)}", code="option-invalid", option="sql", got=query) from None
 
     return names, lines()
 

@@ -51,7 +51,11 @@ def png_picture(view: PackView) -> np.ndarray:
     if height > MAX_HEIGHT:
         raise UserError(
             f"--png: the picture would be {height:,} pixels high, above {MAX_HEIGHT:,}; give --doc N for one document "
-            "of the pack, or --html"
+            "of the pack, or --html",
+            code="option-conflict",
+            option="png",
+            height=height,
+            most=MAX_HEIGHT,
         )
     image = Image.new("RGB", (WIDTH, height), GROUND)
     pen = ImageDraw.Draw(image)

@@ -7,7 +7,8 @@ from typing import Any
 from zlib_ng import zlib_ng
 
 from ..config import UserError
-from ..layout import Layout, layout_of, misfit
+from ..errors import fields_of
+from ..layout import Layout, Misfit, layout_of, misfit
 from ..manifest import INDEX, REMEDY, Manifest, OutputError, ShardError
 from ..measure.store import read_measured
 from ..plan.files import lines_of_pack, read_list, read_paths
@@ -34,12 +35,24 @@ def stored_view(
     `follow`: open the processor, the data files and the token store that the output names.
     """
     if not 0 <= number < manifest.counts.packs:
-        raise UserError(f"pack {number}: {out} has {counted(manifest.counts.packs, 'pack')}, {_range(manifest)}")
+        raise UserError(
+            f"pack {number}: {out} has {counted(manifest.counts.packs, 'pack')}, {_range(manifest)}",
+            code="document-unknown",
+            out=str(out),
+            pack=number,
+            packs=manifest.counts.packs,
+        )
     pack = stored_pack(out, manifest, number)
     if only is not None and not 0 <= only < len(pack.documents):
         valid = f"0 to {len(pack.documents) - 1}" if len(pack.documents) > 1 else "number 0"
         has = counted(len(pack.documents), "document")
-        raise UserError(f"--doc {only}: pack {number} has {has}, {valid}")
+        raise UserError(
+            f"--doc {only}: pack {number} has {has}, {valid}",
+            code="document-unknown",
+            pack=number,
+            document=only,
+            documents=len(pack.documents),
+        )
     wanted = range(len(pack.documents)) if only is None else [only]
     notes: list[str] = []
     given = processor or (processor_of(out) if follow else "")
@@ -77,9 +90,14 @@ class StoredPacks:
             content = inside(out, INDEX).read_bytes()
             self.layout, self._pixels = layout_of(manifest.family), PixelDecoder(manifest)
         except (OSError, ValueError) as error:
-            raise OutputError(f"{out}: {error}; {REMEDY}") from None
+            raise OutputError(f"{out}: {error}; {REMEDY}", code="output-damaged", out=str(out)) from None
         if hashlib.sha256(content).hexdigest() != manifest.files[INDEX]:
-            raise OutputError(f"{out}/{INDEX}: sha256 differs from the manifest's; {REMEDY}")
+            raise OutputError(
+                f"{out}/{INDEX}: sha256 differs from the manifest's; {REMEDY}",
+                code="output-damaged",
+                out=str(out),
+                file=INDEX,
+            )
         self._index = parse_index(content, manifest, str(out))
         self._out, self._manifest = out, manifest
 
@@ -96,17 +114,17 @@ def _checked_pack(
     number = line["pack"]
     where = f"{out}/shards/{line['shard']}, pack {number}"
 
-    def broken(words: str) -> ShardError:
-        return ShardError(f"{where}: {words}; {REMEDY}", line["shard"], number)
+    def broken(words: str, **fields: Any) -> ShardError:
+        return ShardError(f"{where}: {words}; {REMEDY}", line["shard"], number, out=str(out), **fields)
 
     buffer = memoryview(bytearray(line["bytes"]))
     try:
         with open_regular(inside(out, f"shards/{line['shard']}"))[0] as file:
             got = read_into(file, buffer, line["offset"])
     except (OSError, ValueError) as error:
-        raise broken(f"cannot be read: {error}") from error
+        raise broken(f"cannot be read: {error}", errno=getattr(error, "errno", None)) from error
     if got != len(buffer) or zlib_ng.crc32(buffer) != line["crc32"]:
-        raise broken("its bytes are not those that were written")
+        raise broken("its bytes are not those that were written", truncated=got != len(buffer))
     starts = {member["name"]: member["offset"] - line["offset"] for member in line["members"]}
     try:
         pack = read_pack(
@@ -114,14 +132,14 @@ def _checked_pack(
             pixels,
         )
     except ValueError as error:
-        raise broken(str(error)) from None
+        raise broken(str(error), **fields_of(error)) from None
     family = manifest.family
     problem = text_problem(pack.arrays, family["position_axes"], family["position_dtype"])
     if not problem and pack.arrays["seq_lens"].tolist() != [document.tokens for document in pack.documents]:
-        problem = "its documents have other lengths than its JSON says"
+        problem = Misfit("its documents have other lengths than its JSON says", "seq_lens")
     parts = {kind: [getattr(document, f"num_{kind}s") for document in pack.documents] for kind in TOKEN_TYPES}
     if problem := problem or misfit(pack.arrays, layout, parts):
-        raise broken(problem)
+        raise broken(problem, array=problem.array)
     return pack
 
 

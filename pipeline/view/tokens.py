@@ -54,7 +54,12 @@ def load_decoder(processor: str, *, trust_remote_code: bool = False) -> Decoder:
     try:
         tokenizer = Tokenizer.from_file(str(found))
     except Exception as error:  # tokenizers raises bare Exceptions, and nothing else
-        raise UserError(f"--processor {processor}: {found.name} is no tokenizer: {error}") from None
+        raise UserError(
+            f"--processor {processor}: {found.name} is no tokenizer: {error}",
+            code="processor-unsupported",
+            processor=str(processor),
+            file=found.name,
+        ) from None
     added = _added(_file(processor, "tokenizer_config.json"))  # some have tokens beside their file
     own = tokenizer.get_added_tokens_decoder()
     special = {id_ for id_, token in own.items() if token.special}
@@ -85,7 +90,9 @@ def _file(processor: str, name: str) -> Path | None:
     if folder.is_dir():
         return folder / name if (folder / name).is_file() else None
     if folder.is_absolute():
-        raise UserError(f"--processor {processor}: no such directory")
+        raise UserError(
+            f"--processor {processor}: no such directory", code="processor-missing", processor=str(processor)
+        )
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
@@ -95,7 +102,11 @@ def _file(processor: str, name: str) -> Path | None:
         return None
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         what = str(error).splitlines()[0][:200]
-        raise UserError(f"--processor {processor}: neither a directory nor a reachable hub id: {what}") from None
+        raise UserError(
+            f"--processor {processor}: neither a directory nor a reachable hub id: {what}",
+            code="processor-missing",
+            processor=str(processor),
+        ) from None
 
 
 def _added(config: Path | None) -> dict[int, dict[str, Any]]:
@@ -105,4 +116,6 @@ def _added(config: Path | None) -> dict[int, dict[str, Any]]:
         found = json.loads(config.read_bytes()).get("added_tokens_decoder") or {}
         return {int(id_): token for id_, token in found.items() if isinstance(token.get("content"), str)}
     except (ValueError, AttributeError) as error:
-        raise UserError(f"{config}: not the config of a tokenizer: {error}") from None
+        raise UserError(
+            f"{config}: not the config of a tokenizer: {error}", code="processor-unsupported", file=str(config)
+        ) from None

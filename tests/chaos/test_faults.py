@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers import DEMO_PROCESSOR, TinyData, mixed_rows
+from support.errors import prints_code
 
 from jobs.breaking.disk import KILL, Disk
-from jobs.breaking.run import GO_ON, SURVIVED, TOLD, Job, Wrong, files_of, killed_on, run_here, run_on
+from jobs.breaking.run import SURVIVED, TOLD, Job, Wrong, files_of, killed_on, run_here, run_on
 from neatpack.pipeline.shard.writer import ShardJob, shard_task
 
 SAMPLES = 4  # of the calls at which a fault is tried; jobs/chaos.py takes many
@@ -75,11 +76,11 @@ def test_killed_at_a_call(job: Job) -> None:
 
 def test_the_checks_can_fail(made: Path, tmp_path: Path) -> None:
     job = Job(flags=flags(made), out=tmp_path / "out", expected=files_of(made / "old"))
-    with pytest.raises(Wrong, match="Traceback"):
+    with pytest.raises(Wrong, match="No space left on device"):
         job.check(1, "Traceback …\nOSError: [Errno 28] No space left on device")
-    with pytest.raises(Wrong, match="says that it is done"):
+    with pytest.raises(Wrong):
         job.check(0, "")
-    with pytest.raises(Wrong, match=r"others than expected: .*manifest\.json"):
+    with pytest.raises(Wrong, match=r"manifest\.json"):
         job.check(-9, "")
 
 
@@ -106,10 +107,8 @@ def test_files_that_may_not_be_large(new: Job) -> None:
     with limited(resource.RLIMIT_FSIZE, 1 << 16):
         code, told = run_here(new.command)
         _, verbose = run_here([*new.command, "-v"])
-    assert told == (
-        f"neatpack: {new.out}/shards/pack-000000.tar: File too large; allow larger files there (ulimit -f), or give "
-        f"another --out or --work{GO_ON}\n"
-    )
+    assert prints_code(told, "machine") and told.startswith(f"neatpack: {new.out}/shards/pack-000000.tar: ")
+    assert os.strerror(errno.EFBIG) in told and "--out or --work" in told
     assert not any((new.out / "shards").iterdir())
     assert "Traceback" in verbose
     assert verbose.endswith(told)
@@ -136,7 +135,7 @@ def test_too_few_open_files(new: Job) -> None:
             code, told = run_here(new.command)
         if new.check(code, told) == TOLD:
             whose.add(told.split(": ")[1])
-            assert "Too many open files; allow more open files (ulimit -n)" in told
+            assert prints_code(told, "machine") and os.strerror(errno.EMFILE) in told
     assert len(whose) > 1
 
 
@@ -155,7 +154,7 @@ def test_a_disk_that_is_full_is_not_the_fault_of_the_data(made: Path, tmp_path: 
             break
         assert (code, told.count("\n")) == (1, 1)
         file, words = told.removeprefix("neatpack: ").split(": ")
-        assert words.startswith("No space left on device; free some room there")
+        assert prints_code(told, "disk-full") and words.startswith(os.strerror(errno.ENOSPC))
         blamed.add(Path(file).name)
         shutil.rmtree(tmp_path / "out")
     assert blamed >= {"media.bin", "rows.jsonl"}
@@ -170,7 +169,7 @@ def test_a_folder_that_vanishes(new: Job, monkeypatch: pytest.MonkeyPatch) -> No
     with monkeypatch.context() as patched:
         patched.setattr("neatpack.pipeline.shard.pieces.shard_task", vanish)
         code, told = run_here(new.command)
-    assert "No such file or directory; bring it back (was it moved, is its disk mounted?)" in told
+    assert prints_code(told, "machine") and os.strerror(errno.ENOENT) in told
     assert new.check(code, told) == TOLD
 
 
@@ -180,7 +179,8 @@ def test_a_picture_that_the_disk_does_not_give(new: Job, made: Path, at: int) ->
     disk = Disk(made / "data/6.png", errno.EIO, at)
     code, told = run_on(disk, new.command)
     assert (code, bool(disk.failed)) == (1, True)
-    assert told.startswith(f"neatpack: {made}/data/6.png: cannot be read: Input/output error; run again when it can, ")
+    assert prints_code(told, "store-unreachable") and told.startswith(f"neatpack: {made}/data/6.png: ")
+    assert os.strerror(errno.EIO) in told
     assert run_here(new.command) == (0, "")
     new.check_output(finished=True)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from command_line import Run
+from support.errors import numbers_in, prints_code
 
 import neatpack
 from neatpack.pipeline.manifest import signed
@@ -15,8 +16,9 @@ from neatpack.pipeline.manifest import signed
 def test_verify_a_good_output(run: Run, out: Path) -> None:
     code, printed, errors = run("verify", out)
     assert (code, errors) == (0, "")
-    assert printed.startswith(f"{out}: verified. 19 input rows accounted for, 16 samples and ")
-    assert printed.endswith("\n84.2% of the samples were packed, 15.8% skipped: 2 bad_row, 1 missing_media\n")
+    assert printed.startswith(f"{out}: ") and numbers_in(printed.removeprefix(str(out)))[:2] == [19, 16]
+    assert printed.endswith("2 bad_row, 1 missing_media\n")
+    assert numbers_in(printed.splitlines()[-1].replace("%", "")) == [84.2, 15.8, 2, 1]
 
 
 def edit_manifest(out: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -35,43 +37,43 @@ def flip(path: Path, where: int) -> None:
 
 SHARD, LEDGER = "shards/pack-000000.tar", "ledger/00000.parquet"
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a bit in a shard": (lambda out: flip(out / SHARD, 5000), "pack-000000.tar: pack 0: its crc32 is "),
+    "a bit in a shard": (lambda out: flip(out / SHARD, 5000), "pack-000000.tar: pack 0: "),
     "a shard is cut": (
         lambda out: (out / SHARD).write_bytes((out / SHARD).read_bytes()[:-512]),
         "pack-000000.tar: ",
     ),
-    "a shard is gone": (lambda out: (out / SHARD).unlink(), "pack-000000.tar: missing"),
-    "the ledger is gone": (lambda out: (out / LEDGER).unlink(), "ledger/00000.parquet: missing"),
+    "a shard is gone": (lambda out: (out / SHARD).unlink(), "pack-000000.tar: "),
+    "the ledger is gone": (lambda out: (out / LEDGER).unlink(), "ledger/00000.parquet: "),
     "a bit in the ledger": (
         lambda out: flip(out / LEDGER, 100),
-        "ledger/00000.parquet: sha256 differs from the manifest's",
+        "ledger/00000.parquet: ",
     ),
-    "the pixel table is gone": (lambda out: (out / "image_table.npy").unlink(), "image_table.npy: missing"),
+    "the pixel table is gone": (lambda out: (out / "image_table.npy").unlink(), "image_table.npy: "),
     "a bit in the index": (
         lambda out: flip(out / "index.parquet", 100),
-        "index.parquet: sha256 differs from the manifest's",
+        "index.parquet: ",
     ),
     "the manifest has another digest": (
         lambda out: edit_manifest(out, lambda m: m["shards"][0].update(sha256="0" * 64)),
-        "pack-000000.tar: sha256 differs from the manifest's",
+        "pack-000000.tar: ",
     ),
     "the manifest counts another number of packs": (
         lambda out: edit_manifest(out, lambda m: m["counts"].update(packs=99)),
-        "manifest: counts.packs is 99, index and ledger say 2",
+        "manifest: counts.packs is 99, ",
     ),
     "the manifest knows more rows": (
         lambda out: edit_manifest(out, lambda m: m["identity"]["inputs"]["tiny"].update(rows=20)),
-        "ledger: data set tiny has 20 rows, the ledger 19",
+        "ledger: ",
     ),
     "the manifest has lost its shards": (
         lambda out: edit_manifest(
             out, lambda m: [m["shards"].clear(), m["index"].update(offsets=[0], crc32=[], times=[])]
         ),
-        "shards/pack-000000.tar: not in the manifest; remove it",
+        "shards/pack-000000.tar: ",
     ),
     "the manifest asks for smaller packs": (
         lambda out: edit_manifest(out, lambda m: m["identity"]["config"].update(pack_size=100)),
-        "its tokens are not between 1 and pack_size 100",
+        "pack_size 100",
     ),
 }
 
@@ -82,24 +84,21 @@ def test_verify_names_the_damage(run: Run, out: Path, damage: Callable[[Path], A
     code, printed, errors = run("verify", out)
     assert code == 1
     assert words in printed
-    assert errors == f"{out}: {len(printed.splitlines())} problem{'s' * (len(printed.splitlines()) > 1)}\n"
+    assert errors.startswith(f"{out}: ") and numbers_in(errors.removeprefix(str(out))) == [len(printed.splitlines())]
 
 
 def test_verify_does_not_hold_shards_against_a_broken_table(run: Run, out: Path) -> None:
     flip(out / "index.parquet", 100)
     flip(out / SHARD, 5000)
-    assert run("verify", out)[:2] == (
-        1,
-        "index.parquet: sha256 differs from the manifest's\n"
-        "shards: not checked, for they are held against manifest, index and ledger\n",
-    )
+    code, printed, _ = run("verify", out)
+    assert (code, [line.partition(":")[0] for line in printed.splitlines()]) == (1, ["index.parquet", "shards"])
 
 
 def test_verify_what_is_not_finished(run: Run, out: Path, tmp_path: Path) -> None:
     (out / "manifest.json").unlink()
     code, printed, errors = run("verify", out)
     assert (code, printed) == (1, "")
-    assert errors == f"neatpack: {out}/manifest.json: missing, so packing has not finished; run pack again\n"
+    assert prints_code(errors, "output-missing") and f"{out}/manifest.json" in errors
     assert run("verify", tmp_path / "absent")[0] == 1
 
 
@@ -107,7 +106,8 @@ def test_verify_a_broken_manifest(run: Run, out: Path) -> None:
     (out / "manifest.json").write_text("{")
     code, _, errors = run("verify", out)
     assert code == 1
-    assert errors.startswith(f"neatpack: {out}/manifest.json: not JSON: ")
+    assert prints_code(errors, "output-damaged") and f"{out}/manifest.json" in errors
     (out / "manifest.json").write_text('{"format": 99}')
-    known = f"this neatpack ({neatpack.__version__}) reads formats 5 to 7; use the neatpack that made it, or pack again"
-    assert run("verify", out)[::2] == (1, f"neatpack: {out}/manifest.json: format 99, {known}\n")
+    code, _, errors = run("verify", out)
+    assert code == 1 and prints_code(errors, "output-format")
+    assert {99, 5, 7} <= set(numbers_in(errors)) and neatpack.__version__ in errors

@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers import many_packs, one_shard_per_pack, tiny_config
 from object_store import ANEW, read_all, read_first, read_with_limit, serving, started, sums_of
+from support.errors import raises
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards
@@ -135,10 +136,26 @@ def test_sizes_of_many_shards_are_listed(bucket, store, tmp_path):
     assert len(packs) > 30 and (store.num("HEAD", ".tar"), store.num("GET", ".tar")) == (0, 0)
     path = bucket / "many/shards/pack-000020.tar"
     path.write_bytes(path.read_bytes()[:-512])
-    with pytest.raises(ShardError, match=r"pack-000020.tar has \d+ bytes, the manifest \d+"):
+    with raises(
+        ShardError,
+        "shard-damaged",
+        expected=39936,
+        got=39424,
+        out="s3://bucket/many",
+        pack=None,
+        shard="pack-000020.tar",
+    ):
         PackedShards(store.uri("many"))
     path.unlink()
-    with pytest.raises(ShardError, match="pack-000020.tar is missing"):
+    with raises(
+        ShardError,
+        "shard-damaged",
+        expected=39936,
+        got=None,
+        out="s3://bucket/many",
+        pack=None,
+        shard="pack-000020.tar",
+    ):
         PackedShards(store.uri("many"))
 
 
@@ -230,7 +247,7 @@ def test_a_cached_shard_that_was_damaged_is_told(bucket, store, tmp_path):
     content[5000] ^= 1
     path.write_bytes(content)
     again = PackedShards(store.uri("out"), cache=tmp_path, cache_gb=1.0)
-    with pytest.raises(ShardError, match=f"pack 0: its crc32 is .*; empty the cache {tmp_path}, or run"):
+    with raises(ShardError, "shard-damaged", out="s3://bucket/out", pack=0, shard="pack-000000.tar"):
         again.pack(0)
 
 
@@ -283,7 +300,7 @@ def test_shards_in_download_are_not_evicted(bucket, tmp_path):
 
     def chunks():
         yield content[:1000]
-        with pytest.raises(OSError, match=f"downloading {shard.bytes} bytes, and {other.bytes} more do not fit"):
+        with pytest.raises(OSError, match=f"{shard.bytes} .* {other.bytes} "):
             cache.opened(other, "out", content_of(bucket / "out/shards" / other.name))
         yield content[1000:]
 
@@ -324,7 +341,7 @@ def test_a_damaged_download_is_refused_and_not_kept(damaged, tmp_path):
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
     packs = cached(damaged, tmp_path / "cache")
-    with pytest.raises(OutputError, match=rf"{shard.name}: {len(content)} bytes came, with the sha256 .* the manifest"):
+    with raises(OutputError, "shard-damaged", pack=None, shard="pack-000000.tar"):
         packs.pack(0)
     assert kept(tmp_path / "cache") == set()
     content[len(content) // 2] ^= 1
@@ -335,7 +352,7 @@ def test_a_damaged_download_is_refused_and_not_kept(damaged, tmp_path):
 def test_a_shard_of_another_size_is_refused_before_it_is_downloaded(damaged, tmp_path):
     shard = tmp_path / "out" / "shards" / shards_of(tmp_path)[0].name
     shard.write_bytes(shard.read_bytes()[:-512])
-    with pytest.raises(OutputError, match=f"{shard.name} has .* bytes, the manifest"):
+    with raises(OutputError, "shard-damaged", out="s3://bucket/out", pack=None, shard="pack-000000.tar"):
         cached(damaged, tmp_path / "cache").pack(0)
     assert damaged.num("GET", ".tar") == 0 and kept(tmp_path / "cache") == set()
 
@@ -343,7 +360,7 @@ def test_a_shard_of_another_size_is_refused_before_it_is_downloaded(damaged, tmp
 def test_a_store_that_fails_is_not_the_caches_fault(damaged, tmp_path):
     packs = cached(damaged, tmp_path / "cache")
     (tmp_path / "out" / "shards" / shards_of(tmp_path)[0].name).unlink()
-    with pytest.raises(ShardError, match="is missing"):
+    with raises(ShardError, "shard-damaged", got=None, out="s3://bucket/out", pack=None, shard="pack-000000.tar"):
         packs.pack(0)
     assert kept(tmp_path / "cache") == set()
 
@@ -367,9 +384,9 @@ def test_a_folder_that_is_taken_away_is_survived(bucket, store, tmp_path, caplog
 
 def test_what_is_refused_at_once(store, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="file.*give a folder that this process may write to"):
+    with raises(ValueError, "cache-unusable"):
         cached(store, tmp_path / "file")
-    with pytest.raises(ValueError, match="cache_gb=0.0001: the largest shard of .* has 0.001 GB"):
+    with raises(ValueError, "cache-unusable", cache_gb=0.0001, shard="pack-000001.tar"):
         cached(store, tmp_path / "cache", gb=0.0001)
-    with pytest.raises(ValueError, match="cache_gb=None: give both, or neither"):
+    with raises(ValueError, "loader-argument", argument="cache", cache_gb=None):
         PackedShards(store.uri("out"), cache=tmp_path)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.errors import raises
 
 from jobs.fuzz import fuzz
 from jobs.fuzzing.output import (
@@ -83,57 +84,55 @@ def exchange(key: str) -> Callable[[Lines], None]:
     return change
 
 
+def has(error: OutputError, **fields: Any) -> bool:
+    """Whether an error has at least these fields."""
+    found = {name: error.fields.get(name) for name in fields}
+    assert found == fields, f"{error.fields}: {error}"
+    return True
+
+
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "fields"),
     [
-        (
-            put(shard="../../../outside.tar"),
-            "line 3, pack 3, is of shard '../../../outside.tar', by the manifest of pack-",
-        ),
-        (put(shard="/outside.tar"), "line 3, pack 3, is of shard '/outside.tar'"),
-        (put(shard="pack-000001.tar"), "line 3, pack 3, is of shard 'pack-000001.tar', by the manifest of pack-000000"),
-        (put(offset=1 << 40), "pack 3 in pack-000000.tar: it does not start where the one before it ends"),
-        (put(offset=-512), "pack 3 in pack-000000.tar: it does not start where"),
-        (put(bytes=1 << 60), "pack 3 in pack-000000.tar: its bytes are not the sum of its members"),
-        (put(bytes=-1), "pack 3 in pack-000000.tar: its bytes are not the sum"),
-        (exchange("offset"), "pack 3 in pack-000000.tar: it does not start where"),
-        (exchange("members"), "pack 3 in pack-000000.tar: "),
-        (member(2, offset=0), "pack 3 in pack-000000.tar: offsets of its members are not those of their sizes"),
-        (
-            member(2, size=1 << 62),
-            "pack 3 in pack-000000.tar: the sizes of its members are not",
-        ),
-        (member(2, size=-1), "pack 3 in pack-000000.tar: the sizes of its members"),
-        (member(0, name="../x"), "pack 3 in pack-000000.tar: its members have other names, or another order"),
-        (member(0, name=None), "members.name: cells are empty"),
-        (
-            lambda lines: lines[3]["members"].pop(),
-            "pack 3 in pack-000000.tar: its members are not the 12",
-        ),
-        (put(pack=2), "pack 2 in pack-000000.tar: its number is not the next after that of the line before"),
-        (put(pack=7), "pack 7 in pack-000000.tar: its number is not the next"),
-        (lambda lines: lines[-1].update(pack=lines[-1]["pack"] + 1), "its number is not the next"),
-        (lambda lines: lines.reverse(), "line 0, pack"),
-        (lambda lines: lines.insert(3, lines[3]), "is of shard 'pack-000000.tar', by the manifest of pack-000001.tar"),
-        (lambda lines: lines.pop(), "by the manifest of pack-"),
-        (put(tokens=1 << 30), "pack 3 in pack-000000.tar: its tokens are not between 1 and pack_size 280"),
-        (put(num_images=-1), "pack 3 in pack-000000.tar: num_images cannot be"),
-        (put(visual_tokens=1 << 30), "pack 3 in pack-000000.tar: visual_tokens cannot be"),
-        (put(times=1e300), "pack 3 in pack-000000.tar: times cannot be"),
-        (put(times=float("nan")), "pack 3 in pack-000000.tar: times cannot be"),
-        (put(tokens=None), "tokens: cells are empty"),
+        (put(shard="../../../outside.tar"), {"column": "shard", "pack": 3, "shard": "../../../outside.tar"}),
+        (put(shard="/outside.tar"), {"column": "shard", "pack": 3, "shard": "/outside.tar"}),
+        (put(shard="pack-000001.tar"), {"column": "shard", "pack": 3, "shard": "pack-000001.tar"}),
+        (put(offset=1 << 40), {"column": "offset", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(offset=-512), {"column": "offset", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(bytes=1 << 60), {"column": "bytes", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(bytes=-1), {"column": "bytes", "pack": 3, "shard": "pack-000000.tar"}),
+        (exchange("offset"), {"column": "offset", "pack": 3, "shard": "pack-000000.tar"}),
+        (exchange("members"), {"pack": 3, "shard": "pack-000000.tar"}),
+        (member(2, offset=0), {"column": "members.offset", "pack": 3, "shard": "pack-000000.tar"}),
+        (member(2, size=1 << 62), {"column": "members.size", "pack": 3, "shard": "pack-000000.tar"}),
+        (member(2, size=-1), {"column": "members.size", "pack": 3, "shard": "pack-000000.tar"}),
+        (member(0, name="../x"), {"column": "members.name", "pack": 3, "shard": "pack-000000.tar"}),
+        (member(0, name=None), {"column": "members.name", "pack": None}),
+        (lambda lines: lines[3]["members"].pop(), {"column": "members", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(pack=2), {"column": "pack", "pack": 2, "shard": "pack-000000.tar"}),
+        (put(pack=7), {"column": "pack", "pack": 7, "shard": "pack-000000.tar"}),
+        (lambda lines: lines[-1].update(pack=lines[-1]["pack"] + 1), {"column": "pack"}),
+        (lambda lines: lines.reverse(), {"column": "shard"}),
+        (lambda lines: lines.insert(3, lines[3]), {"column": "shard", "shard": "pack-000000.tar"}),
+        (lambda lines: lines.pop(), {"column": "shard", "shard": "none"}),
+        (put(tokens=1 << 30), {"column": "tokens", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(num_images=-1), {"column": "num_images", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(visual_tokens=1 << 30), {"column": "visual_tokens", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(times=1e300), {"column": "times", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(times=float("nan")), {"column": "times", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(tokens=None), {"column": "tokens", "pack": None}),
     ],
 )
-def test_an_index_that_was_edited(out: Path, change: Callable[[Lines], Any], words: str) -> None:
+def test_an_index_that_was_edited(out: Path, change: Callable[[Lines], Any], fields: dict[str, Any]) -> None:
     """Of a line whose every place follows from the manifest and the sizes before, none can be another."""
     (out.parent / "outside.tar").write_bytes((out / "shards/pack-000000.tar").read_bytes())
     as_format_5(out)
     edit_table(out, "index.parquet", change)
     with pytest.raises(ShardError) as caught:
         PackedShards(out, check="none")
-    assert f"{out}/index.parquet: " in str(caught.value) and words in str(caught.value)
+    assert has(caught.value, out=str(out), file="index.parquet", **fields)
     found = verified(out)
-    assert any(problem.startswith("index.parquet: ") and words in problem for problem in found), found
+    assert any(problem.startswith("index.parquet: ") for problem in found), found
 
 
 def size(number: int, value: int) -> Callable[[Lines], None]:
@@ -141,33 +140,33 @@ def size(number: int, value: int) -> Callable[[Lines], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "fields"),
     [
-        (put(shard=1), "pack 3 is of shard 1, by the manifest of pack-000000.tar"),
-        (put(shard=-1), "pack 3 is of shard -1, by the manifest of pack-000000.tar"),
-        (put(offset=1 << 40), "pack 3 in pack-000000.tar: it does not start where the one before it ends"),
-        (put(offset=-512), "pack 3 in pack-000000.tar: it does not start where"),
-        (exchange("offset"), "pack 3 in pack-000000.tar: it does not start where"),
-        (exchange("sizes"), "pack 4 in pack-000000.tar: it does not start where"),
-        (size(2, 1 << 62), "pack 3 in pack-000000.tar: the sizes of its members are not"),
-        (size(2, -1), "pack 3 in pack-000000.tar: the sizes of its members"),
-        (lambda lines: lines[-1].update(offset=0), "it does not start where"),
-        (put(tokens=1 << 30), "pack 3 in pack-000000.tar: its tokens are not between 1 and pack_size 280"),
-        (put(num_images=-1), "pack 3 in pack-000000.tar: its media cannot be so many"),
-        (put(tokens=None), "batch 0 has"),
-        (lambda lines: lines.pop(), "batch 0 has"),
-        (lambda lines: lines.insert(3, lines[3]), "batch 0 has"),
+        (put(shard=1), {"column": "shard", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(shard=-1), {"column": "shard", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(offset=1 << 40), {"column": "offset", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(offset=-512), {"column": "offset", "pack": 3, "shard": "pack-000000.tar"}),
+        (exchange("offset"), {"column": "offset", "pack": 3, "shard": "pack-000000.tar"}),
+        (exchange("sizes"), {"column": "offset", "pack": 4, "shard": "pack-000000.tar"}),
+        (size(2, 1 << 62), {"column": "members.size", "pack": 3, "shard": "pack-000000.tar"}),
+        (size(2, -1), {"column": "members.size", "pack": 3, "shard": "pack-000000.tar"}),
+        (lambda lines: lines[-1].update(offset=0), {"column": "offset"}),
+        (put(tokens=1 << 30), {"column": "tokens", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(num_images=-1), {"column": "counts", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(tokens=None), {"batch": 0, "column": None}),
+        (lambda lines: lines.pop(), {"batch": 0, "column": None}),
+        (lambda lines: lines.insert(3, lines[3]), {"batch": 0, "column": None}),
     ],
 )
-def test_places_that_were_edited(out: Path, change: Callable[[Lines], Any], words: str) -> None:
+def test_places_that_were_edited(out: Path, change: Callable[[Lines], Any], fields: dict[str, Any]) -> None:
     """The loader finds it where it needs the batch, before it reads where that points."""
     edit_table(out, "index.arrow", change)
     packs = PackedShards(out, check="none")
     with pytest.raises(OutputError) as caught:
         packs.pack(5)
-    assert f"{out}/index.arrow: " in str(caught.value) and words in str(caught.value)
+    assert has(caught.value, out=str(out), file="index.arrow", **fields)
     found = verified(out)
-    assert any(problem.startswith("index.arrow: batch 0 says something else") for problem in found), found
+    assert any(problem.startswith("index.arrow: ") for problem in found), found
 
 
 def test_batches_are_compared_where_they_are_needed(out: Path) -> None:
@@ -177,40 +176,39 @@ def test_batches_are_compared_where_they_are_needed(out: Path) -> None:
     content[manifest.index.offsets[1] - 1000] ^= 1
     (out / "index.arrow").write_bytes(content)
     packs = PackedShards(out, check="none")
-    with pytest.raises(
-        OutputError, match=r"index.arrow: batch 0: its crc32 is \w{8}, by the manifest \w{8}; run `neatp"
-    ):
+    expected = manifest.index.crc32[0]
+    with raises(OutputError, "output-damaged", file="index.arrow", batch=0, expected=expected):
         packs.pack(0)
-    assert "index.arrow: sha256 differs from the manifest's" in verified(out)
+    assert any(problem.startswith("index.arrow: ") for problem in verified(out))
     (out / "index.arrow").write_bytes(content[: manifest.index.offsets[1] - 7])
-    with pytest.raises(OutputError, match="index.arrow: batch 0: the file ends 7 bytes before it does"):
+    with raises(OutputError, "output-damaged", file="index.arrow", batch=0, missing=7):
         packs.pack(0)
     (out / "index.arrow").unlink()
-    with pytest.raises(OutputError, match="index.arrow is missing; run `neatpack verify`"):
+    with raises(OutputError, "output-damaged", file="index.arrow", out=str(out)):
         PackedShards(out)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "fields"),
     [
-        (put(tokens=-1), "tokens from -1 to"),
-        (put(visual_tokens=1 << 30), " to 1073741824, in packs of 280"),
-        (lambda lines: lines.pop(), "lines of visual_tokens, tokens; expected"),
+        (put(tokens=-1), {"column": "tokens", "least": -1}),
+        (put(visual_tokens=1 << 30), {"column": "visual_tokens", "most": 1 << 30}),
+        (lambda lines: lines.pop(), {"column": None}),
     ],
 )
-def test_loads_that_were_edited(out: Path, change: Callable[[Lines], Any], words: str) -> None:
+def test_loads_that_were_edited(out: Path, change: Callable[[Lines], Any], fields: dict[str, Any]) -> None:
     edit_table(out, "loads.arrow", change)
     packs = PackedShards(out)
     assert packs.pack(0)["pack"] == 0
     with pytest.raises(OutputError) as caught:
         next(iter(packs))
-    assert f"{out}/loads.arrow: " in str(caught.value) and words in str(caught.value)
-    assert "loads.arrow: says something else than index.parquet" in verified(out)
+    assert has(caught.value, out=str(out), file="loads.arrow", **fields)
+    assert any(problem.startswith("loads.arrow: ") for problem in verified(out))
 
 
 def test_times_that_were_edited(out: Path) -> None:
     sign(out, lambda found: found["index"].update(times=[[0, 2.0]]))
-    assert "manifest.json: index.times is not that of index.parquet" in verified(out)
+    assert any(problem.startswith("manifest.json: index.times ") for problem in verified(out))
 
 
 def test_an_output_of_format_5_is_read(out: Path, sound: Path) -> None:
@@ -223,14 +221,14 @@ def test_an_index_without_a_column(out: Path) -> None:
     as_format_5(out)
     pq.write_table(pq.read_table(out / "index.parquet").drop_columns(["crc32"]), out / "index.parquet")
     sign(out)
-    with pytest.raises(ShardError, match="index.parquet: columns are .*, expected those of format 7"):
+    with raises(ShardError, "shard-damaged", file="index.parquet", column="schema"):
         ShardReader(out)
-    assert verified(out)[0].startswith("index.parquet: columns are")
+    assert verified(out)[0].startswith("index.parquet: ")
     (out / "index.parquet").write_bytes(b"PAR1, but not more")
     sign(out)
-    with pytest.raises(OutputError, match="index.parquet: not parquet: .*; run `neatpack verify`"):
+    with raises(OutputError, "output-damaged", file="index.parquet"):
         ShardReader(out)
-    assert verified(out)[0].startswith("index.parquet: not parquet")
+    assert verified(out)[0].startswith("index.parquet: ")
 
 
 @pytest.mark.parametrize(
@@ -244,22 +242,22 @@ def test_verify_holds_the_index_against_the_packs(out: Path, column: str, value:
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "words"),
+    ("name", "change", "array"),
     [
-        ("seq_lens_padded", lambda array: array.fill((1 << 31) - 1), "with padding, in a pack of"),
-        ("seq_lens_padded", lambda array: array.fill(-1), "with padding, in a pack of"),
-        ("seq_lens", lambda array: array.fill(-1), "documents of [-1"),
-        ("image_grid_thw", lambda array: array.fill(1 << 40), "does not fit the"),
-        ("image_grid_thw", lambda array: array.fill(-1), "does not fit the"),
+        ("seq_lens_padded", lambda array: array.fill((1 << 31) - 1), "seq_lens"),
+        ("seq_lens_padded", lambda array: array.fill(-1), "seq_lens"),
+        ("seq_lens", lambda array: array.fill(-1), "seq_lens"),
+        ("image_grid_thw", lambda array: array.fill(1 << 40), "pixel_values"),
+        ("image_grid_thw", lambda array: array.fill(-1), "pixel_values"),
     ],
 )
-def test_arrays_that_were_edited(out: Path, name: str, change: Callable[[np.ndarray], Any], words: str) -> None:
+def test_arrays_that_were_edited(out: Path, name: str, change: Callable[[np.ndarray], Any], array: str) -> None:
     """Their checksums fit, and still nobody reserves memory by them."""
     edit_array(out, 3, name, change)
     packs = PackedShards(out, pixels="uint8")
-    with pytest.raises(ShardError, match=r"pack-000000.tar, pack 3: ") as caught:
+    with raises(ShardError, "shard-damaged", shard="pack-000000.tar", pack=3, array=array) as caught:
         packs.pack(3)
-    assert words in str(caught.value) and (caught.value.shard, caught.value.pack) == ("pack-000000.tar", 3)
+    assert (caught.error.shard, caught.error.pack) == ("pack-000000.tar", 3)
     assert packs.pack(2)["pack"] == 2
     assert any(problem.startswith("pack-000000.tar: pack 3: ") for problem in verified(out))
 
@@ -267,15 +265,15 @@ def test_arrays_that_were_edited(out: Path, name: str, change: Callable[[np.ndar
 def test_a_repeat_that_was_changed(out: Path) -> None:
     content = (out / "manifest.json").read_bytes()
     (out / "manifest.json").write_bytes(content.replace(b'"repeat": 2', b'"repeat": 4', 1))
-    with pytest.raises(OutputError, match="manifest.json: damaged or edited, for its digest is not that"):
+    with raises(OutputError, "output-damaged", file="manifest.json", key="digest"):
         PackedShards(out)
-    assert "its digest is not that of its content" in verified(out)[0]
+    assert "digest" in verified(out)[0]
 
 
 def test_shards_beside_those_of_the_manifest_are_told(out: Path) -> None:
     shutil.copy(out / "shards/pack-000000.tar", out / "shards/pack-000099.tar")
     (out / "shards/pack-000000.tar.idx").touch()
-    assert verified(out) == ["shards/pack-000099.tar: not in the manifest; remove it"]
+    assert [problem.partition(":")[0] for problem in verified(out)] == ["shards/pack-000099.tar"]
 
 
 # Places
@@ -285,9 +283,10 @@ def test_shards_beside_those_of_the_manifest_are_told(out: Path) -> None:
 def test_links_out_of_the_output_are_not_followed(out: Path, tmp_path: Path, name: str) -> None:
     (out / name).rename(tmp_path / "elsewhere")
     (out / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OutputError, match="leads out of"):
+    with pytest.raises(OutputError) as caught:
         loaded(out)
-    assert any("leads out of" in problem for problem in verified(out))
+    assert has(caught.value, escapes=True)
+    assert any(problem.startswith(name) or str(out / name) in problem for problem in verified(out)), verified(out)
     (out / name).unlink()
     (out / "kept").mkdir()
     (tmp_path / "elsewhere").rename(out / "kept/there")
@@ -300,9 +299,9 @@ def test_links_out_of_the_output_are_not_followed(out: Path, tmp_path: Path, nam
 def test_a_pipe_is_not_waited_for(out: Path) -> None:
     (out / "shards/pack-000001.tar").unlink()
     os.mkfifo(out / "shards/pack-000001.tar")
-    with pytest.raises(ShardError, match="pack-000001.tar is missing"):
+    with raises(ShardError, "shard-damaged", shard="pack-000001.tar", got=None):
         loaded(out)
-    assert any("pack-000001.tar: missing" in problem for problem in verified(out))
+    assert any("pack-000001.tar: " in problem for problem in verified(out))
 
 
 # Tables and arrays
@@ -312,7 +311,7 @@ def test_tables_are_compared_always(out: Path) -> None:
     content = bytearray((out / "image_table.npy").read_bytes())
     content[500] ^= 1
     (out / "image_table.npy").write_bytes(content)
-    with pytest.raises(OutputError, match="image_table.npy: sha256 differs from the manifest's"):
+    with raises(OutputError, "output-damaged", file="image_table.npy"):
         PackedShards(out, check="none")
 
 
@@ -335,7 +334,7 @@ class Evil:
 def test_tables_are_float32_and_nothing_else(out: Path, table: np.ndarray) -> None:
     np.save(out / "image_table.npy", table, allow_pickle=True)
     sign(out)
-    with pytest.raises(OutputError, match="image_table.npy: "):
+    with raises(OutputError, "output-damaged", file="image_table.npy"):
         PackedShards(out)
     assert pickle.loads(pickle.dumps(ShardError("words", "pack-000000.tar", 3))).pack == 3
 

@@ -8,6 +8,7 @@ from tempfile import gettempdir
 
 import numpy as np
 import pytest
+from support.errors import raises
 
 from neatpack import PackedShards
 from neatpack.loaders import mapped as module, reader as reader_module
@@ -100,5 +101,8 @@ def test_a_file_that_is_shorter_is_read_which_says_so(sound, all_are_large, tmp_
         assert mapped(file, size - 512, 1024) is None
         assert mapped(file, size - 512, 512) == np.zeros(512, np.uint8).data
     reader = ShardReader(sound)
-    with open(tmp_path / "short", "w+b") as short, pytest.raises(ShardError, match="the file ends"):
+    with (
+        open(tmp_path / "short", "w+b") as short,
+        raises(ShardError, "shard-damaged", missing=19968, pack=1, shard="pack-000000.tar"),
+    ):
         reader._read(1, short, own)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers import TinyData, mixed_rows, packed_rows, tiny_config
 from hypothesis import given, settings, strategies as st
+from support.errors import raises
 
 from neatpack import PackedShards
 from neatpack.loaders.mix import has_copies
@@ -107,7 +108,7 @@ def test_without_weights_every_pack_comes_once(outs):
     assert sorted(found) == sorted((name, number) for name in outs for number in numbers[name])
     item, alone = packs.pack(1, output="text"), PackedShards(outs["text"]).pack(1)
     assert item["input_ids"].tolist() == alone["input_ids"].tolist() and item["output"] == "text"
-    with pytest.raises(ValueError, match="output 'coco' is unknown; there are 'pictures', 'text'"):
+    with raises(ValueError, "mixture-invalid", output="coco"):
         packs.pack(1, output="coco")
 
 
@@ -145,28 +146,34 @@ def test_a_mix_resumes_with_other_ranks(outs, before, after, stop, weighted):
 def test_what_does_not_fit_together(outs, tmp_path):
     data = mixed_rows(TinyData(tmp_path / "data"), num_text=4, num_images=2)
     run_pack(tiny_config(data.write(), tmp_path / "qwen3", family="qwen3_vl"))
-    with pytest.raises(OutputError, match=r"'a' and 'b' are not for one model: .*family.name: qwen2_vl -> qwen3_vl"):
+    with raises(OutputError, "mixture-invalid", names=["a", "b"]) as caught:
         PackedShards([("a", outs["text"]), ("b", tmp_path / "qwen3")])
+    assert "family.name" in caught.error.fields["differing"]
     run_pack(tiny_config(tmp_path / "data" / "meta.json", tmp_path / "small", max_pixels=56 * 56))
-    with pytest.raises(OutputError, match=r"processor: .*; config.max_pixels: .* -> 3136"):
+    with raises(OutputError, "mixture-invalid", names=["a", "b"]) as caught:
         PackedShards([("a", outs["text"]), ("b", tmp_path / "small")])
+    assert {"processor", "config.max_pixels"} <= set(caught.error.fields["differing"])
     state = PackedShards([("a", outs["text"]), ("b", outs["pictures"])]).state_dict()
-    with pytest.raises(ValueError, match="the state is of mix"):
+    with raises(
+        ValueError, "loader-state", expected=[["b", 7, 7], ["a", 3, 3]], got=[["a", 7, 7], ["b", 3, 3]], key="mix"
+    ):
         PackedShards([("b", outs["text"]), ("a", outs["pictures"])]).load_state_dict(state)
-    with pytest.raises(ValueError, match="mix"):
+    with raises(
+        ValueError, "loader-state", expected=[["a", 7, 9], ["b", 3, 1]], got=[["a", 7, 7], ["b", 3, 3]], key="mix"
+    ):
         PackedShards([("a", outs["text"], 0.9), ("b", outs["pictures"], 0.1)]).load_state_dict(state)
 
 
 @pytest.mark.parametrize(
-    ("entries", "message"),
+    ("entries", "fields"),
     [
-        ([], "expected"),
-        ([("a",)], "expected"),
-        ([("a", "x", 0.5), ("b", "y")], "all of them with a weight"),
-        ([("a", "x"), ("a", "y")], "give each another name"),
-        ([("a", "x", 0.5), ("b", "y", 0.0)], "each must be above 0"),
+        ([], {"outputs": []}),
+        ([("a",)], {"outputs": [("a",)]}),
+        ([("a", "x", 0.5), ("b", "y")], {"outputs": [("a", "x", 0.5), ("b", "y")]}),
+        ([("a", "x"), ("a", "y")], {"names": ["a", "a"]}),
+        ([("a", "x", 0.5), ("b", "y", 0.0)], {"weights": [0.5, 0.0]}),
     ],
 )
-def test_wrong_lists(entries, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_lists(entries, fields):
+    with raises(ValueError, "mixture-invalid", **fields):
         PackedShards(entries)

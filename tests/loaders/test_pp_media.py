@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import DEMO_PROCESSOR
 from hypothesis import given, settings, strategies as st
+from support.errors import raises
 from torch.distributed.pipelining.microbatch import split_args_kwargs_into_chunks
 
 from neatpack.loaders.pp_media import (
@@ -154,34 +155,37 @@ def test_more_microbatches_than_samples():
 
 # --- errors
 
+COUNTS = "n_images_per_sample"
+
 
 @pytest.mark.parametrize(
-    ("grids", "batch_size", "counts", "message"),
+    ("grids", "batch_size", "counts", "fields"),
     [
-        ([(1, 1, 1)] * 3, 2, [1, 1], r"n_images_per_sample \[1, 1\] adds up to 2, not to the 3 images"),
-        ([(1, 1, 1)] * 3, 2, [4, -1], r"n_images_per_sample \[4, -1\]"),
-        ([(1, 1, 1)] * 3, 2, [1, 1, 1], "is for 3 samples but the batch has 2"),
-        ([(1, 1, 1)] * 3, 2, None, "3 images in a batch of 2 samples: whose are they. Give n_images_per_sample"),
-        ([(1, 1, 1)] * 3, 0, None, "batch_size 0"),
+        ([(1, 1, 1)] * 3, 2, [1, 1], {"name": COUNTS, "counts": [1, 1], "got": 2, "expected": 3}),
+        ([(1, 1, 1)] * 3, 2, [4, -1], {"name": COUNTS, "counts": [4, -1]}),
+        ([(1, 1, 1)] * 3, 2, [1, 1, 1], {"name": COUNTS, "got": 3, "batch_size": 2}),
+        ([(1, 1, 1)] * 3, 2, None, {"missing": COUNTS, "items": 3, "batch_size": 2}),
     ],
 )
-def test_counts_that_cannot_be(grids, batch_size, counts, message):
+def test_counts_that_cannot_be(grids, batch_size, counts, fields):
     pixels, grid = flat(grids)
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, "batch-mismatch", **fields):
         chunk_vlm_media(pixels, grid, batch_size, 2, counts)
+    with raises(ValueError, "loader-argument", batch_size=0):
+        chunk_vlm_media(pixels, grid, 0, 2)
 
 
 @pytest.mark.parametrize(
-    ("shape", "grid", "message"),
+    ("shape", "grid", "fields"),
     [
-        ((5, 7), [[1, 2, 2], [1, 1, 2]], r"pixel_values \[5, 7\] .* grid \[2, 3\].* 6 \(its patches\)"),
-        ((2, 7), [[1, 2, 2], [1, 1, 2]], r"\[2, 7\]"),  # as many rows as images, but flat: broken, not "images"
-        ((3, 3, 8, 8), [[8, 8], [8, 8]], r"wants 2 \(one per image\) or 128 \(its patches\) rows"),
-        ((5, 7), [[0.5, 2.0], [2.0, 2.0]], "wants 2"),  # 1 and 4 patches, but in floats
+        ((5, 7), [[1, 2, 2], [1, 1, 2]], {"shape": [5, 7], "patches": 6}),
+        ((2, 7), [[1, 2, 2], [1, 1, 2]], {"shape": [2, 7]}),  # as many rows as images, but flat: broken, not "images"
+        ((3, 3, 8, 8), [[8, 8], [8, 8]], {"images": 2, "patches": 128}),
+        ((5, 7), [[0.5, 2.0], [2.0, 2.0]], {"images": 2, "patches": None}),  # 1 and 4 patches, but in floats
     ],
 )
-def test_layouts_that_cannot_be_aligned(shape, grid, message):
-    with pytest.raises(ValueError, match=message):
+def test_layouts_that_cannot_be_aligned(shape, grid, fields):
+    with raises(ValueError, "batch-mismatch", name="pixel_values", **fields):
         chunk_vlm_media(torch.zeros(shape), torch.tensor(grid), 2, 2)
 
 
@@ -189,12 +193,12 @@ def test_the_axis_can_be_told():
     pixels = torch.arange(2.0).reshape(2, 1)
     grid = torch.tensor([[1, 2, 2], [1, 1, 2]])
     assert lists(chunk_vlm_media(pixels, grid, 2, 2, axis="images")[0]) == [[0], [1]]
-    with pytest.raises(ValueError, match=r"wants 6 \(its patches\)"):
+    with raises(ValueError, "batch-mismatch", patches=6, images=None):
         chunk_vlm_media(pixels, grid, 2, 2, axis="patches")
     patches, grid = flat([(1, 1, 2), (1, 1, 3)])
-    with pytest.raises(ValueError, match=r"\[5, 1\] .* wants 2 \(one per image\) rows"):
+    with raises(ValueError, "batch-mismatch", shape=[5, 1], images=2, patches=None):
         chunk_vlm_media(patches, grid, 2, 2, axis="images")
-    with pytest.raises(ValueError, match="it must be 'patches' or 'images'"):
+    with raises(ValueError, "loader-argument", argument="axis", got="frames"):
         chunk_vlm_media(pixels, grid, 2, 2, axis="frames")
 
 
@@ -297,17 +301,23 @@ def test_step3_without_crops():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "fields"),
     [
-        ({"patch_pixel_values": torch.zeros(3, 1)}, r"patch_pixel_values \[3, 1\], but num_patches is missing"),
-        ({"num_patches": torch.tensor([1, 1]), "patch_pixel_values": torch.zeros(3, 1)}, "adds up to 2"),
-        ({"num_patches": torch.tensor([1, 1]), "patch_newline_mask": torch.zeros(3)}, r"patch_newline_mask \[3\]"),
-        ({"num_patches": torch.tensor([1])}, r"num_patches \[1\] does not fit pixel_values \[2, 3, 4, 4\]"),
-        ({"n_images_per_sample": [3, 0]}, "adds up to 3, not to the 2 images"),
+        ({"patch_pixel_values": torch.zeros(3, 1)}, {"name": "patch_pixel_values", "got": 3, "expected": 0}),
+        (
+            {"num_patches": torch.tensor([1, 1]), "patch_pixel_values": torch.zeros(3, 1)},
+            {"name": "patch_pixel_values", "expected": 2},
+        ),
+        (
+            {"num_patches": torch.tensor([1, 1]), "patch_newline_mask": torch.zeros(3)},
+            {"name": "patch_newline_mask", "got": 3},
+        ),
+        ({"num_patches": torch.tensor([1])}, {"name": "num_patches", "got": 1, "expected": 2}),
+        ({"n_images_per_sample": [3, 0]}, {"name": COUNTS, "got": 3, "expected": 2}),
     ],
 )
-def test_step3_that_does_not_fit(arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_step3_that_does_not_fit(arguments, fields):
+    with raises(ValueError, "batch-mismatch", **fields):
         chunk_step3_media(torch.zeros(2, 3, 4, 4), 2, 2, **arguments)
 
 
@@ -364,7 +374,7 @@ def test_every_grid_is_kept_under_its_name():
     assert lists(chunks["image_grid_hws"]) == lists(chunks["image_grid_thw"]) == [[1, 1, 2], [1, 1, 1]]
     assert lists(chunks["image_sizes"]) == [[28, 56], [28, 28]]
     assert chunks["pixel_values_videos"] is None
-    with pytest.raises(ValueError, match=r"image_sizes \[1, 2\] is for another number of images than 2"):
+    with raises(ValueError, "batch-mismatch", name="image_sizes", got=1, expected=2):
         prepare_vlm_media_for_pp({"pixel_values": pixels, "image_grid_thw": grid, "image_sizes": sizes[:1]}, 2, 2)
 
 
@@ -374,7 +384,7 @@ def test_images_without_a_grid():
     chunks = prepare_vlm_media_for_pp(batch, 2, 2)[VLM_PP_MEDIA_KEY]
     assert lists(chunks["pixel_values"]) == [[0], [1, 2]]
     assert chunks["image_grid_hws"] is None
-    with pytest.raises(ValueError, match=r"pixel_values \[8, 7\] cannot be aligned with no grid"):
+    with raises(ValueError, "batch-mismatch", name="pixel_values", shape=[8, 7], images=None, patches=None):
         prepare_vlm_media_for_pp({"pixel_values": torch.zeros(8, 7)}, 8, 2)
 
 
@@ -395,9 +405,9 @@ def test_a_family_tells_the_axis():
     chunks = prepare_vlm_media_for_pp(batch, 2, 2, layout)[VLM_PP_MEDIA_KEY]
     assert lists(chunks["pixel_values"]) == [[0, 0, 0, 0], [1]]
     images = {"input_ids": torch.zeros(2, 3), "pixel_values": torch.zeros(2, 3, 8, 8), "image_grid_thw": grid}
-    with pytest.raises(ValueError, match=r"wants 5 \(its patches\) rows"):
+    with raises(ValueError, "batch-mismatch", name="pixel_values", expected=5):
         prepare_vlm_media_for_pp(dict(images), 2, 2, layout)
-    with pytest.raises(ValueError, match=r"wants 5 \(its patches\) rows"):
+    with raises(ValueError, "batch-mismatch", name="pixel_values", expected=5):
         wrap_vlm_collate_for_pp(identity, 2, layout)(dict(images))
     assert len(prepare_vlm_media_for_pp(images, 2, 2)[VLM_PP_MEDIA_KEY]["pixel_values"][0]) == 1  # guessed: images
 
@@ -443,19 +453,19 @@ def test_an_array_of_two_kinds():
         [0, 1, 2],
         [3, 4, 5],
     ]
-    with pytest.raises(ValueError, match="num_tiles, tiles hold several kinds of media; give n_images_per_sample"):
+    with raises(ValueError, "batch-mismatch", arrays=["num_tiles", "tiles"], missing=COUNTS):
         prepare_vlm_media_for_pp(batch, 2, 2, layout)
 
 
 def test_rows_without_what_counts_them():
     batch = {"input_ids": torch.zeros(2, 3), "features": torch.arange(5), "n_audios_per_sample": torch.tensor([1, 1])}
-    with pytest.raises(ValueError, match="the batch has features but no lengths, which counts its rows"):
+    with raises(ValueError, "batch-mismatch", name="features", missing="lengths"):
         prepare_vlm_media_for_pp(batch, 2, 2, AUDIO_LAYOUT)
 
 
 def test_sounds_that_nobody_owns():
     batch = {"input_ids": torch.zeros(2, 3), "features": torch.arange(6), "lengths": torch.tensor([2, 3, 1])}
-    with pytest.raises(ValueError, match="3 audios in a batch of 2 samples: whose are they"):
+    with raises(ValueError, "batch-mismatch", missing="n_audios_per_sample", items=3, batch_size=2):
         prepare_vlm_media_for_pp(batch, 2, 2, AUDIO_LAYOUT)
 
 
@@ -463,29 +473,29 @@ def test_token_types_unmask_a_coincidence():
     # Two images in two samples, no counts: one each, says the shape; both in the first, say the tokens.
     pixels, grid = flat([(1, 1, 1), (1, 1, 1)])
     batch = {"input_ids": torch.zeros(2, 3), "pixel_values": pixels, "image_grid_thw": grid}
-    with pytest.raises(ValueError, match=r"samples \[1\] have no image tokens.*give n_images_per_sample"):
+    with raises(ValueError, "batch-mismatch", samples=[1], kind="image"):
         prepare_vlm_media_for_pp(batch | {"mm_token_type_ids": torch.tensor([[1, 0, 1], [0, 0, 0]])}, 2, 2)
     fine = batch | {"mm_token_type_ids": torch.tensor([[1, 0, 0], [0, 1, 0]])}
     assert lists(prepare_vlm_media_for_pp(fine, 2, 2)[VLM_PP_MEDIA_KEY]["pixel_values"]) == [[0], [1]]
     assert "mm_token_type_ids" in fine
     videos = {"input_ids": torch.zeros(2, 3), "pixel_values_videos": pixels, "video_grid_thw": grid,
               "mm_token_type_ids": torch.tensor([[2, 0, 1], [0, 1, 0]])}  # fmt: skip
-    with pytest.raises(ValueError, match=r"samples \[1\] have no video tokens.*give n_videos_per_sample"):
+    with raises(ValueError, "batch-mismatch", samples=[1], kind="video"):
         prepare_vlm_media_for_pp(videos, 2, 2)
 
 
 @pytest.mark.parametrize(
-    ("orphan", "message"),
+    ("orphan", "fields"),
     [
-        ({"image_grid_thw": torch.ones(1, 3)}, "has image_grid_thw but no pixel_values"),
-        ({"n_images_per_sample": torch.tensor([1, 0])}, "has n_images_per_sample but no pixel_values"),
-        ({"video_grid_thw": torch.ones(1, 3)}, "has video_grid_thw but no pixel_values_videos"),
-        ({"pixel_values": [torch.zeros(3, 4, 4)]}, "pixel_values is a list, not a tensor"),
+        ({"image_grid_thw": torch.ones(1, 3)}, {"arrays": ["image_grid_thw"], "missing": "pixel_values"}),
+        ({"n_images_per_sample": torch.tensor([1, 0])}, {"arrays": [COUNTS], "missing": "pixel_values"}),
+        ({"video_grid_thw": torch.ones(1, 3)}, {"arrays": ["video_grid_thw"], "missing": "pixel_values_videos"}),
+        ({"pixel_values": [torch.zeros(3, 4, 4)]}, {"name": "pixel_values", "got": "list"}),
     ],
 )
-def test_half_a_medium(orphan, message):
+def test_half_a_medium(orphan, fields):
     batch = {"input_ids": torch.zeros(2, 3), **orphan}
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, "batch-mismatch", **fields):
         prepare_vlm_media_for_pp(batch, 2, 1)
     assert set(batch) == {"input_ids", *orphan}  # a refused batch stays as it was
 
@@ -536,9 +546,9 @@ def test_wrapper_can_be_sent_to_a_worker():
 
 def test_wrapper_needs_rows_and_microbatches():
     pixels, grid = flat([(1, 1, 1)])
-    with pytest.raises(ValueError, match="neither input_ids"):
+    with raises(ValueError, "batch-mismatch", missing="input_ids"):
         wrap_vlm_collate_for_pp(identity, 2)({"pixel_values": pixels, "image_grid_thw": grid})
-    with pytest.raises(ValueError, match="n_microbatches is 0"):
+    with raises(ValueError, "loader-argument", argument="n_microbatches", got=0):
         wrap_vlm_collate_for_pp(identity, 0)
 
 
@@ -596,7 +606,7 @@ def test_staging_a_text_batch():
 def test_a_forward_too_many_is_noticed():
     batch, part = staged_batch(), torch.nn.Identity()
     with (
-        pytest.raises(RuntimeError, match="stage 0 took 3 chunks of 2"),
+        raises(RuntimeError, "batch-mismatch", taken=3, chunks=2),
         stage_vlm_media_for_pp(pp_of(), [part], batch),
     ):
         part._vlm_chunk_idx = 3

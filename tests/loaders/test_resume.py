@@ -10,6 +10,7 @@ from helpers import many_packs, packed_rows
 from hypothesis import given, settings, strategies as st
 from object_store import ANEW
 from pack_numbers import numbers
+from support.errors import logged, raises
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -109,13 +110,13 @@ def test_state_dict_in_process(out):
 
 def test_states_that_do_not_fit_are_refused(out):
     state = stream(out).state_dict()
-    with pytest.raises(ValueError, match="seed 0, this dataset has 1"):
+    with raises(ValueError, "loader-state", key="seed", got=0, expected=1):
         stream(out, seed=1).load_state_dict(state)
-    with pytest.raises(ValueError, match="num_packs 5"):
+    with raises(ValueError, "loader-state", key="num_packs", got=5):
         stream(out).load_state_dict(state | {"num_packs": 5})
     resumed = stream(out)
     resumed.load_state_dict(state | {"epoch": 2})
-    with pytest.raises(ValueError, match=r"set_epoch\(0\) after a state of epoch 2 .* begin the loop at `packs.epoch`"):
+    with raises(ValueError, "loader-position", epoch=0, loaded=2):
         resumed.set_epoch(0)
 
 
@@ -137,8 +138,7 @@ def test_a_state_of_an_output_that_was_packed_otherwise(tmp_path, caplog):
     stream(other).load_state_dict({key: value for key, value in state.items() if key != "plan"})
     assert not caplog.messages
     stream(other).load_state_dict(state)
-    (told,) = caplog.messages
-    assert told.startswith("the state is at position 1 of epoch 0 of an output that was packed otherwise")
+    assert logged(caplog, "loaders.stream") == [(1, 0, 1)]
 
 
 # Epochs
@@ -181,8 +181,7 @@ def test_what_comes_again_after_a_loop_was_left_is_told(out, caplog):
     assert not caplog.messages
     loader.set_epoch(0)
     assert [left(loader, 2) for _ in range(3)] == [whole[:2]] * 3
-    (told,) = caplog.messages
-    assert told.startswith("a loop over the packs was left after 2 batches of epoch 0 and begins again where it began")
+    assert logged(caplog, "loaders.batches") == [(2, 0)]
     loader.load_state_dict(loader.state_dict())
     assert list(loader) == whole[2:]
     loader.set_epoch(0)
@@ -244,17 +243,17 @@ def test_the_loader_knows_its_length(out):
 
 
 def test_what_the_loader_refuses(out):
-    with pytest.raises(ValueError, match="sampler, shuffle: the order is that of PackedShards"):
+    with raises(ValueError, "loader-argument", argument="sampler, shuffle"):
         stream(out).loader(shuffle=True, sampler=[])
-    with pytest.raises(ValueError, match="collate_fn and model are both given"):
+    with raises(ValueError, "option-conflict", argument="collate_fn", other="model"):
         stream(out).loader(model=torch.nn.Linear(1, 1), collate_fn=numbers)
-    with pytest.raises(ValueError, match="batch_size is 0"):
+    with raises(ValueError, "loader-argument", argument="batch_size", got=0):
         stream(out).loader(batch_size=0)
 
 
 def test_a_batch_size_that_is_not_the_datasets_is_loud(out):
     loader = DataLoader(stream(out), batch_size=2, num_workers=1, collate_fn=neat_packed_vlm_collater)
-    with pytest.raises(ValueError, match="a batch of 2 packs where PackedShards expected 1"):
+    with raises(ValueError, "batch-mismatch"):
         next(iter(loader))
 
 
@@ -279,7 +278,7 @@ def test_a_state_of_a_stateful_dataloader_resumes_with_other_workers(out, before
     if before and after:
         refused = loader(stream(out, batch_size=2), after)
         refused.load_state_dict(state)
-        with pytest.raises(ValueError, match=r"num_workers is 3, was 2; .* packs.load_state_dict\(state\)"):
+        with raises(ValueError, "loader-state"):
             list(refused)
     resumed = stream(out, batch_size=2)
     resumed.load_state_dict(state)
@@ -314,7 +313,7 @@ def test_a_group_and_an_environment_that_disagree(out, monkeypatch, tmp_path):
         assert (dataset.rank, dataset.world_size) == (0, 1)
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
-        with pytest.raises(ValueError, match="rank 0 of 1, RANK and WORLD_SIZE say 1 of 2"):
+        with raises(ValueError, "loader-argument", argument="rank", group=(0, 1), environment=(1, 2)):
             list(dataset)
         assert stream(out, rank=1, world_size=2).rank == 1, "what is given wins"
     finally:
@@ -335,16 +334,16 @@ def test_packs_that_fill_no_step_are_told_of(out, caplog):
     world_size = next(number for number in range(2, 10) if total % number)
     for rank in range(world_size):
         list(stream(out, rank=rank, world_size=world_size))
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith(f"epoch 0: {total % world_size} of {total} packs fill no step of {world_size} ranks")
+    ((epoch, *counts),) = logged(caplog, "loaders.stream")
+    assert (epoch, counts[:3]) == (0, [total % world_size, total, world_size])
     list(stream(out, rank=0, world_size=world_size, drop_last=False))
     assert len(caplog.records) == 1
 
 
 def test_more_ranks_than_packs(out):
-    with pytest.raises(ValueError, match=r"packs on 1000 ranks: not one step. Train on fewer ranks"):
+    with raises(ValueError, "batch-mismatch", world_size=1000):
         len(stream(out, rank=0, world_size=1000))
-    with pytest.raises(ValueError, match="packs on 1000 ranks"):
+    with raises(ValueError, "batch-mismatch", world_size=1000):
         list(stream(out, rank=0, world_size=1000))
     assert len(stream(out, rank=0, world_size=1000, drop_last=False)) == 1
 
@@ -377,14 +376,12 @@ def test_two_loaders_of_one_dataset_do_not_take_its_position_for_their_own(out, 
     state = first.state_dict()
     again = packs.loader(collate_fn=list)  # as a notebook makes it anew
     assert len(list(again)) == len(again) and again.epoch == 1
-    with pytest.raises(ValueError, match="another loader of the same PackedShards began to read after this one had"):
+    with raises(ValueError, "loader-position"):
         first.state_dict()
     first.load_state_dict(state)
     assert first.state_dict() == state
     other = packs.loader(2, collate_fn=list)
     for use in (first.state_dict, lambda: next(iter(first))):
-        with pytest.raises(
-            ValueError, match="this loader has batches of 1 packs, and another one was made .* for 2; give"
-        ):
+        with raises(ValueError, "loader-position", batch_size=1, other=2):
             use()
     assert len(next(iter(other))) == 2

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from helpers import corpus_of, plan_of
+from support.errors import raises
 
 from neatpack.pipeline.codecs import stored_shares
 from neatpack.pipeline.config import PackConfig, UserError
@@ -112,7 +113,7 @@ def test_alignment_counts_against_the_capacity(planned: Any) -> None:
 
 
 def test_an_overlong_row_is_refused_by_name(planned: Any) -> None:
-    with pytest.raises(UserError, match="tiny row 1: 17 tokens, a pack holds 16; set overlong to truncate or drop"):
+    with raises(UserError, "overlong", dataset="tiny", row=1, tokens=17, room=16):
         planned(rows(3, 17), overlong="error")
 
 

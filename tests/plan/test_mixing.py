@@ -6,8 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from support.errors import raises
 
 from neatpack.loaders.order import epoch_order, spread_group_size
+from neatpack.pipeline.errors import UserError
 from neatpack.pipeline.plan import plan_bins
 from neatpack.pipeline.plan.balance import NestedGroups
 from neatpack.pipeline.plan.knapsack import sorted_by
@@ -72,7 +74,7 @@ def test_more_copies_than_packs_take_no_more_packs() -> None:
 
 @pytest.mark.parametrize(("name", "values"), [("rows", [0]), ("groups", [0, 1, 2, 3])])
 def test_labels_of_other_lengths_are_refused(name: str, values: list[int]) -> None:
-    with pytest.raises(ValueError, match=f"3 lengths but {len(values)} {name}; give one of each per sample"):
+    with raises(UserError, "lengths-invalid", name=name, got=len(values), expected=3):
         plan_bins([1, 2, 3], [0, 0, 0], capacity=8, **{name: values})  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from support.errors import raises
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.runtime import lock
@@ -38,7 +39,7 @@ def holder(tmp_path):
 
 
 def test_a_second_run_is_refused_by_name(tmp_path, holder):
-    with pytest.raises(UserError, match=rf"work is in use by another run \(process {holder.pid} on .*; wait for it"):
+    with raises(UserError, "output-locked", out=str(tmp_path / "work"), pid=holder.pid):
         locked([tmp_path / "work"]).__enter__()
 
 
@@ -67,7 +68,7 @@ def test_a_disk_that_fails_leaves_nothing_locked(tmp_path, monkeypatch, call):
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+    with monkeypatch.context() as patched, pytest.raises(OSError):
         patched.setattr(os, call, fail)
         with locked([tmp_path / "work"]):
             pass
@@ -99,7 +100,7 @@ def test_an_owner_on_another_machine_is_watched(tmp_path, monkeypatch):
     file = tmp_path / "work/lock"
     elsewhere(file, 3)
     monkeypatch.setattr(time, "sleep", lambda _: elsewhere(file, 4))
-    with pytest.raises(UserError, match="process 7 on another, since today"):
+    with raises(UserError, "output-locked", pid=7, host="another", since="today"):
         locked([tmp_path / "work"]).__enter__()
     assert json.loads(file.read_text())["pid"] == 7
 
@@ -149,7 +150,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, holder):
     file = tmp_path / "work/lock"
     monkeypatch.setattr(fcntl, "flock", flock)
     monkeypatch.setattr(time, "sleep", lambda _: elsewhere(file, 4))
-    with pytest.raises(UserError, match=f"process {holder.pid} on "):
+    with raises(UserError, "output-locked", pid=holder.pid):
         locked([tmp_path / "work"]).__enter__()
     holder.kill()
     holder.wait()

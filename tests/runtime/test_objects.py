@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from faulty_proxy import Proxy, faulty_proxy
 from s3_server import S3
+from support.errors import raises
 
+from neatpack.pipeline.errors import OutputError, UserError
 from neatpack.pipeline.runtime import clients, objects, uploads
 from neatpack.pipeline.runtime.clients import Unreachable
-from neatpack.pipeline.runtime.faults import sentence
+from neatpack.pipeline.runtime.faults import code_of, sentence
 from neatpack.pipeline.runtime.objects import NoBucket, Remote, glob_translated, parse
 from neatpack.pipeline.runtime.storage import (
     inside,
@@ -73,9 +75,9 @@ def test_a_place_is_a_path_or_an_object() -> None:
 
 
 def test_a_scheme_that_nobody_knows_is_named() -> None:
-    with pytest.raises(ValueError, match=r"unknown scheme gopher://; known: s3, gs, gcs, abfs, abfss, hdfs"):
+    with raises(UserError, "uri-invalid", scheme="gopher"):
         place("gopher://bucket/x")
-    with pytest.raises(ValueError, match="unknown scheme https://"):  # a web server is no store
+    with raises(UserError, "uri-invalid", scheme="https"):  # a web server is no store
         place("https://bucket/x")
 
 
@@ -97,7 +99,7 @@ def test_passwords_and_options_are_not_shown() -> None:
 
 
 def test_an_option_that_s3_does_not_know() -> None:
-    with pytest.raises(ValueError, match=r"s3://bucket/: unknown option regoin; known: endpoint_override, region"):
+    with raises(UserError, "option-unknown", store="s3://bucket/", option="regoin"):
         parse("s3://bucket/x?regoin=eu").read_bytes()
 
 
@@ -121,7 +123,7 @@ def test_no_name_leads_out_of_an_output() -> None:
     out = parse("s3://bucket/out")
     assert inside(out, "shards/a.tar") == out / "shards" / "a.tar"
     for name in ("../x", "/x", "a/../../x", "", "a//b"):
-        with pytest.raises(ValueError, match="is no name of a file in s3://bucket/out"):
+        with raises(OutputError, "output-damaged", path=name, escapes=True):
             inside(out, name)
 
 
@@ -163,8 +165,8 @@ def test_a_bucket_that_is_not_there_is_told_as_such(folder: Remote) -> None:
     ):
         with pytest.raises(NoBucket) as caught:
             ask(parse("s3://absent-bucket/a/b.bin"))
-        told = "s3://absent-bucket/a/b.bin: there is no bucket 'absent-bucket'; correct its name, or create it"
-        assert sentence(caught.value) == f"{told}; then run the same command again to go on"
+        assert sentence(caught.value).startswith("s3://absent-bucket/a/b.bin: ")
+        assert code_of(caught.value) == "data-missing"
     assert not parse("s3://absent-bucket/a").has_bucket and folder.has_bucket
     with pytest.raises(FileNotFoundError) as found:  # and a missing object is not told as a missing bucket
         (folder / "absent").read_bytes()
@@ -275,7 +277,7 @@ def test_an_upload_that_fails_is_made_again(folder: Remote, proxy: Proxy, s3: S3
 def test_a_store_that_stays_away_is_unreachable(folder: Remote, proxy: Proxy) -> None:
     (folder / "a").write_bytes(b"here")
     proxy.fail("503", method="HEAD")
-    with pytest.raises(Unreachable, match=r"/a: does not answer, 6 times over: .*; run again when it can"):
+    with raises(Unreachable, "store-unreachable", shown=str(folder / "a")):
         (folder / "a").read_bytes()
 
 

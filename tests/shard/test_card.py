@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from helpers import ROOT, TinyData, files_of, mixed_rows, packs_of, tiny_config
+from support.errors import prints_code
 
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.run import run_pack
@@ -146,10 +147,8 @@ def test_it_is_written_over_only_if_nobody_edited_it(packed, capsys):
     edited = before.replace("license: unknown", "license: cc-by-4.0")
     (packed / "README.md").write_text(edited)
     assert main(["export", "hub-card", str(packed)]) == 2
-    assert capsys.readouterr().err == (
-        f"neatpack: {packed}/README.md: is there, and edited or not of `neatpack export`; "
-        "move it, or give --overwrite\n"
-    )
+    told = capsys.readouterr().err
+    assert prints_code(told, "file-exists") and f"{packed}/README.md" in told
     assert card(packed) == edited
     assert main(["export", "hub-card", str(packed), "--overwrite"]) == 0
     assert card(packed) == before
@@ -198,16 +197,18 @@ def test_damaged_and_unfinished_outputs_are_refused(packed, tmp_path, capsys):
         (copy / name).write_bytes((packed / name).read_bytes())
     (copy / "stats" / "datasets.parquet").write_bytes(b"PAR1")
     assert main(["export", "hub-card", str(copy)]) == 2
-    assert "stats/datasets.parquet: sha256 differs from the manifest's" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert prints_code(told, "output-damaged") and "stats/datasets.parquet" in told
     (copy / "manifest.json").unlink()
     assert main(["export", "hub-card", str(copy)]) == 2
-    assert "missing, so packing has not finished" in capsys.readouterr().err
+    assert prints_code(capsys.readouterr().err, "output-missing")
     assert not (copy / "README.md").exists()
 
 
 def test_overwrite_is_for_cards(packed, capsys):
     assert main(["export", "energon", str(packed), "--overwrite"]) == 2
-    assert capsys.readouterr().err == ("neatpack: --overwrite is for hub-card; energon always writes the same files\n")
+    told = capsys.readouterr().err
+    assert prints_code(told, "option-conflict") and "--overwrite" in told
 
 
 def test_the_name_of_a_processor(tmp_path):

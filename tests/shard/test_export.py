@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from helpers import TinyData, assert_verified, files_of, mixed_rows, tiny_config
+from support.errors import numbers_in, prints_code
 
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.run import run_pack
@@ -29,9 +30,8 @@ def test_the_index_becomes_energons_files_and_the_output_stays_as_it_was(out, ca
     index = pq.read_table(out / "index.parquet").to_pylist()
     shards = sorted({line["shard"] for line in index})
     assert len(shards) > 1
-    assert capsys.readouterr().out == (
-        f"{out}: {len(index)} packs in {len(shards)} shards, readable by Megatron-Energon\n"
-    )
+    told = capsys.readouterr().out
+    assert told.startswith(str(out)) and numbers_in(told.removeprefix(str(out))) == [len(index), len(shards)]
     after = files_of(out)
     assert {name: after[name] for name in before} == before
     new = [".nv-meta/.info.json", ".nv-meta/dataset.yaml", ".nv-meta/split.yaml", ".nv-meta/tools.yaml"]
@@ -72,16 +72,16 @@ def test_an_unfinished_output_is_refused(out, capsys):
     (out / "manifest.json").unlink()
     before = files_of(out)
     assert main(["export", "energon", str(out)]) == 2
-    assert capsys.readouterr().err == (
-        f"neatpack: {out}/manifest.json: missing, so packing has not finished; run pack again\n"
-    )
+    told = capsys.readouterr().err
+    assert prints_code(told, "output-missing") and f"{out}/manifest.json" in told
     assert files_of(out) == before
 
 
 def test_a_damaged_index_is_refused(out, capsys):
     (out / "index.parquet").write_bytes(b"PAR1")
     assert main(["export", "energon", str(out)]) == 2
-    assert "index.parquet: sha256 differs from the manifest's; run `neatpack verify`" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert prints_code(told, "output-damaged") and "index.parquet" in told
     assert not (out / ".nv-meta").exists()
 
 
@@ -91,7 +91,7 @@ def test_unknown_loaders_are_refused_and_help_names_the_known(capsys):
             main(arguments)
         assert stop.value.code == code
     printed = capsys.readouterr()
-    assert "invalid choice: 'mosaic' (choose from" in printed.err and "Megatron-Energon" in printed.out
+    assert "mosaic" in printed.err and "energon" in printed.out
 
 
 def test_overwriting_the_output_takes_the_export_along(out, config):

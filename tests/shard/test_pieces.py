@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from helpers import TinyData, files_of, mixed_rows, plan_of, tiny_config
+from support.errors import raises
 
 from neatpack.pipeline.errors import UserError
 from neatpack.pipeline.families.registry import family_for
@@ -100,7 +101,7 @@ def test_a_piece_is_known_by_its_note(shard: tuple[Planned, ShardJob]) -> None:
     with open(second.tar, "ab") as file:
         file.write(b"x")
     assert second.note() is None
-    with pytest.raises(UserError, match=r"000000-000000002-\d+\.tar: has gone or changed"):
+    with raises(UserError, "data-changed", path=str(second.tar)):
         join_task(job, [first, second])
 
 

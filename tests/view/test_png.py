@@ -1,9 +1,9 @@
 """The view as a picture: text in its place, pictures pixel by pixel, and no character that ends it."""
 
 import numpy as np
-import pytest
 from helpers import TinyData, packs_of, tiny_config
 from shown_packs import HOSTILE, pack_of, view_of
+from support.errors import raises
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.run import run_pack
@@ -52,5 +52,5 @@ def test_without_fonts_pillow_has_one(monkeypatch):
 
 def test_what_is_too_high_is_refused(monkeypatch):
     monkeypatch.setattr(png, "MAX_HEIGHT", 100)
-    with pytest.raises(UserError, match=r"--png: the picture would be \d+ pixels high, above 100; give --doc N"):
+    with raises(UserError, "option-conflict", option="png", most=100):
         png_picture(view_of(pack_of([("a\n" * 20, True)])))

@@ -1,10 +1,12 @@
 """A pack of an output: read, checked, with what is known of it beside; and damage is told, not shown."""
 
+import errno
 import json
 import shutil
 
 import pytest
 from helpers import DEMO_PROCESSOR, TinyData, packs_of, tiny_config
+from support.errors import raises
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.manifest import Manifest, OutputError, ShardError
@@ -66,7 +68,7 @@ def test_a_file_that_has_changed_has_no_lines(out):
     (out / "work" / "base.json").write_text(json.dumps({"base": str(copy), "processor": str(DEMO_PROCESSOR)}))
     found = view(out)
     assert found.documents[0].place.endswith("moved/rows.jsonl")
-    assert found.notes == (f"{copy}/rows.jsonl: has changed since it was packed",)
+    assert [note.partition(": ")[0] for note in found.notes] == [f"{copy}/rows.jsonl"]
     (copy / "rows.jsonl").unlink()
     assert view(out).notes == (f"{copy}/rows.jsonl: No such file or directory",)
 
@@ -96,11 +98,9 @@ def test_without_a_work_folder_ids_are_shown_and_the_remedy_told(out):
 def test_a_processor_that_is_gone_is_named(out):
     base = json.loads((out / "work" / "base.json").read_text())
     (out / "work" / "base.json").write_text(json.dumps(base | {"processor": "/gone/processor"}))
-    assert view(out).notes == (
-        "texts are token ids: the processor that it was packed with cannot be used: /gone/processor: no such "
-        "directory; give --processor PATH",
-    )
-    with pytest.raises(UserError, match="--processor /elsewhere: no such directory"):
+    (note,) = view(out).notes
+    assert "/gone/processor" in note and "--processor" in note
+    with raises(UserError, "processor-missing", processor="/elsewhere"):
         view(out, processor="/elsewhere")
 
 
@@ -123,15 +123,15 @@ def test_another_tokenizer_is_noticed(packed, tmp_path):
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer_config.json").unlink()
     (note,) = view(packed, processor=str(folder)).notes
-    assert note.startswith("texts may be wrong: ") and note.endswith("give the --processor that it was packed with")
+    assert "--processor" in note
 
 
 def test_a_number_that_is_not_there_names_those_that_are(packed):
     count = Manifest.read(packed).counts.packs
-    with pytest.raises(UserError, match=rf"pack {count}: .* has {count} packs, numbers 0 to {count - 1}$"):
+    with raises(UserError, "document-unknown", pack=count, packs=count):
         view(packed, count)
     documents = len(view(packed).documents)
-    with pytest.raises(UserError, match=rf"--doc 99: pack 0 has {documents} documents, 0 to {documents - 1}$"):
+    with raises(UserError, "document-unknown", pack=0, document=99, documents=documents):
         view(packed, only=99)
     assert [document.position for document in view(packed, only=1).documents] == [1]
 
@@ -141,14 +141,14 @@ def test_damage_is_told(out):
     content = bytearray(shard.read_bytes())
     content[1000] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(ShardError, match="pack 0: its bytes are not those that were written; run `neatpack verify`"):
+    with raises(ShardError, "shard-damaged", pack=0, out=str(out), truncated=False):
         view(out)
     shard.write_bytes(content[:600])
-    with pytest.raises(ShardError, match="pack 0: its bytes are not"):
+    with raises(ShardError, "shard-damaged", pack=0, truncated=True):
         view(out)
     shard.unlink()
-    with pytest.raises(ShardError, match="pack 0: cannot be read: "):
+    with raises(ShardError, "shard-damaged", pack=0, errno=errno.ENOENT):
         view(out)
     (out / "index.parquet").write_bytes(b"PAR1")
-    with pytest.raises(OutputError, match=r"index\.parquet: sha256 differs"):
+    with raises(OutputError, "output-damaged", out=str(out), file="index.parquet"):
         view(out)

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from helpers import DEMO_PROCESSOR, SHARED
+from support.errors import raises
 from transformers import AutoTokenizer
 
 from neatpack.pipeline.config import UserError
@@ -68,9 +69,9 @@ def test_other_kinds_of_vocabularies_are_read_by_transformers(tmp_path):
 
 def test_what_is_no_tokenizer_is_an_error(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match=r"tokenizer\.json is no tokenizer"):
+    with raises(UserError, "processor-unsupported", file="tokenizer.json"):
         load_decoder(str(tmp_path))
-    with pytest.raises(UserError, match="--processor nobody/nothing: no directory here"):
+    with raises(UserError, "processor-missing", processor="nobody/nothing"):
         load_decoder("nobody/nothing")
-    with pytest.raises(UserError, match=f"--processor {tmp_path}/gone: no such directory"):
+    with raises(UserError, "processor-missing", processor=f"{tmp_path}/gone"):
         load_decoder(str(tmp_path / "gone"))

@@ -218,4 +218,9 @@ def _stages(out: Place) -> list[tuple[str, float]]:
         found = read_json(out / TIMING)
         return [(str(stage["stage"]), float(stage["seconds"])) for stage in found["stages"]]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise OutputError(f"{out / TIMING}: no times of a run ({error}); remove it") from None
+        raise OutputError(
+            f"{out / TIMING}: no times of a run ({error}); remove it",
+            code="output-damaged",
+            out=str(out),
+            file=str(TIMING),
+        ) from None

@@ -12,6 +12,7 @@ from helpers import DEMO_PROCESSOR, clip, picture, run_with_torchvision, tone
 from PIL import Image
 from places import REAL_PROCESSORS
 from processors import default, gemma4, kimi_k25, kimi_vl, phi4_mm, qwen3_omni
+from support.errors import logged, raises
 from transformers import AutoProcessor, AutoTokenizer
 
 from neatpack.loaders import online
@@ -117,8 +118,8 @@ def test_what_a_conversation_does_not_say_counts_too(caplog, tmp_path):
     with caplog.at_level(logging.WARNING):
         batch = phi4_mm_collate_fn(examples, processor, max_length=64)
     assert batch["input_ids"].shape == (1, 63) and "audio_input_features" not in batch
-    assert "sample 0 of the batch is dropped" in caplog.text
-    with pytest.raises(ValueError, match="every sample of the batch is longer than max_length 64"):
+    assert [args[0] for args in logged(caplog, "loaders.online.collates")] == [0]
+    with raises(ValueError, "overlong", max_length=64, tokens=136):
         phi4_mm_collate_fn(examples[:1], processor, max_length=64)
 
 
@@ -140,10 +141,10 @@ def test_long_samples_are_dropped_and_told(caplog):
     with caplog.at_level(logging.WARNING):
         batch = default_collate_fn(examples, PROCESSOR, max_length=40)
     assert len(batch["input_ids"]) == 1
-    assert "sample 0 of the batch is dropped" in caplog.text
-    with pytest.raises(ValueError, match="every sample of the batch is longer than max_length 5"):
+    assert [args[0] for args in logged(caplog, "loaders.online.steps")] == [0]
+    with raises(ValueError, "overlong", max_length=5, tokens=301):
         default_collate_fn(examples, PROCESSOR, max_length=5)
-    with pytest.raises(ValueError, match="no examples"):
+    with raises(ValueError, "batch-mismatch", examples=0):
         default_collate_fn([], PROCESSOR)
 
 
@@ -200,7 +201,7 @@ def test_kimi_rows_have_one_length(tmp_path, image, make, collate):
     assert expanded == int((batch["mm_token_type_ids"][0] == 1).sum()) > 1
     assert trained(batch, family.chat.tokenizer) == "That." + family.chat.format.end_of_turn
     assert collate(examples, processor)["input_ids"].shape[1] < 127
-    with pytest.raises(ValueError, match="every sample of the batch is longer"):
+    with raises(ValueError, "overlong", max_length=4):
         collate(examples, processor, max_length=4)
 
 
@@ -263,7 +264,7 @@ def test_gemmas_prefix_counts_against_max_length(gemma, caplog):
     with caplog.at_level(logging.WARNING):
         dropped = gemma4_prefix_collate_fn(examples, gemma, max_length=max(lengths) - 1)
     assert dropped["input_ids"].shape == (1, max(lengths) - 2)
-    assert f"sample 1 of the batch is dropped: {max(lengths)} tokens" in caplog.text
+    assert [args[:2] for args in logged(caplog, "loaders.online.steps")] == [(1, max(lengths))]
     wide = gemma4_prefix_collate_fn(examples, gemma, max_length=90)
     assert wide["input_ids"].shape == wide["mm_token_type_ids"].shape == (2, 89)
     assert trained(wide, family_of(gemma).chat.tokenizer, 1) == "Me.<turn|>You.<turn|>"
@@ -334,7 +335,7 @@ def test_nemotron_reads_a_page(tokenizer, image):
     end = tokenizer.eos_token
     assert [trained(batch, tokenizer, row).lstrip() for row in (0, 1)] == [f"A title and a table.{end}", f"Short.{end}"]
     assert tokenizer.decode(batch["decoder_input_ids"][0]).startswith("Read: A title")
-    with pytest.raises(ValueError, match="example 0 has 0 images"):
+    with raises(ValueError, "row-invalid", example=0, images=0):
         nemotron_parse_collate_fn([talk("Who?", "Me.")], page)
     fixed = nemotron_parse_collate_fn(examples, page, task_prompt="Read: ", max_length=40)
     assert fixed["labels"].shape == fixed["decoder_input_ids"].shape == (2, 39)
@@ -342,7 +343,7 @@ def test_nemotron_reads_a_page(tokenizer, image):
     longer = len(tokenizer.encode(f"Read: A title and a table.{end}"))
     shorter = nemotron_parse_collate_fn(examples, page, task_prompt="Read: ", max_length=longer - 1)
     assert len(shorter["pixel_values"]) == len(shorter["labels"]) == 1, "the page goes with its text"
-    with pytest.raises(ValueError, match="every sample of the batch is longer than max_length 3"):
+    with raises(ValueError, "overlong", max_length=3, tokens=11):
         nemotron_parse_collate_fn(examples, page, task_prompt="Read: ", max_length=3)
 
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import DEMO_PROCESSOR, picture
 from PIL import Image
+from support.errors import logged, numbers_in, raises
 from torch.utils.data import DataLoader
 
 from neatpack.loaders import online
@@ -133,11 +134,11 @@ def test_convert_keeps_what_was_precomputed() -> None:
 
 
 def test_convert_says_what_is_wrong() -> None:
-    with pytest.raises(ValueError, match="bad_placeholders: 1 <image> tags but 0 images"):
+    with raises(ValueError, "row-invalid", reason="bad_placeholders"):
         _convert_sharegpt_to_conversation(row("a", "<image>q"))
-    with pytest.raises(ValueError, match="bad_row: column 'messages' is absent"):
+    with raises(ValueError, "row-invalid", reason="bad_row"):
         _convert_sharegpt_to_conversation({})
-    with pytest.raises(ValueError, match="unknown key 'image' in columns; known: messages, images"):
+    with raises(ValueError, "meta-unknown-key", key="columns.image"):
         _convert_sharegpt_to_conversation(row("a"), columns={"image": "x"})
 
 
@@ -164,7 +165,7 @@ def test_a_row_taken_twice_is_two_objects(tmp_path: Path) -> None:
 def test_broken_lines_of_other_ranks_are_not_parsed(tmp_path: Path) -> None:
     file = str(jsonl(tmp_path / "a.jsonl", row("0"), "{broken", row("2"), "[", row("4")))
     assert _load_jsonl_for_rank(file, 1.0, 0, 2) == ([row("0"), row("2"), row("4")], 5)
-    with pytest.raises(UserError, match=r"a\.jsonl line 2: broken JSON.*fix or remove"):
+    with raises(UserError, "row-invalid", files=[file]):
         _load_jsonl_for_rank(file, 1.0, 1, 2)
 
 
@@ -261,11 +262,11 @@ def test_the_summary_of_the_documented_dict(caplog: pytest.LogCaptureFixture) ->
         datasets._log_dataset_loading_summary({}, 0.0, 0)
     first, empty = caplog.messages
     title, _, _, coco, text, _, total = first.split("\n")
-    assert title.startswith("2 data sets loaded by rank 0")
+    assert numbers_in(title)[:2] == [2, 0]
     assert coco.split() == ["coco", "0", "1,200", "0", "900", "0", "0", "0", "1.5"]
     assert text.split() == ["text", "0", "5", "0", "0", "0", "0", "0", "0.2"]
     assert total.split() == ["total", "0", "1,205", "0", "900", "0", "0", "0", "2.0"]
-    assert empty.startswith("0 data sets loaded")
+    assert numbers_in(empty)[0] == 0
 
 
 # ---------------------------------------------------------------- where media are
@@ -302,8 +303,8 @@ def test_unknown_keys_are_refused_unless_they_are_allowed(tmp_path: Path, caplog
     jsonl(tmp_path / "a.jsonl", row("a"))
     path = meta(tmp_path, a={"file_name": "a.jsonl", "formatting": "sharegpt", "tags": {"observation_tag": "o"}})
     assert answers(make_meta_dataset(path, allow_unknown_keys=True)) == ["a"]
-    assert "unknown key 'formatting'" in caplog.text and "unknown key 'observation_tag' in tags" in caplog.text
-    with pytest.raises(UserError, match="unknown key 'formatting'"):
+    assert "'formatting'" in caplog.text and "'observation_tag'" in caplog.text
+    with raises(UserError, "meta-unknown-key", key="formatting"):
         make_meta_dataset(path)
 
 
@@ -405,7 +406,7 @@ def test_ranks_take_equally_many_rows_of_each_data_set(
     caplog.clear()
     shares = [make_meta_dataset(path, shard_data=True, rank=r, world_size=world_size) for r in range(world_size)]
     assert {share.stats["n_samples"] + share.stats["n_skipped"] for share in shares} == {num_each}
-    told = [record.args for record in caplog.records if "are left out" in record.msg]
+    told = [args for args in logged(caplog, "loaders.online.datasets") if isinstance(args[-1], int)]
     assert sum(args[1] for args in told) == num_left_out, "rank 0 says it"  # type: ignore[index, misc]
     samples = Counter(json.dumps(example["conversation"]) for share in shares for example in share)
     reasons = sum((Counter(share.stats["skipped_by_reason"]) for share in shares), Counter[str]())
@@ -455,12 +456,12 @@ def test_what_is_skipped_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixt
         make_meta_dataset(nasty(tmp_path), "a")
     warning, summary = caplog.messages
     first, *details = warning.split("\n")
-    assert first == "a: 4 of 17 rows skipped: 2 bad_row, 2 bad_placeholders"
-    assert details[0].startswith("  row 2: bad_row: line 3: broken JSON")
-    assert details[1].startswith("  row 3: bad_placeholders: 1 <image> tags but 0 images")
-    assert details[3] == "  and 1 more"
+    assert first.startswith("a: ") and "2 bad_row, 2 bad_placeholders" in first and numbers_in(first)[:2] == [4, 17]
+    assert details[0].startswith("  row 2: bad_row: ") and numbers_in(details[0])[:2] == [2, 3]
+    assert details[1].startswith("  row 3: bad_placeholders: ") and numbers_in(details[1]) == [3, 1, 0]
+    assert numbers_in(details[3]) == [1]
     title, head, _, line, _, total = summary.split("\n")
-    assert title == "1 data sets loaded; token counts are estimates"
+    assert numbers_in(title) == [1]
     assert head.split()[:6] == ["data", "set", "rows", "samples", "skipped", "images"]
     assert line.split()[:7] == ["a", "7", "13", "4", "2", "3", "30"]
     assert total.split()[:7] == ["total", *line.split()[1:7]]
@@ -481,7 +482,7 @@ def test_lenient_placeholders(tmp_path: Path) -> None:
     assert make_meta_dataset(path) == []
     (example,) = make_meta_dataset(path, placeholders="lenient", trust_remote_code=True)
     assert example["conversation"][0]["content"] == [{"type": "text", "text": "<image>q"}]
-    with pytest.raises(UserError, match="must be strict or lenient"):
+    with raises(UserError, "loader-argument", argument="placeholders", got="loose"):
         make_meta_dataset(path, placeholders="loose")
 
 
@@ -501,9 +502,9 @@ def test_names(tmp_path: Path) -> None:
     assert answers(make_meta_dataset(path)) == ["a", "b"]
     assert answers(make_meta_dataset(path, ["b", "a"])) == ["b", "a"]
     assert answers(make_meta_dataset(path, "b")) == ["b"]
-    with pytest.raises(UserError, match="c: not in .*, which has a, b"):
+    with raises(UserError, "dataset-unknown", dataset="c"):
         make_meta_dataset(path, ["a", "c"])
-    with pytest.raises(UserError, match="dataset_names is empty"):
+    with raises(UserError, "loader-argument", argument="dataset_names"):
         make_meta_dataset(path, [])
 
 
@@ -512,8 +513,8 @@ def test_rank_and_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog:
     path = meta(tmp_path, a={"file_name": "a.jsonl"})
     assert answers(make_meta_dataset(path, rank=1, world_size=2)) == [*"0123"]  # not sharded unless asked
     assert answers(make_meta_dataset(path, shard_data=True)) == [*"0123"]
-    assert "every row is loaded here" in caplog.text
-    with pytest.raises(ValueError, match="0 <= rank < world_size"):
+    assert len(logged(caplog, "loaders.online.datasets")) == 1
+    with raises(ValueError, "loader-argument", argument="rank", rank=2, world_size=2):
         make_meta_dataset(path, shard_data=True, rank=2, world_size=2)
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
@@ -546,5 +547,5 @@ def test_a_named_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_weights_are_for_packing(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").touch()
-    with pytest.raises(UserError, match="a: has a weight, which is for `neatpack pack`; online, give a sample_ratio"):
+    with raises(UserError, "option-conflict", dataset="a", key="weight"):
         make_meta_dataset(meta(tmp_path, a={"file_name": "rows.jsonl", "weight": 1}))

@@ -7,6 +7,7 @@ import torch
 from conversations import asked, tokens
 from helpers import DEMO_PROCESSOR, clip, picture, tone
 from processors import qwen3_omni
+from support.errors import raises
 from tiny_models import tiny_model
 from torch.utils.data import DataLoader
 
@@ -26,7 +27,7 @@ def test_shift_and_join():
     assert pack["attention_mask"].tolist() == [1, 1, 2]
     assert pack["position_ids"].tolist() == [0, 1, 0]
     assert pack["seq_lens"].tolist() == [2, 1]
-    with pytest.raises(ValueError, match="are 3 in all; a pack holds 2"):
+    with raises(ValueError, "pack-size", pack_size=2, tokens=3):
         _build_packed_vlm_sample([first, second], 2, 0)
 
 
@@ -114,7 +115,7 @@ class TestRopeIndex:
         assert given == [(grids, None), ["attention_mask", "input_ids", "mm_token_type_ids"]]
         assert _compute_mrope_position_ids(tokens(1, 2), lambda position_ids: position_ids) is None
         assert _compute_mrope_position_ids(tokens(1, 2), lambda input_ids: (input_ids, None)) is None, "one axis"
-        with pytest.raises(ValueError, match="media, but without mm_token_type_ids"):
+        with raises(ValueError, "item-incomplete", key="mm_token_type_ids"):
             _compute_mrope_position_ids(
                 tokens(1, 2) | {"image_grid_thw": grids}, lambda input_ids, mm_token_type_ids: None
             )

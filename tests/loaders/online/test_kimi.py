@@ -1,7 +1,7 @@
 """Placeholders of images that are not expanded yet."""
 
-import pytest
 import torch
+from support.errors import raises
 
 from neatpack.loaders.online.kimi import _expand_image_tokens
 
@@ -38,5 +38,5 @@ def test_no_image():
 
 
 def test_numbers_that_differ_are_an_error():
-    with pytest.raises(ValueError, match="2 placeholders 9 in the ids but 1 images in grid_thws"):
+    with raises(ValueError, "batch-mismatch", images=1, placeholders=2):
         expanded([9, 9], [[1, 2, 2]])

@@ -10,6 +10,7 @@ import torch
 from conversations import asked, tokens
 from helpers import DEMO_PROCESSOR, TinyData, clip, mixed_rows, picture, tiny_config
 from PIL import Image
+from support.errors import logged, numbers_in, raises
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards, neat_packed_vlm_collater
@@ -161,7 +162,8 @@ def test_overlong_samples_are_replaced_or_cut(caplog):
         replaced = dataset[0]
     assert torch.equal(replaced["input_ids"], dataset[1]["input_ids"])
     assert dataset.failures["overlong"] >= 1
-    assert "sample 0: SampleError: overlong" in caplog.text and "max_length is 40" in caplog.text
+    index, kind, error = logged(caplog, "loaders.online.robust")[0]
+    assert (index, kind, error.reason) == (0, "SampleError", "overlong") and 40 in numbers_in(str(error))
     cut = PreTokenizedDatasetWrapper(samples, PROCESSOR, max_length=40, truncate=True, inject_fake_images=False)[0]
     assert len(cut["input_ids"]) == 40
     assert (cut["labels"] != -100).any()
@@ -177,7 +179,7 @@ def test_a_fake_image_never_makes_a_sample_too_long():
 
 def test_when_nothing_is_short_enough():
     samples = [asked("Count.", "1 2 3 4 5 6 7 8 9") for _ in range(3)]
-    with pytest.raises(RuntimeError, match="sample 1 and 4 replacements failed, the last with SampleError: overlong"):
+    with raises(RuntimeError, "sample-retries", error="SampleError", retries=4, sample=1):
         PreTokenizedDatasetWrapper(samples, PROCESSOR, max_length=5, max_retries=4)[1]
 
 
@@ -214,7 +216,7 @@ def test_a_picture_in_memory_is_the_picture_in_its_file(tmp_path, mode):
 def test_no_samples():
     dataset = PreTokenizedDatasetWrapper([], PROCESSOR)
     assert len(dataset) == 0
-    with pytest.raises(IndexError, match="sample 0 of 0"):
+    with raises(IndexError, "document-unknown", sample=0, samples=0):
         dataset[0]
 
 
@@ -252,7 +254,7 @@ class TestForeignSamples:
         assert tight[0]["seq_lens"].tolist() == [3] and tight.dropped == {"no_room": 1}, "padding takes room, too"
         planned = neat_pack_dataset_vlm([tokens(1, 2, 3, 4), tokens(5, 6)], 7, align=4)
         assert len(planned) == 2 and planned[0]["seq_lens_padded"].tolist() == [4]
-        with pytest.raises(ValueError, match="align 0"):
+        with raises(ValueError, "loader-argument", align=0, max_retries=10):
             PackedDatasetWrapper([], [], 8, align=0)
 
     def test_what_fails_is_tried_again(self, caplog):
@@ -271,8 +273,8 @@ class TestForeignSamples:
         assert PackedDatasetWrapper(Flaky(), [[0]], 4, max_retries=3)[0]["input_ids"].tolist() == [1]
         packed = PackedDatasetWrapper(Flaky(), [[0, 1]], 4, max_retries=2)
         assert packed[0]["seq_lens"].tolist() == [1] and packed.dropped == {"OSError": 1}
-        assert "sample 0 is left out of its pack: OSError: no answer (attempt 3)" in caplog.text
-        with pytest.raises(ValueError, match="max_retries is -1"):
+        assert [args[:2] for args in logged(caplog, "loaders.online.packing")] == [(0, "OSError")]
+        with raises(ValueError, "loader-argument", align=1, max_retries=-1):
             PackedDatasetWrapper([], [], 8, max_retries=-1)
 
     def test_what_a_sample_is_does_not_change(self, monkeypatch):
@@ -323,15 +325,16 @@ def test_what_does_not_fit_is_told(caplog):
     with caplog.at_level(logging.WARNING):
         assert packed[0]["seq_lens"].tolist() == [2]
     assert packed.dropped == {"no_room": 1}
-    assert "sample 1 is left out of its pack: no_room: 2 tokens, 1 left in pack 0" in caplog.text
+    ((index, reason, detail),) = logged(caplog, "loaders.online.packing")
+    assert (index, reason, numbers_in(detail)) == (1, "no_room", [2, 1, 0])
 
 
 def test_an_empty_pack_gives_way_to_the_next(caplog):
     packed = PackedDatasetWrapper([tokens(1, 2, 3), tokens(4, 5)], [[0], [1]], 1)
     assert packed[0]["input_ids"].tolist() == [4]
     assert packed.dropped == {"no_room": 1, "empty_pack": 1}
-    assert "pack 0 has no sample left; pack 1 takes its place" in caplog.text
-    with pytest.raises(RuntimeError, match="no sample of pack 0"):
+    assert (0, 1) in logged(caplog, "loaders.online.packing")
+    with raises(RuntimeError, "sample-retries", dropped={"no_room": 3}, pack=0, retries=2):
         PackedDatasetWrapper([tokens(1, 2, 3)], [[0]], 1, max_retries=2)[0]
     with pytest.raises(IndexError):
         packed[2]
@@ -351,15 +354,18 @@ class TestNeatPack:
     def test_ratio_leaves_room(self):
         assert len(neat_pack_dataset_vlm(raw(4, 4, 4, 4), 10, packing_ratio=0.5).bins) == 4
         assert len(neat_pack_dataset_vlm(raw(9), 10, packing_ratio=0.5).bins) == 1, "longer than the fill, not the pack"
-        with pytest.raises(ValueError, match="packing_ratio is 0"):
+        with raises(ValueError, "loader-argument", argument="packing_ratio", got=0):
             neat_pack_dataset_vlm(raw(1), 10, packing_ratio=0)
 
     def test_long_samples(self, caplog):
         kept = neat_pack_dataset_vlm(raw(4, 11, 5), 10)
         assert sorted(map(sorted, kept.bins)) == [[0, 2], [1]], "a pack of its own: the length is a guess"
-        assert "1 of 3 samples get a pack each" in caplog.text
+        (told,) = logged(caplog, "loaders.online.packing")
+        assert (told[0], told[1], told[-1]) == (1, 3, 10)
+        caplog.clear()
         assert neat_pack_dataset_vlm(raw(4, 11), 10, drop_long_samples=True).bins == [[0]]
-        assert "1 of 2 samples are dropped" in caplog.text
+        (told,) = logged(caplog, "loaders.online.packing")
+        assert (told[0], told[1], told[-1]) == (1, 2, 10)
         assert neat_pack_dataset_vlm(raw(11, 12), 10, drop_long_samples=True).bins == []
 
     def test_what_is_truly_too_long_is_seen_when_it_is_tokenized(self):
@@ -393,7 +399,7 @@ class TestNeatPack:
         assert len(neat_pack_dataset_vlm(samples, 10, balance_media_tokens=False).bins) == len(packed.bins)
 
     def test_the_raw_samples_are_the_same_ones(self):
-        with pytest.raises(ValueError, match="ds_raw has 1 samples and dataset 2"):
+        with raises(ValueError, "lengths-invalid", expected=2, got=1, name="ds_raw"):
             neat_pack_dataset_vlm(raw(1, 2), 10, ds_raw=raw(1))
         assert neat_pack_dataset_vlm([], 10).bins == []
 
@@ -405,7 +411,7 @@ class TestNeatPack:
         guessed, exact = (
             neat_pack_dataset_vlm(samples, 256, drop_long_samples=True, exact_lengths=way) for way in (False, True)
         )
-        assert "1 of 27 samples cannot be used: {'missing_media': 1}" in caplog.text
+        assert (1, 27, {"missing_media": 1}) in logged(caplog, "loaders.online.packing")
         for number in range(len(guessed)):
             guessed[number]
         assert guessed.dropped["no_room"] > 0, "what guessing costs"
@@ -414,7 +420,7 @@ class TestNeatPack:
         short = [index for index in range(26) if len(samples.tokenized(index)["input_ids"]) - 1 <= 256]
         assert sorted(index for bin_ in exact.bins for index in bin_) == short
         assert sum(len(pack["seq_lens"]) for pack in packs) >= len(short)
-        with pytest.raises(ValueError, match="exact_lengths needs the processor"):
+        with raises(ValueError, "option-missing", argument="processor"):
             neat_pack_dataset_vlm(raw(1), 10, exact_lengths=True)
 
     def test_there_is_room_for_a_fake_image(self):

@@ -5,6 +5,7 @@ import pickle
 import pytest
 from conversations import asked
 from helpers import DEMO_PROCESSOR
+from support.errors import raises
 
 from neatpack.loaders.online import (
     RobustDatasetWrapper,
@@ -47,11 +48,11 @@ def test_retries_are_exhausted():
         def __getitem__(self, index):
             raise OSError("all is broken")
 
-    with pytest.raises(RuntimeError, match="sample 2 and 3 replacements failed, the last with OSError: all is broken"):
+    with raises(RuntimeError, "sample-retries", error="OSError", retries=3, sample=2):
         RobustDatasetWrapper(Broken(), max_retries=3)[2]
-    with pytest.raises(RuntimeError, match="sample 2 and 0 replacements"):
+    with raises(RuntimeError, "sample-retries", error="OSError", retries=0, sample=2):
         RobustDatasetWrapper(Broken(), max_retries=0)[2]
-    with pytest.raises(ValueError, match="must not be negative"):
+    with raises(ValueError, "loader-argument", argument="max_retries", got=-1):
         RobustDatasetWrapper(Broken(), max_retries=-1)
 
 
@@ -103,5 +104,5 @@ def test_batches_that_never_work():
     def never(batch):
         raise ValueError("no")
 
-    with pytest.raises(RuntimeError, match="a batch and 2 others could not be collated, the last for ValueError: no"):
+    with raises(RuntimeError, "sample-retries", error="ValueError", retries=2):
         make_robust_collate(RobustDatasetWrapper(Moody()), never, max_retries=2)([1])
