@@ -32,6 +32,7 @@ from neatpack.loaders.online.estimate import _estimate_sample_length
 from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.processor_config import extract_image_config
 from neatpack.loaders.online.tokenized import SampleError, measured_example
+from neatpack.loaders.order import MIN_GROUPS
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.plan import plan_bins
 from neatpack.pipeline.plan.balance import step_imbalance
@@ -39,7 +40,6 @@ from neatpack.pipeline.step_cost import DEFAULT_COST, step_cost
 
 PROCESSOR = Path(__file__).parent / "processor"
 RANKS = (2, 4, 8)
-FEWEST_PACKS = 8  # per rank; with fewer, packs that are alike are missing
 NUM_SHUFFLES = 20  # one order of an epoch may be lucky
 COPIES = 20  # enough packs to balance 8 ranks
 PACKING_RATIO = 0.9  # `packing_ratio` of NeMo Automodel's recipes: headroom for estimates that are too short
@@ -96,14 +96,14 @@ class Comparison:
 
 def compare(meta: Path, out: Path) -> Comparison:
     samples, manifest = read_samples(meta), Manifest.read(out)
-    pack_size, group_size = (int(manifest.identity.config[name]) for name in ("pack_size", "group_size"))
+    pack_size = int(manifest.identity.config["pack_size"])
     batch_size = round(manifest.counts.packed / manifest.counts.packs)
     many = samples * COPIES
     planned = plan_bins(
         [sample.tokens for sample in many],
         [sample.visual_tokens for sample in many],
         capacity=pack_size,
-        group_size=group_size,
+        group_size=max(RANKS),
     )
     ours = pack("neatpack", many, [bin_.tolist() for bin_ in planned], pack_size, in_order=True)
     return Comparison(
@@ -273,15 +273,18 @@ def table(found: Comparison) -> str:
         f"  {'above mean by':<15}{ranks}   {ranks}",
     ]
     for each in found.scaled:
-        loads = ("".join(f"{f'{load:.1%}':>9}" for load in loads) for loads in (each.cost, each.visual))
-        lines.append(f"  {each.name:<15}{'   '.join(loads)}")
-    few = [rank for rank, number in enumerate(RANKS) if ours.packs < FEWEST_PACKS * number]
-    lines += [
-        f"  {ours.packs} packs are too few for {RANKS[rank]} ranks: this output has {ours.cost[rank]:.1%} cost, "
-        f"{ours.visual[rank]:.1%} visual."
-        for rank in few
-    ]
+        lines.append(f"  {each.name:<15}{_loads(each)}")
+    lines.append(f"  {'this output':<15}{_loads(ours)}")
+    if any(ours.packs < MIN_GROUPS * number for number in RANKS):
+        lines += [
+            "  This output is too small to balance: where rows have copies (sample_ratio),",
+            f"  an epoch keeps them apart, and needs {MIN_GROUPS} packs per rank. It has {ours.packs}.",
+        ]
     return "\n".join(lines)
+
+
+def _loads(each: Way) -> str:
+    return "   ".join("".join(f"{f'{load:.1%}':>9}" for load in loads) for loads in (each.cost, each.visual))
 
 
 def main() -> None:

@@ -34,8 +34,8 @@ def main(folder: str = "demo-out", *more: str) -> int:
 
     step(2, "Pack it")
     processor = os.path.relpath(Path(__file__).parent / "processor")
-    run(folder, "pack", "--meta", str(meta), "--processor", processor, "--pack-size", "2048", "--group-size", "8",
-        "--out", packed, *more)  # fmt: skip
+    options = ["--meta", str(meta), "--processor", processor, "--pack-size", "2048"]
+    run(folder, "pack", *options, "--out", packed, *more)
     manifest = json.loads(Path(packed, "manifest.json").read_text())
     counts, skipped = manifest["counts"], dict(manifest["counts"]["skipped"])
     unsampled = skipped.pop("sampled_out", 0)
@@ -57,10 +57,10 @@ def main(folder: str = "demo-out", *more: str) -> int:
     train.train(meta, Path(packed))
 
     step(5, "Compare five ways to batch these samples")
-    print("  padded batches   to the longest sample of the batch")
-    print("  guessed lengths  characters / 3, 500 tokens per image (NeMo Automodel)")
-    print("  stored lengths   text tokens and image sizes (NeMo Automodel with its script)")
-    print("  exact lengths    best-fit decreasing, packs shuffled (TRL, ms-swift)")
+    print("  padded batches   to the longest sample")
+    print("  guessed lengths  characters / 3, 500 per image (NeMo Automodel)")
+    print("  stored lengths   text tokens, image sizes (NeMo Automodel with its script)")
+    print("  exact lengths    best-fit decreasing (TRL, ms-swift)")
     print()
     print(compare.table(compare.compare(meta, Path(packed))))
 

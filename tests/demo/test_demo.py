@@ -66,7 +66,7 @@ def test_comparison(made):
     assert all(np.array(scaled_ours.cost) < 0.2 * np.array(scaled_exact.cost))
     assert all(np.array(scaled_ours.visual) < 0.2 * np.array(scaled_exact.visual))
     printed = table(found)
-    assert "20 packs are too few for 8 ranks" in printed
+    assert "needs 16 packs per rank. It has 20." in printed
     assert max(map(len, printed.splitlines())) <= 80
 
 
