@@ -256,7 +256,9 @@ def ceil_div(a: int, b: int) -> int:
 def bin_sums(bin_of: Ints, values: Ints, num_bins: int) -> Ints:
     """Sum of the values in each bin; float64 sums of integers are exact below 2**53."""
     placed = bin_of != UNPLACED
-    return np.bincount(bin_of[placed], weights=values[placed], minlength=num_bins).astype(np.int64)
+    if not placed.all():  # else copies of both arrays would take twice as long as the sum
+        bin_of, values = bin_of[placed], values[placed]
+    return np.bincount(bin_of, weights=values, minlength=num_bins).astype(np.int64)
 
 
 def runs(keys: Ints, items: Ints) -> Iterator[tuple[int, Ints]]:

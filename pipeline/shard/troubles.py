@@ -33,7 +33,7 @@ from .words import clipped, counted, percent
 UNCOUNTED = (*LEFT_OUT, "max_packs")  # what the user's own limits leave out is not lost
 NOT_RENDERED = "nothing is rendered: repair what is named above, or give --keep-going to pack the rest all the same"
 MAX_GROUPS, MAX_DATASETS, MAX_KEYS = 3, 10, 8  # more would fill the screen
-MAX_SHOWN = 160  # characters of a detail
+MAX_SHOWN = 240  # characters of a detail: the advice to overlong videos, with its values, is 180
 
 # What to do about rows that were skipped; {media_dir} is the data set's.
 REMEDIES = {

@@ -1,6 +1,7 @@
 """Mixing: copies and groups in different packs, spread over the order, whatever the order that samples are given in."""
 
 from collections import Counter
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,51 @@ def test_copies_are_in_different_packs(seed: int, shuffled: bool) -> None:
     assert np.mean([len(set(parts[row == each])) for each in range(100)]) > 2.85, (
         "2.73 by chance, and packs are full to the token"
     )
+
+
+ORDERS = ("as drawn", "by length", "by length, longest first", "by visual tokens", "alternating")
+
+
+def ordered(name: str, lengths: np.ndarray, visual: np.ndarray) -> np.ndarray:
+    places = np.arange(len(lengths))
+    by_length = np.argsort(lengths, kind="stable")
+    if name == "alternating":  # one of the first half, one of the second
+        return places.reshape(2, -1).T.reshape(-1)
+    orders = (places, by_length, by_length[::-1], np.argsort(visual, kind="stable"))
+    return orders[ORDERS.index(name)]
+
+
+def pairs_in_packs(packs: np.ndarray) -> set[tuple[int, int]]:
+    found: dict[int, list[int]] = {}
+    for sample, pack in enumerate(packs.tolist()):
+        found.setdefault(pack, []).append(sample)
+    return {pair for inside in found.values() for pair in combinations(inside, 2)}
+
+
+@pytest.mark.parametrize("kind", ["texts", "equal lengths", "images and texts"])
+def test_packs_do_not_show_the_order_of_samples_and_differ_by_seed(kind: str) -> None:
+    """3,000 samples, about 15 a pack: neighbours share one by chance in every order, and two plans share few pairs."""
+    random = np.random.RandomState(0)
+    lengths = np.full(3000, 60) if kind == "equal lengths" else random.randint(20, 120, 3000)
+    visual = np.where(random.random_sample(3000) < 0.6, lengths // 2, 0) if "images" in kind else 0 * lengths
+    counts, plans = set(), []
+    for name in ORDERS:
+        order = ordered(name, lengths, visual)
+        for seed in (0, 7):
+            packs = plan_packs(lengths[order], visual[order], capacity=1024, group_size=16, seed=seed,
+                               max_visual_tokens=None, text_reserve=0)  # fmt: skip
+            of_sample = np.empty_like(packs)
+            of_sample[order] = packs
+            pairs = pairs_in_packs(of_sample)
+            chance = len(pairs) / (3000 * 2999 / 2)
+            met = np.count_nonzero(np.diff(packs) == 0)
+            assert met <= 1.5 * 2999 * chance + 3 * (2999 * chance) ** 0.5, (name, seed)
+            counts.add(int(packs.max()) + 1)
+            plans.append((name, seed, pairs))
+    assert max(counts) - min(counts) <= 1
+    for (name, seed, pairs), (other, another, others) in combinations(plans, 2):
+        if seed != another:  # 0.7% by chance, and 2% where bins of even load have a document of each length
+            assert len(pairs & others) <= 0.03 * len(pairs), (name, seed, other, another)
 
 
 def test_more_copies_than_packs_take_no_more_packs() -> None:
