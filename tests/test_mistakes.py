@@ -59,6 +59,14 @@ MISTAKES: dict[str, tuple[list[Any], dict[str, Any], int, str]] = {
         "  mine: 1 of 10 skipped: 1x bad_row: turn 1: unknown key 'wieght'; fix it, or list it under \"ignore_keys\" of the "
         "data set (row 0)\n" + END,
     ),
+    "preference pairs": (
+        [{"messages": TALK, "rejected_response": "Go away."}, *[{"messages": TALK}] * 9],
+        {},
+        1,
+        "neatpack: {here}/out: 1 of 10 samples skipped, 10.0%: more than max_skipped allows, 5.0%\n"
+        "  mine: 1 of 10 skipped: 1x bad_row: column 'rejected_response': preference pairs are not supported; to train on the "
+        'preferred answer alone, list the column under "ignore_columns" (row 0)\n' + END,
+    ),
     "pictures that are elsewhere": (
         [{"messages": LOOK, "images": [f"photos/{i}.jpg"]} for i in range(180)],
         {"media_dir": "."},

@@ -67,7 +67,7 @@ _ABSENT = re.compile(r"column '[^']*' is absent")
 _KIND = re.compile(r"<(image|video|audio)> tags")
 _OF_MEDIA = ("missing_media", "image_unsupported", "video_unsupported", "audio_unsupported")
 _NO_ROW = re.compile(r"line \S+(?: of .*)?: (?:broken JSON|a JSON \w+ where an object)")  # columns have no part in it
-_TELLS = re.compile(r"; (?:fix|give|join|remove|set|take) |--[a-z]")  # a detail that has its remedy in it
+_TELLS = re.compile(r"; (?:fix|give|join|remove|set|take) |\"ignore_columns\"|--[a-z]")  # a detail with its remedy
 KEYS = "; the row has "  # from there on a detail lists them
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import TinyData, clip, documents_of, picture, tiny_config
-from model_cases import CASES, rows
+from model_cases import CASES as MODEL_CASES, Case, rows
 from processors import qwen3_vl
 from support.errors import logged, raises
 from tiny_models import tiny_model
@@ -26,15 +26,17 @@ from neatpack import (
 from neatpack.loaders.online import COLLATE_FNS, make_meta_dataset
 from neatpack.loaders.recurrent import run_by_document
 from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import family_for
+from neatpack.pipeline.families.registry import FAMILIES as REGISTERED, family_for
 from neatpack.pipeline.layout import Layout
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 
+# transformers has no model of Kimi-VL: its batches have all that the packs have.
+CASES = {**MODEL_CASES, "kimi_vl": Case(family="kimi_vl", model=lambda _: None)}
 # One of each family: others of CASES differ in the text model alone.
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_omni", "qwen2_5_omni", "gemma3", "gemma4", "glm4v",
-            "kimi_k25", "llava_onevision_frames", "internvl", "mistral3", "phi4_mm_both", "llava", "idefics3",
-            "smolvlm"]  # fmt: skip
+            "kimi_k25", "kimi_vl", "llava_onevision_frames", "internvl", "mistral3", "phi4_mm_both", "llava",
+            "idefics3", "smolvlm"]  # fmt: skip
 LENGTH = 4096  # of every row, so that batches and microbatches can be compared
 SIZES = [(size, n) for size in range(1, 9) for n in range(1, size + 1) if size % n == 0]
 
@@ -112,7 +114,10 @@ def case(request, tmp_path_factory):
 def test_microbatches_of_every_family_are_those_of_their_packs(case, reverse):
     out, packs, model = case
     packs = packs[::-1] if reverse else packs
-    collater = PackedShards(out).collater(model, max_length=LENGTH, isolate="positions")
+    shards = PackedShards(out)
+    collater = (
+        shards.collater(model, max_length=LENGTH, isolate="positions") if model else PackCollater(max_length=LENGTH)
+    )
     for size, n in SIZES:
         batch = wrap_vlm_collate_for_pp(collater, n)(packs[:size])
         assert not {"pixel_values", "pixel_values_videos", "input_features", "n_images_per_sample"} & batch.keys()
@@ -160,6 +165,11 @@ def test_microbatches_of_online_batches_are_those_of_their_conversations(case):
         for number, kwargs in enumerate(torch_chunks(batch, n)):
             expected = without_counts(collate(chosen[number * each : (number + 1) * each]))
             assert_microbatch(kwargs, media_of(batch, number), expected, packs[0]["media_layout"])
+
+
+def test_no_family_with_media_is_left_out():
+    """Nemotron-Parse is not packed."""
+    assert {CASES[name].family for name in FAMILIES} == REGISTERED.keys() - {"nemotron_parse"}
 
 
 # --- what keeps documents apart
