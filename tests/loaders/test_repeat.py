@@ -60,6 +60,23 @@ def test_epochs_have_packs_as_often_as_asked(out):
     assert epochs[0] != epochs[1]
 
 
+def test_every_third_of_an_epoch_has_a_copy_of_three(tmp_path):
+    """Copies are as far apart as those that are stored: the loader goes through all packs before one comes again."""
+    mixed_rows(TinyData(tmp_path / "often"), num_text=120, num_images=0).write()
+    mixed_rows(TinyData(tmp_path / "once"), num_text=20, num_images=0).write()
+    meta = {"often": {"file_name": "often/rows.jsonl", "sample_ratio": 3}, "once": {"file_name": "once/rows.jsonl"}}
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out", pack_size=128, group_size=2, repeat_at_load=True))
+    ledger = pq.read_table(tmp_path / "out" / "ledger").to_pylist()
+    often = {line["pack"] for line in ledger if line["dataset"] == "often" and line["pack"] >= 0}
+    assert len(often) >= 8
+    packs = PackedShards(tmp_path / "out", rank=0, world_size=1)
+    for _ in range(3):
+        epoch = [item["pack"] for item in packs]
+        thirds = {(pack, place * 3 // len(epoch)) for place, pack in enumerate(epoch) if pack in often}
+        assert len(thirds) >= 0.9 * 3 * len(often), "at a border, a group of packs may be in the next third"
+
+
 @pytest.mark.parametrize("stop", [1, 5, 9])
 def test_resuming_with_other_ranks(out, stop):
     whole = [item["pack"] for item in PackedShards(out, rank=0, world_size=1)]
