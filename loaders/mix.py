@@ -120,15 +120,17 @@ def _sources(reader: ShardReader, per_epoch: int, first: int) -> list[Source]:
     """The packs of an output by how often they come. Those of one kind lie together, in groups of their own."""
     repeated, sources = _repeated(reader), []
     counts = apportioned(per_epoch, list(repeated.values()) or [1])
-    for runs, count in zip(_runs(reader).values(), counts, strict=False):
+    keeps_spread = has_copies(reader.manifest)
+    for (times, runs), count in zip(_runs(reader).items(), counts, strict=False):
         begin = runs[0][0]
         packs = [np.arange(one, other) - begin for one, other in runs] if len(runs) > 1 else []
         numbers = np.concatenate(packs) if packs else range(runs[0][1] - begin)
-        keeps_spread, group_size = has_copies(reader.manifest), reader.group_size
+        # Packs that fill no group come last, with all their copies, so groups of packs with copies are small.
+        is_spread = keeps_spread or (times > 1 and plans_copies(reader.manifest))
         sources.append(
             Source(
                 packs=numbers,
-                group_size=spread_group_size(group_size, len(numbers)) if keeps_spread else group_size,
+                group_size=spread_group_size(reader.group_size, len(numbers)) if is_spread else reader.group_size,
                 loads=partial(_loads, reader, runs),
                 per_epoch=count,
                 first=first + begin,
@@ -139,11 +141,13 @@ def _sources(reader: ShardReader, per_epoch: int, first: int) -> list[Source]:
 
 
 def has_copies(manifest: Manifest) -> bool:
-    """Return whether rows come several times and are spread over the packs: then an epoch keeps them so.
+    """Return whether rows come several times and are spread over the packs: then an epoch keeps them so."""
+    return manifest.counts.samples > manifest.counts.rows and plans_copies(manifest)
 
-    Outputs of neatpack 0.10 are not planned so. They keep the order that trainings on them have begun with.
-    """
-    return manifest.counts.samples > manifest.counts.rows and "group_by" in manifest.identity.config
+
+def plans_copies(manifest: Manifest) -> bool:
+    """Return whether copies are to be spread; outputs of 0.10 keep the order that trainings have begun with."""
+    return "group_by" in manifest.identity.config
 
 
 def _loads(reader: ShardReader, runs: Sequence[tuple[int, int]]) -> list[np.ndarray]:
