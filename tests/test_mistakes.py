@@ -63,7 +63,7 @@ MISTAKES: dict[str, tuple[list[Any], dict[str, Any], int, str]] = {
         [{"messages": TALK, "rejected_response": "Go away."}, *[{"messages": TALK}] * 9],
         {},
         1,
-        "neatpack: {here}/out: 1 of 10 samples skipped, 10.0%: more than max_skipped allows, 5.0%\n"
+        "neatpack: {here}/out: 1 of 10 samples skipped, 10.0%: more than max_skipped allows, 5.0% [too-many-skipped]\n"
         "  mine: 1 of 10 skipped: 1x bad_row: column 'rejected_response': preference pairs are not supported; to train on the "
         'preferred answer alone, list the column under "ignore_columns" (row 0)\n' + END,
     ),
