@@ -138,7 +138,7 @@ def refuse_dispatch(dataset: Dataset[object]) -> None:
             "(DataLoaderConfiguration; accelerator_config of TrainingArguments): every rank then reads its own packs",
             code="trainer-unsupported",
             trainer="accelerate",
-            by="dispatch",
+            by="dispatch_batches",
         )
 
 

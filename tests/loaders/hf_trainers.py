@@ -13,18 +13,20 @@ from transformers import AutoConfig, AutoModelForImageTextToText, Trainer, Train
 
 from neatpack import PackedShards
 from neatpack.loaders.hf import IndexedPacks
+from neatpack.pipeline.errors import UserError
 
 out, processor, folder = sys.argv[1:]
 torch.set_num_threads(1)
 result: dict[str, object] = {}
 
 
-def refusal(iterate) -> str:
+def refusal(iterate) -> dict:
+    """Code and fields of the error; nothing if there is none."""
     try:
         iterate()
-    except ValueError as error:
-        return str(error)
-    return "not refused"
+    except UserError as error:
+        return {"code": error.code} | error.fields
+    return {}
 
 
 config = AutoConfig.from_pretrained(processor)

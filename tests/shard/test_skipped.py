@@ -116,7 +116,7 @@ def test_files_that_are_gone_or_changed(data: TinyData, tmp_path: Path) -> None:
     assert listed(tmp_path / "out")[1] == [f"{file}: No such file or directory"]
     (tmp_path / "out" / "sources.json").unlink()
     rows, (problem,) = listed(tmp_path / "out")
-    assert problem.startswith(f"{tmp_path / 'out/sources.json'} does not say where the rows of tiny are (")
+    assert problem.startswith(str(tmp_path / "out/sources.json")) and "tiny" in problem
     assert rows[0].described().startswith("tiny row 1: bad_row: line 3: broken JSON: ")
 
 
@@ -160,7 +160,7 @@ def test_paths_are_recorded_where_they_are_asked_for(data: TinyData, tmp_path: P
     for name in ("out", "told"):
         shutil.rmtree(tmp_path / name / "work")
     rows, (problem,) = listed(tmp_path / "out")
-    assert "paths are from the folder of the meta JSON, which work/base.json tells, or --record-paths" in problem
+    assert "work/base.json" in problem and "--record-paths" in problem
     assert {row.text for row in rows} == {None}
     rows, problems = listed(tmp_path / "told")
     assert problems == [] and rows[0].file == str(data.folder / "rows.jsonl") and rows[0].line == 3
