@@ -38,12 +38,25 @@ def parse_codecs(text: str, default: Codecs = DEFAULT) -> dict[str, str]:
     for part in text.split(","):
         kind, equals, codec = (word.strip() for word in part.partition("="))
         if not equals or kind not in KINDS:
-            raise UserError(f"{told}: expected one of {', '.join(CODECS)}, or by kind, image=source,video=zstd")
+            raise UserError(
+                f"{told}: expected one of {', '.join(CODECS)}, or by kind, image=source,video=zstd",
+                code="option-invalid",
+                option="pixels",
+                got=text,
+            )
         if codec not in KINDS[kind]:
             more = "; a video's own bytes are not kept" if codec == SOURCE else ""
-            raise UserError(f"{told}: {kind} is {codec!r}, expected one of {', '.join(KINDS[kind])}{more}")
+            raise UserError(
+                f"{told}: {kind} is {codec!r}, expected one of {', '.join(KINDS[kind])}{more}",
+                code="option-invalid",
+                option="pixels",
+                got=text,
+                kind=kind,
+            )
         if kind in found:
-            raise UserError(f"{told}: {kind} is there twice")
+            raise UserError(
+                f"{told}: {kind} is there twice", code="option-invalid", option="pixels", got=text, kind=kind
+            )
         found[kind] = codec
     return {kind: found.get(kind, default[kind]) for kind in KINDS}
 

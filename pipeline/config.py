@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .codecs import parse_codecs, spelled
-from .errors import DataLossError as DataLossError, UserError as UserError
+from .errors import DataLossError as DataLossError, UserError as UserError, fields_of
 from .runtime.objects import Remote
 from .runtime.storage import Place, place, text_of
 from .step_cost import DEFAULT_COST, StepCost, step_cost
@@ -224,19 +224,48 @@ class PackConfig:
         if self.pixels:  # in one way only: it is part of what an output is made from
             object.__setattr__(self, "pixels", spelled(parse_codecs(self.pixels)))
         if self.pack_size < 16:
-            raise UserError(f"pack_size is {self.pack_size}; it must be at least 16")
+            raise UserError(
+                f"pack_size is {self.pack_size}; it must be at least 16",
+                code="option-invalid",
+                option="pack_size",
+                got=self.pack_size,
+                least=16,
+            )
         if self.pack_size >= 1 << 31:
-            raise UserError(f"pack_size is {self.pack_size}; it must be below {1 << 31}")
+            raise UserError(
+                f"pack_size is {self.pack_size}; it must be below {1 << 31}",
+                code="option-invalid",
+                option="pack_size",
+                got=self.pack_size,
+            )
         if not 0 < self.packing_ratio <= 1:
-            raise UserError(f"packing_ratio is {self.packing_ratio}; it must be above 0 and at most 1")
+            raise UserError(
+                f"packing_ratio is {self.packing_ratio}; it must be above 0 and at most 1",
+                code="option-invalid",
+                option="packing_ratio",
+                got=self.packing_ratio,
+            )
         if not 0 <= self.max_skipped <= 1:
-            raise UserError(f"max_skipped is {self.max_skipped}; it is a share: at least 0 and at most 1")
+            raise UserError(
+                f"max_skipped is {self.max_skipped}; it is a share: at least 0 and at most 1",
+                code="option-invalid",
+                option="max_skipped",
+                got=self.max_skipped,
+            )
         if not 1 <= self.max_image_pixels <= PILLOW_PIXELS:
             raise UserError(
-                f"max_image_pixels is {self.max_image_pixels}; it must be 1 to {PILLOW_PIXELS}, all that Pillow opens"
+                f"max_image_pixels is {self.max_image_pixels}; it must be 1 to {PILLOW_PIXELS}, all that Pillow opens",
+                code="option-invalid",
+                option="max_image_pixels",
+                got=self.max_image_pixels,
             )
         if not 0 <= self.holdout < 1:
-            raise UserError(f"holdout is {self.holdout}; it must be at least 0 and below 1")
+            raise UserError(
+                f"holdout is {self.holdout}; it must be at least 0 and below 1",
+                code="option-invalid",
+                option="holdout",
+                got=self.holdout,
+            )
         for key in (
             "min_pixels",
             "max_pixels",
@@ -248,7 +277,13 @@ class PackConfig:
             *VIDEO_KEYS,
         ):
             if getattr(self, key) < 0:
-                raise UserError(f"{key} is {getattr(self, key)}; it must not be negative")
+                raise UserError(
+                    f"{key} is {getattr(self, key)}; it must not be negative",
+                    code="option-invalid",
+                    option=key,
+                    got=getattr(self, key),
+                    least=0,
+                )
         for key in (
             "group_size",
             "shard_mb",
@@ -260,19 +295,44 @@ class PackConfig:
             "max_import_ratio",
         ):
             if getattr(self, key) < 1:
-                raise UserError(f"{key} is {getattr(self, key)}; it must be at least 1")
+                raise UserError(
+                    f"{key} is {getattr(self, key)}; it must be at least 1",
+                    code="option-invalid",
+                    option=key,
+                    got=getattr(self, key),
+                    least=1,
+                )
         if self.group_size >= 1 << 24:
-            raise UserError(f"group_size is {self.group_size}; it must be below {1 << 24}: it is a number of ranks")
+            raise UserError(
+                f"group_size is {self.group_size}; it must be below {1 << 24}: it is a number of ranks",
+                code="option-invalid",
+                option="group_size",
+                got=self.group_size,
+            )
         if self.pack_size % self.align:
-            raise UserError(f"pack_size {self.pack_size} is not a multiple of align {self.align}")
+            raise UserError(
+                f"pack_size {self.pack_size} is not a multiple of align {self.align}",
+                code="option-invalid",
+                option="align",
+                got=self.align,
+            )
         least = max(16, 2 * self.align)  # the fake image and a document, at least
         if self.fill < least:
             raise UserError(
-                f"packing_ratio {self.packing_ratio} fills packs to {self.fill} tokens; it must be at least {least}"
+                f"packing_ratio {self.packing_ratio} fills packs to {self.fill} tokens; it must be at least {least}",
+                code="option-invalid",
+                option="packing_ratio",
+                got=self.packing_ratio,
             )
         step_cost(self.cost)
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
-            raise UserError(f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}")
+            raise UserError(
+                f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}",
+                code="option-invalid",
+                option="min_pixels",
+                got=self.min_pixels,
+                most=self.max_pixels,
+            )
 
     def _check_types(self) -> None:
         """Of what a program gives; flags and YAML are parsed by their types. Paths and lists are as good as texts and
@@ -284,9 +344,13 @@ class PackConfig:
             elif typing.get_origin(kind) is tuple and isinstance(value, list) and is_of(tuple(value), kind):
                 object.__setattr__(self, key, tuple(value))
             elif not is_of(value, kind) and not (kind is float and type(value) is int):
-                raise UserError(f"{key} is {value!r}; it must be {described(kind)}")
+                raise UserError(
+                    f"{key} is {value!r}; it must be {described(kind)}", code="option-invalid", option=key, got=value
+                )
             elif isinstance(value, int) and abs(value) >= 1 << 63:
-                raise UserError(f"{key} is {value}; it must be below {1 << 63}")
+                raise UserError(
+                    f"{key} is {value}; it must be below {1 << 63}", code="option-invalid", option=key, got=value
+                )
 
     @property
     def overlong_policy(self) -> str:
@@ -388,16 +452,21 @@ def place_of(name: str, path: str) -> Place:
         if not os.path.isabs(expanded) and "/runtime_resources/" in os.getcwd() and os.environ.get("RAY_ADDRESS"):
             raise UserError(
                 f"{name} {path}: give an absolute path under `ray job submit`; a relative one would end up in "
-                "Ray's temporary copy of the working directory"
+                "Ray's temporary copy of the working directory",
+                code="option-invalid",
+                option=name,
+                got=path,
             )
         return Path(os.path.abspath(expanded))
     try:
         found = place(path)
     except ValueError as error:
-        raise UserError(f"{name}: {error}") from None
+        raise UserError(f"{name}: {error}", code="uri-invalid", **fields_of(error) | {"name": name}) from None
     if isinstance(found, Remote) and _has_password(found):
         raise UserError(
             f"{name}: {found} is given with a password, which would end up in logs and lists of processes; leave it "
-            "out, and let the environment or a profile have it (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, say)"
+            "out, and let the environment or a profile have it (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, say)",
+            code="uri-invalid",
+            name=name,
         )
     return found

@@ -4,7 +4,8 @@ The message is for people and may be reworded. Programs and tests use `code`, on
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 # What a code means. One code for each thing that a user would fix in another way. Skip reasons of the ledger are in
@@ -57,6 +58,7 @@ CODES = {
     "package-missing": "a package that is not installed",
     "pack-size": "packs too small for what must fit into them",
     "pixels-changed": "this machine decodes or renders an image differently",
+    "processor-code": "a processor with Python code of its own, which --trust-remote-code does not allow",
     "processor-missing": "a processor that cannot be found or loaded",
     "processor-unsupported": "a processor or chat template that no family supports",
     "ray-start": "Ray does not start",
@@ -109,6 +111,16 @@ def fields_of(error: BaseException) -> dict[str, Any]:
 
 class UserError(NeatpackError, ValueError):
     """Invalid input or arguments (exit code 2). The message says what was got, what was expected and how to fix it."""
+
+
+@contextmanager
+def add_fields(**fields: Any) -> Iterator[None]:
+    """Add facts to the fields of errors that the block raises, such as the dataset that it reads."""
+    try:
+        yield
+    except NeatpackError as error:
+        error.fields = {**fields, **error.fields}
+        raise
 
 
 class ItemError(NeatpackError, IndexError):

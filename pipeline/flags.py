@@ -44,14 +44,23 @@ def load_config(args: argparse.Namespace, *, optional: tuple[str, ...] = ()) -> 
         values = _read_yaml(Path(args.config))
         for key in values:
             if key not in known:
-                raise UserError(f"{args.config}: unknown key {key!r}; known: {', '.join(known)}")
+                raise UserError(
+                    f"{args.config}: unknown key {key!r}; known: {', '.join(known)}",
+                    code="option-unknown",
+                    option=key,
+                    known=list(known),
+                )
     values |= {key: value for key, value in vars(args).items() if key in known and value is not None}
     parsed = {key: _parse(key, value) for key, value in values.items()}
     missing = [
         flag(key) for key, f in known.items() if f.metadata["required"] and key not in optional and not parsed.get(key)
     ]
     if missing:
-        raise UserError(f"missing {', '.join(missing)}: give the flag, or the key in --config")
+        raise UserError(
+            f"missing {', '.join(missing)}: give the flag, or the key in --config",
+            code="option-missing",
+            options=missing,
+        )
     for key in ("meta", "out", "work"):
         if parsed.get(key):
             parsed[key] = absolute(flag(key), parsed[key])
@@ -68,18 +77,26 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _once(yaml.SafeLoader))
     except FileNotFoundError:
-        raise UserError(f"--config {path}: no such file") from None
+        raise UserError(f"--config {path}: no such file", code="config-unreadable", file=str(path)) from None
     except OSError as error:
-        raise UserError(f"--config {path}: cannot be read: {error.strerror}") from None
+        raise UserError(
+            f"--config {path}: cannot be read: {error.strerror}", code="config-unreadable", file=str(path)
+        ) from None
     except UnicodeDecodeError as error:
-        raise UserError(f"--config {path}: not UTF-8: {error}") from None
+        raise UserError(f"--config {path}: not UTF-8: {error}", code="config-unreadable", file=str(path)) from None
     except yaml.YAMLError as error:
-        raise UserError(f"--config {path}: not YAML: {error}") from None
+        raise UserError(f"--config {path}: not YAML: {error}", code="config-unreadable", file=str(path)) from None
     except RecursionError:
-        raise UserError(f"--config {path}: nested too deep; expected keys and values like `pack_size: 8192`") from None
+        raise UserError(
+            f"--config {path}: nested too deep; expected keys and values like `pack_size: 8192`",
+            code="config-unreadable",
+            file=str(path),
+        ) from None
     if not isinstance(values, dict):
         raise UserError(
-            f"--config {path}: expected keys and values like `pack_size: 8192`, got {type(values).__name__}"
+            f"--config {path}: expected keys and values like `pack_size: 8192`, got {type(values).__name__}",
+            code="config-unreadable",
+            file=str(path),
         )
     return values
 
@@ -110,7 +127,7 @@ def _members(kind: Any) -> tuple[Any, ...]:
 def _parse(key: str, value: Any) -> Any:
     """A flag's text or a YAML value as the type of its key."""
     kind = _field_types()[key]
-    wrong = UserError(f"{key}: {value!r} is not {described(kind)}")
+    wrong = UserError(f"{key}: {value!r} is not {described(kind)}", code="option-invalid", option=key, got=value)
     if value is None and type(None) in _members(kind):
         return None
     if key == "video_fps" and value == ALL_FRAMES:

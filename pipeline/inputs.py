@@ -59,7 +59,13 @@ def output_of(split: Split, config: PackConfig, family: Family, data: Sequence[S
             problem = (
                 f"sample_ratio is too high for --repeat-at-load (got {corpus.times_at_load:g}, at most {MAX_TIMES:,})"
             )
-            raise UserError(f'data set "{corpus.name}": {problem}')
+            raise UserError(
+                f'data set "{corpus.name}": {problem}',
+                code="meta-invalid",
+                dataset=corpus.name,
+                key="sample_ratio",
+                limit=MAX_TIMES,
+            )
         counts = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in corpus.num_left_out().items())
         logger.info("%s: %d rows, %s", corpus.name, corpus.num_rows, counts)
     identity = Identity(

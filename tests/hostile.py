@@ -15,7 +15,9 @@ from PIL import Image
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hostile:
     kind: str  # image, video or audio
-    outcome: str  # "reason: detail" without the path, or the beginning of it
+    reason: str  # of the ledger
+    named: tuple[str, ...] = ()  # what the detail names beside the file
+    names_others: bool = False  # a list of other files
 
 
 def make(folder: Path, url: str) -> dict[str, Hostile]:
@@ -24,15 +26,15 @@ def make(folder: Path, url: str) -> dict[str, Hostile]:
     good = clip(folder / "good.mp4").path
     lists = {
         "playlist.m3u8": (
-            "an HLS playlist",
+            "HLS",
             f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{url}/a.ts\n#EXT-X-ENDLIST\n",
         ),
-        "playlist.mp4": ("an HLS playlist", f"\n#EXTM3U\n#EXT-X-STREAM-INF:BANDWIDTH=1\n{url}/b.m3u8\n"),
-        "local.m3u8": ("an HLS playlist", f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{good}\n#EXT-X-ENDLIST\n"),
-        "script.ffconcat": ("a concat script", f"ffconcat version 1.0\nfile 'good.mp4'\nfile '{url}/c.mp4'\n"),
-        "session.sdp": ("an SDP file", "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=-\nt=0 0\nm=video 5004 RTP/AVP 33\n"),
+        "playlist.mp4": ("HLS", f"\n#EXTM3U\n#EXT-X-STREAM-INF:BANDWIDTH=1\n{url}/b.m3u8\n"),
+        "local.m3u8": ("HLS", f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{good}\n#EXT-X-ENDLIST\n"),
+        "script.ffconcat": ("concat", f"ffconcat version 1.0\nfile 'good.mp4'\nfile '{url}/c.mp4'\n"),
+        "session.sdp": ("SDP", "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=-\nt=0 0\nm=video 5004 RTP/AVP 33\n"),
         "manifest.mpd": (
-            "a DASH manifest",
+            "DASH",
             '<?xml version="1.0"?>\n<MPD type="static"><Period><AdaptationSet><Representation id="1" bandwidth="1">'
             f"<BaseURL>{url}/d.mp4</BaseURL></Representation></AdaptationSet></Period></MPD>",
         ),
@@ -40,53 +42,43 @@ def make(folder: Path, url: str) -> dict[str, Hostile]:
     found: dict[str, Hostile] = {}
     for name, (what, text) in lists.items():
         (folder / name).write_text(text)
-        outcome = f"bad_media: {what}, which only names other files; give the video or sound itself"
-        found[name] = Hostile(kind="video", outcome=outcome)
+        found[name] = Hostile(kind="video", reason="bad_media", named=(what,), names_others=True)
     (folder / "art.txt").write_text("\x1b[31mred\x1b[0m\n" * 200)
     (folder / "sub.srt").write_text("1\n00:00:01,000 --> 00:00:02,000\nHello\n")
     (folder / "cut.mp4").write_bytes(Path(good).read_bytes()[:300])
     picture(folder / "still.jpg", 40, 60)
     for name in ("art.txt", "cut.mp4"):
-        found[name] = Hostile(
-            kind="video", outcome="bad_media: InvalidDataError: Invalid data found when processing input"
-        )
+        found[name] = Hostile(kind="video", reason="bad_media")
     for name in ("sub.srt", "still.jpg"):
-        found[name] = Hostile(
-            kind="video", outcome="bad_media: not a container that is read; convert it, to mp4 or flac say"
-        )
+        found[name] = Hostile(kind="video", reason="bad_media")
     for name, kind in (("empty.mp4", "video"), ("empty.png", "image"), ("empty.wav", "audio")):
         (folder / name).touch()
-        found[name] = Hostile(kind=kind, outcome="bad_media: is empty")
-    special = "bad_media: not a regular file but a pipe, device or socket"
+        found[name] = Hostile(kind=kind, reason="bad_media")
     for name, kind in (("pipe.png", "image"), ("pipe.mp4", "video"), ("pipe.wav", "audio")):
         os.mkfifo(folder / name)
-        found[name] = Hostile(kind=kind, outcome=special)
+        found[name] = Hostile(kind=kind, reason="bad_media")
     for name, device in (("terminal.png", "/dev/ptmx"), ("endless.png", "/dev/zero"), ("nothing.mp4", "/dev/null")):
         if os.access(device, os.R_OK):
             (folder / name).symlink_to(device)
-            found[name] = Hostile(kind="video" if name.endswith("4") else "image", outcome=special)
+            found[name] = Hostile(kind="video" if name.endswith("4") else "image", reason="bad_media")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(folder / "socket.png"))  # a path of theirs has 108 bytes at most
-    found["socket.png"] = Hostile(kind="image", outcome="missing_media: No such device or address")
+    found["socket.png"] = Hostile(kind="image", reason="missing_media")
     (folder / "folder.png").mkdir()
-    found["folder.png"] = Hostile(kind="image", outcome="missing_media: Is a directory")
+    found["folder.png"] = Hostile(kind="image", reason="missing_media")
     (folder / "loop.png").symlink_to("loop.png")
-    found["loop.png"] = Hostile(kind="image", outcome="missing_media: Too many levels of symbolic links")
+    found["loop.png"] = Hostile(kind="image", reason="missing_media")
     large_png(folder / "large.png", 12_000)
-    found["large.png"] = Hostile(
-        kind="image", outcome="bad_media: 144000000 pixels (12000x12000), above --max-image-pixels 100000000"
-    )
+    found["large.png"] = Hostile(kind="image", reason="bad_media", named=("--max-image-pixels 100000000",))
     large_png(folder / "bomb.png", 60_000)
-    found["bomb.png"] = Hostile(
-        kind="image", outcome="bad_media: DecompressionBombError: Image size (3600000000 pixels)"
-    )
+    found["bomb.png"] = Hostile(kind="image", reason="bad_media")
     silence(folder / "long.wav", 40)
-    found["long.wav"] = Hostile(kind="audio", outcome="bad_media: 30 seconds and more, above --max-media-seconds 30")
+    found["long.wav"] = Hostile(kind="audio", reason="bad_media", named=("--max-media-seconds 30",))
     clip(folder / "long.mkv", times=[0.0, 31.0], frames=2)
-    found["long.mkv"] = Hostile(kind="video", outcome="bad_media: 31 seconds, above --max-media-seconds 30")
+    found["long.mkv"] = Hostile(kind="video", reason="bad_media", named=("--max-media-seconds 30",))
     (folder / "heavy.mp4").write_bytes(Path(good).read_bytes())
     os.truncate(folder / "heavy.mp4", 3 << 20)  # of which no block is on disk
-    found["heavy.mp4"] = Hostile(kind="video", outcome="bad_media: 3145728 bytes, above --max-media-bytes 2097152")
+    found["heavy.mp4"] = Hostile(kind="video", reason="bad_media", named=("--max-media-bytes 2097152",))
     return found
 
 

@@ -65,7 +65,11 @@ class Chat:
     def token_id(self, token: str) -> int:
         ids = self.ids(token)
         if len(ids) != 1:
-            raise UserError(f"{self.source}: the tokenizer does not know {token} as one token, and its family needs it")
+            raise UserError(
+                f"{self.source}: the tokenizer does not know {token} as one token, and its family needs it",
+                code="processor-unsupported",
+                token=token,
+            )
         return ids[0]
 
     def ids(self, *texts: str) -> list[int]:

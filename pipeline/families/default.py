@@ -108,7 +108,11 @@ class ProcessorImages(ByProcessor, ImageRule):
             except ValueError as error:  # smaller than this processor takes
                 said = str(error)
         if not tokens:
-            raise UserError(f"--processor {self.asked.source}: takes no blank picture for text alone: {said}")
+            raise UserError(
+                f"--processor {self.asked.source}: takes no blank picture for text alone: {said}",
+                code="processor-unsupported",
+                missing="blank picture",
+            )
         side = min(tokens, key=lambda side: tokens[side])
         return self.blank((side, side), (1, 1, 1))
 
@@ -316,7 +320,8 @@ def _loaded(source: str, trust_remote_code: bool) -> Any:
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         said = " ".join(str(error).split())  # in one line: it may name torchvision, and how to install it
         raise UserError(
-            f"--processor {source}: transformers cannot load it here, and family default needs that: {said}"
+            f"--processor {source}: transformers cannot load it here, and family default needs that: {said}",
+            code="processor-missing",
         ) from error
     return processor
 
@@ -326,6 +331,8 @@ def _checked(processor: Any, source: str) -> Any:
         if getattr(processor, part, None) is None:
             raise UserError(
                 f"--processor {source}: loads as a {type(processor).__name__}, which has no {part}; family default "
-                "needs a processor of text and pictures"
+                "needs a processor of text and pictures",
+                code="processor-unsupported",
+                missing=part,
             )
     return processor

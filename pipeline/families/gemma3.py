@@ -79,7 +79,11 @@ class Gemma3(Family):
         config = configured(files.source, cls.name, DEFAULTS, files.image)
         side, width = config["size"]["height"], config["size"]["width"]
         if side != width:
-            raise UserError(f"--processor {files.source}: size {side} x {width}, and {cls.name} takes squares only")
+            raise UserError(
+                f"--processor {files.source}: size {side} x {width}, and {cls.name} takes squares only",
+                code="processor-unsupported",
+                key="size",
+            )
         tokens = files.processor.get("image_seq_length", 256)
         image = SquareImages.of(config, side=side, tile_tokens=tokens, mode=resampling(files.source, config))
         chat = Gemma3Chat(CHAT, files.tokenizer, source=files.source, takes=("image",))

@@ -298,7 +298,12 @@ class Gemma4(Family):
             {"additional_special_tokens": [CHAT.placeholders["video"]]}, replace_extra_special_tokens=False
         )
         if key.min_pixels or key.video_min_pixels:
-            raise UserError(f"min_pixels: {cls.name} blows small pictures up to its budget; set max_pixels only")
+            raise UserError(
+                f"min_pixels: {cls.name} blows small pictures up to its budget; set max_pixels only",
+                code="option-conflict",
+                option="min_pixels",
+                family=cls.name,
+            )
         images = _configured(files.source, IMAGE_DEFAULTS, files.image, key.max_pixels)
         videos = _configured(files.source, VIDEO_DEFAULTS, files.video, key.video_max_pixels)
         if key.video_fps:
@@ -311,7 +316,9 @@ class Gemma4(Family):
             if (table[:, 0] != 0).any() or (table != table[0]).any():
                 raise UserError(
                     f"--processor {files.source}: image_mean {list(rule.image_mean)}, image_std "
-                    f"{list(rule.image_std)}: {cls.name} needs black to stay 0, as its padding is, and channels alike"
+                    f"{list(rule.image_std)}: {cls.name} needs black to stay 0, as its padding is, and channels alike",
+                    code="processor-unsupported",
+                    key="image_mean",
                 )
         sound = None
         if not files.model or files.model.get("audio_config"):  # the larger models have no audio tower
@@ -319,7 +326,11 @@ class Gemma4(Family):
 
             sound = GemmaSound(extractor=Gemma4AudioFeatureExtractor.from_dict(files.audio))
             if sound.extractor.dither:
-                raise UserError(f"--processor {files.source}: dither adds noise to sounds at random; set it to 0.0")
+                raise UserError(
+                    f"--processor {files.source}: dither adds noise to sounds at random; set it to 0.0",
+                    code="processor-unsupported",
+                    key="dither",
+                )
         takes: tuple[MediaKind, ...] = ("image", "video", "audio") if sound else ("image", "video")
         text = files.model.get("text_config") or {}
         chat = CHAT_WITH_EMPTY_THOUGHT if key.empty_thought else CHAT
@@ -348,16 +359,29 @@ def _configured(source: str, defaults: dict[str, Any], config: dict[str, Any], m
     full = {name: config.get(name, default) for name, default in defaults.items()}
     for switch in ("do_resize", "do_rescale"):
         if not config.get(switch, True):
-            raise UserError(f"--processor {source}: {switch} is false, which gemma4 does not support")
+            raise UserError(
+                f"--processor {source}: {switch} is false, which gemma4 does not support",
+                code="processor-unsupported",
+                key=switch,
+            )
     if full["max_soft_tokens"] not in BUDGETS:
         raise UserError(
-            f"--processor {source}: max_soft_tokens is {full['max_soft_tokens']}, expected one of {BUDGETS}"
+            f"--processor {source}: max_soft_tokens is {full['max_soft_tokens']}, expected one of {BUDGETS}",
+            code="processor-unsupported",
+            key="max_soft_tokens",
+            got=full["max_soft_tokens"],
         )
     if max_pixels:
         token_pixels = (full["patch_size"] * full["pooling_kernel_size"]) ** 2
         within = [budget for budget in BUDGETS if budget * token_pixels <= max_pixels]
         if not within:
-            raise UserError(f"max_pixels {max_pixels}: the smallest budget has {BUDGETS[0] * token_pixels} pixels")
+            raise UserError(
+                f"max_pixels {max_pixels}: the smallest budget has {BUDGETS[0] * token_pixels} pixels",
+                code="option-invalid",
+                option="max_pixels",
+                got=max_pixels,
+                least=BUDGETS[0] * token_pixels,
+            )
         full["max_soft_tokens"] = within[-1]
     return full
 

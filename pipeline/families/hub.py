@@ -37,12 +37,25 @@ def check_processor(processor: str) -> bool:
         return False
     if is_stored(processor):
         if not _files_of(processor):
-            raise UserError(f"--processor {redact_uri(processor)}: nothing is there; give the folder of its files")
+            raise UserError(
+                f"--processor {redact_uri(processor)}: nothing is there; give the folder of its files",
+                code="processor-missing",
+                processor=redact_uri(processor),
+            )
         return False
     if os.path.exists(processor):
-        raise UserError(f"--processor {processor}: is a file; give the directory that it lies in, or a hub id")
+        raise UserError(
+            f"--processor {processor}: is a file; give the directory that it lies in, or a hub id",
+            code="processor-missing",
+            processor=redact_uri(processor),
+            file=processor,
+        )
     if not HUB_ID.fullmatch(processor) or processor.startswith("."):
-        raise UserError(f"--processor {processor}: no such directory; correct it, or give a hub id: owner/name")
+        raise UserError(
+            f"--processor {processor}: no such directory; correct it, or give a hub id: owner/name",
+            code="processor-missing",
+            processor=redact_uri(processor),
+        )
     try:
         from huggingface_hub import constants
     except ModuleNotFoundError:  # it comes with transformers, and whoever needs that says so
@@ -61,7 +74,10 @@ def check_processor(processor: str) -> bool:
     raise UserError(
         f"--processor {processor}: no directory here, {why}, and it is not in the cache ({constants.HF_HUB_CACHE}); "
         f"where there is a network, `{download}`, bring DIR here and give its path; or bring such a cache, and set "
-        "HF_HUB_CACHE to it"
+        "HF_HUB_CACHE to it",
+        code="processor-missing",
+        processor=redact_uri(processor),
+        cache=constants.HF_HUB_CACHE,
     )
 
 
@@ -82,7 +98,11 @@ def processor_here(processor: str) -> str:
             with contextlib.suppress(FileExistsError, OSError):  # another process was faster
                 Path(folder, "copy").rename(copy)
     if not copy.is_dir():
-        raise UserError(f"--processor {redact_uri(processor)}: cannot be copied to {copy}")
+        raise UserError(
+            f"--processor {redact_uri(processor)}: cannot be copied to {copy}",
+            code="processor-missing",
+            folder=str(copy),
+        )
     return str(copy)
 
 
@@ -105,7 +125,7 @@ def _files_of(processor: str) -> list[tuple[Remote, int, int]]:
     try:
         listed = parse(processor).files()
     except ValueError as error:
-        raise UserError(f"--processor: {error}") from None
+        raise UserError(f"--processor: {error}", code="uri-invalid", name="--processor") from None
     return [found for found in listed if not found[0].name.endswith(WEIGHTS)]
 
 

@@ -149,13 +149,17 @@ class KimiVL(Family):
         if not config["pad_input"]:
             raise UserError(
                 f"--processor {files.source}: pad_input is false, so pictures would be cropped to patches that cannot "
-                f"be merged; {cls.name} supports true, as the published models have it"
+                f"be merged; {cls.name} supports true, as the published models have it",
+                code="processor-unsupported",
+                key="pad_input",
             )
         merge = {int(side) for side in config["merge_kernel_size"]}
         if len(merge) > 1:
             raise UserError(
                 f"--processor {files.source}: merge_kernel_size {config['merge_kernel_size']} is not square, as "
-                f"{cls.name} needs"
+                f"{cls.name} needs",
+                code="processor-unsupported",
+                key="merge_kernel_size",
             )
         if key.max_pixels:
             config["in_token_limit"] = patches_within(key.max_pixels, config["patch_size"])

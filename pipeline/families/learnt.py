@@ -51,7 +51,9 @@ def learn(asked: Asked, kind: MediaKind) -> tuple[dict[str, MediaArray], list[Ar
     answers = [asked.about([pattern(look)]) for look in PROBES[kind]]
     if not np.array_equal(asked.about([blank(PROBES[kind][0])])[0], answers[0][0]):
         raise UserError(
-            f"--processor {source}: tokens of a {thing} depend on its pixels, and lengths are counted without those"
+            f"--processor {source}: tokens of a {thing} depend on its pixels, and lengths are counted without those",
+            code="processor-unsupported",
+            kind=kind,
         )
     found = [arrays for _, arrays in answers]
     _, two = asked.about([pattern(PROBES[kind][0])] * 2)
@@ -63,7 +65,9 @@ def learn(asked: Asked, kind: MediaKind) -> tuple[dict[str, MediaArray], list[Ar
         if shape[0] != 1 or len(shape) < 2 or doubled[:2] != (1, 2 * shape[1]):
             raise UserError(
                 f"--processor {source}: {name} is {list(shape)} for a {thing} and {list(doubled)} for two; "
-                f"family default needs rows that belong to {thing}s"
+                f"family default needs rows that belong to {thing}s",
+                code="processor-unsupported",
+                array=name,
             )
         in_batch_axis.add(name)
     found = [{name: array[0] if name in in_batch_axis else array for name, array in arrays.items()}
@@ -72,7 +76,11 @@ def learn(asked: Asked, kind: MediaKind) -> tuple[dict[str, MediaArray], list[Ar
     for name, first in found[0].items():
         shapes = [arrays[name].shape for arrays in found]
         if len({len(shape) for shape in shapes}) > 1:
-            raise UserError(f"--processor {source}: {name} has as many axes as a {thing} wants: {shapes}")
+            raise UserError(
+                f"--processor {source}: {name} has as many axes as a {thing} wants: {shapes}",
+                code="processor-unsupported",
+                array=name,
+            )
         row = tuple(sides[0] if len(set(sides)) == 1 else -1 for sides in zip(*shapes, strict=True))[1:]
         counts = ""
         if {shape[0] for shape in shapes} != {1}:  # tiles, patches, frames
@@ -102,7 +110,9 @@ def learnt(asked: Asked, *, as_floats: bool) -> tuple[Learnt, str]:
             if kind == "image":
                 raise UserError(
                     f"--processor {asked.source}: does not take a question with a picture, and family default tried: "
-                    f"{said}"
+                    f"{said}",
+                    code="processor-unsupported",
+                    kind=kind,
                 ) from error
             why_no_videos = f"does not take a question with a video, and family default tried: {said}"
     if "video" in arrays and (differ := _shared(arrays)):

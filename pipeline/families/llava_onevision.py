@@ -148,7 +148,8 @@ class LlavaOnevision(Family):
     def load(cls, files: ProcessorFiles, key: ProcessorKey) -> Self:
         if not files.image:
             raise UserError(
-                f"--processor {files.source}: has neither preprocessor_config.json nor processor_config.json"
+                f"--processor {files.source}: has neither preprocessor_config.json nor processor_config.json",
+                code="processor-missing",
             )
         refuse_settings(key, cls.name, min_pixels=PIXELS_ARE_FIXED, max_pixels=PIXELS_ARE_FIXED,
                         video_min_pixels="gives every frame one size", video_max_pixels="gives every frame one size",
@@ -160,7 +161,9 @@ class LlavaOnevision(Family):
         if _side(files.source, videos) != side:
             raise UserError(
                 f"--processor {files.source}: frames have {_side(files.source, videos)} pixels on a side and tiles "
-                f"{side}; {cls.name} needs the same"
+                f"{side}; {cls.name} needs the same",
+                code="processor-unsupported",
+                key="size",
             )
         counts = {"num_image_tokens": 729, "vision_feature_select_strategy": "full",
                   "vision_aspect_ratio": "anyres_max_9"}  # fmt: skip
@@ -169,7 +172,10 @@ class LlavaOnevision(Family):
         if not most.isdecimal():
             raise UserError(
                 f"--processor {files.source}: vision_aspect_ratio is {counts['vision_aspect_ratio']}, expected "
-                "anyres_max_9 or another number"
+                "anyres_max_9 or another number",
+                code="processor-unsupported",
+                key="vision_aspect_ratio",
+                got=counts["vision_aspect_ratio"],
             )
         facts = {
             "side": side,
@@ -203,7 +209,9 @@ def _side(source: str, config: dict[str, Any]) -> int:
         raise UserError(
             f"--processor {source}: llava_onevision needs square tiles that are not cropped, and "
             "image_grid_pinpoints in whole tiles; it has "
-            f"size {size}, do_center_crop {config.get('do_center_crop')}, {uneven[:1]}"
+            f"size {size}, do_center_crop {config.get('do_center_crop')}, {uneven[:1]}",
+            code="processor-unsupported",
+            key="image_grid_pinpoints",
         )
     return int(sides.pop())
 

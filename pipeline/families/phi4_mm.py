@@ -215,7 +215,9 @@ class Phi4MM(Family):
         if images["size"]["width"] != side or side != PATCHES * patch:
             raise UserError(
                 f"--processor {files.source}: crops of {images['size']} with patch_size {patch}; expected "
-                f"squares of {PATCHES} x {PATCHES} patches, the number for which the processor counts tokens"
+                f"squares of {PATCHES} x {PATCHES} patches, the number for which the processor counts tokens",
+                code="processor-unsupported",
+                key="size",
             )
         # Imported here: it takes seconds, for it brings all of transformers' processors along.
         from transformers import Phi4MultimodalFeatureExtractor

@@ -49,7 +49,10 @@ VIDEO_DEFAULTS: dict[str, Any] = {
 
 def image_config(files: ProcessorFiles, key: ProcessorKey, name: str) -> dict[str, Any]:
     if not files.image:
-        raise UserError(f"--processor {files.source}: has neither preprocessor_config.json nor processor_config.json")
+        raise UserError(
+            f"--processor {files.source}: has neither preprocessor_config.json nor processor_config.json",
+            code="processor-missing",
+        )
     config = configured(files.source, name, IMAGE_DEFAULTS, files.image)
     set_over(config, min_pixels=key.min_pixels, max_pixels=key.max_pixels)
     return _with_bounds(config)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import UserError
+from ..errors import add_fields
 from ..records import MASKED_LAYERS
+from ..uris import redact_uri
 from .base import Family, ProcessorFiles, ProcessorKey
 from .default import Default
 from .gemma3 import Gemma3
@@ -71,7 +73,9 @@ def family_for(key: ProcessorKey | str) -> Family:
 
 def load_family(key: ProcessorKey) -> Family:
     """The family that serves a processor (by its class name, or as told), with its tokenizer and configs loaded."""
-    return chosen_family(key, processor_files(processor_here(key.processor), trust_remote_code=key.trust_remote_code))
+    with add_fields(processor=redact_uri(key.processor)):
+        here = processor_here(key.processor)
+        return chosen_family(key, processor_files(here, trust_remote_code=key.trust_remote_code))
 
 
 def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = False) -> Family:
@@ -83,9 +87,15 @@ def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = Fa
     family = _family_class(key, files, online)
     if family.name in REFUSED:
         if not online:
-            raise UserError(f"--processor {key.processor}: {family.name} cannot be packed: {REFUSED[family.name]}")
+            raise UserError(
+                f"--processor {key.processor}: {family.name} cannot be packed: {REFUSED[family.name]}",
+                code="processor-unsupported",
+                family=family.name,
+            )
     elif not files.tokenizer.chat_template:
-        raise UserError(f"--processor {key.processor}: has no chat template")
+        raise UserError(
+            f"--processor {key.processor}: has no chat template", code="processor-unsupported", missing="chat_template"
+        )
     built = family.load(files, key)
     built.recurrent_layers = recurrent_layers(files.model)
     if isinstance(built.video, Qwen2Videos) and built.video.spans_clip:
@@ -94,18 +104,38 @@ def chosen_family(key: ProcessorKey, files: ProcessorFiles, *, online: bool = Fa
             "qwen-vl-utils: %s. --video-fps all takes every frame", key.processor, built.video.sampling,
         )  # fmt: skip
     if key.use_audio_in_video and not (built.video and built.video.sound):
-        raise UserError(f"--use-audio-in-video: {built.name} takes no sound from videos; leave it out")
+        raise UserError(
+            f"--use-audio-in-video: {built.name} takes no sound from videos; leave it out",
+            code="option-conflict",
+            option="use_audio_in_video",
+            family=built.name,
+        )
     if key.empty_thought and not isinstance(built, Gemma4):
-        raise UserError(f"--empty-thought: {built.name} has no thinking channel of Gemma 4's; leave it out")
+        raise UserError(
+            f"--empty-thought: {built.name} has no thinking channel of Gemma 4's; leave it out",
+            code="option-conflict",
+            option="empty_thought",
+            family=built.name,
+        )
     if key.float_pixels and not isinstance(built, Default):
-        raise UserError(f"--float-pixels: {built.name} makes its pixels itself, of bytes; leave it out")
+        raise UserError(
+            f"--float-pixels: {built.name} makes its pixels itself, of bytes; leave it out",
+            code="option-conflict",
+            option="float_pixels",
+            family=built.name,
+        )
     return built
 
 
 def _family_class(key: ProcessorKey, files: ProcessorFiles, online: bool) -> type[Family]:
     if key.family:
         if key.family not in FAMILIES:
-            raise UserError(f"--family {key.family}: unknown; known: {', '.join(FAMILIES)}")
+            raise UserError(
+                f"--family {key.family}: unknown; known: {', '.join(FAMILIES)}",
+                code="option-invalid",
+                option="family",
+                got=key.family,
+            )
         return FAMILIES[key.family]
     for family in FAMILIES.values():
         if files.class_name in family.processor_classes:
@@ -115,7 +145,9 @@ def _family_class(key: ProcessorKey, files: ProcessorFiles, online: bool) -> typ
         return Default
     raise UserError(
         f"--processor {key.processor}: no family serves processor class {files.class_name or '(none found)'}; "
-        f"name one by --family: {', '.join(FAMILIES)}"
+        f"name one by --family: {', '.join(FAMILIES)}",
+        code="processor-unsupported",
+        class_name=files.class_name,
     )
 
 
@@ -126,7 +158,10 @@ def _check_model_type(key: ProcessorKey, files: ProcessorFiles, family: type[Fam
         raise UserError(
             f"--processor {key.processor}: has a {files.class_name}, and its config.json is of a {model_type} (known: "
             f"{', '.join(family.model_types)}), so that the positions that the model takes are not known; name the "
-            f"family: --family {family.name} counts them on {family.position_axes} axes, --family default 0, 1, 2 …"
+            f"family: --family {family.name} counts them on {family.position_axes} axes, --family default 0, 1, 2 …",
+            code="processor-unsupported",
+            model_type=model_type,
+            family=family.name,
         )
 
 
@@ -178,7 +213,7 @@ def _load_tokenizer(processor: str, trust_remote_code: bool) -> "PreTrainedToken
 
     converts = _has(processor, "tiktoken.model") and not _has(processor, "tokenizer.json")
     if converts and not trust_remote_code:
-        raise UserError(OTHER_SPLITS.format(processor))
+        raise UserError(OTHER_SPLITS.format(processor), code="processor-code")
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             processor, trust_remote_code=trust_remote_code, local_files_only=check_processor(processor)
@@ -187,11 +222,14 @@ def _load_tokenizer(processor: str, trust_remote_code: bool) -> "PreTrainedToken
         if "trust_remote_code" in str(error):
             raise UserError(
                 f"--processor {processor}: its tokenizer is Python code of its own; give --trust-remote-code to run "
-                "it, if you trust it"
+                "it, if you trust it",
+                code="processor-code",
             ) from error
-        raise UserError(f"--processor {processor}: no tokenizer could be loaded: {error}") from error
+        raise UserError(
+            f"--processor {processor}: no tokenizer could be loaded: {error}", code="processor-missing"
+        ) from error
     if converts and hasattr(tokenizer, "backend_tokenizer"):  # there was no code to run
-        raise UserError(OTHER_SPLITS.format(processor))
+        raise UserError(OTHER_SPLITS.format(processor), code="processor-code")
     if not tokenizer.chat_template:
         tokenizer.chat_template = _read_config(processor, "chat_template.json").get("chat_template")
     return tokenizer
@@ -222,5 +260,7 @@ def _read_config(processor: str, name: str) -> dict[str, Any]:
             _raise_exceptions_for_missing_entries=False,
         )
     except OSError as error:
-        raise UserError(f"--processor {processor}: neither a directory nor a reachable hub id: {error}") from error
+        raise UserError(
+            f"--processor {processor}: neither a directory nor a reachable hub id: {error}", code="processor-missing"
+        ) from error
     return json.loads(Path(path).read_text(encoding="utf-8")) if path else {}

@@ -37,7 +37,12 @@ def configured(source: str, family: str, defaults: dict[str, Any], config: dict[
     full = copy.deepcopy(defaults | {key: value for key, value in config.items() if value is not None})
     for switch in ("do_resize", "do_rescale", "do_normalize"):
         if not full.get(switch, True):
-            raise UserError(f"--processor {source}: {switch} is false, which {family} does not support")
+            raise UserError(
+                f"--processor {source}: {switch} is false, which {family} does not support",
+                code="processor-unsupported",
+                key=switch,
+                family=family,
+            )
     return full
 
 
@@ -58,13 +63,23 @@ def refuse_settings(key: ProcessorKey, family: str, **reasons: str) -> None:
     """A setting that a family cannot follow is an error, and not ignored."""
     for setting, reason in reasons.items():
         if getattr(key, setting):
-            raise UserError(f"--{setting.replace('_', '-')} {getattr(key, setting)}: {family} {reason}; leave it out")
+            raise UserError(
+                f"--{setting.replace('_', '-')} {getattr(key, setting)}: {family} {reason}; leave it out",
+                code="option-conflict",
+                option=setting,
+                family=family,
+            )
 
 
 def resampling(source: str, config: Mapping[str, Any]) -> str:
     """How the config has pictures resized, for families whose processors do not take bicubic."""
     if config["resample"] not in RESAMPLING:
-        raise UserError(f"--processor {source}: resample {config['resample']}, expected one of {RESAMPLING}")
+        raise UserError(
+            f"--processor {source}: resample {config['resample']}, expected one of {RESAMPLING}",
+            code="processor-unsupported",
+            key="resample",
+            got=config["resample"],
+        )
     return RESAMPLING[config["resample"]]
 
 

@@ -26,7 +26,11 @@ def derived_markers(processor: Any) -> TurnMarkers:
     tokenizer = getattr(processor, "tokenizer", processor)
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if not getattr(tokenizer, "is_fast", False):
-        raise UserError(f"{name}: turn markers can be derived with a fast tokenizer only (one with a tokenizer.json)")
+        raise UserError(
+            f"{name}: turn markers can be derived with a fast tokenizer only (one with a tokenizer.json)",
+            code="processor-unsupported",
+            part="tokenizer.json",
+        )
     if not getattr(processor, "chat_template", None):
         processor = tokenizer  # some processors leave it to their tokenizer
     turns = [turn for pair in zip(QUESTIONS, ANSWERS, strict=True) for turn in pair]
@@ -41,13 +45,21 @@ def derived_markers(processor: Any) -> TurnMarkers:
     headers = {_without_closing(gap, closing) for gap in introductions}
     if len(headers) != 1:
         found = ", ".join(repr(tokenizer.decode(header)) for header in sorted(headers))
-        raise UserError(f"{name}: its chat template introduces answers in several ways ({found}); no family fits it")
+        raise UserError(
+            f"{name}: its chat template introduces answers in several ways ({found}); no family fits it",
+            code="processor-unsupported",
+            part="header",
+        )
     (header,) = headers
     last = ids[places[-1].stop :]
     ends = [gap[0] if gap else -1 for gap in (*gaps[1::2], last)]  # -1: nothing
     if len(set(ends)) > 1 or ends[0] not in tokenizer.added_tokens_decoder:
         found = ", ".join(repr(tokenizer.decode(end) if end >= 0 else "") for end in ends)
-        raise UserError(f"{name}: its chat template must close every answer by the same special token; it has {found}")
+        raise UserError(
+            f"{name}: its chat template must close every answer by the same special token; it has {found}",
+            code="processor-unsupported",
+            part="end",
+        )
     tail = 0
     while tail < len(header) - 1 and not tokenizer.decode(header[len(header) - 1 - tail]).strip():
         tail += 1  # a line break, which may merge with one of the answer's
@@ -58,7 +70,9 @@ def derived_markers(processor: Any) -> TurnMarkers:
     if not header or not np.array_equal(target_mask(np.array(ids), markers), expected):
         raise UserError(
             f"{name}: its chat template writes {tokenizer.decode(header)!r} before an answer, which is not enough to "
-            "tell answers from the rest; no family fits it"
+            "tell answers from the rest; no family fits it",
+            code="processor-unsupported",
+            part="header",
         )
     return markers
 
@@ -79,7 +93,11 @@ def _rendered(processor: Any, words: Sequence[str], name: str) -> str:
         if all(text.count(word) == 1 for word in words) and "{'type'" not in text:
             return text
         troubles.append("it leaves texts out, or repeats them")
-    raise UserError(f"{name}: its chat template does not render a plain conversation: {'; '.join(troubles)}")
+    raise UserError(
+        f"{name}: its chat template does not render a plain conversation: {'; '.join(troubles)}",
+        code="processor-unsupported",
+        part="texts",
+    )
 
 
 def _encoded(tokenizer: Any, text: str) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
@@ -93,7 +111,11 @@ def _tokens_of(word: str, text: str, spans: Sequence[tuple[int, int]], name: str
     stop = start + len(word)
     tokens = [index for index, (begin, end) in enumerate(spans) if begin < stop and end > start]
     if spans[tokens[-1]][1] > stop:
-        raise UserError(f"{name}: what its chat template writes after a text merges with it; no markers can be found")
+        raise UserError(
+            f"{name}: what its chat template writes after a text merges with it; no markers can be found",
+            code="processor-unsupported",
+            part="end",
+        )
     return slice(tokens[0], tokens[-1] + 1)
 
 

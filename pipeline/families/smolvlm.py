@@ -192,7 +192,11 @@ class SmolVLM(Idefics3):
         )
         chat = SmolChat(format_, with_video_token(files.tokenizer), source=files.source, takes=("image", "video"))
         if not chat.splits_the_sentence():
-            raise UserError(f"--processor {files.source}: its tokenizer merges words, and {cls.name} needs them apart")
+            raise UserError(
+                f"--processor {files.source}: its tokenizer merges words, and {cls.name} needs them apart",
+                code="processor-unsupported",
+                family=cls.name,
+            )
         return cls(chat, image=image, video=video, facts={"tile_tokens": image.tile_tokens})
 
     @classmethod

@@ -134,5 +134,8 @@ def check_alike(
         if images[name] != videos[name]:
             raise UserError(
                 f"--processor {source}: {name} of pictures is {images[name]}, and of videos {videos[name]}; "
-                f"{family} has both in one array, and needs the same"
+                f"{family} has both in one array, and needs the same",
+                code="processor-unsupported",
+                key=name,
+                family=family,
             )

@@ -36,7 +36,9 @@ def arrow_rows(file: Path, name: str = "") -> Iterator[dict[str, Any]]:
     except (UserError, MemoryError):
         raise
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8, odd buffers
-        raise UserError(f"{shown}: not a readable Arrow file: {error}; write it anew") from None
+        raise UserError(
+            f"{shown}: not a readable Arrow file: {error}; write it anew", code="data-unreadable", file=str(shown)
+        ) from None
 
 
 def _batches(file: str, content: pa.Buffer) -> Iterator[pa.RecordBatch]:
@@ -48,12 +50,21 @@ def _batches(file: str, content: pa.Buffer) -> Iterator[pa.RecordBatch]:
         table = pa.ipc.open_stream(source)
         batches = iter(table)
         if content[-len(_END) :].to_pybytes() != _END:
-            raise UserError(f"{file}: an Arrow stream without its end; it was cut off: write or download it again")
+            raise UserError(
+                f"{file}: an Arrow stream without its end; it was cut off: write or download it again",
+                code="data-unreadable",
+                file=str(file),
+            )
     names = table.schema.names
     if not names:  # a batch of no columns may claim any number of rows
-        raise UserError(f"{file}: no columns; write it anew")
+        raise UserError(f"{file}: no columns; write it anew", code="data-unreadable", file=str(file), columns=[])
     if len(set(names)) < len(names):
-        raise UserError(f"{file}: two columns of one name in {', '.join(names)}; rename one")
+        raise UserError(
+            f"{file}: two columns of one name in {', '.join(names)}; rename one",
+            code="data-unreadable",
+            file=str(file),
+            columns=names,
+        )
     yield from batches
 
 

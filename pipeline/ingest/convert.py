@@ -22,7 +22,7 @@ from .media import MAX_FRAMES, MAX_MEDIA, json_name
 from .meta import Dataset
 from .stand_ins import stand_ins, unsupported
 from .twice import problems
-from .unread import RowFacts, kinds_of, later_problems, unread, unread_media
+from .unread import Problem, RowFacts, kinds_of, later_problems, unread, unread_media
 
 NUM_FIRST_ROWS = 100  # that tell a format: enough for a set of which a few rows have pictures
 MAX_PROBLEMS = 5  # of a data set that a message names
@@ -189,12 +189,17 @@ def judge_rows(dataset: Dataset, first: Sequence[dict[str, Any]], facts: RowFact
     first = [_visible(row, dataset) for row in first]
     said = [said_of(row, dataset) for row in first]
     found = list(later_problems(facts, first, said, dataset.format, dataset.columns))
-    _refuse(dataset, [problem for problem, is_error in found if is_error])
-    for problem, _ in found:
-        warn_of_data(logger, f"{dataset.name}: {problem}")
+    _refuse(dataset, [problem for problem in found if problem.code])
+    for problem in found:
+        warn_of_data(logger, f"{dataset.name}: {problem.text}")
 
 
-def _refuse(dataset: Dataset, problems: Sequence[str]) -> None:
+def _refuse(dataset: Dataset, problems: Sequence[Problem]) -> None:
     if problems:
         more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
-        raise UserError(f"data set {dataset.name!r}: {'; '.join(problems[:MAX_PROBLEMS])}{more}")
+        raise UserError(
+            f"data set {dataset.name!r}: {'; '.join(each.text for each in problems[:MAX_PROBLEMS])}{more}",
+            code=problems[0].code,
+            dataset=dataset.name,
+            columns=[each.column for each in problems],
+        )

@@ -42,7 +42,10 @@ def data_files(
     if not names or not all(isinstance(name, str) and name for name in names):
         raise UserError(
             f"{where}: file_name must be the path of a data file, a glob, a folder or a list of these, got "
-            f"{file_name!r}"
+            f"{file_name!r}",
+            code="meta-invalid",
+            key="file_name",
+            got=file_name,
         )
     files: list[str] = []
     for name in names:
@@ -50,12 +53,20 @@ def data_files(
         _refuse_outside(where, _start(_place(meta_path, where, name)), found, media_prefixes)
         files += map(_real, found)
     if split is not None and not any(_is_saved(_place(meta_path, where, name)) for name in names):
-        raise UserError(f"{where}: split belongs to a source or a folder that save_to_disk wrote; remove it")
+        raise UserError(
+            f"{where}: split belongs to a source or a folder that save_to_disk wrote; remove it",
+            code="meta-invalid",
+            key="split",
+        )
     for file, count in Counter(files).items():
         if count > 1:
             raise UserError(
                 f"{where}: file_name gives {file} {count} times, so that its rows would come as often; name it once "
-                "(and set sample_ratio for copies)"
+                "(and set sample_ratio for copies)",
+                code="meta-duplicate",
+                key="file_name",
+                file=str(file),
+                count=count,
             )
     return tuple(files)
 
@@ -74,7 +85,10 @@ def _refuse_outside(where: str, start: Place, files: Sequence[Place], allowed: t
         if isinstance(file, Path) and not is_named and not is_inside(str(file), (str(start), *allowed)):
             raise UserError(
                 f"{where}: {file} leads out of {start}, to {os.path.realpath(file)}. Name that file in file_name, or "
-                "allow its folder with media_prefixes"
+                "allow its folder with media_prefixes",
+                code="source-outside",
+                file=str(file),
+                folder=str(start),
             )
 
 
@@ -96,16 +110,22 @@ def _expanded(meta_path: Place, where: str, name: str, split: str | None) -> Seq
     if path.is_dir():
         files = _without_meta(_walked(path, where), meta_path)
         if not files:
-            raise UserError(f"{where}: no data file in the folder {path}; known: {KNOWN}")
+            raise UserError(
+                f"{where}: no data file in the folder {path}; known: {KNOWN}", code="data-missing", folder=str(path)
+            )
         _warn_of_splits(where, files)
         return files
     if glob.has_magic(name):
         files = _without_meta(_like(path, where), meta_path)
         if not files:
-            raise UserError(f"{where}: no file is like {path}; {_hint(path, 'the pattern')}")
+            raise UserError(
+                f"{where}: no file is like {path}; {_hint(path, 'the pattern')}", code="data-missing", pattern=str(path)
+            )
         _warn_of_splits(where, files)
         return files
-    raise UserError(f"{where}: file_name {path} does not exist; {_hint(path, 'it')}")
+    raise UserError(
+        f"{where}: file_name {path} does not exist; {_hint(path, 'it')}", code="data-missing", file=str(path)
+    )
 
 
 def _without_meta(files: Sequence[Place], meta_path: Place) -> list[Place]:
@@ -159,7 +179,12 @@ def _like(path: Place, where: str) -> Sequence[Place]:
 def _refuse_dangling(path: Place, where: str) -> None:
     """A link that leads nowhere: the other files would be packed, and nobody would miss what it stood for."""
     if isinstance(path, Path) and path.is_symlink() and not path.exists():
-        raise UserError(f"{where}: {path} is a link to {os.readlink(path)}, which is not there; mend or remove it")
+        raise UserError(
+            f"{where}: {path} is a link to {os.readlink(path)}, which is not there; mend or remove it",
+            code="data-missing",
+            file=str(path),
+            target=os.readlink(path),
+        )
 
 
 def _walked(folder: Place, where: str, above: tuple[Place, ...] = ()) -> list[Place]:
@@ -248,7 +273,13 @@ def _saved_files(folder: Place, split: str | None, where: str) -> list[Place]:
     if (folder / "dataset_dict.json").is_file():
         splits, chosen = read_json(folder / "dataset_dict.json")["splits"], split or "train"
         if chosen not in splits:
-            raise UserError(f"{where}: {folder} has no split {chosen!r}; it has {', '.join(splits)}: set split to one")
+            raise UserError(
+                f"{where}: {folder} has no split {chosen!r}; it has {', '.join(splits)}: set split to one",
+                code="dataset-unknown",
+                folder=str(folder),
+                split=chosen,
+                known=list(splits),
+            )
         others = [other for other in splits if other != chosen]
         if split is None and others:
             is_expected = all(map(_NOT_TRAINED_ON.search, others))
@@ -260,12 +291,22 @@ def _saved_files(folder: Place, split: str | None, where: str) -> list[Place]:
         folder = folder / chosen
     state = read_json(folder / "state.json")
     if state.get("_indices_data_files"):
-        raise UserError(f"{where}: {folder} has its rows in an order of its own; load it and save_to_disk it again")
+        raise UserError(
+            f"{where}: {folder} has its rows in an order of its own; load it and save_to_disk it again",
+            code="data-format",
+            folder=str(folder),
+        )
     try:
         files = [inside(folder, entry["filename"]) for entry in state["_data_files"]]
     except ValueError as error:
-        raise UserError(f"{where}: {folder / 'state.json'}: {error}") from None
+        raise UserError(
+            f"{where}: {folder / 'state.json'}: {error}", code="source-outside", file=str(folder / "state.json")
+        ) from None
     for file in files:
         if not file.is_file():
-            raise UserError(f"{where}: {file} is not there, which {folder / 'state.json'} names; copy the folder again")
+            raise UserError(
+                f"{where}: {file} is not there, which {folder / 'state.json'} names; copy the folder again",
+                code="data-missing",
+                file=str(file),
+            )
     return files

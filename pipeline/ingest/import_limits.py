@@ -30,7 +30,10 @@ class UnpackedBytes:
         if num_bytes > self._most:
             raise UserError(
                 f"{self._file}: unpacks to too much (got more than {self._most:,} bytes of {self._size:,}, expected at "
-                f"most {limits().max_import_ratio} times its size). If it should, give a larger --max-import-ratio."
+                f"most {limits().max_import_ratio} times its size). If it should, give a larger --max-import-ratio.",
+                code="data-limit",
+                option="max_import_ratio",
+                file=str(self._file),
             )
 
 
@@ -63,7 +66,10 @@ def bounded_memory(file: object, size: int) -> Iterator[None]:
         yield
     except MemoryError:
         raise UserError(
-            f"{file}: takes more than {most >> 20} MiB of memory to read. Write it in smaller pieces."
+            f"{file}: takes more than {most >> 20} MiB of memory to read. Write it in smaller pieces.",
+            code="data-limit",
+            file=str(file),
+            limit=most,
         ) from None
     finally:
         bound_memory(None)

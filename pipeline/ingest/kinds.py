@@ -121,14 +121,22 @@ def as_lines(
     with open_file(file, 64) as head:
         start = head.read(64)
     if start.startswith(b"version https://git-lfs"):
-        raise UserError(f"{file}: a git-LFS pointer, not the data; run `git lfs pull`")
+        raise UserError(
+            f"{file}: a git-LFS pointer, not the data; run `git lfs pull`",
+            code="data-format",
+            file=str(file),
+            kind="git-lfs",
+        )
     kind, is_compressed = kind_of(file), file.suffix.lower() in COMPRESSED
     if kind in TEXT_KINDS and not is_compressed:
         _check_start(file, kind, start)
     if kind == ".tar.*":
         raise UserError(
             f"{file}: a compressed tar, which cannot be read in place; unpack the compression (gunzip, unzstd …) and "
-            "give the .tar"
+            "give the .tar",
+            code="data-format",
+            file=str(file),
+            kind=kind,
         )
     if kind == ".tar":
         names = [columns[medium] for medium in COLUMNS]
@@ -146,21 +154,36 @@ def as_lines(
         return _json_lines(file, imported, is_compressed=is_compressed)
     if kind:
         return _rewrite(file, imported, _unpacked_lines) if is_compressed else Lines(file=text_of(file))
-    raise UserError(f"{file}: unknown kind of file; known: {KNOWN}")
+    raise UserError(f"{file}: unknown kind of file; known: {KNOWN}", code="data-format", file=str(file))
 
 
 def _check_start(file: Place, kind: str, start: bytes) -> None:
     """Refuses a text whose every line would be a broken row."""
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise UserError(f"{file}: UTF-16; expected UTF-8. {_TO_UTF8}")
+        raise UserError(
+            f"{file}: UTF-16; expected UTF-8. {_TO_UTF8}", code="data-format", file=str(file), kind="utf-16"
+        )
     if other := next((suffix for magic, suffix in _MAGIC.items() if start.startswith(magic)), None):
-        raise UserError(f"{file}: its content is that of a {other}; give it a name that ends so")
+        raise UserError(
+            f"{file}: its content is that of a {other}; give it a name that ends so",
+            code="data-format",
+            file=str(file),
+            kind=other,
+        )
     if kind in (".jsonl", ".ndjson") and _ARRAY.match(start.removeprefix(BOM)):
-        raise UserError(f"{file}: an array of objects; expected an object on each line. Call it .json, or jq -c '.[]'")
+        raise UserError(
+            f"{file}: an array of objects; expected an object on each line. Call it .json, or jq -c '.[]'",
+            code="data-format",
+            file=str(file),
+            kind="array",
+        )
     if kind not in (".csv", ".tsv") and _GOES_ON.match(start.removeprefix(BOM)):
         raise UserError(
             f"{file}: an object that goes on over several lines; expected an object on each line, or an array of them "
-            f"in a .json: jq -c . {file.name} > new.jsonl, or .data[] instead of . if that is where its rows are"
+            f"in a .json: jq -c . {file.name} > new.jsonl, or .data[] instead of . if that is where its rows are",
+            code="data-format",
+            file=str(file),
+            kind="object",
         )
 
 
@@ -171,7 +194,11 @@ def _json_lines(file: Place, imported: Place, *, is_compressed: bool) -> Lines:
         return _rewrite(file, imported, _array_rows)
     if start.startswith(b"{"):  # JSONL under another name
         return _rewrite(file, imported, _unpacked_lines) if is_compressed else Lines(file=text_of(file))
-    raise UserError(f"{file}: neither a JSON array nor JSON lines; it starts with {start[:20]!r}")
+    raise UserError(
+        f"{file}: neither a JSON array nor JSON lines; it starts with {start[:20]!r}",
+        code="data-format",
+        file=str(file),
+    )
 
 
 def _rewrite(file: Place, imported: Place, read: Reader, *also: str) -> Lines:
@@ -225,7 +252,9 @@ def _content(file: DataFile) -> Iterator[BinaryIO]:
         if compression is None:
             raise
         raise UserError(
-            f"{file}: cannot be decompressed: {error}; write or download it again, or call it by what it is"
+            f"{file}: cannot be decompressed: {error}; write or download it again, or call it by what it is",
+            code="data-unreadable",
+            file=str(file),
         ) from None
 
 
@@ -286,7 +315,7 @@ def _array_rows(file: DataFile, _: _Beside) -> Iterator[bytes]:
     try:
         text = whole.removeprefix(BOM).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{file}: not UTF-8: {error}") from None
+        raise UserError(f"{file}: not UTF-8: {error}", code="data-unreadable", file=str(file)) from None
     decoder, space = json.JSONDecoder(), " \t\r\n"
 
     def skip(position: int) -> int:
@@ -298,7 +327,12 @@ def _array_rows(file: DataFile, _: _Beside) -> Iterator[bytes]:
         return text.count("\n", 0, position) + 1
 
     def fail(position: int, message: str) -> UserError:
-        return UserError(f"{file}: broken JSON array at line {line_of(position)}: {message}")
+        return UserError(
+            f"{file}: broken JSON array at line {line_of(position)}: {message}",
+            code="data-unreadable",
+            file=str(file),
+            line=line_of(position),
+        )
 
     position = skip(text.index("[") + 1)
     more = text[position : position + 1] != "]"
@@ -339,12 +373,22 @@ def _table_rows(file: DataFile, _: _Beside) -> Iterator[bytes]:
                 return  # an empty file
             # Not the first: it is "" where pandas writes its index.
             if not any(header) or "" in header[1:] or len(set(header)) < len(header):
-                raise UserError(f"{file}: the first line must name the columns, each differently; got {header}")
+                raise UserError(
+                    f"{file}: the first line must name the columns, each differently; got {header}",
+                    code="data-unreadable",
+                    file=str(file),
+                    line=1,
+                    columns=header,
+                )
             if len(header) == 1 and (other := next((mark for mark in ";\t," if mark in header[0]), None)):
                 mark = "tabs" if dialect == "excel-tab" else "commas"
                 raise UserError(
                     f"{file}: one column, {header[0]!r}, with {other!r} in its name; expected {mark} between columns: "
-                    "commas in a .csv, tabs in a .tsv. Save it with these, or under the other name"
+                    "commas in a .csv, tabs in a .tsv. Save it with these, or under the other name",
+                    code="data-unreadable",
+                    file=str(file),
+                    line=1,
+                    columns=header,
                 )
             for cells in table:
                 if len(cells) > len(header):
@@ -353,9 +397,14 @@ def _table_rows(file: DataFile, _: _Beside) -> Iterator[bytes]:
                 elif cells:  # a blank line is no row
                     yield dumped({name: cell for name, cell in zip(header, cells, strict=False) if cell})
         except csv.Error as error:
-            raise UserError(f"{file}: line {table.line_num}: {error}; is a quotation mark not doubled?") from None
+            raise UserError(
+                f"{file}: line {table.line_num}: {error}; is a quotation mark not doubled?",
+                code="data-unreadable",
+                file=str(file),
+                line=table.line_num,
+            ) from None
         except UnicodeDecodeError as error:
-            raise UserError(f"{file}: not UTF-8: {error}. {_TO_UTF8}") from None
+            raise UserError(f"{file}: not UTF-8: {error}. {_TO_UTF8}", code="data-unreadable", file=str(file)) from None
 
 
 def _parquet_rows(file: DataFile, media: _Beside) -> Iterator[bytes]:
@@ -368,7 +417,9 @@ def _parquet_rows(file: DataFile, media: _Beside) -> Iterator[bytes]:
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
-        raise UserError(f"{file}: not a readable parquet file: {error}") from None
+        raise UserError(
+            f"{file}: not a readable parquet file: {error}", code="data-unreadable", file=str(file)
+        ) from None
 
 
 def _parquet_rows_in_place(file: DataFile, media: _Beside) -> Iterator[bytes]:
@@ -384,7 +435,9 @@ def _parquet_rows_in_place(file: DataFile, media: _Beside) -> Iterator[bytes]:
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
-        raise UserError(f"{file}: not a readable parquet file: {error}") from None
+        raise UserError(
+            f"{file}: not a readable parquet file: {error}", code="data-unreadable", file=str(file)
+        ) from None
 
 
 def _cells(

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import UserError, fingerprint, place_of
+from ..errors import add_fields
 from ..runtime.objects import NoBucket, Remote
 from ..runtime.storage import Place, place, text_of
 from ..uris import SCHEME, is_http, redact_uri
@@ -132,25 +133,39 @@ def read_meta(
         """An object whose keys are all different; Python's own reader keeps the last of two and says nothing."""
         for key, count in Counter(key for key, _ in pairs).items():
             if count > 1:
-                raise UserError(f"--meta {path}: {key!r} is there twice; rename or remove one")
+                raise UserError(
+                    f"--meta {path}: {key!r} is there twice; rename or remove one",
+                    code="meta-duplicate",
+                    file=str(path),
+                    key=key,
+                )
         return dict(pairs)
 
     try:
         meta = json.loads(path.read_text(encoding="utf-8").removeprefix("\ufeff"), object_pairs_hook=unique)
     except FileNotFoundError as error:
         told = error.strerror if isinstance(error, NoBucket) else "no such file"
-        raise UserError(f"--meta {path}: {told}") from None
+        raise UserError(f"--meta {path}: {told}", code="meta-unreadable", file=str(path)) from None
     except OSError as error:
-        raise UserError(f"--meta {path}: cannot be read: {error.strerror}; {_WANTED}") from None
+        raise UserError(
+            f"--meta {path}: cannot be read: {error.strerror}; {_WANTED}", code="meta-unreadable", file=str(path)
+        ) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"--meta {path}: not JSON: {error}; {_WANTED}") from None
+        raise UserError(
+            f"--meta {path}: not JSON: {error}; {_WANTED}", code="meta-unreadable", file=str(path)
+        ) from None
     except RecursionError:
-        raise UserError(f"--meta {path}: nested too deep; {_WANTED}") from None
+        raise UserError(f"--meta {path}: nested too deep; {_WANTED}", code="meta-unreadable", file=str(path)) from None
     if not isinstance(meta, dict) or not meta:
-        raise UserError(f"--meta {path}: {_WANTED}")
+        raise UserError(f"--meta {path}: {_WANTED}", code="meta-unreadable", file=str(path))
     for name in select:
         if name not in meta:
-            raise UserError(f"--datasets {name}: not in {path}, which has {', '.join(meta)}")
+            raise UserError(
+                f"--datasets {name}: not in {path}, which has {', '.join(meta)}",
+                code="dataset-unknown",
+                dataset=name,
+                known=list(meta),
+            )
     names = dict.fromkeys(select or meta)
     also = tuple(_prefix("--media-prefix", prefix) for prefix in media_prefixes)
     return _weighted(path, [_dataset(path, name, meta[name], allow_unknown, also) for name in names])
@@ -164,38 +179,73 @@ def _weighted(meta_path: Place, datasets: list[Dataset]) -> list[Dataset]:
     if lacking := [dataset.name for dataset in datasets if dataset.name not in given]:
         raise UserError(
             f"{meta_path}: there is a weight for {', '.join(given)} and none for {', '.join(lacking)}; it is a share "
-            "of all tokens: give every data set one, or none"
+            "of all tokens: give every data set one, or none",
+            code="meta-invalid",
+            key="weight",
+            missing=lacking,
         )
     total = math.fsum(given.values())
     return [dataclasses.replace(dataset, weight=given[dataset.name] / total) for dataset in datasets]
 
 
 def _dataset(meta_path: Place, name: str, entry: Any, allow_unknown: bool, media_prefixes: tuple[str, ...]) -> Dataset:
+    with add_fields(dataset=name):
+        return _parsed(meta_path, name, entry, allow_unknown, media_prefixes)
+
+
+def _parsed(meta_path: Place, name: str, entry: Any, allow_unknown: bool, media_prefixes: tuple[str, ...]) -> Dataset:
     where = f"{meta_path}: data set {name!r}"
     if not is_unicode(name):
-        raise UserError(f"{where}: its name is not Unicode text: half of a surrogate pair; rename it")
+        raise UserError(
+            f"{where}: its name is not Unicode text: half of a surrogate pair; rename it", code="meta-invalid", key=name
+        )
     if not isinstance(entry, dict):
-        raise UserError(f"{where}: expected an object, got {type(entry).__name__}; write it as {_EXAMPLE}")
+        raise UserError(
+            f"{where}: expected an object, got {type(entry).__name__}; write it as {_EXAMPLE}",
+            code="meta-invalid",
+            got=entry,
+        )
     if "allow_outside" in entry:
         raise UserError(
             f"{where}: allow_outside is not supported. Name the folders that media may be in: "
-            '"media_prefixes": ["/data/images"]'
+            '"media_prefixes": ["/data/images"]',
+            code="meta-unknown-key",
+            key="allow_outside",
         )
     entry = _known(where, entry, allow_unknown)
     prefixes = (*_media_prefixes(meta_path, where, entry), *media_prefixes)
     rows_of = _source(meta_path, where, entry) if "source" in entry else _files(meta_path, where, entry, prefixes)
     ratio = entry.get("sample_ratio", 1.0)
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not math.isfinite(ratio) or ratio < 0:
-        raise UserError(f"{where}: sample_ratio must be a number of at least 0, got {ratio!r}")
+        raise UserError(
+            f"{where}: sample_ratio must be a number of at least 0, got {ratio!r}",
+            code="meta-invalid",
+            key="sample_ratio",
+            got=ratio,
+        )
     if ratio > MAX_RATIO:
-        raise UserError(f"{where}: sample_ratio is {ratio!r}; it is how often each row is taken: at most {MAX_RATIO:,}")
+        raise UserError(
+            f"{where}: sample_ratio is {ratio!r}; it is how often each row is taken: at most {MAX_RATIO:,}",
+            code="meta-invalid",
+            key="sample_ratio",
+            got=ratio,
+            limit=MAX_RATIO,
+        )
     weight = entry.get("weight")
     if weight is not None:
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
-            raise UserError(f"{where}: weight must be a number above 0, its share of all tokens, got {weight!r}")
+            raise UserError(
+                f"{where}: weight must be a number above 0, its share of all tokens, got {weight!r}",
+                code="meta-invalid",
+                key="weight",
+                got=weight,
+            )
         if "sample_ratio" in entry:
             raise UserError(
-                f"{where}: both weight and sample_ratio; a weight says how often rows are taken: remove one"
+                f"{where}: both weight and sample_ratio; a weight says how often rows are taken: remove one",
+                code="meta-invalid",
+                key="weight",
+                other="sample_ratio",
             )
     return Dataset(
         name=name,
@@ -217,13 +267,23 @@ def _rows(where: str, entry: dict[str, Any]) -> dict[str, Any]:
     """How rows are written: format, columns and tags; what is given goes before the format's own."""
     given = entry.get("format")
     if given is not None and not isinstance(given, str):
-        raise UserError(f"{where}: format must be a name, got {given!r}; known: {_format_names()}")
+        raise UserError(
+            f"{where}: format must be a name, got {given!r}; known: {_format_names()}",
+            code="meta-invalid",
+            key="format",
+            got=given,
+        )
     named = entry.get("columns") is not None or entry.get("tags") is not None or entry.get("source", HUB) != HUB
     name = ALIASES.get(given or AUTO, given or AUTO)
     if name == AUTO and named:
         name = "messages"
     if name != AUTO and name not in FORMATS:
-        raise UserError(f"{where}: unknown format {given!r}; known: {_format_names()}")
+        raise UserError(
+            f"{where}: unknown format {given!r}; known: {_format_names()}",
+            code="format-unknown",
+            key="format",
+            got=given,
+        )
     preset = FORMATS["messages" if name == AUTO else name]
     columns = parsed_names(Columns, where, "columns", entry.get("columns"), preset.columns)
     for name_of_column in entry.get("columns") or {}:
@@ -231,13 +291,19 @@ def _rows(where: str, entry: dict[str, Any]) -> dict[str, Any]:
             others = " or ".join(f'"format": "{other}"' for other in FORMATS if name_of_column in FORMATS[other].fields)
             raise UserError(
                 f"{where}: columns.{name_of_column} means nothing to the format {name!r}, which has "
-                f"{', '.join(preset.fields)}; give {others}, or remove it"
+                f"{', '.join(preset.fields)}; give {others}, or remove it",
+                code="format-unknown",
+                key=f"columns.{name_of_column}",
+                format=name,
             )
     tags = parsed_names(Tags, where, "tags", entry.get("tags"), preset.tags)
     for one, other in itertools.combinations(("user_tag", "assistant_tag", "system_tag"), 2):
         if getattr(tags, one) == getattr(tags, other):
             raise UserError(
-                f"{where}: tags.{one} and tags.{other} are both {getattr(tags, one)!r}; give each role its own"
+                f"{where}: tags.{one} and tags.{other} are both {getattr(tags, one)!r}; give each role its own",
+                code="meta-invalid",
+                key=f"tags.{one}",
+                other=f"tags.{other}",
             )
     return {"format": name, "columns": columns, "tags": tags}
 
@@ -248,20 +314,29 @@ def _format_names() -> str:
 
 def _column(where: str, key: str, given: Any) -> str:
     if given is not None and (not isinstance(given, str) or not given):
-        raise UserError(f"{where}: {key} must be the name of a column, got {given!r}")
+        raise UserError(
+            f"{where}: {key} must be the name of a column, got {given!r}", code="meta-invalid", key=key, got=given
+        )
     return given or ""
 
 
 def _names(where: str, key: str, given: Any, of: str) -> tuple[str, ...]:
     if given is not None and (not isinstance(given, list) or not all(isinstance(name, str) and name for name in given)):
-        raise UserError(f"{where}: {key} must be a list of {of}, got {given!r}")
+        raise UserError(
+            f"{where}: {key} must be a list of {of}, got {given!r}", code="meta-invalid", key=key, got=given
+        )
     return tuple(given or ())
 
 
 def _placeholders(where: str, given: Any) -> Placeholders | None:
     if given is not None and given not in typing.get_args(Placeholders):
         known = ", ".join(typing.get_args(Placeholders))
-        raise UserError(f"{where}: placeholders: unknown value (got {given!r}, expected one of {known})")
+        raise UserError(
+            f"{where}: placeholders: unknown value (got {given!r}, expected one of {known})",
+            code="meta-invalid",
+            key="placeholders",
+            got=given,
+        )
     found: Placeholders | None = given
     return found
 
@@ -278,7 +353,12 @@ def _known(where: str, entry: dict[str, Any], allow_unknown: bool) -> dict[str, 
         if not allow_unknown:
             close = difflib.get_close_matches(key, known, 1)
             meant = f"Did you mean {close[0]!r}? " if close else ""
-            raise UserError(f"{problem}. {meant}Correct or remove it, or give --allow-unknown-keys")
+            raise UserError(
+                f"{problem}. {meant}Correct or remove it, or give --allow-unknown-keys",
+                code="meta-unknown-key",
+                key=key,
+                known=list(known),
+            )
         warn_of_data(logger, f"{problem}. It is not used")
     return {
         key: {name: value for name, value in given.items() if name in inside[key]}
@@ -296,14 +376,24 @@ def _fields(kind: Any) -> tuple[str, ...]:
 def _media_prefixes(meta_path: Place, where: str, entry: dict[str, Any]) -> tuple[str, ...]:
     given = entry.get("media_prefixes", [])
     if not isinstance(given, list) or not all(isinstance(each, str) and each and "\0" not in each for each in given):
-        raise UserError(f"{where}: media_prefixes must be a list of folders and URIs of stores, got {given!r}")
+        raise UserError(
+            f"{where}: media_prefixes must be a list of folders and URIs of stores, got {given!r}",
+            code="meta-invalid",
+            key="media_prefixes",
+            got=given,
+        )
     return tuple(_prefix(f"{where}: media_prefixes", prefix, meta_path.parent) for prefix in given)
 
 
 def _prefix(name: str, given: str, base: Place | None = None) -> str:
     """A folder, or the URI of one. A relative one starts at `base`, or else at the working directory."""
     if is_http(given):
-        raise UserError(f"{name}: {redact_uri(given)} is no folder or store. Allow downloads with --allow-http")
+        raise UserError(
+            f"{name}: {redact_uri(given)} is no folder or store. Allow downloads with --allow-http",
+            code="uri-invalid",
+            name=name,
+            got=redact_uri(given),
+        )
     if SCHEME.match(given) or base is None or given[0] in "/~":
         return text_of(place_of(name, given))
     return text_of(base / given)
@@ -320,7 +410,9 @@ def _media_dirs(
     """
     given = entry.get("media_dir")
     if given is not None and (not isinstance(given, str) or "\0" in given):
-        raise UserError(f"{where}: media_dir must be a directory, got {given!r}")
+        raise UserError(
+            f"{where}: media_dir must be a directory, got {given!r}", code="meta-invalid", key="media_dir", got=given
+        )
     if given and given[:7].lower() == "file://":
         given = str(place_of(f"{where}: media_dir", given))  # a path like any other
     folder = meta_path.parent.absolute() if isinstance(meta_path, Path) else meta_path.parent
@@ -343,7 +435,10 @@ def _media_dirs(
     if places and not own:
         raise UserError(
             f"{where}: media_dir {next(iter(places)).resolve()} is no directory; it is taken relative to the meta "
-            "file, or to the working directory: correct it, or leave it out if the rows have whole paths"
+            "file, or to the working directory: correct it, or leave it out if the rows have whole paths",
+            code="meta-invalid",
+            key="media_dir",
+            got=str(next(iter(places)).resolve()),
         )
     bounds = tuple(dict.fromkeys((*own, *map(str, folders)))) or home
     allowed = (*bounds, *prefixes, *map(str, meta_folders))
@@ -368,9 +463,17 @@ def _data_folders(data: dict[str, Any]) -> tuple[str, ...]:
 def _files(meta_path: Place, where: str, entry: dict[str, Any], media_prefixes: tuple[str, ...]) -> dict[str, Any]:
     known = ", ".join((*SOURCES, HUB))
     if "path_or_dataset" in entry:
-        raise UserError(f"{where}: path_or_dataset belongs to a source, and none is given; known: {known}")
+        raise UserError(
+            f"{where}: path_or_dataset belongs to a source, and none is given; known: {known}",
+            code="meta-invalid",
+            key="path_or_dataset",
+        )
     if "file_name" not in entry:
-        raise UserError(f"{where}: neither file_name nor source; give one of the two. Sources: {known}")
+        raise UserError(
+            f"{where}: neither file_name nor source; give one of the two. Sources: {known}",
+            code="meta-invalid",
+            key="file_name",
+        )
     split = _text(where, entry, "split")
     return {"files": data_files(meta_path, where, entry["file_name"], split, media_prefixes)}
 
@@ -378,15 +481,29 @@ def _files(meta_path: Place, where: str, entry: dict[str, Any], media_prefixes: 
 def _source(meta_path: Place, where: str, entry: dict[str, Any]) -> dict[str, Any]:
     source = entry["source"]
     if not isinstance(source, str) or source not in (*SOURCES, HUB):
-        raise UserError(f"{where}: unknown source {source!r}; known: {', '.join((*SOURCES, HUB))}")
+        raise UserError(
+            f"{where}: unknown source {source!r}; known: {', '.join((*SOURCES, HUB))}",
+            code="meta-invalid",
+            key="source",
+            got=source,
+        )
     own = () if source == HUB else ("columns", "tags", "format", "id_column", "group_column", "ignore_keys",
                                     "ignore_columns", "placeholders")  # fmt: skip
     for key in ("file_name", *own):
         if key in entry:
-            raise UserError(f"{where}: both source and {key}; a source knows its rows by itself: remove one of the two")
+            raise UserError(
+                f"{where}: both source and {key}; a source knows its rows by itself: remove one of the two",
+                code="meta-invalid",
+                key=key,
+                other="source",
+            )
     given = {key: text for key in ("path_or_dataset", "split") if (text := _text(where, entry, key)) is not None}
     if source == HUB and "path_or_dataset" not in given:
-        raise UserError(f"{where}: source {HUB!r} without path_or_dataset; give the data set's id (owner/name)")
+        raise UserError(
+            f"{where}: source {HUB!r} without path_or_dataset; give the data set's id (owner/name)",
+            code="meta-invalid",
+            key="path_or_dataset",
+        )
     local = meta_path.parent / given.get("path_or_dataset", "")
     if "path_or_dataset" in given and isinstance(local, Path) and local.exists():
         given["path_or_dataset"] = str(local.resolve())
@@ -397,7 +514,12 @@ def _text(where: str, entry: dict[str, Any], key: str) -> str | None:
     if key not in entry:
         return None
     if not isinstance(entry[key], str) or not entry[key]:
-        raise UserError(f"{where}: {key} must be a text, got {entry[key]!r}; leave it out for the default")
+        raise UserError(
+            f"{where}: {key} must be a text, got {entry[key]!r}; leave it out for the default",
+            code="meta-invalid",
+            key=key,
+            got=entry[key],
+        )
     return str(entry[key])
 
 
@@ -406,13 +528,25 @@ def parsed_names(kind: Any, where: str, key: str, entry: Any, default: Any = Non
     if entry is None:
         return default or kind()
     if not isinstance(entry, dict):
-        raise UserError(f"{where}: {key} must be an object, got {type(entry).__name__}")
+        raise UserError(
+            f"{where}: {key} must be an object, got {type(entry).__name__}", code="meta-invalid", key=key, got=entry
+        )
     known = _fields(kind)
     for name, value in entry.items():
         if name not in known:
-            raise UserError(f"{where}: unknown key {name!r} in {key}; known: {', '.join(known)}")
+            raise UserError(
+                f"{where}: unknown key {name!r} in {key}; known: {', '.join(known)}",
+                code="meta-unknown-key",
+                key=f"{key}.{name}",
+                known=list(known),
+            )
         if not isinstance(value, str) or not value:
-            raise UserError(f"{where}: {key}.{name} must be a name, got {value!r}")
+            raise UserError(
+                f"{where}: {key}.{name} must be a name, got {value!r}",
+                code="meta-invalid",
+                key=f"{key}.{name}",
+                got=value,
+            )
     return dataclasses.replace(default or kind(), **entry)
 
 

@@ -111,7 +111,7 @@ def _members(file: str, content: BinaryIO) -> Iterator[tarfile.TarInfo]:
     """All members but folders; the tar must be whole."""
 
     def broken(what: str) -> UserError:
-        return UserError(f"{file}: {what}; write or download it again")
+        return UserError(f"{file}: {what}; write or download it again", code="data-unreadable", file=str(file))
 
     try:
         with _Tar(fileobj=content, tarinfo=_Header) as tar:

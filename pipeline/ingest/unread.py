@@ -60,11 +60,20 @@ def unread(
             yield f"{_where(column, looks, len(rows))}{_remedy(column, format_)}"
 
 
-def unread_media(rows: Sequence[Row], said: Sequence[Said | Skip], format_: str, columns: Columns) -> Iterator[str]:
-    """What ends the run, in words: columns that hold media, and that nothing reads."""
+class Problem(NamedTuple):
+    """What is wrong with a column. It ends the run if it has a code of errors.CODES."""
+
+    text: str
+    column: str
+    code: str = ""
+
+
+def unread_media(rows: Sequence[Row], said: Sequence[Said | Skip], format_: str, columns: Columns) -> Iterator[Problem]:
+    """What ends the run: columns that hold media, and that nothing reads."""
     for column, looks in unread_columns(rows, said, format_, columns).items():
         if looks.are_most:
-            yield f"{_where(column, looks, len(rows))}{_remedy(column, format_)}"
+            text = f"{_where(column, looks, len(rows))}{_remedy(column, format_)}"
+            yield Problem(text, column.key, "column-unread")
 
 
 def _where(column: "UnreadColumn", looks: "Looks", num_first: int) -> str:
@@ -241,19 +250,19 @@ class LaterRows:
 
 def later_problems(
     later: RowFacts, first: Sequence[Row], said: Sequence[Said | Skip], format_: str, columns: Columns
-) -> Iterator[tuple[str, bool]]:
-    """What there is to say once all rows are read, and whether it ends the run; `unread` has said what the first rows
-    show."""
+) -> Iterator[Problem]:
+    """What there is to say once all rows are read; `unread` has said what the first rows show."""
     told = {column.key for column in unread_columns(first, said, format_, columns)}
     for column, looks in later.unread.items():
         if looks.are_most or column.key not in told:
             where = f"column {column.key!r} has {_WORDS[column.kind]} (row {looks.row}, for one)"
-            yield f"{where}, and is not read{_remedy(column, format_)}", looks.are_most
+            text = f"{where}, and is not read{_remedy(column, format_)}"
+            yield Problem(text, column.key, "column-unread" if looks.are_most else "")
     for field, name in named_columns(format_, columns).items():
         if first and name in later.absent and not any(column_of(row, name) in row for row in first):
             keys = ", ".join(dict.fromkeys(key for row in first for key in row))
             problem = f"columns.{field} is {name!r}, which none of the rows that are read has; they have {keys}"
-            yield f"{problem}. Correct or remove it", True
+            yield Problem(f"{problem}. Correct or remove it", name, "column-missing")
 
 
 def named_columns(format_: str, columns: Columns) -> dict[str, str]:

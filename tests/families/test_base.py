@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import DEMO_PROCESSOR
+from support.errors import raises
 from tokenizers.normalizers import Lowercase
 from transformers.models.auto.auto_mappings import PROCESSOR_MAPPING_NAMES
 
@@ -110,13 +111,10 @@ def test_another_models_processor_does_not_choose_its_positions(tmp_path):
     processor = shutil.copytree(DEMO_PROCESSOR, tmp_path / "processor")
     config = json.loads((processor / "config.json").read_text())
     (processor / "config.json").write_text(json.dumps(config | {"model_type": "llavaonevision1_5"}))
-    with pytest.raises(UserError) as caught:
+    named = {"processor": str(processor), "model_type": "llavaonevision1_5", "family": "qwen2_vl"}
+    with raises(UserError, "processor-unsupported", **named) as caught:
         load_family(ProcessorKey(processor=str(processor)))
-    assert str(caught.value) == (
-        f"--processor {processor}: has a Qwen2_5_VLProcessor, and its config.json is of a llavaonevision1_5 (known: "
-        "qwen2_vl, qwen2_5_vl), so that the positions that the model takes are not known; name the family: --family "
-        "qwen2_vl counts them on 3 axes, --family default 0, 1, 2 …"
-    )
+    assert all(text in str(caught.error) for text in ("--family qwen2_vl", "3 axes", "--family default"))
     told = load_family(ProcessorKey(processor=str(processor), family="qwen2_vl"))
     assert told.position_axes == 3, "who says so knows"
     (processor / "config.json").unlink()

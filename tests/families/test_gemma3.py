@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers import TinyData, asked, picture, tiny_config
 from processors import gemma3
+from support.errors import raises
 
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.pipeline.config import UserError
@@ -27,7 +28,7 @@ def test_a_literal_token_is_no_picture(family, tmp_path):
 
 
 def test_what_is_refused(family):
-    with pytest.raises(UserError, match="--max-pixels 5: gemma3 has pictures of one size; leave it out"):
+    with raises(UserError, "option-conflict", option="max_pixels", family="gemma3"):
         load_family(ProcessorKey(processor=family.source, max_pixels=5))
 
 
@@ -38,7 +39,7 @@ def test_a_picture_sees_itself_both_ways_in_all_layers(with_model, tmp_path):
     run_pack(tiny_config(data.write(), tmp_path / "out", processor=processor, pack_size=400))
     packs = PackedShards(tmp_path / "out", pixels="fp32")
     if not with_model:
-        with pytest.raises(ValueError, match=r"looks ahead in its pictures.*give the model, collater\(model\)"):
+        with pytest.raises(ValueError, match=r"collater\(model\)"):
             packs.collater()
         return
     batch = packs.collater()(list(packs))
@@ -51,7 +52,7 @@ def test_a_picture_sees_itself_both_ways_in_all_layers(with_model, tmp_path):
     assert torch.equal(batch["attention_mask"]["full_attention"][0, 0], full)
     near = here[:, None] - here[None] < gemma3.SLIDING_WINDOW
     assert torch.equal(batch["attention_mask"]["sliding_attention"][0, 0], full & near)
-    with pytest.raises(ValueError, match="cannot look ahead in a picture"):
+    with pytest.raises(ValueError, match="bidirectional_vision.*sdpa"):
         packs.collater(attn_implementation="flash_attention_2")
-    with pytest.raises(ValueError, match="it needs a 4D mask"):
+    with pytest.raises(ValueError, match="4D.*sliding_window"):
         neat_packed_vlm_collater(list(packs), attn_implementation="flex_attention", bidirectional_vision="all")

@@ -8,6 +8,7 @@ import torch
 from helpers import DEMO_PROCESSOR, TinyData, asked, clip, documents_of, picture, tiny_config, tone
 from hypothesis import given, settings, strategies as st
 from processors import gemma4
+from support.errors import assert_skipped, raises
 from tiny_models import tiny_gemma4
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 
@@ -55,7 +56,7 @@ def test_frames_of_a_sound_are_counted_without_hearing_it(family, num_samples):
 
 def test_too_short_a_sound_is_refused(family):
     assert family.sound.frames(161) == 1
-    with pytest.raises(ValueError, match="0.0100 s is shorter than one window"):
+    with pytest.raises(ValueError, match="0.0100 s"):
         family.sound.frames(160)
 
 
@@ -87,7 +88,7 @@ def test_an_empty_thought_where_it_is_asked_for_is_not_trained_on(family, thinki
 
 
 def test_other_families_have_no_empty_thought():
-    with pytest.raises(UserError, match="--empty-thought: qwen2_vl has no thinking channel"):
+    with raises(UserError, "option-conflict", option="empty_thought", family="qwen2_vl"):
         load_family(ProcessorKey(processor=str(DEMO_PROCESSOR), empty_thought=True))
 
 
@@ -185,19 +186,20 @@ def test_shrinking(processor, tmp_path):
 
 
 def test_what_is_refused(processor, tmp_path):
-    for key, message in (({"min_pixels": 5}, "min_pixels: gemma4"), ({"max_pixels": 5}, "smallest budget has 161280")):
-        with pytest.raises(UserError, match=message):
-            load_family(ProcessorKey(processor=str(processor), **key))
+    with raises(UserError, "option-conflict", option="min_pixels", family="gemma4"):
+        load_family(ProcessorKey(processor=str(processor), min_pixels=5))
+    with raises(UserError, "option-invalid", option="max_pixels", got=5, least=161280):
+        load_family(ProcessorKey(processor=str(processor), max_pixels=5))
     other = shutil.copytree(processor, tmp_path / "other")
     config = (other / "processor_config.json").read_text()
-    for old, new, message in (
-        ('"max_soft_tokens": 70', '"max_soft_tokens": 71', "max_soft_tokens is 71, expected one of"),
-        ('"patch_size"', '"do_normalize": true, "image_mean": [0.5, 0.5, 0.5], "patch_size"', "black to stay 0"),
-        ('"patch_size"', '"do_resize": false, "patch_size"', "do_resize is false"),
-        ('Extractor"', 'Extractor", "dither": 0.1', "dither adds noise"),
+    for old, new, key in (
+        ('"max_soft_tokens": 70', '"max_soft_tokens": 71', "max_soft_tokens"),
+        ('"patch_size"', '"do_normalize": true, "image_mean": [0.5, 0.5, 0.5], "patch_size"', "image_mean"),
+        ('"patch_size"', '"do_resize": false, "patch_size"', "do_resize"),
+        ('Extractor"', 'Extractor", "dither": 0.1', "dither"),
     ):
         (other / "processor_config.json").write_text(config.replace(old, new))
-        with pytest.raises(UserError, match=message):
+        with raises(UserError, "processor-unsupported", key=key):
             load_family(ProcessorKey(processor=str(other)))
 
 
@@ -206,7 +208,7 @@ def test_a_model_that_does_not_hear(tmp_path):
     assert "input_features" not in deaf.media
     path = tone(tmp_path / "a.wav", 0.5)
     (skip,) = measure([from_conversation({"conversation": asked({"type": "audio", "audio": str(path)})})], deaf)
-    assert skip == Skip(reason="audio_unsupported", detail="gemma4 does not take audios")
+    assert_skipped(skip, "audio_unsupported", "gemma4")
 
 
 # Packed against alone

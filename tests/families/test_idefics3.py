@@ -3,6 +3,7 @@
 import pytest
 from helpers import asked, picture
 from processors import idefics3
+from support.errors import raises
 
 from neatpack.loaders.online.tokenized import tokenized_example
 from neatpack.pipeline.config import UserError
@@ -38,7 +39,7 @@ def test_who_speaks_cannot_be_written_by_a_user(family):
 
 
 def test_what_is_refused(family, tmp_path):
-    with pytest.raises(UserError, match="--max-pixels 5: idefics3 has tiles of one size; set size.longest_edge"):
+    with raises(UserError, "option-conflict", option="max_pixels", family="idefics3"):
         load_family(ProcessorKey(processor=family.source, max_pixels=5))
-    with pytest.raises(UserError, match="resample 0, expected one of"):
+    with raises(UserError, "processor-unsupported", key="resample", got=0):
         load_family(ProcessorKey(processor=str(idefics3.make(tmp_path / "p", resample=0))))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import ROOT, TinyData, assert_verified, clip, differences, picture, run_with_torchvision, tiny_config
 from processors import internvl
+from support.errors import raises
 from tiny_models import tiny_internvl
 
 from neatpack import PackedShards
@@ -92,12 +93,12 @@ def test_numbers_of_frames(tiny):
 
 
 def test_what_is_refused(tiny, tmp_path):
-    with pytest.raises(UserError, match="--max-pixels 5: internvl has tiles of one size; set max_patches"):
+    with raises(UserError, "option-conflict", option="max_pixels", family="internvl"):
         load_family(ProcessorKey(processor=tiny.source, max_pixels=5))
-    with pytest.raises(UserError, match="--video-max-pixels 5: internvl gives every frame one tile; leave it out"):
+    with raises(UserError, "option-conflict", option="video_max_pixels", family="internvl"):
         load_family(ProcessorKey(processor=tiny.source, video_max_pixels=5))
     other = str(internvl.make(tmp_path / "p", video={"image_mean": [0.5, 0.5, 0.5]}))
-    with pytest.raises(UserError, match=r"image_mean of pictures is .*, and of videos \[0.5, 0.5, 0.5\]; internvl has"):
+    with raises(UserError, "processor-unsupported", key="image_mean", family="internvl"):
         load_family(ProcessorKey(processor=other))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers import TinyData, assert_verified, clip, differences, picture, tiny_config
 from processors import kimi_k25
+from support.errors import raises
 from tiny_models import tiny_kimi_k25
 
 from neatpack import PackedShards, neat_packed_vlm_collater
@@ -110,7 +111,7 @@ def test_settings(tmp_path):
     assert family.video.choose(100, 10.0, None).tolist() == [0, 20, 40, 60, 80]
     assert family.video.choose(30, 10.0, 0.5).tolist() == [0]
     assert family.video.choose(3, 1.0, 4.0).tolist() == [0, 1, 2]  # transformers refuses a rate above the video's
-    with pytest.raises(UserError, match="--min-pixels 5: kimi_k25 never enlarges a picture"):
+    with raises(UserError, "option-conflict", option="min_pixels", family="kimi_k25"):
         load_family(ProcessorKey(processor=made, min_pixels=5))
 
 

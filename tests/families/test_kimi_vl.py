@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers import SHARED, TinyData, picture, tiny_config
 from processors import kimi_vl
+from support.errors import raises
 
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.loaders.pp_media import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp
@@ -57,7 +58,7 @@ def test_labels_are_the_answers_and_their_ends(either):
 def test_what_its_position_embedding_does_not_reach_is_refused(tmp_path):
     family = load_family(ProcessorKey(processor=str(kimi_vl.make(tmp_path / "processor", in_token_limit=4096))))
     assert family.image.shape(14, 14 * 510, 1)[1] == (1, 2, 510)
-    with pytest.raises(ValueError, match=r"512 patches on a side, above 511 \(7141x14\); crop the picture"):
+    with pytest.raises(ValueError, match=r"512 .* 511 \(7141x14\)"):
         family.image.shape(14, 14 * 510 + 1, 1)
     path = picture(tmp_path / "line.png", 3, 7500)
     (skip,) = measure([from_conversation({"conversation": turns(image(path))})], family)
@@ -67,11 +68,11 @@ def test_what_its_position_embedding_does_not_reach_is_refused(tmp_path):
 def test_settings(tmp_path):
     made = str(kimi_vl.make(tmp_path / "processor"))
     assert load_family(ProcessorKey(processor=made, max_pixels=14 * 14 * 12)).image.max_patches == 12
-    with pytest.raises(UserError, match="--min-pixels 5: kimi_vl never enlarges a picture; leave it out"):
+    with raises(UserError, "option-conflict", option="min_pixels", family="kimi_vl"):
         load_family(ProcessorKey(processor=made, min_pixels=5))
-    with pytest.raises(UserError, match="pad_input is false"):
+    with raises(UserError, "processor-unsupported", key="pad_input"):
         load_family(ProcessorKey(processor=str(kimi_vl.make(tmp_path / "cropping", pad_input=False))))
-    with pytest.raises(UserError, match=r"merge_kernel_size \[2, 4\] is not square"):
+    with raises(UserError, "processor-unsupported", key="merge_kernel_size"):
         load_family(ProcessorKey(processor=str(kimi_vl.make(tmp_path / "flat", merge_kernel_size=[2, 4]))))
 
 

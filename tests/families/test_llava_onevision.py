@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import SHARED, TinyData, assert_verified, clip, differences, picture, tiny_config
 from processors import llava_onevision
+from support.errors import raises
 from tiny_models import tiny_llava_onevision
 
 from neatpack import PackedShards, neat_packed_vlm_collater, restore_pixels
@@ -97,13 +98,13 @@ def test_class_token_and_frames(tmp_path):
 
 def test_configs_that_are_refused(tmp_path):
     made = llava_onevision.make(tmp_path / "processor")
-    with pytest.raises(UserError, match="--max-pixels 5: llava_onevision gives every picture the resolutions"):
+    with raises(UserError, "option-conflict", option="max_pixels", family="llava_onevision"):
         load_family(ProcessorKey(processor=str(made), max_pixels=5))
-    with pytest.raises(UserError, match="vision_aspect_ratio is square, expected"):
+    with raises(UserError, "processor-unsupported", key="vision_aspect_ratio", got="square"):
         load_family(ProcessorKey(processor=str(llava_onevision.make(tmp_path / "a", vision_aspect_ratio="square"))))
     files = json.loads((made / "preprocessor_config.json").read_text())
     (made / "preprocessor_config.json").write_text(json.dumps(files | {"image_grid_pinpoints": [[50, 42]]}))
-    with pytest.raises(UserError, match=r"image_grid_pinpoints in whole tiles; it has size .*\[\[50, 42\]\]"):
+    with raises(UserError, "processor-unsupported", key="image_grid_pinpoints"):
         load_family(ProcessorKey(processor=str(made)))
 
 
@@ -122,8 +123,8 @@ def test_a_thin_picture_among_several_does_not_ask_for_a_huge_square(tiny, tmp_p
         ("skipped", "bad_media"),
         ("packed", ""),
     ]
-    told = "60000x1 is padded to a square of 3600000000 pixels, as one of several pictures, above --max-image-pixels"
-    assert f"{told} 100000000; crop it" in lines[1]["detail"]
+    named = ("60000x1", "3600000000 pixels", "--max-image-pixels 100000000")
+    assert all(name in lines[1]["detail"] for name in named)
     assert tiny.image.shape(10_000, 1, 2)[0] == (SIDE, SIDE), "what is not above it is taken"
 
 
@@ -201,7 +202,7 @@ def test_frames_that_pad_a_video_are_zero_however_they_are_restored(tmp_path):
 
 
 def test_microbatches_have_their_own_media(out, tiny):
-    with pytest.raises(ValueError, match="pixel_values_videos: bytes .* cannot be cut by microbatch"):
+    with pytest.raises(ValueError, match="pixel_values_videos"):
         collated = neat_packed_vlm_collater(list(PackedShards(out, pixels="uint8")))
         prepare_vlm_media_for_pp(collated, len(collated["input_ids"]), 1, tiny.media)
     packs = list(PackedShards(out, pixels="fp32"))

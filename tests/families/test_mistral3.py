@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers import SHARED, asked, picture
 from processors import mistral3
+from support.errors import assert_skipped, raises
 
 from neatpack.loaders.pixels import Stored, StoredPixels, put_together
 from neatpack.pipeline.config import UserError
@@ -26,7 +27,7 @@ def test_sizes(family):
     assert family.image.shape(100, 50) == ((112, 56), (1, 4, 2))
     assert family.image.shape(449, 449) == ((448, 448), (1, 16, 16))
     assert family.image.shape(2, 800) == ((28, 448), (1, 1, 16))
-    with pytest.raises(ValueError, match="a side of it vanishes when the other is brought to 448"):
+    with pytest.raises(ValueError, match="448"):
         family.image.shape(1, 900)
 
 
@@ -47,7 +48,7 @@ def test_a_system_prompt_that_the_template_leaves_out_is_not_lost_in_silence():
         pytest.skip("../shared/processors/mistral3 is not here")
     real = family_for(str(SHARED / "processors" / "mistral3"))
     (skip,) = measure([Example(turns=TURNS)], real)
-    assert skip.reason == "bad_row" and "a turn of role system: the chat template of mistral3 does not" in skip.detail
+    assert_skipped(skip, "bad_row", "role system", "mistral3")
     (measured,) = measure([Example(turns=TURNS[1:])], real)
     assert real.chat.tokenizer.decode(measured.ids) == "<s>[INST]Why?[/INST]So.</s>"
 
@@ -59,12 +60,12 @@ def test_a_system_prompt_and_one_bos(family):
 
 
 def test_what_is_refused(family):
-    with pytest.raises(UserError, match="--max-pixels 5: mistral3 bounds the sides of a picture, and not its area"):
+    with raises(UserError, "option-conflict", option="max_pixels", family="mistral3"):
         load_family(ProcessorKey(processor=family.source, max_pixels=5))
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
     asked_for = Turn(role="user", parts=("Why?",)), Turn(role="assistant", parts=("Hm.",), tool_calls=(call,))
     (skip,) = measure([Example(turns=asked_for)], family)
-    assert skip.reason == "bad_row" and "tool_calls: the chat template of processor does not write it" in skip.detail
+    assert_skipped(skip, "bad_row", "tool_calls")
 
 
 def test_pictures_are_put_together_and_padded_with_zeros():

@@ -8,6 +8,7 @@ import torch
 from helpers import TinyData, asked, documents_of, picture, run_hf, tiny_config, tone
 from hypothesis import given, settings, strategies as st
 from processors import phi4_mm
+from support.errors import assert_skipped, raises
 from tiny_models import tiny_phi4_mm
 from transformers import Phi4MultimodalFeatureExtractor
 
@@ -81,13 +82,12 @@ def test_tokens_of_a_sound_are_counted_without_hearing_it(family, num_samples):
 
 def test_what_cannot_be_taken(family, tmp_path):
     thin, short = picture(tmp_path / "a.png", 2, 900), tone(tmp_path / "a.wav", 0.02)
-    for part, words in (
-        ({"type": "image", "image": str(thin)}, "900x2 is too thin: 512x1 once resized"),
-        ({"type": "audio", "audio": str(short)}, "320 samples are fewer than one window of 400"),
+    for part, named in (
+        ({"type": "image", "image": str(thin)}, ("900x2", "512x1")),
+        ({"type": "audio", "audio": str(short)}, ("320 samples", "400")),
     ):
         (skip,) = measure([from_conversation({"conversation": asked(part)})], family)
-        assert skip.reason == "bad_media"
-        assert skip.detail.endswith(words)
+        assert_skipped(skip, "bad_media", *named)
     video = Example(turns=(Turn(role="user", parts=(MediaRef(kind="video", path="a.mp4"),)),))
     assert measure([video], family)[0].reason == "video_unsupported"
 
@@ -124,12 +124,12 @@ def test_the_remote_codes_processor(family, tmp_path):
 
 
 def test_what_is_refused(processor, tmp_path):
-    with pytest.raises(UserError, match="has no bounds of pixels"):
+    with raises(UserError, "option-conflict", option="max_pixels", family="phi4_mm"):
         load_family(ProcessorKey(processor=str(processor), max_pixels=5))
     other = shutil.copytree(processor, tmp_path / "other")
     config = (other / "processor_config.json").read_text()
     (other / "processor_config.json").write_text(config.replace('"patch_size": 2', '"patch_size": 4'))
-    with pytest.raises(UserError, match="expected squares of 32 x 32 patches"):
+    with raises(UserError, "processor-unsupported", key="size"):
         load_family(ProcessorKey(processor=str(other)))
 
 
@@ -262,7 +262,7 @@ def test_sounds_beside_pictures_of_others_need_mending(family, tmp_path, caplog)
     (pack,) = packs
     model, batches = (
         tiny_phi4_mm(family),
-        [neat_packed_vlm_collater([one]) for one in documents_of(packs.reader.out, pack)],
+        [neat_packed_vlm_collater([one]) for one in documents_of(tmp_path / "out", pack)],
     )
     alone = [logits_of(model, batch) for batch in batches]
     whole = neat_packed_vlm_collater([pack])
@@ -274,7 +274,7 @@ def test_sounds_beside_pictures_of_others_need_mending(family, tmp_path, caplog)
 
     speech = next(at for at, batch in enumerate(batches) if "image_pixel_values" not in batch)
     packs.collater(model)
-    assert "Phi4MultimodalForCausalLM of transformers 5.22 fails on some packs of media" in caplog.text
+    assert "Phi4MultimodalForCausalLM" in caplog.text
     assert apart()[speech] > 1e-2, "the trap is still there"
     mend(mend(model))
     assert max(apart()) < 1e-4
@@ -304,5 +304,5 @@ def test_packs_that_the_fake_image_fills_are_refused(tmp_path, capsys):
     given = ["--meta", str(meta), "--processor", str(processor), "--engine", "inline"]
     for command in (["plan"], ["pack", "--out", str(tmp_path / "out")]):
         assert main([*command, *given, "--pack-size", str(size)]) == 2
-        assert f"--pack-size {size}: a pack without pictures keeps {size} tokens free" in capsys.readouterr().err
+        assert f"--pack-size {size}: " in capsys.readouterr().err
     assert main(["plan", *given, "--pack-size", str(size), "--no-fake-image"]) == 0

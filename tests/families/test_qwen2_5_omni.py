@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from processors import qwen2_5_omni
+from support.errors import raises
 from tiny_models import tiny_model
 
 from neatpack.pipeline.config import UserError
@@ -41,10 +42,10 @@ def test_positions_are_the_models(family, seconds):
 
 def test_what_is_refused(family):
     assert family.sound.frames(160_000) == 1000
-    with pytest.raises(ValueError, match=r"a sound of 10.0 s is longer than 10 s, where the processor cuts it off"):
+    with pytest.raises(ValueError, match=r"10.0 s .* 10 s"):
         family.sound.frames(160_001)
     assert family.sound.tokens_of(family.sound.frames(321)) == 1
-    with pytest.raises(ValueError, match="shorter than one window"):
+    with pytest.raises(ValueError, match="0.02"):
         family.sound.frames(320)
-    with pytest.raises(UserError, match="--use-audio-in-video: qwen2_5_omni takes no sound from videos"):
+    with raises(UserError, "option-conflict", option="use_audio_in_video", family="qwen2_5_omni"):
         load_family(ProcessorKey(processor=family.source, use_audio_in_video=True))

@@ -7,6 +7,7 @@ from base64 import b64encode
 import pytest
 from helpers import TinyData, documents_of, picture, tiny_config
 from processors import kimi_vl
+from support.errors import raises
 from transformers import AutoTokenizer
 
 from neatpack import PackedShards
@@ -60,7 +61,7 @@ def test_a_vocabulary_that_would_be_split_otherwise_is_refused(trusted, tmp_path
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").write_text("{}")
     (folder / "tiktoken.model").write_text("".join(f"{b64encode(bytes([n])).decode()} {n}\n" for n in range(256)))
-    with pytest.raises(UserError, match="tiktoken"):
+    with raises(UserError, "processor-code", processor=str(folder)):
         load_family(ProcessorKey(processor=str(folder), trust_remote_code=trusted))
 
 
@@ -85,7 +86,7 @@ def processor(tmp_path, monkeypatch):
 
 
 def test_it_is_not_run_unasked(processor):
-    with pytest.raises(UserError, match="its tokenizer is Python code of its own; give --trust-remote-code"):
+    with raises(UserError, "processor-code", processor=processor):
         load_family(ProcessorKey(processor=processor))
 
 

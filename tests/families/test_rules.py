@@ -1,7 +1,7 @@
 """Frames are taken as transformers' BaseVideoProcessor takes them."""
 
-import pytest
 from hypothesis import given, strategies as st
+from support.errors import raises
 from transformers.video_utils import VideoMetadata, default_sample_indices_fn
 
 from neatpack.pipeline.config import UserError
@@ -29,11 +29,11 @@ def test_no_more_than():
 
 def test_configs_are_laid_over_defaults():
     assert configured("here", "ours", {"a": 1, "b": [2]}, {"a": None, "b": [3], "c": 4}) == {"a": 1, "b": [3], "c": 4}
-    with pytest.raises(UserError, match="--processor here: do_rescale is false, which ours does not support"):
+    with raises(UserError, "processor-unsupported", key="do_rescale", family="ours"):
         configured("here", "ours", {}, {"do_rescale": False})
 
 
 def test_settings_that_cannot_be_followed():
     refuse_settings(ProcessorKey(processor=""), "ours", min_pixels="does not")
-    with pytest.raises(UserError, match="--video-max-frames 3: ours does not; leave it out"):
+    with raises(UserError, "option-conflict", option="video_max_frames", family="ours"):
         refuse_settings(ProcessorKey(processor="", video_max_frames=3), "ours", video_max_frames="does not")

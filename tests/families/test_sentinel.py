@@ -3,6 +3,7 @@
 import pytest
 from helpers import DEMO_PROCESSOR, SHARED
 from processors import default, gemma4, kimi_vl, phi4_mm
+from support.errors import raises
 from transformers import AutoTokenizer
 
 from neatpack.pipeline.config import UserError
@@ -77,25 +78,25 @@ def test_common_templates(tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("template", "words"),
+    ("template", "part"),
     [
-        (LOOP + "{{ m['role'].upper() + ': ' }}" + PART + "{{ '\n' }}{% endfor %}", "by the same special token"),
-        (LOOP + "{{ '<|head|>' + m['role'] }}" + PART + "{% endfor %}", "by the same special token"),
+        (LOOP + "{{ m['role'].upper() + ': ' }}" + PART + "{{ '\n' }}{% endfor %}", "end"),
+        (LOOP + "{{ '<|head|>' + m['role'] }}" + PART + "{% endfor %}", "end"),
         (
             LOOP
             + "{{ '<|head|>' + m['role'] + (' ' + loop.index|string) + '\n' }}"
             + PART
             + "{{ '</s>' }}{% endfor %}",
-            "introduces answers in several ways",
+            "header",
         ),
         (
             LOOP + "{{ '<|head|>' }}" + PART + "{{ '</s>' }}{% endfor %}",
-            "not enough to tell answers from the rest",
+            "header",
         ),
-        (LOOP + "{{ '<|head|>' + m['role'] + '</s>' }}{% endfor %}", "leaves texts out, or repeats them"),
-        ("{{ raise_exception('only alone') }}", "does not render a plain conversation: only alone"),
+        (LOOP + "{{ '<|head|>' + m['role'] + '</s>' }}{% endfor %}", "texts"),
+        ("{{ raise_exception('only alone') }}", "texts"),
     ],
 )
-def test_templates_without_stable_markers_are_refused(template, words, tokenizer):
-    with pytest.raises(UserError, match=words):
+def test_templates_without_stable_markers_are_refused(template, part, tokenizer):
+    with raises(UserError, "processor-unsupported", part=part):
         derived(tokenizer, template)

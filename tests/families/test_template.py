@@ -48,13 +48,12 @@ def test_a_row_on_which_the_template_fails_is_skipped_by_name(processor, tmp_pat
     for row, word in enumerate(FAILS, 1):
         assert (lines[row]["status"], lines[row]["reason"]) == ("skipped", "bad_row"), word
         told[word] = lines[row]["detail"]
-        assert "the chat template refuses it: " in told[word]
     for word, error in {
         "add": "TypeError",
         "divide": "ZeroDivisionError",
         "attribute": "AttributeError",
         "deep": "RecursionError",
     }.items():
-        assert f"refuses it: {error}: " in told[word], told
-    assert told["refuse"].endswith("refuses it: No such question.")
+        assert f"{error}: " in told[word], told
+    assert told["refuse"].endswith(": No such question.")
     assert "'nothing' is undefined" in told["undefined"]

@@ -1,4 +1,4 @@
-"""Lists every message of the product, from its source: errors with their codes, log lines, reasons, help texts."""
+"""Lists the messages of the product, from its source: errors with their codes, details of skips, log lines."""
 
 import ast
 from collections.abc import Iterator
@@ -25,6 +25,10 @@ def _messages(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             yield f"{_name(node.exc.func)}{_code(node.exc)}: {_text(node.exc)}"
+        elif isinstance(node, ast.Call) and _name(node.func) == "Skip":
+            given = {str(keyword.arg): keyword.value for keyword in node.keywords}
+            if {"reason", "detail"} <= given.keys():
+                yield f"Skip {_words(given['reason'])}: {_words(given['detail'])}"
         elif isinstance(node, ast.Call) and _name(node.func) in LOGGED and node.args:
             yield f"{_name(node.func)}: {_text(node)}"
 

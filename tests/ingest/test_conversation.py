@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.errors import assert_skipped
 
 from neatpack.loaders.online import PackedDatasetWrapper, PreTokenizedDatasetWrapper, default_collate_fn
 from neatpack.loaders.online.tokenized import SampleError, tokenized_example
@@ -69,22 +70,20 @@ def test_half_precision_and_gradients() -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "words"),
+    ("array", "named"),
     [
-        (np.zeros((2, 3, 40, 60)), "a picture of the shape [2, 3, 40, 60]; expected [height, width], or 1, 3 or 4"),
-        (np.zeros((40, 60, 2)), "a picture of the shape [40, 60, 2]"),
-        (np.zeros((0, 60, 3)), "a picture of the shape [0, 60, 3]"),
-        (np.full((4, 4, 3), -0.5), "a picture of float64 from -0.5 to -0.5; expected bytes of 0 to 255, or fractions"),
-        (np.full((4, 4, 3), 7.5), "a picture of float64 from 7.5 to 7.5"),
-        (np.full((4, 4, 3), 256), "a picture of int64 from 256 to 256"),
-        (np.zeros((4, 4, 3), bool), "a picture of bool from 0 to 0"),
+        (np.zeros((2, 3, 40, 60)), ("[2, 3, 40, 60]",)),
+        (np.zeros((40, 60, 2)), ("[40, 60, 2]",)),
+        (np.zeros((0, 60, 3)), ("[0, 60, 3]",)),
+        (np.full((4, 4, 3), -0.5), ("float64", "-0.5")),
+        (np.full((4, 4, 3), 7.5), ("float64", "7.5")),
+        (np.full((4, 4, 3), 256), ("int64", "256")),
+        (np.zeros((4, 4, 3), bool), ("bool",)),
     ],
 )
-def test_what_is_no_picture(array: np.ndarray, words: str) -> None:
+def test_what_is_no_picture(array: np.ndarray, named: tuple[str, ...]) -> None:
     found = from_conversation({"conversation": [{"role": "user", "content": [shown(array)]}]})
-    assert isinstance(found, Skip)
-    assert found.reason == "bad_row"
-    assert words in found.detail
+    assert_skipped(found, "bad_row", "turn 0", *named)
 
 
 def test_a_picture_in_memory_of_the_size_that_is_asked_for(demo_family: Any) -> None:
@@ -129,7 +128,7 @@ def test_media_in_any_turn(role: str, demo_family: Any) -> None:
 def test_media_that_the_template_leaves_out_are_named(shared: Path) -> None:
     family = family_for(str(shared / "processors" / "qwen3-vl"))
     system = {"role": "system", "content": [shown(PIXELS), {"type": "text", "text": "Look."}]}
-    with pytest.raises(SampleError, match="writes 0 of 1 images: it may take them in user turns only") as caught:
+    with pytest.raises(SampleError, match="0 of 1 images") as caught:
         tokenized_example({"conversation": [system, ASKED, ANSWER]}, family)
     assert caught.value.reason == "bad_row"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
+from support.errors import assert_skipped
 
 from neatpack.pipeline.ingest.convert import convert, parse_row, parse_rows
 from neatpack.pipeline.ingest.formats import FORMATS
@@ -56,33 +57,33 @@ def test_a_line_is_an_object() -> None:
     assert parse_row(b' {"a": "\xe2\x80\xa8"}\r\n', 1) == {"a": "\u2028"}
 
 
-# Line -> the detail that goes to the ledger, after "line 7: ".
+# Line -> what the detail in the ledger names.
 BROKEN_LINES = {
-    "cut": (b'{"a": 1', "broken JSON: Expecting ',' delimiter: line 1 column 8 (char 7)"),
-    "not JSON": (b"hello", "broken JSON: Expecting value: line 1 column 1 (char 0)"),
-    "two objects": (b"{} {}", "broken JSON: Extra data: line 1 column 4 (char 3)"),
-    "not UTF-8": (b'{"a": "\xff"}', "broken JSON: 'utf-8' codec can't decode byte 0xff in position 7"),
-    "too deep": (b"[" * 100_000, "lists and objects are nested in more than 100 levels"),
-    "a huge number": (b'{"a": ' + b"9" * 5000 + b"}", "broken JSON: Exceeds the limit (4300 digits)"),
-    "a list": (b"[{}]", "a JSON list where an object was expected"),
-    "a text": (b'"x"', "a JSON text where an object was expected"),
-    "a number": (b"1.5", "a JSON number where an object was expected"),
-    "a whole number": (b"15", "a JSON number where an object was expected"),
-    "a boolean": (b"true", "a JSON boolean where an object was expected"),
-    "null": (b"null", "a JSON null where an object was expected"),
+    "cut": (b'{"a": 1', ()),
+    "not JSON": (b"hello", ()),
+    "two objects": (b"{} {}", ()),
+    "not UTF-8": (b'{"a": "\xff"}', ("0xff",)),
+    "too deep": (b"[" * 100_000, ("100",)),
+    "a huge number": (b'{"a": ' + b"9" * 5000 + b"}", ("4300",)),
+    "a list": (b"[{}]", ("list",)),
+    "a text": (b'"x"', ("text",)),
+    "a number": (b"1.5", ("number",)),
+    "a whole number": (b"15", ("number",)),
+    "a boolean": (b"true", ("boolean",)),
+    "null": (b"null", ("null",)),
     "a key twice": (
         b'{"a": 1, "b": 2, "a": 3}',
-        "the key 'a' is there twice in one object, with two values; remove one",
+        ("'a'",),
     ),
     "a key twice in a turn": (
         b'{"messages": [{"role": "user"}, {"content": "a", "content": "b"}]}',
-        "the key 'content' is there twice",
+        ("'content'",),
     ),
-    "a key twice, deep": (b'{"a": [[{"b": {"c": 1, "c": 2}}], 1]}', "the key 'c' is there twice"),
-    "a key twice beside quoted keys": (b'{"a": "{\\"b\\": 1}", "c": 1, "c": 2}', "the key 'c' is there twice"),
-    "a key twice, with spaces": (b'{"a" : 1, "a" : 2}', "the key 'a' is there twice"),
-    "a key twice, in UTF-16": ('{"a": 1, "a": 2}'.encode("utf-16-le"), "the key 'a' is there twice"),
-    "a key twice, once in a long row": (b'{"a": "%s", "a": 2}' % (b"x" * 70_000), "the key 'a' is there twice"),
+    "a key twice, deep": (b'{"a": [[{"b": {"c": 1, "c": 2}}], 1]}', ("'c'",)),
+    "a key twice beside quoted keys": (b'{"a": "{\\"b\\": 1}", "c": 1, "c": 2}', ("'c'",)),
+    "a key twice, with spaces": (b'{"a" : 1, "a" : 2}', ("'a'",)),
+    "a key twice, in UTF-16": ('{"a": 1, "a": 2}'.encode("utf-16-le"), ("'a'",)),
+    "a key twice, once in a long row": (b'{"a": "%s", "a": 2}' % (b"x" * 70_000), ("'a'",)),
 }
 # Rows whose keys are not easily counted, and that say everything once.
 WHOLE_LINES = {
@@ -111,12 +112,9 @@ def test_lines_are_parsed_together_as_one_by_one() -> None:
     assert parse_rows([(line, 7) for line in lines]) == [parse_row(line, 7) for line in lines]
 
 
-@pytest.mark.parametrize(("line", "detail"), BROKEN_LINES.values(), ids=BROKEN_LINES)
-def test_broken_lines_name_their_number(line: bytes, detail: str) -> None:
-    skip = parse_row(line, 7)
-    assert isinstance(skip, Skip)
-    assert skip.reason == "bad_row"
-    assert skip.detail.startswith(f"line 7: {detail}")
+@pytest.mark.parametrize(("line", "named"), BROKEN_LINES.values(), ids=BROKEN_LINES)
+def test_broken_lines_name_their_number(line: bytes, named: tuple[str, ...]) -> None:
+    assert_skipped(parse_row(line, 7), "bad_row", "line 7: ", *named)
 
 
 @given(st.binary(max_size=30))
@@ -156,8 +154,7 @@ def test_another_dialect() -> None:
 
 def test_a_dialect_does_not_know_the_roles_of_another() -> None:
     value = {"conversations": [{"from": "user", "value": "x"}, {"from": "gpt", "value": "y"}]}
-    detail = "turn 0: unknown role 'user'; known: human, gpt, sys, developer, tool, function, observation"
-    assert convert(value, LLAVA) == Skip(reason="bad_row", detail=detail)
+    assert_skipped(convert(value, LLAVA), "bad_row", "turn 0", "'user'", "human, gpt, sys")
 
 
 def test_text_without_tags_stays_as_it_is() -> None:
@@ -190,7 +187,7 @@ def test_tags_as_plain_text() -> None:
     assert parts(convert(row(told, "x"), as_text)) == [(told,), ("x",)]
     found = convert(row(told, "x", images=["a.jpg"]), as_text)
     assert isinstance(found, Skip) and found.reason == "bad_placeholders"
-    assert found.detail.startswith('0 <image> tags but 1 images: "placeholders": "text"')
+    assert all(name in found.detail for name in ("0 <image>", "1 image", '"placeholders": "text"'))
     question = dataclasses.replace(as_text, format="prompt_response", columns=FORMATS["prompt_response"].columns)
     with_picture = {"prompt": "What is <image> in HTML?", "response": "This.", "image": "a.jpg"}
     assert parts(convert(with_picture, question))[0] == (image("a.jpg"), "What is <image> in HTML?")
@@ -212,134 +209,132 @@ def turn(**keys: Any) -> dict[str, Any]:
     return {"messages": [keys, {"role": "assistant", "content": "x"}]}
 
 
-# Row -> reason and detail.
-BAD_ROWS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "no messages": ({"other": []}, "bad_row", "column 'messages' is absent; expected a list of turns"),
-    "null messages": ({"messages": None}, "bad_row", "column 'messages' is a JSON null; expected a list of turns"),
+# Row -> reason, and what the detail names.
+BAD_ROWS: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
+    "no messages": ({"other": []}, "bad_row", ("'messages'",)),
+    "null messages": ({"messages": None}, "bad_row", ("'messages'", "null")),
     "messages are a text": (
         {"messages": "Hi."},
         "bad_row",
-        "column 'messages' is a JSON text; expected a list of turns",
+        ("'messages'", "text"),
     ),
     "messages are one turn": (
         {"messages": {}},
         "bad_row",
-        "column 'messages' is a JSON object; expected a list of turns",
+        ("'messages'", "object"),
     ),
-    "empty": ({"messages": []}, "bad_row", "empty conversation"),
-    "a turn is a text": ({"messages": ["Hi."]}, "bad_row", "turn 0 is a JSON text; expected an object"),
+    "empty": ({"messages": []}, "bad_row", ()),
+    "a turn is a text": ({"messages": ["Hi."]}, "bad_row", ("turn 0", "text")),
     "a turn is null": (
         {"messages": [{"role": "user", "content": "x"}, None]},
         "bad_row",
-        "turn 1 is a JSON null; expected an object",
+        ("turn 1", "null"),
     ),
     "unknown role": (
         turn(role="narrator", content="x"),
         "bad_row",
-        "turn 0: unknown role 'narrator'; known: user, assistant, system, developer, tool, function, observation",
+        ("turn 0", "'narrator'"),
     ),
-    "no role": (turn(content="x"), "bad_row", "turn 0: unknown role None; known: user, assistant, system"),
+    "no role": (turn(content="x"), "bad_row", ("turn 0",)),
     "role is a list": (
         turn(role=["user"], content="x"),
         "bad_row",
-        "turn 0: unknown role ['user']; known: user, assistant, system",
+        ("turn 0", "'user'"),
     ),
-    "no content": (turn(role="user"), "bad_row", "turn 0: 'content' is absent; expected a text"),
-    "null content": (turn(role="user", content=None), "bad_row", "turn 0: 'content' is a JSON null; expected a text"),
+    "no content": (turn(role="user"), "bad_row", ("turn 0", "'content'")),
+    "null content": (turn(role="user", content=None), "bad_row", ("turn 0", "'content'", "null")),
     "content is a number": (
         turn(role="user", content=42),
         "bad_row",
-        "turn 0: 'content' is a JSON number; expected a text",
+        ("turn 0", "'content'", "number"),
     ),
     "content is an object": (
         turn(role="user", content={"type": "text", "text": "x"}),
         "bad_row",
-        "turn 0: 'content' is a JSON object; expected a text or a list of parts",
+        ("turn 0", "'content'", "object"),
     ),
     "half a character": (
         turn(role="user", content="\ud83d"),
         "bad_row",
-        "turn 0: not Unicode text: half of a surrogate pair",
+        ("turn 0",),
     ),
-    "no assistant": (row("Hi."), "no_target", "no assistant turn"),
+    "no assistant": (row("Hi."), "no_target", ()),
     "a tag too many": (
         row("<image><image>", "x", images=["a.jpg"]),
         "bad_placeholders",
-        "2 <image> tags but 1 images; fix the row or set placeholders: lenient",
+        ("2 <image>", "1 image", "placeholders: lenient"),
     ),
     "a medium too many": (
         row("<image>", "x", images=["a.jpg", "b.jpg"]),
         "bad_placeholders",
-        "1 <image> tags but 2 images; fix the row or set placeholders: lenient",
+        ("1 <image>", "2 image", "placeholders: lenient"),
     ),
     "tags without a column": (
         row("the <video> tag", "x"),
         "bad_placeholders",
-        "1 <video> tags but 0 videos",
+        ("1 <video>", "0 video"),
     ),
     "another kind": (
         row("<image>", "x", videos=["a.mp4"]),
         "bad_placeholders",
-        "1 <image> tags but 0 images",
+        ("1 <image>", "0 image"),
     ),
     "tag in the answer": (
         row("Show me.", "<image>", images=["a.jpg"]),
         "bad_placeholders",
-        "0 <image> tags but 1 images; fix the row or set placeholders: lenient",
+        ("0 <image>", "1 image", "placeholders: lenient"),
     ),
-    "medium is a number": (row("<image>", "x", images=[7]), "bad_row", "column 'images': '7' is not a path"),
-    "medium is null": (row("<image>", "x", images=[None]), "bad_placeholders", "1 <image> tags but 0 images"),
-    "medium is empty": (row("<image>", "x", images=""), "bad_placeholders", "1 <image> tags but 0 images"),
+    "medium is a number": (row("<image>", "x", images=[7]), "bad_row", ("'images'", "'7'")),
+    "medium is null": (row("<image>", "x", images=[None]), "bad_placeholders", ("1 <image>", "0 image")),
+    "medium is empty": (row("<image>", "x", images=""), "bad_placeholders", ("1 <image>", "0 image")),
     "one of two is null": (
         row("<image><image>", "x", images=["a.jpg", None]),
         "bad_row",
-        "column 'images': 'None' is not a path",
+        ("'images'", "'None'"),
     ),
     "one of two is empty": (
         row("<image>", "x", images=["", "a.jpg"]),
         "bad_row",
-        "column 'images': '' is not a path",
+        ("'images'",),
     ),
     "object without path": (
         row("<audio>", "x", audios={"link": "y"}),
         "bad_row",
-        "column 'audios': \"{'link': 'y'}\" is not a path",
+        ("'audios'", "\"{'link': 'y'}\""),
     ),
-    "media are nested": (row("<image>", "x", images=[["a.jpg"]]), "bad_row", "column 'images': \"['a.jpg']\" is not a"),
-    "media are true": (row("<image>", "x", images=True), "bad_row", "column 'images': 'True' is not a path"),
+    "media are nested": (row("<image>", "x", images=[["a.jpg"]]), "bad_row", ("'images'", "\"['a.jpg']\"")),
+    "media are true": (row("<image>", "x", images=True), "bad_row", ("'images'", "'True'")),
     "path is half a character": (
         row("<image>", "x", images=["\ud83d.jpg"]),
         "bad_row",
-        "column 'images': '\\ud83d.jpg' is not a path",
+        ("'images'", "'\\ud83d.jpg'"),
     ),
     "offset is negative": (
         row("<image>", "x", images={"path": "a", "offset": -1, "length": 3}),
         "bad_row",
-        "column 'images': offset and length must be whole numbers, got {'offset': -1, 'length': 3}",
+        ("'images'", "{'offset': -1, 'length': 3}"),
     ),
     "offset is true": (
         row("<image>", "x", images={"path": "a", "offset": True, "length": 3}),
         "bad_row",
-        "column 'images': offset and length must be whole numbers, got {'offset': True, 'length': 3}",
+        ("'images'", "{'offset': True, 'length': 3}"),
     ),
     "offset is beyond any file": (
         row("<image>", "x", images={"path": "a", "offset": 1 << 63, "length": 3}),
         "bad_row",
-        "column 'images': offset and length must be whole numbers, got {'offset': 9223372036854775808, 'length': 3}",
+        ("'images'", "{'offset': 9223372036854775808, 'length': 3}"),
     ),
     "offset is a text": (
         row("<image>", "x", images={"path": "a", "offset": "0"}),
         "bad_row",
-        "column 'images': offset and length must be whole numbers, got {'offset': '0'}",
+        ("'images'", "{'offset': '0'}"),
     ),
 }
 
 
-@pytest.mark.parametrize(("value", "reason", "detail"), BAD_ROWS.values(), ids=BAD_ROWS)
-def test_bad_rows(value: dict[str, Any], reason: str, detail: str) -> None:
-    skip = convert(value, PLAIN)
-    assert isinstance(skip, Skip)
-    assert (skip.reason, skip.detail[: len(detail)]) == (reason, detail)
+@pytest.mark.parametrize(("value", "reason", "named"), BAD_ROWS.values(), ids=BAD_ROWS)
+def test_bad_rows(value: dict[str, Any], reason: str, named: tuple[str, ...]) -> None:
+    skip = assert_skipped(convert(value, PLAIN), reason, *named)
     skip.detail.encode()  # goes to disk as UTF-8
 
 
@@ -436,8 +431,7 @@ def test_lenient_equals_strict_where_the_counts_agree() -> None:
 
 def test_lenient_media_without_a_user_turn() -> None:
     value = {"messages": [{"role": "assistant", "content": "x"}], "images": ["1.jpg", "2.jpg"]}
-    detail = "2 media but no user turn to put them in"
-    assert convert(value, PLAIN, lenient=True) == Skip(reason="bad_placeholders", detail=detail)
+    assert_skipped(convert(value, PLAIN, lenient=True), "bad_placeholders", "2 media")
 
 
 # ---------------------------------------------------------------- content in parts
@@ -494,59 +488,56 @@ def test_lenient_parts() -> None:
     value = in_parts({"type": "image"}, text("?"), images=["1.jpg", "2.jpg"], audios="a.wav")
     assert parts(convert(value, PLAIN, lenient=True))[0] == (image("2.jpg"), audio("a.wav"), image("1.jpg"), "?")
     only_answer = {"messages": [{"role": "assistant", "content": [text("x")]}], "images": ["1.jpg"]}
-    skip = convert(only_answer, PLAIN, lenient=True)
-    assert skip == Skip(reason="bad_placeholders", detail="1 media but no user turn to put them in")
+    assert_skipped(convert(only_answer, PLAIN, lenient=True), "bad_placeholders", "1 media")
 
 
-# Row -> reason and detail.
-BAD_PARTS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "a part is a number": (in_parts(7), "bad_row", "turn 0: a JSON number where a text, or a part with type and text"),
-    "a part is null": (in_parts(None), "bad_row", "turn 0: a JSON null where a text"),
-    "a part is a list": (in_parts([text("x")]), "bad_row", "turn 0: a JSON list where a text"),
-    "text is null": (in_parts({"type": "text", "text": None}), "bad_row", "turn 0: a JSON null where a text"),
-    "half a character": (in_parts(text("\ud83d")), "bad_row", "turn 0: not Unicode text"),
+# Row -> reason, and what the detail names.
+BAD_PARTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
+    "a part is a number": (in_parts(7), "bad_row", ("turn 0", "number")),
+    "a part is null": (in_parts(None), "bad_row", ("turn 0", "null")),
+    "a part is a list": (in_parts([text("x")]), "bad_row", ("turn 0", "list")),
+    "text is null": (in_parts({"type": "text", "text": None}), "bad_row", ("turn 0", "null")),
+    "half a character": (in_parts(text("\ud83d")), "bad_row", ("turn 0",)),
     "unknown type": (
         in_parts({"type": "tool_use", "id": "x"}),
         "bad_row",
-        "turn 0: unknown part of type 'tool_use'; known: text, image, image_url, input_image, video, video_url",
+        ("turn 0", "'tool_use'"),
     ),
-    "type is a list": (in_parts({"type": ["text"]}), "bad_row", "turn 0: unknown part of type ['text']"),
+    "type is a list": (in_parts({"type": ["text"]}), "bad_row", ("turn 0", "'text'")),
     "no medium": (
         in_parts({"type": "image"}),
         "bad_placeholders",
-        "1 parts of type 'image' without their own image but 0 images",
+        ("1", "'image'", "0 image"),
     ),
     "a medium too many": (
         in_parts({"type": "image", "image": "1.jpg"}, images=["2.jpg"]),
         "bad_placeholders",
-        "0 parts of type 'image' without their own image but 1 images",
+        ("0", "'image'", "1 image"),
     ),
-    "medium is a number": (in_parts({"type": "image", "image": 7}), "bad_row", "turn 0: column 'image': "),
+    "medium is a number": (in_parts({"type": "image", "image": 7}), "bad_row", ("turn 0", "'image'")),
     "bytes that are not base64": (
         in_parts({"type": "image", "image": {"bytes": "iVBORw0KGgo?"}}),
         "bad_media",
-        "turn 0: column 'image': not base64: ",
+        ("turn 0", "'image'"),
     ),
-    "bytes as a number": (in_parts({"type": "image", "image": {"bytes": 10**15}}), "bad_row", "turn 0: column 'image'"),
+    "bytes as a number": (in_parts({"type": "image", "image": {"bytes": 10**15}}), "bad_row", ("turn 0", "'image'")),
     "a sound as numbers": (
         in_parts({"type": "audio", "audio": {"array": [0.5], "sampling_rate": 16000}}),
         "bad_row",
-        "a sound as numbers in the row; expected the path of a file",
+        (),
     ),
     "a sound without its rate": (
         in_parts({"type": "audio", "audio": {"array": [0.5]}}),
         "bad_row",
-        "turn 0: a sound with array but without sampling_rate",
+        ("turn 0", "sampling_rate"),
     ),
-    "no assistant": ({"messages": in_parts(text("x"))["messages"][:1]}, "no_target", "no assistant turn"),
+    "no assistant": ({"messages": in_parts(text("x"))["messages"][:1]}, "no_target", ()),
 }
 
 
-@pytest.mark.parametrize(("value", "reason", "detail"), BAD_PARTS.values(), ids=BAD_PARTS)
-def test_bad_parts(value: dict[str, Any], reason: str, detail: str) -> None:
-    skip = convert(value, PLAIN)
-    assert isinstance(skip, Skip)
-    assert (skip.reason, skip.detail[: len(detail)]) == (reason, detail)
+@pytest.mark.parametrize(("value", "reason", "named"), BAD_PARTS.values(), ids=BAD_PARTS)
+def test_bad_parts(value: dict[str, Any], reason: str, named: tuple[str, ...]) -> None:
+    skip = assert_skipped(convert(value, PLAIN), reason, *named)
     skip.detail.encode()
 
 

@@ -9,6 +9,7 @@ import datasets
 import pytest
 from helpers import assert_verified, tiny_config
 from s3_server import S3
+from support.errors import raises
 
 from neatpack import PackedShards
 from neatpack.loaders.online.datasets import make_meta_dataset
@@ -128,8 +129,8 @@ def test_splits_in_a_folder_are_told(
     for name in names:
         put(tmp_path / "test" / name, "a")
     assert len(dataset_of(tmp_path, file_name).files) == len(names)
-    words = f": {number} of {len(names)} files are called by a split that is mostly not trained on ({tmp_path}/test/"
-    assert [words in message for message in caplog.messages] == [True] * bool(number)
+    named = [f"{number} of {len(names)} " in message and f"{tmp_path}/test/" in message for message in caplog.messages]
+    assert named == [True] * bool(number)
 
 
 @pytest.mark.parametrize(
@@ -142,16 +143,17 @@ def test_splits_that_are_not_taken_are_told(
     datasets.DatasetDict(dict.fromkeys(splits, rows)).save_to_disk(str(tmp_path / "saved"))
     with caplog.at_level(logging.INFO, "neatpack"):
         dataset_of(tmp_path, "saved")
-        told = [(record.levelname, record.message.rpartition(": ")[2]) for record in caplog.records]
+        told = [(record.levelname, record.message) for record in caplog.records]
         dataset_of(tmp_path, "saved", split="train")  # who says so knows
-    others = f"split 'train' of {tmp_path}/saved is taken, and not {', '.join(splits[1:])}"
-    assert told == [(level, others)] * bool(level) and len(caplog.records) == len(told)
+    assert len(caplog.records) == len(told) == bool(level)
+    for logged, message in told:
+        assert logged == level and f"{tmp_path}/saved" in message and ", ".join(splits[1:]) in message
 
 
 def test_a_file_by_two_names_is_refused(folder: Path) -> None:
     """Its rows would come twice, and a link is the same file."""
     (folder / "link.jsonl").symlink_to(folder / "data" / "b.jsonl")
-    with pytest.raises(UserError, match=r"data/b\.jsonl 2 times.*name it once"):
+    with raises(UserError, "meta-duplicate", file=str(folder / "data" / "b.jsonl"), count=2):
         dataset_of(folder, ["data", "link.jsonl"])
 
 
@@ -206,14 +208,14 @@ def test_splits_of_a_saved_data_set(tmp_path: Path) -> None:
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
     assert [word for *_, word in words_in(dataset_of(tmp_path, "saved"), tmp_path)] == ["train 0"]
     assert [word for *_, word in words_in(dataset_of(tmp_path, "saved", split="test"), tmp_path)] == ["test 0"]
-    with pytest.raises(UserError, match="has no split 'dev'; it has train, test: set split to one"):
+    with raises(UserError, "dataset-unknown", split="dev", known=["train", "test"]):
         dataset_of(tmp_path, "saved", split="dev")
 
 
 def test_a_saved_data_set_with_a_file_missing(tmp_path: Path) -> None:
     datasets.Dataset.from_list([said("a"), said("b")]).save_to_disk(tmp_path / "saved", num_shards=2)
     (tmp_path / "saved" / "data-00001-of-00002.arrow").unlink()
-    with pytest.raises(UserError, match=r"data-00001-of-00002\.arrow is not there"):
+    with raises(UserError, "data-missing", file=str(tmp_path / "saved" / "data-00001-of-00002.arrow")):
         dataset_of(tmp_path, "saved")
 
 
@@ -230,7 +232,7 @@ def test_an_output_among_the_data_is_no_data(tmp_path: Path, file_name: str, cap
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     assert run_pack(config).already_done
     assert read_meta(tmp_path / "meta.json")[0].files == expected
-    assert f"{out}: an output of neatpack or its work folder, and no data: it is left out" in caplog.text
+    assert any(message.startswith(f"{out}: ") for message in caplog.messages), "it says what it leaves out"
     for path in (out / "manifest.json", out / "work" / "run.json"):  # as a run is killed before it knows its input
         path.unlink()
     assert read_meta(tmp_path / "meta.json")[0].files == expected
@@ -265,7 +267,7 @@ def test_an_output_among_the_data_in_a_bucket_is_no_data(
     for file_name in ("among/**/*.jsonl", "among/"):
         caplog.clear()
         assert list(dataset_of(tmp_path, text_of(bucket / file_name)).files) == expected
-        told = sorted(message.partition(": an output of neatpack")[0] for message in caplog.messages)
+        told = sorted(message.partition(": ")[0] for message in caplog.messages)
         assert told == [f"s3://bucket/among/{name}" for name in ("deep/begun", "done", "work")]
     caplog.clear()
     assert dataset_of(tmp_path, text_of(bucket / "among" / "*.jsonl")).files == ("s3://bucket/among/a.jsonl",)
@@ -276,15 +278,18 @@ def test_an_output_among_the_data_in_a_bucket_is_no_data(
 
 @pytest.mark.parametrize("name", ["a.jsonl", "*.jsonl"])
 def test_a_bucket_that_is_not_there(tmp_path: Path, bucket: Remote, name: str) -> None:
-    with pytest.raises(UserError, match="there is no bucket 'absent-bucket'; correct its name, or create it"):
+    with raises(UserError, "data-missing") as caught:
         dataset_of(tmp_path, f"s3://absent-bucket/{name}")
-    with pytest.raises(UserError, match="look at what the bucket has under that name"):
+    assert "'absent-bucket'" in str(caught.error)
+    with raises(UserError, "data-missing") as caught:
         dataset_of(tmp_path, text_of(bucket / "absent" / name))
-    with pytest.raises(UserError, match="--meta s3://absent-bucket/meta.json: there is no bucket 'absent-bucket'"):
+    assert text_of(bucket / "absent" / name) in str(caught.error)
+    with raises(UserError, "meta-unreadable", file="s3://absent-bucket/meta.json") as caught:
         read_meta(objects.parse("s3://absent-bucket/meta.json"))
-    with pytest.raises(OutputError, match="s3://absent-bucket/packed: there is no bucket 'absent-bucket'"):
+    assert "'absent-bucket'" in str(caught.error)
+    with pytest.raises(OutputError, match="'absent-bucket'"):
         Manifest.read(objects.parse("s3://absent-bucket/packed"))
-    with pytest.raises(OutputError, match="s3://absent-bucket/packed: there is no bucket 'absent-bucket'"):
+    with pytest.raises(OutputError, match="'absent-bucket'"):
         PackedShards("s3://absent-bucket/packed")
 
 
@@ -292,8 +297,7 @@ def test_a_bucket_that_is_not_there(tmp_path: Path, bucket: Remote, name: str) -
 def test_a_link_that_leads_nowhere(folder: Path, file_name: str) -> None:
     (folder / "data" / "d.jsonl").symlink_to("/nowhere/d.jsonl")
     (folder / "data" / "deep" / "README.txt").symlink_to("/nowhere")  # no data
-    words = f"{folder}/data/d.jsonl is a link to /nowhere/d.jsonl, which is not there; mend or remove it"
-    with pytest.raises(UserError, match=words):
+    with raises(UserError, "data-missing", file=f"{folder}/data/d.jsonl", target="/nowhere/d.jsonl"):
         dataset_of(folder, file_name)
 
 
@@ -302,9 +306,8 @@ def test_one_file_of_several_without_rows_is_told(tmp_path: Path, caplog: pytest
     (tmp_path / "b.jsonl").write_text("\n")
     (tmp_path / "meta.json").write_text(json.dumps({"all": {"file_name": ["a.jsonl", "b.jsonl"]}}))
     run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out"))
-    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        f"all: {tmp_path}/b.jsonl has no rows; is it whole?"
-    ]
+    (warning,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("all: ") and f"{tmp_path}/b.jsonl" in warning
 
 
 def test_files_in_a_folder_whose_compression_is_not_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -312,7 +315,7 @@ def test_files_in_a_folder_whose_compression_is_not_read(folder: Path, caplog: p
     for name in ("c.jsonl.lz4", "deep/d.parquet.gz", "deep/e.txt.zip", "f.tar.idx", "g.jsonl.txt"):
         (folder / "data" / name).touch()
     assert dataset_of(folder, "data").files == expected
-    assert [message.partition(": not read, for its compression is not known")[0] for message in caplog.messages] == [
+    assert [message.partition(": ")[0] for message in caplog.messages] == [
         f"{folder}/data/c.jsonl.lz4",
         f"{folder}/data/deep/d.parquet.gz",
     ]

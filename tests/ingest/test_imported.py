@@ -11,6 +11,7 @@ import pytest
 from helpers import packs_of, picture, tiny_config
 from processors import qwen3_omni
 from source_data import TRUTHS, chat, imagefolder, rdr, wav, with_images, with_sounds
+from support.errors import raises
 
 from neatpack.loaders.online.tokenized import tokenized_example
 from neatpack.pipeline.config import UserError
@@ -235,5 +236,5 @@ def test_the_format_of_a_hub_data_set_is_told_from_its_rows(files: list[bytes], 
 
 def test_a_hub_data_set_that_is_not_there(tmp_path: Path) -> None:
     dataset = Dataset(name="d", source="hub", path_or_dataset="owner/absent", split="dev")
-    with pytest.raises(UserError, match="owner/absent, split 'dev': cannot be loaded: "):
+    with raises(UserError, "data-unreadable", file="owner/absent", split="dev"):
         lines_of(dataset, tmp_path / "imported")

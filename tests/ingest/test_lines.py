@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
 from PIL import Image
+from support.errors import raises
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest import lines as module
@@ -240,30 +241,28 @@ def test_an_array_is_rewritten_once_under_its_digest(tmp_path: Path) -> None:
     assert values(as_lines(written(tmp_path / "a.json", "[1, 4]"), tmp_path / "imported")) == [1, 4]
 
 
-# Text of a broken array -> the line and the words of the message.
+# Text of a broken array -> the line that the error names.
 BROKEN_ARRAYS = {
-    "cut in an element": ('[{"a": 1},\n{"a": ', 2, "Expecting value"),
-    "cut after an element": ('[{"a": 1}\n', 2, "expected , or ] after an element"),
-    "cut after a comma": ('[{"a": 1},\n\n', 3, "Expecting value"),
-    "only a bracket": ("[", 1, "Expecting value"),
-    "no comma": ('[\n{"a": 1}\n{"a": 2}]', 3, "expected , or ] after an element"),
-    "a comma at the end": ("[\n1,\n2,\n]", 4, "Expecting value"),
-    "two commas": ("[1,\n,2]", 2, "Expecting value"),
-    "two arrays": ("[1]\n[2]", 2, "text after the array"),
-    "text behind": ("[\n1\n]\nend", 4, "text after the array"),
-    "single quotes": ("[\n\n{'a': 1}]", 3, "Expecting property name"),
-    "a huge number": ("[1,\n" + "9" * 5000 + "]", 2, "Exceeds the limit"),
-    "too deep": ("[\n" + "[" * 100_000, 2, "too deeply nested"),
+    "cut in an element": ('[{"a": 1},\n{"a": ', 2),
+    "cut after an element": ('[{"a": 1}\n', 2),
+    "cut after a comma": ('[{"a": 1},\n\n', 3),
+    "only a bracket": ("[", 1),
+    "no comma": ('[\n{"a": 1}\n{"a": 2}]', 3),
+    "a comma at the end": ("[\n1,\n2,\n]", 4),
+    "two commas": ("[1,\n,2]", 2),
+    "two arrays": ("[1]\n[2]", 2),
+    "text behind": ("[\n1\n]\nend", 4),
+    "single quotes": ("[\n\n{'a': 1}]", 3),
+    "a huge number": ("[1,\n" + "9" * 5000 + "]", 2),
+    "too deep": ("[\n" + "[" * 100_000, 2),
 }
 
 
-@pytest.mark.parametrize(("text", "line", "words"), BROKEN_ARRAYS.values(), ids=BROKEN_ARRAYS)
-def test_broken_arrays_name_file_and_line(tmp_path: Path, text: str, line: int, words: str) -> None:
+@pytest.mark.parametrize(("text", "line"), BROKEN_ARRAYS.values(), ids=BROKEN_ARRAYS)
+def test_broken_arrays_name_file_and_line(tmp_path: Path, text: str, line: int) -> None:
     file = written(tmp_path / "a.json", text)
-    with pytest.raises(UserError) as caught:
+    with raises(UserError, "data-unreadable", file=str(file), line=line):
         as_lines(file, tmp_path / "imported")
-    assert str(caught.value).startswith(f"{file}: broken JSON array at line {line}: ")
-    assert words in str(caught.value)
     assert [path for path in (tmp_path / "imported").rglob("*") if path.is_file()] == []  # nothing half-made stays
 
 
@@ -281,15 +280,16 @@ def test_an_array_is_refused_exactly_where_json_refuses_it(scratch: Path, text: 
     try:
         expected = json.loads(text)
     except json.JSONDecodeError:
-        with pytest.raises(UserError, match=r"odd\.json: broken JSON array at line \d"):
+        with raises(UserError, "data-unreadable", file=str(file)) as caught:
             as_lines(file, scratch / "imported")
+        assert caught.error.fields["line"] >= 1
     else:
         assert values(as_lines(file, scratch / "imported")) == expected
 
 
 def test_an_array_that_is_not_utf8(tmp_path: Path) -> None:
     file = written(tmp_path / "a.json", '["é"]'.encode("latin-1"))
-    with pytest.raises(UserError, match=r"a\.json: not UTF-8"):
+    with raises(UserError, "data-unreadable", file=str(file)):
         as_lines(file, tmp_path)
 
 
@@ -337,9 +337,8 @@ def test_broken_compressed_files_are_refused(tmp_path: Path, kind: str, harm: st
         "not packed": text,
     }[harm]
     file = written(tmp_path / f"a.jsonl.{kind}", content)
-    with pytest.raises(UserError) as caught:
+    with raises(UserError, "data-unreadable", file=str(file)):
         as_lines(file, tmp_path / "imported")
-    assert str(caught.value).startswith(f"{file}: cannot be decompressed: ")
     assert [path for path in (tmp_path / "imported").rglob("*") if path.is_file()] == []
 
 
@@ -450,9 +449,8 @@ def test_broken_parquet_is_refused(tmp_path: Path, harm: str) -> None:
         "broken page": good[:4] + b"?" * 90 + good[94:],
     }
     written(file, harmed[harm])
-    with pytest.raises(UserError) as caught:
+    with raises(UserError, "data-unreadable", file=str(file)):
         as_lines(file, tmp_path / "imported")
-    assert str(caught.value).startswith(f"{file}: not a readable parquet file: ")
     assert [path for path in (tmp_path / "imported").rglob("*") if path.is_file()] == []
 
 
@@ -463,24 +461,20 @@ def test_broken_parquet_is_refused(tmp_path: Path, harm: str) -> None:
 def test_a_git_lfs_pointer_is_named_as_such(tmp_path: Path, name: str) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:84f7\nsize 20176754\n"
     file = written(tmp_path / name, pointer)
-    with pytest.raises(UserError) as caught:
+    with raises(UserError, "data-format", file=str(file), kind="git-lfs"):
         as_lines(file, tmp_path)
-    assert str(caught.value) == f"{file}: a git-LFS pointer, not the data; run `git lfs pull`"
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "a.txt.gz", "a.tsv.lz4", "a.parquet.zst", "jsonl"])
 def test_unknown_kinds_of_file(tmp_path: Path, name: str) -> None:
     file = written(tmp_path / name, "{}")
-    with pytest.raises(UserError) as caught:
+    with raises(UserError, "data-format", file=str(file), kind=None) as caught:
         as_lines(file, tmp_path)
-    assert str(caught.value) == (
-        f"{file}: unknown kind of file; known: .jsonl .ndjson .json .csv .tsv (also with .gz or .zst or .bz2 or .xz) "
-        ".parquet .arrow .feather .tar"
-    )
+    assert all(known in str(caught.error) for known in (".jsonl", ".gz", ".parquet", ".arrow", ".tar"))
 
 
 @pytest.mark.parametrize("content", ["", "\n", "<html>", '"text"'])
 def test_json_that_is_neither_an_array_nor_lines(tmp_path: Path, content: str) -> None:
     file = written(tmp_path / "a.json", content)
-    with pytest.raises(UserError, match=r"a\.json: neither a JSON array nor JSON lines; it starts with b'"):
+    with raises(UserError, "data-format", file=str(file), kind=None):
         as_lines(file, tmp_path)

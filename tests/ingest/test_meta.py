@@ -8,11 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from support.errors import assert_skipped, raises
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.convert import convert
-from neatpack.pipeline.ingest.meta import Columns, Dataset, Tags, copies_of_rows, read_meta, rows_in_order
-from neatpack.pipeline.records import Example, Skip
+from neatpack.pipeline.ingest.meta import (
+    MAX_RATIO,
+    Columns,
+    Dataset,
+    Tags,
+    copies_of_rows,
+    read_meta,
+    rows_in_order,
+)
+from neatpack.pipeline.records import Example
 
 
 @pytest.fixture
@@ -104,16 +113,16 @@ def test_weights_are_shares_of_what_is_selected(folder: Path) -> None:
 
 @pytest.mark.parametrize("weight", [0, -1, True, "0.3", float("nan"), float("inf"), [1]])
 def test_a_weight_is_a_number_above_0(folder: Path, weight: Any) -> None:
-    with pytest.raises(UserError, match="data set 'a': weight must be a number above 0, its share of all tokens, got "):
+    with raises(UserError, "meta-invalid", dataset="a", key="weight"):
         read_meta(write(folder, {"a": {"file_name": "a.jsonl", "weight": weight}}))
 
 
 def test_a_weight_is_not_mixed_with_ratios(folder: Path) -> None:
     entry = {"file_name": "a.jsonl"}
-    with pytest.raises(UserError, match="both weight and sample_ratio; .*: remove one"):
+    with raises(UserError, "meta-invalid", dataset="a", key="weight", other="sample_ratio"):
         read_meta(write(folder, {"a": entry | {"weight": 1, "sample_ratio": 1}}))
     path = write(folder, {"a": entry | {"weight": 1}, "b": entry, "c": entry})
-    with pytest.raises(UserError, match="there is a weight for a and none for b, c; .*: give every data set one"):
+    with raises(UserError, "meta-invalid", key="weight", missing=["b", "c"]):
         read_meta(path)
     assert read_meta(path, ("b", "c"))[0].weight is None, "those that are not selected do not matter"
 
@@ -148,7 +157,7 @@ def test_the_format(folder: Path, keys: dict[str, Any], name: str) -> None:
 
 
 def test_a_name_that_no_file_can_hold(folder: Path) -> None:
-    with pytest.raises(UserError, match="its name is not Unicode text: half of a surrogate pair; rename it"):
+    with raises(UserError, "meta-invalid", dataset="\ud800", key="\ud800"):
         read_meta(write(folder, {"\ud800": {"file_name": "a.jsonl"}}))
 
 
@@ -191,7 +200,7 @@ def test_a_name_selected_twice_is_taken_once(folder: Path) -> None:
 def test_what_is_not_selected_is_not_checked(folder: Path) -> None:
     path = write(folder, {"good": {"file_name": "a.jsonl"}, "bad": {"file_name": "absent.jsonl"}})
     assert [dataset.name for dataset in read_meta(path, ("good",))] == ["good"]
-    with pytest.raises(UserError, match="'bad'"):
+    with raises(UserError, "data-missing", dataset="bad"):
         read_meta(path)
 
 
@@ -220,151 +229,143 @@ def test_described_leaves_out_where_the_files_lie(folder: Path) -> None:
     assert here.keys() == DESCRIBED
 
 
-# What is wrong with the file as a whole -> words of the message.
+# What is wrong with the file as a whole -> the code of the error, and the key that it names.
 WRONG_FILES = {
-    "not JSON": ("{", "not JSON"),
-    "rows": ('{"text": "a"}\n{"text": "b"}\n', "not JSON: Extra data: line 2 column 1 (char 14); expected an object"),
-    "YAML": ("a:\n  file_name: a.jsonl\n", 'expected an object of data sets, as {"mine": {"file_name": "rows.jsonl"}}'),
-    "very deep": ("[" * 100_000, "nested too deep; expected an object of data sets"),
-    "a list": ([{"file_name": "a.jsonl"}], "expected an object of data sets"),
-    "empty": ({}, "expected an object of data sets"),
-    "null": (None, "expected an object of data sets"),
-    "twice": ('{"a": {"file_name": "a.jsonl"}, "a": {"file_name": "sub/b.json"}}', "'a' is there twice"),
-    "key twice": ('{"a": {"file_name": "a.jsonl", "file_name": "sub/b.json"}}', "'file_name' is there twice"),
+    "not JSON": ("{", "meta-unreadable", None),
+    "rows": ('{"text": "a"}\n{"text": "b"}\n', "meta-unreadable", None),
+    "YAML": ("a:\n  file_name: a.jsonl\n", "meta-unreadable", None),
+    "very deep": ("[" * 100_000, "meta-unreadable", None),
+    "a list": ([{"file_name": "a.jsonl"}], "meta-unreadable", None),
+    "empty": ({}, "meta-unreadable", None),
+    "null": (None, "meta-unreadable", None),
+    "twice": ('{"a": {"file_name": "a.jsonl"}, "a": {"file_name": "sub/b.json"}}', "meta-duplicate", "a"),
+    "key twice": ('{"a": {"file_name": "a.jsonl", "file_name": "sub/b.json"}}', "meta-duplicate", "file_name"),
 }
 
 
-@pytest.mark.parametrize(("content", "words"), WRONG_FILES.values(), ids=WRONG_FILES)
-def test_wrong_files(folder: Path, content: Any, words: str) -> None:
+@pytest.mark.parametrize(("content", "code", "key"), WRONG_FILES.values(), ids=WRONG_FILES)
+def test_wrong_files(folder: Path, content: Any, code: str, key: str | None) -> None:
     path = write(folder, content)
-    with pytest.raises(UserError) as caught:
+    with raises(UserError, code, file=str(path), key=key):
         read_meta(path)
-    assert f"--meta {path}" in str(caught.value)
-    assert words in str(caught.value)
 
 
 def test_a_file_that_cannot_be_read(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"absent\.json: no such file"):
-        read_meta(folder / "absent.json")
-    with pytest.raises(UserError, match=f"--meta {folder}: cannot be read: Is a directory; expected an object of data"):
-        read_meta(folder)
     (folder / "latin.json").write_bytes('{"é": 1}'.encode("latin-1"))
-    with pytest.raises(UserError, match=r"latin\.json: not JSON"):
-        read_meta(folder / "latin.json")
+    for path in (folder / "absent.json", folder, folder / "latin.json"):
+        with raises(UserError, "meta-unreadable", file=str(path)):
+            read_meta(path)
 
 
 def test_an_unknown_selection_names_what_there_is(folder: Path) -> None:
     path = write(folder, {"a": {"file_name": "a.jsonl"}, "b": {"file_name": "a.jsonl"}})
-    with pytest.raises(UserError) as caught:
+    with raises(UserError, "dataset-unknown", dataset="c", known=["a", "b"]):
         read_meta(path, ("a", "c"))
-    assert str(caught.value) == f"--datasets c: not in {path}, which has a, b"
 
 
 GOOD = {"file_name": "a.jsonl"}
-# What is wrong with a data set -> the key and the remedy that the message names.
-WRONG_ENTRIES = {
-    "allow_outside": (GOOD | {"allow_outside": True}, "allow_outside is not supported. Name the folders"),
-    "media_prefixes as a text": (GOOD | {"media_prefixes": "/"}, "media_prefixes must be a list of folders and URIs"),
-    "media_prefixes of http": (
-        GOOD | {"media_prefixes": ["https://host/x"]},
-        "media_prefixes: https://host/x is no folder or store. Allow downloads with --allow-http",
+# What is wrong with a data set -> the code of the error, and its fields.
+WRONG_ENTRIES: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "allow_outside": (GOOD | {"allow_outside": True}, "meta-unknown-key", {"key": "allow_outside"}),
+    "media_prefixes as a text": (GOOD | {"media_prefixes": "/"}, "meta-invalid", {"key": "media_prefixes"}),
+    "media_prefixes of http": (GOOD | {"media_prefixes": ["https://host/x"]}, "uri-invalid", {"got": "https://host/x"}),
+    "not an object": ("a.jsonl", "meta-invalid", {"got": "a.jsonl"}),
+    "no file_name": ({}, "meta-invalid", {"key": "file_name"}),
+    "a URI with a password": ({"file_name": "s3://me:secret@bucket/a.jsonl"}, "uri-invalid", {}),
+    "a URI of no store": ({"file_name": "gopher://b/a.jsonl"}, "uri-invalid", {}),
+    "empty file_name": ({"file_name": ""}, "meta-invalid", {"key": "file_name", "got": ""}),
+    "file_name is null": ({"file_name": None}, "meta-invalid", {"key": "file_name", "got": None}),
+    "file_name is an empty list": ({"file_name": []}, "meta-invalid", {"key": "file_name", "got": []}),
+    "file_name is a list of lists": (
+        {"file_name": [["a.jsonl"]]},
+        "meta-invalid",
+        {"key": "file_name", "got": [["a.jsonl"]]},
     ),
-    "not an object": (
-        "a.jsonl",
-        'expected an object, got str; write it as {"mine": {"file_name": "rows.jsonl"}}',
+    "a split of files": (GOOD | {"split": "train"}, "meta-invalid", {"key": "split"}),
+    "empty pattern": ({"file_name": "*.parquet"}, "data-missing", {"pattern": "{folder}/*.parquet"}),
+    "a folder without data": ({"file_name": "pictures"}, "data-missing", {"folder": "{folder}/pictures"}),
+    "a file twice": (
+        {"file_name": ["a.jsonl", "*.jsonl"]},
+        "meta-duplicate",
+        {"file": "{folder}/a.jsonl", "count": 2},
     ),
-    "no file_name": ({}, "neither file_name nor source; give one of the two"),
-    "a URI with a password": (
-        {"file_name": "s3://me:secret@bucket/a.jsonl"},
-        "file_name: s3://bucket/a.jsonl is given with a password",
-    ),
-    "a URI of no store": (
-        {"file_name": "gopher://b/a.jsonl"},
-        "file_name: unknown scheme gopher://; known: s3, gs",
-    ),
-    "empty file_name": ({"file_name": ""}, "file_name must be the path of a data file, a glob, a folder or a list"),
-    "file_name is null": ({"file_name": None}, "a list of these, got None"),
-    "file_name is an empty list": ({"file_name": []}, "a list of these, got []"),
-    "file_name is a list of lists": ({"file_name": [["a.jsonl"]]}, "a list of these, got [['a.jsonl']]"),
-    "a split of files": (GOOD | {"split": "train"}, "split belongs to a source or a folder that save_to_disk wrote"),
-    "empty pattern": ({"file_name": "*.parquet"}, "/*.parquet; the pattern is taken relative to the meta file"),
-    "a folder without data": ({"file_name": "pictures"}, "pictures; known: .jsonl .ndjson .json .csv .tsv (also with"),
-    "a file twice": ({"file_name": ["a.jsonl", "*.jsonl"]}, "a.jsonl 2 times, so that its rows would come as often"),
-    "missing file": ({"file_name": "c.jsonl"}, "c.jsonl does not exist; it is taken relative to the meta file"),
-    "media_dir": (GOOD | {"media_dir": ["x"]}, "media_dir must be a directory, got ['x']"),
-    "a name of no folder": (GOOD | {"media_dir": "a\0b"}, "media_dir must be a directory, got 'a\\x00b'"),
-    "no media_dir": (GOOD | {"media_dir": "pics"}, "pics is no directory; it is taken relative to the meta file"),
-    "media_dir of a scheme": (
-        GOOD | {"media_dir": "gopher://x/y"},
-        "media_dir: unknown scheme gopher://; known: s3, gs",
-    ),
-    "unknown format": (GOOD | {"format": "chatml"}, "unknown format 'chatml'; known: auto, vsft, messages, sharegpt"),
-    "format is a list": (GOOD | {"format": ["llava"]}, "format must be a name, got ['llava']"),
+    "missing file": ({"file_name": "c.jsonl"}, "data-missing", {"file": "{folder}/c.jsonl"}),
+    "media_dir": (GOOD | {"media_dir": ["x"]}, "meta-invalid", {"key": "media_dir", "got": ["x"]}),
+    "a name of no folder": (GOOD | {"media_dir": "a\0b"}, "meta-invalid", {"key": "media_dir", "got": "a\0b"}),
+    "no media_dir": (GOOD | {"media_dir": "pics"}, "meta-invalid", {"key": "media_dir", "got": "{folder}/pics"}),
+    "media_dir of a scheme": (GOOD | {"media_dir": "gopher://x/y"}, "uri-invalid", {}),
+    "unknown format": (GOOD | {"format": "chatml"}, "format-unknown", {"key": "format", "got": "chatml"}),
+    "format is a list": (GOOD | {"format": ["llava"]}, "meta-invalid", {"key": "format", "got": ["llava"]}),
     "a column of another format": (
         GOOD | {"columns": {"prompt": "q"}},
-        "columns.prompt means nothing to the format 'messages', which has messages, images, videos, audios, system, "
-        'tools; give "format": "alpaca" or "format": "prompt_response", or remove it',
+        "format-unknown",
+        {"key": "columns.prompt", "format": "messages"},
     ),
-    "id_column": (GOOD | {"id_column": 7}, "id_column must be the name of a column, got 7"),
-    "group_column": (GOOD | {"group_column": ""}, "group_column must be the name of a column, got ''"),
-    "ignore_keys": (GOOD | {"ignore_keys": "x"}, "ignore_keys must be a list of keys of turns or parts, got 'x'"),
+    "id_column": (GOOD | {"id_column": 7}, "meta-invalid", {"key": "id_column", "got": 7}),
+    "group_column": (GOOD | {"group_column": ""}, "meta-invalid", {"key": "group_column", "got": ""}),
+    "ignore_keys": (GOOD | {"ignore_keys": "x"}, "meta-invalid", {"key": "ignore_keys", "got": "x"}),
     "an endless ratio": (
         GOOD | {"sample_ratio": 1e9},
-        "sample_ratio is 1000000000.0; it is how often each row is taken",
+        "meta-invalid",
+        {"key": "sample_ratio", "got": 1e9, "limit": MAX_RATIO},
     ),
-    "negative ratio": (GOOD | {"sample_ratio": -0.1}, "sample_ratio must be a number of at least 0, got -0.1"),
-    "ratio is a text": (GOOD | {"sample_ratio": "0.5"}, "sample_ratio must be a number of at least 0, got '0.5'"),
-    "ratio is true": (GOOD | {"sample_ratio": True}, "sample_ratio must be a number of at least 0, got True"),
-    "ratio is null": (GOOD | {"sample_ratio": None}, "sample_ratio must be a number of at least 0, got None"),
-    "ratio is NaN": (GOOD | {"sample_ratio": float("nan")}, "sample_ratio must be a number of at least 0, got nan"),
-    "ratio is infinite": (GOOD | {"sample_ratio": float("inf")}, "sample_ratio must be a number"),
-    "columns": (GOOD | {"columns": ["messages"]}, "columns must be an object, got list"),
-    "column is a number": (GOOD | {"columns": {"images": 1}}, "columns.images must be a name, got 1"),
-    "column is empty": (GOOD | {"columns": {"images": ""}}, "columns.images must be a name, got ''"),
-    "tags": (GOOD | {"tags": "chatml"}, "tags must be an object, got str"),
-    "tag is null": (GOOD | {"tags": {"user_tag": None}}, "tags.user_tag must be a name, got None"),
+    "negative ratio": (GOOD | {"sample_ratio": -0.1}, "meta-invalid", {"key": "sample_ratio", "got": -0.1}),
+    "ratio is a text": (GOOD | {"sample_ratio": "0.5"}, "meta-invalid", {"key": "sample_ratio", "got": "0.5"}),
+    "ratio is true": (GOOD | {"sample_ratio": True}, "meta-invalid", {"key": "sample_ratio", "got": True}),
+    "ratio is null": (GOOD | {"sample_ratio": None}, "meta-invalid", {"key": "sample_ratio", "got": None}),
+    "ratio is NaN": (GOOD | {"sample_ratio": float("nan")}, "meta-invalid", {"key": "sample_ratio"}),
+    "ratio is infinite": (GOOD | {"sample_ratio": float("inf")}, "meta-invalid", {"key": "sample_ratio"}),
+    "columns": (GOOD | {"columns": ["messages"]}, "meta-invalid", {"key": "columns"}),
+    "column is a number": (GOOD | {"columns": {"images": 1}}, "meta-invalid", {"key": "columns.images", "got": 1}),
+    "column is empty": (GOOD | {"columns": {"images": ""}}, "meta-invalid", {"key": "columns.images", "got": ""}),
+    "tags": (GOOD | {"tags": "chatml"}, "meta-invalid", {"key": "tags"}),
+    "tag is null": (GOOD | {"tags": {"user_tag": None}}, "meta-invalid", {"key": "tags.user_tag", "got": None}),
     "one tag for two roles": (
         GOOD | {"tags": {"user_tag": "assistant"}},
-        "tags.user_tag and tags.assistant_tag are both 'assistant'; give each role its own",
+        "meta-invalid",
+        {"key": "tags.user_tag", "other": "tags.assistant_tag"},
     ),
     "a role's tag is another's default": (
         GOOD | {"tags": {"assistant_tag": "system"}},
-        "tags.assistant_tag and tags.system_tag are both 'system'",
+        "meta-invalid",
+        {"key": "tags.assistant_tag", "other": "tags.system_tag"},
     ),
 }
 
 
-@pytest.mark.parametrize(("entry", "words"), WRONG_ENTRIES.values(), ids=WRONG_ENTRIES)
-def test_wrong_entries_name_data_set_key_and_remedy(folder: Path, entry: Any, words: str) -> None:
+@pytest.mark.parametrize(("entry", "code", "fields"), WRONG_ENTRIES.values(), ids=WRONG_ENTRIES)
+def test_wrong_entries_name_data_set_and_key(folder: Path, entry: Any, code: str, fields: dict[str, Any]) -> None:
     path = write(folder, {"fine": GOOD, "mine": entry})
-    with pytest.raises(UserError) as caught:
+    expected = {
+        name: value.replace("{folder}", str(folder)) if isinstance(value, str) else value
+        for name, value in fields.items()
+    }
+    with raises(UserError, code, dataset="mine", **expected) as caught:
         read_meta(path)
-    assert str(caught.value).startswith(f"{path}: data set 'mine': ")
-    assert words in str(caught.value)
+    assert "secret" not in str(caught.error)
 
 
-# Keys of other tools, or slips of the pen -> words of the warning.
-UNKNOWN = {
-    "a key": ({"formatting": "sharegpt"}, "unknown key 'formatting'; known: file_name, format, columns, tags"),
-    "a slip": ({"colums": {}}, "unknown key 'colums'; known: file_name, format, columns, tags"),
-    "a column": ({"columns": {"image": "x"}}, "unknown key 'image' in columns; known: messages, images"),
-    "a tag": ({"tags": {"observation_tag": "o"}}, "unknown key 'observation_tag' in tags; known: role_tag"),
+# Keys of other tools, or slips of the pen -> the key that the warning names.
+UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
+    "a key": ({"formatting": "sharegpt"}, "formatting"),
+    "a slip": ({"colums": {}}, "colums"),
+    "a column": ({"columns": {"image": "x"}}, "image"),
+    "a tag": ({"tags": {"observation_tag": "o"}}, "observation_tag"),
 }
 
 
-@pytest.mark.parametrize(("more", "words"), UNKNOWN.values(), ids=UNKNOWN)
+@pytest.mark.parametrize(("more", "key"), UNKNOWN.values(), ids=UNKNOWN)
 def test_unknown_keys_are_refused_unless_they_are_allowed(
-    folder: Path, more: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+    folder: Path, more: dict[str, Any], key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(folder, {"fine": GOOD, "mine": GOOD | more})
     fine, mine = read_meta(path, allow_unknown=True)
     (record,) = caplog.records
     assert record.levelname == "WARNING"
-    assert record.getMessage().startswith(f"{path}: data set 'mine': {words}")
+    assert f"{path}: data set 'mine': " in record.getMessage() and repr(key) in record.getMessage()
     assert (mine.columns, mine.tags) == (fine.columns, fine.tags), "what is not known is not used"
-    with pytest.raises(UserError) as caught:
+    with raises(UserError, "meta-unknown-key", dataset="mine", key=key):
         read_meta(path)
-    assert str(caught.value).startswith(f"{path}: data set 'mine': {words}")
     assert read_meta(path, ("fine",))[0].name == "fine"
 
 
@@ -410,7 +411,9 @@ def test_a_path_that_was_written_in_windows(folder: Path) -> None:
     assert found(".\\cats\\a.png") == f"{pictures}/./cats/a.png"
     assert found("cats\\b.png") == f"{pictures}/cats\\b.png"
     assert found("cats\\c.png") == f"{pictures}/cats\\c.png", "missing by the name that the row gives"
-    assert found("..\\out.png").startswith("missing_media: column 'images': '..\\\\out.png' is outside of media_dir")
+    assert_skipped(
+        convert(row_with("..\\out.png"), dataset), "missing_media", "'images'", "'..\\\\out.png'", "media_dir"
+    )
 
 
 def test_a_file_is_found_wherever_it_is_and_two_are_one_too_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,10 +433,8 @@ def test_a_file_is_found_wherever_it_is_and_two_are_one_too_many(folder: Path, m
     (here / "b.png").symlink_to(folder / "b.png")
     assert found("b.png") == str(folder / "b.png"), "the same file twice is one"
     (here / "cat.png").touch()
-    assert found("cat.png") == (
-        f"bad_row: column 'images': 'cat.png' is both {folder}/pictures/cat.png and {here}/cat.png; "
-        "give media_dir, or whole paths"
-    )
+    both = (f"{folder}/pictures/cat.png", f"{here}/cat.png")
+    assert_skipped(convert(row_with("cat.png"), dataset), "bad_row", "'images'", "'cat.png'", *both, "media_dir")
 
 
 @pytest.mark.parametrize(
@@ -471,12 +472,9 @@ def test_media_do_not_lead_out_of_media_dir_unless_they_may(name: str, is_inside
         entry = GOOD | {"format": "messages", "media_dir": "pictures"} | entry
         example = convert(row, read_meta(write(folder, {"a": entry}))[0])
         assert isinstance(example, Example) == is_taken, example
-        if isinstance(example, Skip):
-            assert (example.reason, example.detail) == (
-                "missing_media",
-                f"column 'images': {shown(row['images'][0])} is outside of media_dir. Allow its folder with "
-                "media_prefixes in the meta JSON or --media-prefix",
-            )
+        if not is_taken:
+            named = ("'images'", shown(row["images"][0]), "media_dir", "media_prefixes", "--media-prefix")
+            assert_skipped(example, "missing_media", *named)
 
 
 def test_without_media_dir_media_are_in_the_folders_of_the_meta_file_and_the_data_files(folder: Path) -> None:
@@ -487,15 +485,14 @@ def test_without_media_dir_media_are_in_the_folders_of_the_meta_file_and_the_dat
     for name in ("dog.png", f"{folder}/dog.png", f"{data}/dog.png", f"../{data.name}/dog.png"):
         assert isinstance(convert(row_with(name), dataset), Example), name
     for name in (f"{folder.parent}/dog.png", "../dog.png", f"{folder}-2/dog.png", f"{data}/../dog.png", "/dog.png"):
-        skip = convert(row_with(name), dataset)
-        assert isinstance(skip, Skip) and skip.reason == "missing_media" and "is outside of media_dir" in skip.detail
+        assert_skipped(convert(row_with(name), dataset), "missing_media", "media_dir", "media_prefixes")
 
 
 def test_frames_of_a_video_stay_inside_too(folder: Path) -> None:
     (dataset,) = read_meta(write(folder, {"a": GOOD | {"format": "messages", "media_dir": "pictures"}}))
     turns = [{"role": "user", "content": "<video>What?"}, {"role": "assistant", "content": "That."}]
     skip = convert({"messages": turns, "videos": [["cat.png", "../beside.png"]]}, dataset)
-    assert isinstance(skip, Skip) and "'../beside.png' is outside of media_dir" in skip.detail
+    assert_skipped(skip, "missing_media", "'../beside.png'", "media_dir")
 
 
 def shown(path: str) -> str:
@@ -527,30 +524,29 @@ def test_where_a_source_lies(folder: Path) -> None:
     ]  # fmt: skip
 
 
-WRONG_SOURCES = {
-    "both": (GOOD | {"source": "rdr"}, "both source and file_name; a source knows its rows by itself"),
-    "columns": ({"source": "rdr", "columns": {}}, "both source and columns"),
-    "format": ({"source": "rdr", "format": "llava"}, "both source and format"),
-    "unknown": ({"source": "cord"}, "unknown source 'cord'; known: rdr, cord_v2, medpix, cv17, unimm_chat, hub"),
-    "a list": ({"source": ["rdr"]}, "unknown source ['rdr']"),
-    "null": ({"source": None}, "unknown source None"),
-    "path": ({"source": "rdr", "path_or_dataset": 7}, "path_or_dataset must be a text, got 7; leave it out"),
-    "split": ({"source": "rdr", "split": ""}, "split must be a text, got ''"),
-    "no source": (
-        GOOD | {"path_or_dataset": "a/b"},
-        "path_or_dataset belongs to a source, and none is given; known: rdr",
+WRONG_SOURCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "both": (GOOD | {"source": "rdr"}, {"key": "file_name", "other": "source"}),
+    "columns": ({"source": "rdr", "columns": {}}, {"key": "columns", "other": "source"}),
+    "format": ({"source": "rdr", "format": "llava"}, {"key": "format", "other": "source"}),
+    "unknown": ({"source": "cord"}, {"key": "source", "got": "cord"}),
+    "a list": ({"source": ["rdr"]}, {"key": "source", "got": ["rdr"]}),
+    "null": ({"source": None}, {"key": "source", "got": None}),
+    "path": ({"source": "rdr", "path_or_dataset": 7}, {"key": "path_or_dataset", "got": 7}),
+    "split": ({"source": "rdr", "split": ""}, {"key": "split", "got": ""}),
+    "no source": (GOOD | {"path_or_dataset": "a/b"}, {"key": "path_or_dataset"}),
+    "neither": ({"sample_ratio": 1}, {"key": "file_name"}),
+    "a hub without its id": ({"source": "hub"}, {"key": "path_or_dataset"}),
+    "a hub and a file": (
+        GOOD | {"source": "hub", "path_or_dataset": "a/b"},
+        {"key": "file_name", "other": "source"},
     ),
-    "neither": ({"sample_ratio": 1}, "neither file_name nor source; give one of the two. Sources: rdr, cord_v2"),
-    "a hub without its id": ({"source": "hub"}, "source 'hub' without path_or_dataset; give the data set's id"),
-    "a hub and a file": (GOOD | {"source": "hub", "path_or_dataset": "a/b"}, "both source and file_name"),
 }
 
 
-@pytest.mark.parametrize(("entry", "words"), WRONG_SOURCES.values(), ids=WRONG_SOURCES)
-def test_wrong_sources(folder: Path, entry: Any, words: str) -> None:
-    with pytest.raises(UserError) as caught:
+@pytest.mark.parametrize(("entry", "fields"), WRONG_SOURCES.values(), ids=WRONG_SOURCES)
+def test_wrong_sources(folder: Path, entry: Any, fields: dict[str, Any]) -> None:
+    with raises(UserError, "meta-invalid", dataset="mine", **fields):
         read_meta(write(folder, {"mine": entry}))
-    assert words in str(caught.value)
 
 
 # ---------------------------------------------------------------- sample_ratio

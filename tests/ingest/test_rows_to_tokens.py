@@ -63,18 +63,18 @@ PACKED: dict[str, tuple[str, str, str]] = {
     "a query": (r'{"prompt": " Is it? ", "query": "\tThis", "response": "Yes"}', " Is it? \n\tThis", "Yes"),
 }
 AS_TEXT = r'{"messages": [{"role": "user", "content": "Write <image>\n and <img>a.png</img> "}, {"role": "assistant", "content": "<video>"}]}'
-SKIPPED: dict[str, tuple[str, str]] = {
+SKIPPED: dict[str, tuple[str, tuple[str, ...]]] = {
     "a rejected answer": (
         r'{"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}], "rejected_response": "No."}',
-        "column 'rejected_response': preference pairs are not supported",
+        ("'rejected_response'",),
     ),
     "boxes": (
         r'{"messages": [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "<bbox>"}], "objects": {"bbox": [[1, 2, 3, 4]]}}',
-        "<bbox> stands for an entry of column 'objects', which is not supported",
+        ("<bbox>", "'objects'"),
     ),
     "two reasonings": (
         r'{"question": "Why?", "reasoning": "Hm.", "cot": "Well.", "answer": "So."}',
-        "columns 'reasoning' and 'cot' differ",
+        ("'reasoning'", "'cot'"),
     ),
 }
 
@@ -150,4 +150,4 @@ def test_tags_as_text_are_packed_to_the_letter(texts: dict[str, str]) -> None:
 @pytest.mark.parametrize("name", SKIPPED)
 def test_row_is_skipped_by_name(name: str, out: Path) -> None:
     (line,) = (line for line in pq.read_table(out / "ledger").to_pylist() if line["dataset"] == name)
-    assert line["reason"] == "bad_row" and line["detail"].startswith(SKIPPED[name][1])
+    assert line["reason"] == "bad_row" and all(each in line["detail"] for each in SKIPPED[name][1])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers import assert_verified, packs_of, picture, tiny_config
+from support.errors import raises
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.kinds import as_lines
@@ -125,21 +126,21 @@ def test_long_names(tmp_path: Path, format_: int) -> None:
 
 
 BAD = {
-    "broken JSON": ([("7.json", b"{broken")], "broken JSON: Expecting property name"),
-    "very deep": ([("7.json", b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}")], "maximum recursion depth exceeded"),
-    "not UTF-8": ([("7.json", b'{"a": "\xff"}')], "broken JSON: 'utf-8' codec"),
-    "a key twice": ([("7.json", b'{"a": 1, "a": 2}')], "the key 'a' is there twice in one object"),
-    "a list": ([("7.json", b"[]")], "its JSON is a list; expected an object"),
-    "two": ([("7.a.json", b"{}"), ("7.b.json", b"{}")], "2 JSON members: a.json, b.json; expected one"),
-    "text": ([("7.txt", b"\xff")], "'utf-8' codec can't decode"),
+    "broken JSON": ([("7.json", b"{broken")], ()),
+    "very deep": ([("7.json", b'{"a": ' + b"[" * 900 + b"]" * 900 + b"}")], ()),
+    "not UTF-8": ([("7.json", b'{"a": "\xff"}')], ("'utf-8'",)),
+    "a key twice": ([("7.json", b'{"a": 1, "a": 2}')], ("'a'",)),
+    "a list": ([("7.json", b"[]")], ("list",)),
+    "two": ([("7.a.json", b"{}"), ("7.b.json", b"{}")], ("a.json", "b.json")),
+    "text": ([("7.txt", b"\xff")], ("'utf-8'",)),
 }
 
 
-@pytest.mark.parametrize(("members", "words"), BAD.values(), ids=BAD)
-def test_a_bad_sample_is_a_row(tmp_path: Path, members: Members, words: str) -> None:
+@pytest.mark.parametrize(("members", "named"), BAD.values(), ids=BAD)
+def test_a_bad_sample_is_a_row(tmp_path: Path, members: Members, named: tuple[str, ...]) -> None:
     _, found, _ = tar_rows(tar(tmp_path / "a.tar", [("6.json", js()), *members, ("8.json", js())]))
     assert found.keys() == {"__problem__"}
-    assert found["__problem__"].startswith("sample '7' of a.tar: ") and words in found["__problem__"]
+    assert all(name in found["__problem__"] for name in ("'7'", "a.tar", *named))
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
@@ -148,7 +149,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         out.addfile(link)
     (found,) = tar_rows(tmp_path / "a.tar")
-    assert found["__problem__"].endswith("1.jpg is a link or a sparse file, which cannot be read in place")
+    assert found.keys() == {"__problem__"} and "1.jpg" in found["__problem__"]
 
 
 def test_every_cut_and_change_of_a_header_is_refused(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_every_cut_and_change_of_a_header_is_refused(tmp_path: Path) -> None:
     broken += [whole + whole, whole + b"junk"]
     for content in broken:
         (tmp_path / "b.tar").write_bytes(content)
-        with pytest.raises(UserError, match=r"b\.tar: .*; write or download it again"):
+        with raises(UserError, "data-unreadable", file=str(tmp_path / "b.tar")):
             as_lines(tmp_path / "b.tar", tmp_path / "imported")
     assert [path for path in (tmp_path / "imported").rglob("*") if path.is_file()] == []
     (tmp_path / "b.tar").write_bytes(whole[: used + 1024])  # both blocks of the end, and no padding
@@ -170,7 +171,7 @@ def test_every_cut_and_change_of_a_header_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "a.tar.zst"])
 def test_compressed_tars_are_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"anything")
-    with pytest.raises(UserError, match="a compressed tar, which cannot be read in place; unpack the compression"):
+    with raises(UserError, "data-format", file=str(tmp_path / name), kind=".tar.*"):
         as_lines(tmp_path / name, tmp_path / "imported")
 
 
@@ -190,7 +191,7 @@ def test_packing_tars(tmp_path: Path) -> None:
     assert outputs[0] == outputs[1]
     lines = read_ledger(tmp_path / "tars", assert_verified(tmp_path / "tars")).to_pylist()
     assert [line["reason"] for line in lines] == ["", "", "", "", "bad_row"]
-    assert lines[4]["detail"].startswith("sample '4' of shard-1.tar: broken JSON: ")
+    assert "'4'" in lines[4]["detail"] and "shard-1.tar" in lines[4]["detail"]
     assert not list((tmp_path / "tars" / "work" / "imported").rglob("media.bin"))
 
 

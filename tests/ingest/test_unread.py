@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers import tiny_config
+from support.errors import raises
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.convert import judge_rows, resolved, said_of
@@ -39,12 +40,9 @@ UNREAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("row", "remedy"), UNREAD.values(), ids=UNREAD)
 def test_a_column_of_media_that_nothing_reads_ends_the_run(row: dict[str, Any], remedy: str) -> None:
     column = list(row)[-1]
-    with pytest.raises(UserError) as caught:
+    with raises(UserError, "column-unread", dataset="coco", columns=[column]) as caught:
         resolved(Dataset(name="coco", format="auto"), [row, {**row}])
-    assert str(caught.value).startswith(f"data set 'coco': column {column!r} has ")
-    ignored = f'{remedy}, or "ignore_columns": ["{column}"] to pack the rows without'
-    assert "in 2 of the first 2 rows, and is not read: give " in str(caught.value)
-    assert str(caught.value).endswith(ignored)
+    assert remedy in str(caught.error) and f'"ignore_columns": ["{column}"]' in str(caught.error)
 
 
 @pytest.mark.parametrize(("row", "remedy"), UNREAD.values(), ids=UNREAD)
@@ -60,13 +58,12 @@ def test_a_column_of_which_a_few_values_end_like_media_is_warned_of(caplog: pyte
     pages = [{"text": "A cat.", "page": f"https://host/{name}"} for name in ("a.jpg", "b", "c")]
     resolved(Dataset(name="web", format="auto"), pages)
     (message,) = caplog.messages
-    assert message.startswith("web: column 'page' has pictures in 1 of the first 3 rows, and is not read: give ")
+    assert message.startswith("web: ") and "'page'" in message
 
 
 def test_both_names_of_a_column() -> None:
     rows = [{"prompt": "Who?", "response": "Tom.", "images": ["b.png"], "image": image} for image in ("a.png", "b.png")]
-    words = "column 'image' has pictures in 1 of the first 2 rows, and is not read, for 'images' is; remove one of the"
-    with pytest.raises(UserError, match=words):
+    with raises(UserError, "column-unread", dataset="coco", columns=["image"]):
         resolved(Dataset(name="coco", format="auto"), rows)
 
 
@@ -89,12 +86,9 @@ def test_a_named_column_that_no_row_has_ends_the_run() -> None:
     """Rows without a system prompt are no less rows, so a slip of the pen has no other sign."""
     given = Dataset(name="chat", format="messages", columns=Columns(system="sys", tools="functions"))
     rows = [{"messages": [{"role": "user", "content": "Hi"}], "system_prompt": "Be brief.", "functions": None}]
-    with pytest.raises(UserError) as caught:
+    with raises(UserError, "column-missing", dataset="chat", columns=["sys"]) as caught:
         judge_rows(given, rows, later(rows, given))
-    assert str(caught.value) == (
-        "data set 'chat': columns.system is 'sys', which none of the rows that are read has; they have messages, "
-        "system_prompt, functions. Correct or remove it"
-    )
+    assert all(name in str(caught.error) for name in ("columns.system", "system_prompt", "functions"))
     judge_rows(given, rows, later([*rows, {"sys": None}], given))
 
 
@@ -110,10 +104,8 @@ def test_a_column_is_absent_where_every_part_lacks_it() -> None:
 def test_a_loss_of_a_row(caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"text": "A cat.", "loss": loss} for loss in (None, True, 1.0, False, 0)]
     resolved(Dataset(name="chat", format="auto"), rows)
-    assert caplog.messages == [
-        "chat: column 'loss' is set in 2 of the first 5 rows (False, for one), and is not read; it may be said of "
-        "turns, and the share of a data set in the meta JSON"
-    ]
+    (message,) = caplog.messages
+    assert message.startswith("chat: ") and "'loss'" in message and "False" in message
 
 
 # After the first rows
@@ -164,16 +156,12 @@ def write_later_rows(folder: Path, **entry: Any) -> Path:
 
 
 def test_a_run_ends_for_media_in_later_rows(tmp_path: Path) -> None:
-    expected = (
-        "data set 'coco': column 'pic' has pictures (row 120, for one), and is not read: give "
-        '"format": "document", "columns": {"images": "pic"}, or "ignore_columns": ["pic"] to pack the rows without'
-    )
     meta = write_later_rows(tmp_path)
     for out, more in (("one", {}), ("two", {"pack_size": 200}), ("three", {"check_media": "size"})):
         # The second run has all rows in the token store.
-        with pytest.raises(UserError) as caught:
+        with raises(UserError, "column-unread", dataset="coco", columns=["pic"]) as caught:
             run_pack(tiny_config(meta, tmp_path / out, work=str(tmp_path / "work"), **more))
-        assert str(caught.value) == expected
+        assert "row 120" in str(caught.error) and '"columns": {"images": "pic"}' in str(caught.error)
     manifest = run_pack(tiny_config(write_later_rows(tmp_path, ignore_columns=["pic"]), tmp_path / "one")).manifest
     assert manifest.counts.packed == 150 and manifest.warnings == ()
 
@@ -182,42 +170,32 @@ def test_a_run_ends_for_media_in_later_rows(tmp_path: Path) -> None:
 
 VIDEO = {"conversations": [{"from": "human", "value": "<video>Who?"}, TURNS[1]], "video": "a.mp4"}
 TALK = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Tom."}]
-IN_VAIN: dict[str, tuple[dict[str, Any], str]] = {
+# Row -> what its warning names.
+IN_VAIN: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "a system prompt": (
         {"messages": TALK, "system_prompt": "Be brief."},
-        "column 'system_prompt' has texts in 2 of the first 2 rows, and is not read; if they are system prompts, give "
-        '"format": "messages", "columns": {"system": "system_prompt"}',
+        ('"format": "messages", "columns": {"system": "system_prompt"}',),
     ),
     "what a question is about": (
         {"question": "Who?", "context": "A cat called Tom.", "answer": "Tom."},
-        "column 'context' has texts in 2 of the first 2 rows, and is not read; if they are to follow the questions, "
-        'give "format": "prompt_response", "columns": {"query": "context"}',
+        ('"format": "prompt_response", "columns": {"query": "context"}',),
     ),
-    "the part of a video": (
-        {**VIDEO, "start_time": 2.5},
-        "column 'start_time' is set in 2 of the first 2 rows with videos (2.5, for one), and is not read; say it of "
-        'the video: {"path": …, "video_start": …}',
-    ),
+    "the part of a video": ({**VIDEO, "start_time": 2.5}, ("'start_time'", "2.5", '"video_start"')),
     "the part of a video, in its object": (
         {**VIDEO, "video": {"path": "a.mp4", "start": 2, "bytes": None, "fps": 1, "width": 9}},
-        "objects of column 'video' have 'start', which nothing reads; what may be said of them is fps, frame_indices, "
-        "video_start, video_end, offset, length, cell, min_pixels, max_pixels, resized_height, resized_width, "
-        'total_pixels, nframes, min_frames, max_frames. What means nothing may be listed under "ignore_keys"',
+        ("'video'", "'start'", "video_start", "max_frames", '"ignore_keys"'),
     ),
     "parts as a text": (
         {"messages": [{"role": "user", "content": '[{"type": "text", "text": "Who?"}]'}, TALK[1]]},
-        'turns of 2 of the first 2 rows have parts as a text that is JSON (\'[{"type": "text", "text": "Who?"}]\', for '
-        "one), and are packed with it as it stands: write a list, if it is not meant so",
+        ('[{"type": "text", "text": "Who?"}]',),
     ),
     "choices, a hint and a lecture": (
         {"question": "Which?", "answer": "b", "choices": ["red", "blue"], "hint": "It is not red.", "topic": "colour"},
-        "text that is not read, by column and share of the characters of the first 2 rows: 'hint' (48.3%), 'choices' "
-        '(27.6%). Name it under "columns", or list it under "ignore_columns"',
+        ("'hint' (48.3%)", "'choices' (27.6%)", '"columns"', '"ignore_columns"'),
     ),
     "one reasoning of several turns": (
         {"messages": [*TALK, *TALK], "rationale": "He said so."},
-        "text that is not read, by column and share of the characters of the first 2 rows: 'rationale' (40.7%). Name "
-        'it under "columns", or list it under "ignore_columns"',
+        ("'rationale' (40.7%)",),
     ),
 }
 
@@ -225,28 +203,29 @@ IN_VAIN: dict[str, tuple[dict[str, Any], str]] = {
 SKIPPED: dict[str, tuple[dict[str, Any], str]] = {
     "boxes": (
         {"messages": [TALK[0], {"role": "assistant", "content": "<bbox>"}], "objects": {"bbox": [[1, 2, 3, 4]]}},
-        "<bbox> stands for an entry of column 'objects', which is not supported",
+        "'objects'",
     ),
     "a rejected answer": (
         {"messages": TALK, "rejected_response": "Jerry."},
-        "column 'rejected_response': preference pairs are not supported",
+        "'rejected_response'",
     ),
 }
 
 
-@pytest.mark.parametrize(("row", "words"), SKIPPED.values(), ids=SKIPPED)
-def test_rows_that_need_what_is_not_supported_are_skipped_by_name(row: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(("row", "named"), SKIPPED.values(), ids=SKIPPED)
+def test_rows_that_need_what_is_not_supported_are_skipped_by_name(row: dict[str, Any], named: str) -> None:
     found = said_of(row, Dataset(name="coco"))
-    assert isinstance(found, Skip) and found.reason == "bad_row" and found.detail.startswith(words)
+    assert isinstance(found, Skip) and found.reason == "bad_row" and named in found.detail
     column = list(row)[-1]
     assert isinstance(said_of(row, Dataset(name="coco", ignore_columns=(column,))), Said)
     assert isinstance(said_of({**row, column: None}, Dataset(name="coco")), Said)
 
 
-@pytest.mark.parametrize(("row", "words"), IN_VAIN.values(), ids=IN_VAIN)
-def test_what_a_row_says_in_vain(row: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("row", "named"), IN_VAIN.values(), ids=IN_VAIN)
+def test_what_a_row_says_in_vain(row: dict[str, Any], named: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
     resolved(Dataset(name="coco", format="auto"), [row, {**row}])
-    assert caplog.messages == [f"coco: {words}"]
+    (message,) = caplog.messages
+    assert message.startswith("coco: ") and [name for name in named if name not in message] == []
 
 
 HEARD: dict[str, dict[str, Any]] = {

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from helpers import DEMO_PROCESSOR, SHARED, TinyData, assert_verified, packs_of, picture, tiny_config
+from support.errors import assert_skipped
 
 from neatpack.pipeline.families.base import Family, ProcessorKey
 from neatpack.pipeline.families.registry import family_for, load_family
@@ -99,7 +100,7 @@ def test_what_a_row_asks_for_wins(demo_family, turns):
     asked = [user(), assistant("One.", loss=True), user(), assistant("Two.", loss=False), user(), assistant("Three.")]
     assert trained(asked, demo_family, turns=turns) == ["One.<|im_end|>", "Three.<|im_end|>"]
     (skip,) = measure([Example(turns=(user(), assistant("Two.", loss=False)))], demo_family)
-    assert skip == Skip(reason="no_target", detail="no assistant turn that is trained on says anything")
+    assert_skipped(skip, "no_target")
 
 
 def test_an_answer_without_words_is_no_target(demo_family):
@@ -113,7 +114,7 @@ def test_an_answer_without_words_is_no_target(demo_family):
 def test_wishes_that_cannot_be_met_are_refused(demo_family):
     skip = trained([user(loss=True), assistant("Because.")], demo_family)
     assert skip.reason == "bad_row"
-    assert skip.detail.startswith("turn 0: is to be trained on, but loss can be said of assistant turns only")
+    assert_skipped(skip, "bad_row", "turn 0", "--train-on")
     assert trained([user(loss=False), assistant("Because.")], demo_family) == ["Because.<|im_end|>"]
     assert trained([user(loss=False), assistant("Because.")], demo_family, turns="all").reason == "bad_row"
 
@@ -153,14 +154,14 @@ def test_tools_are_written_by_the_template_and_their_results_masked(talkative):
 def test_what_a_template_would_leave_out_in_silence_is_refused(demo_family, example, what):
     (skip,) = measure([example], demo_family)
     assert skip.reason == "bad_row"
-    assert skip.detail.startswith(f"{what}: the chat template of ") and "does not write it" in skip.detail
+    assert_skipped(skip, "bad_row", f"{what}: ")
     assert ("--reasoning drop" in skip.detail) == (what == "reasoning_content")
 
 
 def test_a_template_that_joins_turns_is_refused_not_guessed(demo_family, monkeypatch):
     monkeypatch.setattr(type(demo_family.chat), "template", lambda *_: "<|im_start|>assistant\nA B<|im_end|>\n")
     skip = trained([user(), assistant("A"), assistant("B")], demo_family)
-    assert skip.reason == "bad_row" and skip.detail.startswith("the chat template writes 1 assistant turns of 2")
+    assert_skipped(skip, "bad_row", "1 assistant", "of 2")
 
 
 def test_documents(demo_family, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from helpers import DEMO_PROCESSOR, SHARED, TinyData, clip, tiny_config, tone
 from hypothesis import given, strategies as st
 from processors import qwen3_omni
+from support.errors import assert_skipped, raises, raises_media_error
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
@@ -16,7 +17,7 @@ from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.measure.media import measure_medium
 from neatpack.pipeline.media.audio import _resampled, count_samples, decode_audio, has_audio, resampled_length
-from neatpack.pipeline.records import Example, MediaError, MediaRef, Skip, Turn
+from neatpack.pipeline.records import Example, MediaError, MediaRef, Turn
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger, verify_ledger, verify_shard
 
@@ -76,10 +77,8 @@ def test_what_cannot_be_heard(tmp_path, processor):
         str(tone(tmp_path / "short.wav", 0.01)): "bad_media",
     }
     for path, reason in cases.items():
-        with pytest.raises(MediaError) as error:
+        with raises_media_error(reason, path):
             measure_medium(sound(path), family)
-        assert error.value.skip.reason == reason, path
-        assert path in error.value.skip.detail
     assert not has_audio(MediaRef(kind="video", path=str(tmp_path / "mute.mp4")))
 
 
@@ -99,11 +98,11 @@ def test_a_family_that_does_not_hear_says_so(tmp_path, demo_family):
         Turn(role="assistant", parts=("Yes.",)),
     )
     (skipped,) = measure([Example(turns=turns)], demo_family)
-    assert skipped == Skip(reason="audio_unsupported", detail="qwen2_vl does not take audios")
+    assert_skipped(skipped, "audio_unsupported", "qwen2_vl")
 
 
 def test_a_family_that_does_not_hear_videos_says_so():
-    with pytest.raises(UserError, match="--use-audio-in-video: qwen2_vl takes no sound from videos"):
+    with raises(UserError, "option-conflict", option="use_audio_in_video", family="qwen2_vl"):
         load_family(ProcessorKey(processor=str(DEMO_PROCESSOR), use_audio_in_video=True))
 
 

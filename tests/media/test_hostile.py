@@ -2,7 +2,6 @@
 
 import errno
 import io
-import re
 import resource
 import signal
 import struct
@@ -23,6 +22,7 @@ import pytest
 from helpers import ROOT, TinyData, assert_verified, clip, picture, tiny_config, tone
 from PIL import Image
 from processors import qwen3_omni
+from support.errors import raises_media_error
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.manifest import Manifest
@@ -79,16 +79,15 @@ def test_a_folder_of_hostile_files(requests: tuple[str, list[str]], tmp_path: Pa
     found = {}
     for name in names:
         line = lines[name]
-        detail = line["detail"].removeprefix(f"{name}: ")
-        found[name] = f"{line['reason']}: {detail}" if line["reason"] else line["status"]
-    expected = {"good.mp4": "packed", "good.wav": "packed"} | {name: file.outcome for name, file in files.items()}
-    cut = {name: text[: len(expected[name])] for name, text in found.items()}
-    assert cut == {name: expected[name] for name in names}
+        found[name] = line["reason"] or line["status"]
+        if name in files:
+            named = (f"{name}: ", *files[name].named)
+            assert [each for each in named if each not in line["detail"]] == [], line["detail"]
+    expected = {"good.mp4": "packed", "good.wav": "packed"} | {name: file.reason for name, file in files.items()}
+    assert found == expected
     long = lines[len(names)]
-    assert (long["reason"], re.sub(r"\d{5}", "#", long["detail"])) == (
-        "bad_row",
-        f"line {len(names) + 1}: more bytes than --max-row-bytes 8192 allows",
-    )
+    assert long["reason"] == "bad_row"
+    assert f"line {len(names) + 1}: " in long["detail"] and "--max-row-bytes 8192" in long["detail"]
     assert asked == []
 
 
@@ -101,10 +100,9 @@ def test_no_request_even_if_a_list_gets_past_the_names(
     url, asked = requests
     monkeypatch.setattr(opening, "_LISTS", {})
     for name, file in hostile.make(tmp_path / "data", url).items():
-        if "which only names other files" in file.outcome:
-            with pytest.raises(MediaError) as caught:
+        if file.names_others:
+            with raises_media_error("bad_media", name):
                 video.video_facts(MediaRef(kind="video", path=str(tmp_path / "data" / name)))
-            assert caught.value.skip.reason == "bad_media"
     assert asked == []
 
 
@@ -239,8 +237,7 @@ def test_what_says_nothing_about_the_medium_is_not_blamed_on_it(
     with pytest.raises(type(error)) as caught:
         read(MediaRef(kind="image", path=str(good / name)))
     if isinstance(error, OSError):
-        told = f"{good / name}: cannot be read: Input/output error; run again when it can, what is done is kept"
-        assert str(caught.value) == told
+        assert str(good / name) in str(caught.value) and "Input/output error" in str(caught.value)
 
 
 def test_a_machine_without_free_files_is_no_fault_of_a_picture(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,20 +255,18 @@ def test_a_machine_without_free_files_is_no_fault_of_a_picture(good: Path, monke
 def test_limits_are_those_of_the_task(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of pictures, of frames, of pieces of files and of bytes in memory."""
     monkeypatch.setenv(LIMITS, Limits(max_image_pixels=599, max_media_bytes=2000).as_text())
-    cases = {
-        MediaRef(kind="image", path=str(good / "a.png")): "600 pixels (30x20), above --max-image-pixels 599",
-        MediaRef(
-            kind="image", path=str(good / "a.wav"), offset=1, length=2001
-        ): "2001 bytes, above --max-media-bytes 2000",
-        MediaRef(kind="image", path="x", held=bytes(2001)): "2001 bytes, above --max-media-bytes 2000",
+    heavy = ("2001 bytes", "--max-media-bytes 2000")
+    cases: dict[MediaRef, tuple[str, ...]] = {
+        MediaRef(kind="image", path=str(good / "a.png")): ("600 pixels", "30x20", "--max-image-pixels 599"),
+        MediaRef(kind="image", path=str(good / "a.wav"), offset=1, length=2001): heavy,
+        MediaRef(kind="image", path="x", held=bytes(2001)): heavy,
     }
-    for ref, words in cases.items():
+    for ref, named in cases.items():
         for read in (image.image_size, image.decode_image):
-            with pytest.raises(MediaError) as caught:
+            with raises_media_error("bad_media", f"{ref.path}: ", *named):
                 read(ref)
-            assert caught.value.skip.detail == f"{ref.path}: {words}"
     monkeypatch.setenv(LIMITS, Limits(max_image_pixels=64 * 96 - 1).as_text())
-    with pytest.raises(MediaError, match=r"6144 pixels in a frame \(96x64\), above --max-image-pixels 6143"):
+    with raises_media_error("bad_media", "6144 pixels", "96x64", "--max-image-pixels 6143"):
         video.video_facts(MediaRef(kind="video", path=str(good / "a.mp4")))
 
 
@@ -281,7 +276,7 @@ def test_another_limit_is_another_output(tiny: TinyData, tmp_path: Path) -> None
     out = tmp_path / "out"
     run_pack(tiny_config(meta, out, max_skipped=1.0, max_image_pixels=2399))
     assert read_ledger(out, Manifest.read(out))["reason"].to_pylist() == ["bad_media", ""]
-    with pytest.raises(UserError, match="config.max_image_pixels: 2399 -> 100000000"):
+    with pytest.raises(UserError, match="max_image_pixels: 2399 -> 100000000"):
         run_pack(tiny_config(meta, out))
     run_pack(tiny_config(meta, out, overwrite=True))
     assert read_ledger(out, Manifest.read(out))["reason"].to_pylist() == ["", ""]
@@ -304,10 +299,8 @@ def test_videos_and_sounds_that_take_too_long(good: Path, watched: None, monkeyp
         monkeypatch.setenv(LIMITS, Limits(media_timeout=timeout).as_text())
         for _, name, read in readers:
             ref = MediaRef(kind="video", path=str(good / name))
-            with pytest.raises(MediaError) if fails else nullcontext() as caught:
+            with raises_media_error("bad_media", f"{ref.path}: ", "--media-timeout") if fails else nullcontext():
                 read(ref)
-            if caught:
-                assert caught.value.skip.detail == f"{ref.path}: took longer than --media-timeout allows"
 
 
 def test_what_others_do_with_a_frame_is_not_counted(good: Path, watched: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +329,7 @@ def test_a_longer_medium_may_take_longer(good: Path, watched: None, monkeypatch:
         clock[0] = 29.0
         left.check()
         clock[0] = 31.0
-        with pytest.raises(MediaError, match="took longer"):
+        with raises_media_error("bad_media", "a.mp4", "--media-timeout"):
             left.check()
 
 

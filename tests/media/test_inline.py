@@ -5,10 +5,11 @@ import json
 
 import pytest
 from helpers import picture
+from support.errors import raises_media_error
 
 from neatpack.pipeline.media.inline import LastLine, bytes_of_text, pointed, pointer
 from neatpack.pipeline.media.open import open_media
-from neatpack.pipeline.records import MediaError, MediaRef
+from neatpack.pipeline.records import MediaRef
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ def test_bytes_of_a_text(text, content):
 
 @pytest.mark.parametrize("text", ["data:image/png;base64", "data:;base64,a?b", "not base64!"])
 def test_texts_that_are_none(text):
-    with pytest.raises(ValueError, match=r"not base64|without a comma"):
+    with pytest.raises(ValueError, match="base64|comma"):
         bytes_of_text(text)
 
 
@@ -46,7 +47,7 @@ def test_a_medium_is_read_again_from_its_line(tmp_path):
     with open_media(MediaRef(**there, inside="/images/0")) as file:
         assert file.read() == content
     for wrong in ("/images/1", "/pictures/0", "/images"):
-        with pytest.raises(MediaError, match="has it changed since it was measured"):
+        with raises_media_error("bad_media", str(tmp_path / "rows.jsonl")):
             open_media(MediaRef(**there, inside=wrong))
-    with pytest.raises(ValueError, match="nothing at /a"):
+    with pytest.raises(ValueError, match="/a"):
         LastLine().bytes_at(0, lambda: b"{", "/a")

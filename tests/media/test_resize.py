@@ -104,7 +104,7 @@ def test_a_clip_shorter_than_a_temporal_patch_has_a_size() -> None:
 
 @pytest.mark.parametrize(("height", "width"), [(1, 201), (201, 1), (10, 20_000)])
 def test_too_long_pictures_are_refused_in_words(height: int, width: int) -> None:
-    with pytest.raises(ValueError, match=rf"aspect ratio \d+:1 is above 200:1 \({width}x{height}\); crop the picture"):
+    with pytest.raises(ValueError, match=rf"200:1 .*{width}x{height}"):
         smart_resize_image(height, width)
 
 

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from format_rows import PNG, dataset
 from helpers import assert_verified, tiny_config
+from support.errors import raises_media_error
 
 from neatpack.pipeline.ingest.convert import convert
 from neatpack.pipeline.manifest import Manifest
@@ -38,13 +39,13 @@ COLUMNS: dict[str, Any] = {
 }
 GOOD = ("0/0/image/bytes", "1/1/image/bytes", "0/1/large", "1/0/images/bytes")
 BAD = {
-    "0/0/text": "it holds string, not bytes", "0/0/number": "it holds int64, not bytes",
-    "0/0/numbers": "it holds int64, not bytes", "0/0/float": "not bytes", "0/0/flag": "not bytes",
-    "0/0/nothing": "not bytes", "0/0/fixed": "not bytes", "0/0/map": "not bytes", "0/0/image": "not bytes",
-    "0/0/image/path": "it holds string, not bytes", "0/0/image/bytes/more": "no column image.bytes.more",
-    "0/0/absent": "the file has image, large", "2/0/large": "the file has 2 row groups",
-    "2147483647/0/large": "the file has 2 row groups", "0/9/large": "no bytes in cell 0/9/large",
-    "0/2147483647/large": "no bytes in cell",
+    "0/0/text": "string", "0/0/number": "int64",
+    "0/0/numbers": "int64", "0/0/float": "", "0/0/flag": "",
+    "0/0/nothing": "", "0/0/fixed": "", "0/0/map": "", "0/0/image": "",
+    "0/0/image/path": "string", "0/0/image/bytes/more": "image.bytes.more",
+    "0/0/absent": "image, large", "2/0/large": "2 ",
+    "2147483647/0/large": "2 ", "0/9/large": "0/9/large",
+    "0/2147483647/large": "0/2147483647/large",
 }  # fmt: skip
 NO_CELLS = ("4294967296/0/large", "0/9223372036854775807/large", "-1/0/large", "9" * 5000 + "/0/large", "0/0", "0",
             "1e3/0/a", "/", "0//large")  # fmt: skip
@@ -96,7 +97,7 @@ def test_column_too_large_to_unpack_is_not_read(table: Path, monkeypatch: pytest
     """By what the metadata say; a column of zeros has a thousandth of its size on disk."""
     monkeypatch.setattr(parquet, "MAX_STRETCH_BYTES", 100)
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_, **__: pytest.fail("it is read"))
-    with pytest.raises(MediaError, match="bytes there .at most 100."):
+    with raises_media_error("bad_media", "100"):
         opened(table, "0/1/large")
 
 
@@ -106,7 +107,7 @@ def test_integers_take_no_memory(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": column}), tmp_path / "a.parquet", compression="zstd")
     del column
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(MediaError, match="it holds int64, not bytes"):
+    with raises_media_error("bad_media", "int64"):
         opened(tmp_path / "a.parquet", "0/0/a")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60 << 10
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import DEMO_PROCESSOR, TinyData, assert_verified, tiny_config
+from support.errors import printed_code
 
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
@@ -112,7 +113,7 @@ def test_yaml_makes_no_objects(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for tag in ("!!python/object/apply:os.system", "!!python/object/new:subprocess.Popen", "!!python/name:os.system"):
         (tmp_path / "a.yaml").write_text(f"meta: {tag} ['touch {tmp_path / 'mark'}']\n")
         assert main(["pack", "--config", str(tmp_path / "a.yaml")]) == 2
-        assert "not YAML" in capsys.readouterr().err and not (tmp_path / "mark").exists()
+        assert printed_code(capsys.readouterr().err) == "config-unreadable" and not (tmp_path / "mark").exists()
 
 
 @pytest.mark.parametrize("name", ["a; touch MARK", "$(touch MARK)", "`touch MARK`", "| touch MARK", "pipe:touch MARK"])

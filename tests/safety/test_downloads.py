@@ -79,7 +79,7 @@ def test_private_host_is_not_asked(host: str, listener: Listener) -> None:
     reason, detail = skip_of(f"http://{host}:{listener.port}/a.png?key=secret")
     assert reason == "missing_media" and "secret" not in detail
     if "Cannot assign" not in detail and "resolve" not in detail and "Address family" not in detail:
-        assert "allow it with --allow-host" in detail or "Name or service" in detail, detail
+        assert "--allow-host" in detail or "Name or service" in detail, detail
     assert listener.num_connections == 0
 
 
@@ -105,7 +105,7 @@ def test_host_that_is_allowed_by_name_is_asked(hosts: str, serve: Any, monkeypat
     with open_media(MediaRef(kind="image", path=f"http://127.0.0.1:{port}/a.png")) as file:
         assert file.read() == b"abc"
     reason, detail = skip_of(f"http://localhost:{port}/a.png")
-    assert "allow it with --allow-host" in detail, "another name of the same machine"
+    assert "--allow-host" in detail, "another name of the same machine"
 
 
 def test_port_of_an_allowed_host_is_the_only_one(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +190,7 @@ def test_server_that_drips_is_left_after_the_media_timeout(
     started = time.monotonic()
     reason, detail = skip_of(f"http://127.0.0.1:{port}/a.png?key=secret")
     assert time.monotonic() - started < 20, "of 2 seconds; the server goes on for 30, three times"
-    assert reason == "missing_media" and "longer than --media-timeout" in detail and "secret" not in detail
+    assert reason == "missing_media" and "--media-timeout" in detail and "secret" not in detail
     assert not any(path.is_file() for path in (tmp_path / "fetched").rglob("*"))
 
 
@@ -205,7 +205,7 @@ def test_download_has_a_size_limit(serve: Any, monkeypatch: pytest.MonkeyPatch, 
 
     port = serve(endless)
     reason, detail = skip_of(f"http://127.0.0.1:{port}/a.png")
-    assert (reason, detail.endswith("larger than 1048576 bytes")) == ("bad_media", True)
+    assert (reason, "1048576 bytes" in detail) == ("bad_media", True)
     assert not any(path.is_file() for path in (tmp_path / "fetched").rglob("*"))
 
 

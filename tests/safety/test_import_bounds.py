@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers import DEMO_PROCESSOR, ROOT, assert_verified, tiny_config
+from support.errors import printed_code, raises
 
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
@@ -129,7 +130,7 @@ def test_bomb_ends_the_run_with_a_message(tmp_path: Path, capsys: pytest.Capture
     command = ["pack", "--meta", str(tmp_path / "meta.json"), "--processor", str(DEMO_PROCESSOR), "--engine", "inline"]
     assert main([*command, "--out", str(tmp_path / "out")]) == 2
     printed = capsys.readouterr().err
-    assert "a.parquet: unpacks to too much" in printed and "Traceback" not in printed
+    assert printed_code(printed) == "data-limit" and "a.parquet" in printed and "Traceback" not in printed
 
 
 def test_import_ratio_is_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +143,7 @@ def test_import_ratio_is_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyP
         for ratio in (2, 10_000):
             monkeypatch.setenv(LIMITS, Limits(max_import_ratio=ratio).as_text())
             if name == "b.jsonl.gz" and ratio == 2:
-                with pytest.raises(UserError, match="a larger --max-import-ratio"):
+                with raises(UserError, "data-limit", option="max_import_ratio"):
                     as_lines(tmp_path / name, tmp_path / f"imported-{ratio}")
             else:
                 lines = as_lines(tmp_path / name, tmp_path / f"imported-{ratio}")
@@ -173,7 +174,8 @@ os.environ[LIMITS] = Limits().as_text()
 try:
     as_lines(folder / "a.parquet", folder / "imported")
 except UserError as error:
-    assert "a.parquet: takes more than 1" in str(error) and "MiB of memory to read" in str(error), error
+    assert error.code == "data-limit" and error.fields["file"].endswith("a.parquet"), error
+    assert error.fields["limit"] > 100 << 20, error
 else:
     raise SystemExit("the import was not refused")
 assert resource.getrlimit(resource.RLIMIT_DATA) == before
@@ -201,7 +203,7 @@ def test_large_rows_of_parquet_are_decoded_a_few_at_a_time(tmp_path: Path, monke
 def test_arrow_file_without_columns_is_refused(tmp_path: Path) -> None:
     """A batch of no columns may claim 2^60 rows."""
     write_arrow(tmp_path / "a.arrow", pa.table({}))
-    with pytest.raises(UserError, match="no columns"):
+    with raises(UserError, "data-unreadable", columns=[]):
         as_lines(tmp_path / "a.arrow", tmp_path / "imported")
 
 
@@ -272,7 +274,7 @@ def test_size_below_zero_is_found_before_tarfile_acts_on_it(monkeypatch: pytest.
     """Whatever the version of Python does with it."""
     monkeypatch.setattr(_Header, "_proc_member", lambda *_: pytest.fail("it is acted on"))
     for name in ("a negative size", "a negative size that is no block", "a long name of 4 GB"):
-        with pytest.raises(tarfile.ReadError, match="a header with a size of"):
+        with pytest.raises(tarfile.ReadError, match="size"):
             _Header.frombuf(LIES[name], "utf-8", "surrogateescape")
 
 
@@ -301,4 +303,4 @@ def test_json_in_a_tar_is_read_up_to_the_longest_row(tmp_path: Path) -> None:
     run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out", max_skipped=1.0))
     found: list[dict[str, Any]] = read_ledger(tmp_path / "out", assert_verified(tmp_path / "out")).to_pylist()
     assert [line["reason"] for line in found] == ["", "bad_row", "bad_row", ""]
-    assert "more bytes than --max-row-bytes 67108864 allows" in found[1]["detail"]
+    assert "--max-row-bytes 67108864" in found[1]["detail"]

@@ -200,7 +200,7 @@ def test_uri_has_a_longest_length() -> None:
     for uri in ("s3://bucket/" + "a" * 9000, "file:///" + "a" * 9000, "http://a/" + "?" * 9000):
         skip = convert(asked("<image>", images=[uri]), dataset("messages"))
         assert isinstance(skip, Skip) and skip.reason == "bad_row", uri
-        assert f"a URI of {len(uri)} characters (at most 8192)" in skip.detail
+        assert f"{len(uri)} characters" in skip.detail and "8192" in skip.detail
 
 
 # What the linear scanners give is what the patterns gave that they replace.

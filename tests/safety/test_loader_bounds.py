@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers import ROOT, TinyData, packed_rows, picture, tiny_config
+from support.errors import raises
 from zlib_ng import zlib_ng
 
 from jobs.fuzzing.output import sign
@@ -147,18 +148,18 @@ def test_a_footer_that_points_anywhere_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        (lambda found: found["index"].update(times=[[0, float(1 << 30)]]), "so often"),
-        (lambda found: found["index"].update(times=[[0, MAX_TIMES + 1.0]]), "so often"),
-        (lambda found: found["index"].update(offsets=[8, 1 << 40]), "batches of at most"),
-        (lambda found: found["shards"][0].update(num_packs=1 << 40), "packs"),
-        (lambda found: found["shards"][0].update(num_packs=1 << 20), "packs"),
+        lambda found: found["index"].update(times=[[0, float(1 << 30)]]),
+        lambda found: found["index"].update(times=[[0, MAX_TIMES + 1.0]]),
+        lambda found: found["index"].update(offsets=[8, 1 << 40]),
+        lambda found: found["shards"][0].update(num_packs=1 << 40),
+        lambda found: found["shards"][0].update(num_packs=1 << 20),
     ],
 )
-def test_numbers_of_a_manifest_are_bounded(out: Path, change: Callable[[dict[str, Any]], None], words: str) -> None:
+def test_numbers_of_a_manifest_are_bounded(out: Path, change: Callable[[dict[str, Any]], None]) -> None:
     sign(out, change)
-    with pytest.raises(OutputError, match=words):
+    with raises(OutputError, "output-damaged"):
         PackedShards(out, check="none")
 
 
@@ -173,7 +174,7 @@ def test_the_most_passes_of_an_epoch_are_computed_at_once(out: Path) -> None:
 
 def test_a_ratio_beyond_the_bound_is_refused_where_it_is_packed(tiny: TinyData, tmp_path: Path) -> None:
     meta = tiny.text("a", "b").write(ratio=MAX_TIMES + 1)
-    with pytest.raises(UserError, match="sample_ratio is too high for --repeat-at-load"):
+    with raises(UserError, "meta-invalid", key="sample_ratio"):
         run_pack(tiny_config(meta, tmp_path / "out", repeat_at_load=True))
 
 
@@ -181,7 +182,7 @@ def test_files_are_read_up_to_their_bound(out: Path) -> None:
     import os
 
     os.truncate(out / "loads.arrow", 1 << 41)  # of which no block is on disk
-    with pytest.raises(OutputError, match="too large"):
+    with pytest.raises(OutputError, match="loads.arrow"):
         next(iter(PackedShards(out, check="none")))
 
 

@@ -78,7 +78,7 @@ def test_folder_that_another_user_prepared_is_refused(
         private_folder()
     prepare(own(shared) / inner if inner else own(shared), elsewhere)
     journal_place = parse("s3://bucket/out/work/measured/0.journal")
-    with pytest.raises(UserError, match="Remove it, or set TMPDIR"):
+    with pytest.raises(UserError, match="TMPDIR"):
         private_folder("journals" if inner != "processors" else inner)
     if inner != "processors":
         with pytest.raises(UserError), journal(journal_place):
@@ -107,7 +107,7 @@ def test_copy_of_a_processor_is_private_and_not_taken_from_a_link(shared: Path, 
         target.write_bytes(file.read_bytes())
     with serving(tmp_path / "bucket") as store:
         own(shared).symlink_to(tmp_path / "bucket")
-        with pytest.raises(UserError, match="is not a folder"):
+        with pytest.raises(UserError, match=str(own(shared))):
             processor_here(store.plain_uri("processor"))
         own(shared).unlink()
         copy = Path(processor_here(store.plain_uri("processor")))
@@ -122,5 +122,5 @@ def test_run_says_which_folder_is_not_its_own(
     command = ["pack", "--meta", config.meta, "--processor", config.processor, "--out", config.out, "--engine", "ray"]
     assert main(command) == 2
     printed = capsys.readouterr().err
-    assert f"{own(shared)}: is open to other users (mode 0777, expected 0700)" in printed
+    assert f"{own(shared)}: " in printed and "0777" in printed and "0700" in printed
     assert "Traceback" not in printed

@@ -84,11 +84,11 @@ def test_row_that_names_an_endpoint_contacts_nobody(tmp_path: Path, listener: Li
     for uri, (reason, detail) in found.items():
         scheme = uri.partition(":")[0].lower()
         if scheme in ("http", "https"):
-            assert reason == "missing_media" and "downloads are off" in detail
+            assert reason == "missing_media" and "--allow-http" in detail
         elif scheme in ("ftp", "sftp", "file", "s3a", "hf", "zip", "smb"):
             assert reason == "bad_row"
         else:
-            assert (reason, "outside of media_dir" in detail) == ("missing_media", True), (uri, detail)
+            assert (reason, "--media-prefix" in detail) == ("missing_media", True), (uri, detail)
         assert "?" not in detail and "secret" not in detail
 
 
@@ -183,7 +183,7 @@ def test_every_format_has_the_same_bounds(kind: str, tmp_path: Path, listener: L
     lines = ledger_of(tmp_path, {"file_name": name})
     assert listener.num_connections == 0
     assert [line["reason"] for line in lines] == ["missing_media"] * 2, lines
-    assert all("outside of media_dir" in line["detail"] for line in lines)
+    assert all("--media-prefix" in line["detail"] for line in lines)
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -237,7 +237,7 @@ def test_store_of_a_row_is_one_that_the_user_names(uri: str, key: str | None) ->
     """Its endpoint is that of media_dir."""
     found = resolve_path(uri, MediaFolders(search=(STORE,), bounds=(STORE,)))
     if key is None:
-        assert isinstance(found, Skip) and found.reason == "missing_media" and "outside of media_dir" in found.detail
+        assert isinstance(found, Skip) and found.reason == "missing_media" and "--media-prefix" in found.detail
     else:
         assert isinstance(found, str)
         assert place(found) == Remote("s3", "bucket", key, "endpoint_override=host:1&scheme=http")

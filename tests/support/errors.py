@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-PENDING = "internal"  # while the errors of the input side have no codes yet; goes with the last of them
+from neatpack.pipeline.records import MediaError, Skip
 
 
 class Caught:
@@ -25,8 +25,6 @@ def raises(kind: type[Exception], code: str, /, **fields: Any) -> Iterator[Caugh
     with pytest.raises(kind) as info:
         yield caught
     caught.error = info.value
-    if info.value.code == PENDING:
-        return
     assert info.value.code == code, f"{info.value.code}: {info.value}"
     found = {name: info.value.fields.get(name) for name in fields}
     assert found == fields, f"{info.value.fields}: {info.value}"
@@ -46,10 +44,26 @@ def numbers_in(text: str) -> list[float]:
 
 def prints_code(text: str, code: str) -> bool:
     """Whether a command printed this code."""
-    return printed_code(text) in (code, PENDING)
+    return printed_code(text) == code
 
 
 def logged(caplog: pytest.LogCaptureFixture, module: str, level: int = logging.WARNING) -> list[Any]:
     """Return the arguments of the messages that a module such as "loaders.stream" logged at a level."""
     name = f"neatpack.{module}"
     return [record.args for record in caplog.records if (record.name, record.levelno) == (name, level)]
+
+
+@contextmanager
+def raises_media_error(reason: str, *named: object) -> Iterator[None]:
+    """Expect a medium that cannot be used: the reason, and what its detail names, such as a file or a limit."""
+    with pytest.raises(MediaError) as info:
+        yield
+    assert_skipped(info.value.skip, reason, *named)
+
+
+def assert_skipped(found: object, reason: str, *named: object) -> Skip:
+    """Expect a row that is skipped: the reason, and what its detail names, such as a column, a turn or a limit."""
+    assert isinstance(found, Skip), found
+    assert found.reason == reason, found
+    assert [name for name in map(str, named) if name not in found.detail] == [], found.detail
+    return found

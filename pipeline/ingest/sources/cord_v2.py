@@ -45,7 +45,7 @@ def _example(row: Mapping[str, Any], number: int) -> Conversation:
     try:
         answer = json2token(parses[number % len(parses)])
     except RecursionError:
-        raise BadRow("column 'ground_truth': too deeply nested") from None
+        raise BadRow("column 'ground_truth': too deeply nested", column="ground_truth") from None
     return {"conversation": asked_and_answered(picture, PROMPT, answer=answer)}
 
 
@@ -53,14 +53,15 @@ def _parses(ground_truth: str) -> list[dict[str, Any]]:
     try:
         truth = json.loads(ground_truth)
     except (ValueError, RecursionError) as error:
-        raise BadRow(f"column 'ground_truth': broken JSON: {error}") from None
+        raise BadRow(f"column 'ground_truth': broken JSON: {error}", column="ground_truth") from None
     if isinstance(truth, dict) and "gt_parses" in truth:
         parses = truth["gt_parses"]
         if not isinstance(parses, list) or not parses or not all(isinstance(parse, dict) for parse in parses):
-            raise BadRow("column 'ground_truth': gt_parses is not a list of at least one object")
+            raise BadRow("column 'ground_truth': gt_parses is not a list of at least one object", column="ground_truth")
         return parses
     if not isinstance(truth, dict) or not isinstance(truth.get("gt_parse"), dict):
         raise BadRow(
-            "column 'ground_truth': expected an object with gt_parse (an object) or gt_parses (a list of them)"
+            "column 'ground_truth': expected an object with gt_parse (an object) or gt_parses (a list of them)",
+            column="ground_truth",
         )
     return [truth["gt_parse"]]

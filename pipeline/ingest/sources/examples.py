@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...config import UserError
+from ...errors import NeatpackError, UserError
 from ...media.image import rgb_image
 from ...media.limits import limits
 from ...records import MediaError, MediaRef
@@ -19,8 +19,10 @@ from .sound import decoded_sound
 Conversation = dict[str, Any]
 
 
-class BadRow(ValueError):
+class BadRow(NeatpackError, ValueError):
     """A row that is not as the rows of its data set are; says which column, what was got and what was expected."""
+
+    code = "row-invalid"
 
 
 class LazyList(Sequence[Conversation]):
@@ -88,7 +90,10 @@ class Examples(LazyList):
         if self.features and absent:
             raise UserError(
                 f"{name}: no column {', '.join(map(repr, absent))}; expected {', '.join(columns)}, "
-                f"got {', '.join(self.features)}"
+                f"got {', '.join(self.features)}",
+                code="column-missing",
+                source=name,
+                columns=absent,
             )
 
     def __len__(self) -> int:
@@ -98,7 +103,8 @@ class Examples(LazyList):
         try:
             return self._decoded(self._convert(self.rows[number], number))
         except (OSError, ValueError) as error:  # a file that is not there, or not what it seems
-            raise BadRow(f"{self.name} row {number}: {error}") from error
+            fields = dict(error.fields) if isinstance(error, BadRow) else {}
+            raise BadRow(f"{self.name} row {number}: {error}", source=self.name, row=number, **fields) from error
 
     def stored(self, folders: tuple[str, ...] | None = None) -> Iterator[Conversation]:
         """Every row with its media as bytes; one that cannot be converted is {PROBLEM: why}, and not lost. `folders`:
@@ -177,7 +183,7 @@ def opened_picture(value: Any) -> Any:
 def text_of(row: Mapping[str, Any], column: str) -> str:
     value = row.get(column)
     if not isinstance(value, str):
-        raise BadRow(f"column {column!r} is {_got(row, column)}; expected a text")
+        raise BadRow(f"column {column!r} is {_got(row, column)}; expected a text", column=column)
     return value
 
 
@@ -185,7 +191,7 @@ def medium_of(row: Mapping[str, Any], column: str) -> Any:
     value = row.get(column)
     empty = isinstance(value, Mapping) and not any(value.get(key) is not None for key in ("bytes", "path", "array"))
     if value is None or empty:
-        raise BadRow(f"column {column!r} is {_got(row, column)}; expected a picture or a sound")
+        raise BadRow(f"column {column!r} is {_got(row, column)}; expected a picture or a sound", column=column)
     return value
 
 

@@ -34,7 +34,9 @@ def load(path_or_dataset: Any, split: str = "train") -> Any:
     if not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
         raise UserError(
             f"path_or_dataset is a {type(rows).__name__}, whose rows have no numbers; expected a hub id, a local path, "
-            "a datasets.Dataset or a list of dicts (load it without streaming)"
+            "a datasets.Dataset or a list of dicts (load it without streaming)",
+            code="data-format",
+            kind=type(rows).__name__,
         )
     return _undecoded(rows)
 
@@ -63,11 +65,17 @@ def _opened(name: str, split: str) -> Any:
         import datasets
     except ImportError:
         raise UserError(
-            f"{name}: reading it needs the `datasets` package, which is not installed; pip install 'neatpack[sources]'"
+            f"{name}: reading it needs the `datasets` package, which is not installed; pip install 'neatpack[sources]'",
+            code="package-missing",
+            package="datasets",
         ) from None
     path = Path(name)
     if not path.exists() and (path.is_absolute() or name.startswith(".")):
-        raise UserError(f"{name}: no such file or folder; give a local path or a hub id (owner/name)")
+        raise UserError(
+            f"{name}: no such file or folder; give a local path or a hub id (owner/name)",
+            code="data-missing",
+            file=name,
+        )
     try:
         if (path / "dataset_dict.json").is_file():
             splits = {each: path / each for each in read_json(path / "dataset_dict.json")["splits"]}
@@ -76,7 +84,9 @@ def _opened(name: str, split: str) -> Any:
             return _of_split(_saved(path), split, name)
         if path.is_file():
             if path.suffix.lower() not in _READERS:
-                raise UserError(f"{name}: unknown kind of file; known: {' '.join(_READERS)}")
+                raise UserError(
+                    f"{name}: unknown kind of file; known: {' '.join(_READERS)}", code="data-format", file=name
+                )
             return datasets.load_dataset(_READERS[path.suffix.lower()], data_files=[name], split=split)
         return datasets.load_dataset(name, split=split)
     except UserError:
@@ -84,7 +94,9 @@ def _opened(name: str, split: str) -> Any:
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         # A wrong id, no network, an unknown split, a broken file: `datasets` says which, at times in the cause only.
         reason = f"{error} ({error.__cause__})" if error.__cause__ else str(error)
-        raise UserError(f"{name}, split {split!r}: cannot be loaded: {reason}") from None
+        raise UserError(
+            f"{name}, split {split!r}: cannot be loaded: {reason}", code="data-unreadable", file=name, split=split
+        ) from None
 
 
 def _saved(path: Path) -> Any:
@@ -93,7 +105,12 @@ def _saved(path: Path) -> Any:
 
     files = read_json(path / "state.json")["_data_files"]
     for file in files:
-        inside(path, file["filename"])  # raises ValueError: `datasets` follows any name
+        try:
+            inside(path, file["filename"])  # `datasets` follows any name
+        except ValueError as error:
+            raise UserError(
+                f"{path / 'state.json'}: {error}", code="source-outside", file=str(path / "state.json")
+            ) from None
     return datasets.load_from_disk(str(path)) if files else []
 
 
@@ -101,13 +118,25 @@ def _of_split(rows: Any, split: str, name: str) -> Any:
     """A saved data set holds one split and may know which."""
     held = getattr(rows, "split", None)
     if held is not None and str(held) != split:
-        raise UserError(f"{name}: holds the split {str(held)!r} and not {split!r}; give split that name")
+        raise UserError(
+            f"{name}: holds the split {str(held)!r} and not {split!r}; give split that name",
+            code="dataset-unknown",
+            file=name,
+            split=split,
+            known=[str(held)],
+        )
     return rows
 
 
 def _chosen(splits: Mapping[str, Any], split: str, name: str) -> Any:
     if split not in splits:
-        raise UserError(f"{name}: no split {split!r}; it has {', '.join(map(str, splits))}")
+        raise UserError(
+            f"{name}: no split {split!r}; it has {', '.join(map(str, splits))}",
+            code="dataset-unknown",
+            file=name,
+            split=split,
+            known=list(map(str, splits)),
+        )
     return splits[split]
 
 

@@ -44,7 +44,7 @@ def _example(row: Mapping[str, Any], number: int) -> Conversation:
             content += [{"type": "text", "text": piece.strip()}] if piece.strip() else []
         conversation.append({"role": role, "content": content or [{"type": "text", "text": ""}]})
     if waiting:
-        raise BadRow("column 'conversation': no turn from 'human' to put the image in")
+        raise BadRow("column 'conversation': no turn from 'human' to put the image in", column="conversation")
     return {"conversation": conversation}
 
 
@@ -52,12 +52,16 @@ def _turns(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     try:
         turns = json.loads(text_of(row, "conversation"))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise BadRow(f"column 'conversation': broken JSON: {error}") from None
+        raise BadRow(f"column 'conversation': broken JSON: {error}", column="conversation") from None
     if not isinstance(turns, list):
-        raise BadRow("column 'conversation': expected a JSON list of turns")
+        raise BadRow("column 'conversation': expected a JSON list of turns", column="conversation")
     for number, turn in enumerate(turns):
         if not isinstance(turn, dict) or turn.get("from") not in tuple(ROLES) or not isinstance(turn.get("value"), str):
-            raise BadRow(f"column 'conversation', turn {number}: expected from (human or gpt) and value (a text)")
+            raise BadRow(
+                f"column 'conversation', turn {number}: expected from (human or gpt) and value (a text)",
+                column="conversation",
+                turn=number,
+            )
     return [(ROLES[turn["from"]], turn["value"]) for turn in turns]
 
 
@@ -68,4 +72,4 @@ def _picture(value: Any) -> Any:
     try:
         return {"bytes": base64.b64decode(value, validate=True), "path": None}
     except binascii.Error as error:
-        raise BadRow(f"column 'image': broken base64: {error}") from None
+        raise BadRow(f"column 'image': broken base64: {error}", column="image") from None
