@@ -111,10 +111,14 @@ def mix_lengths(bin_of: Ints, edges: Ints, samples: Samples, random: np.random.R
         step = 1 + len(todo) // LOOKED_AT  # of many pairs, some are looked at
         firsts, seconds = by_length[:-1:step], by_length[1::step]
         expected = chance * len(firsts) / len(bin_of)
-        for _ in range(max(MIN_ROUNDS, min(MAX_ROUNDS, MIXED_SAMPLES // max(1, len(todo))))):
+        budget, before = max(MIN_ROUNDS, MIXED_SAMPLES // max(1, len(todo))), 0
+        for round_ in range(MAX_ROUNDS):
             together = np.count_nonzero(bin_of[firsts] == bin_of[seconds])
             if together <= MOST_TOGETHER * expected + expected**0.5 + 1:
                 break
+            if round_ >= budget and 2 * together > before:  # many samples: more rounds where each halves what is left
+                break
+            before = together
             bin_of = _exchange_bundles(bin_of, todo, section, samples, quantum, random)
     return bin_of
 

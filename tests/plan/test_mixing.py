@@ -111,6 +111,16 @@ def test_packs_do_not_show_the_order_of_samples_and_differ_by_seed(kind: str) ->
             assert len(pairs & others) <= 0.03 * len(pairs), (name, seed, other, another)
 
 
+def test_many_sorted_texts_share_packs_by_chance() -> None:
+    """As many as get few rounds of exchanges: two of them leave 40 times chance."""
+    lengths = np.sort(np.clip(np.random.RandomState(0).lognormal(np.log(200), 0.9, 300_000), 8, 4096).astype(int))
+    packs = plan_packs(lengths, 0 * lengths, capacity=8192, group_size=512, seed=0, max_visual_tokens=None,
+                       text_reserve=0)  # fmt: skip
+    counts = np.bincount(packs).astype(float)
+    by_chance = float((counts * (counts - 1)).sum()) / len(packs)
+    assert np.count_nonzero(np.diff(packs) == 0) <= 1.5 * by_chance + 4 * by_chance**0.5
+
+
 def test_more_copies_than_packs_take_no_more_packs() -> None:
     lengths = np.full(60, 16)
     alone = plan_bins(lengths, 0 * lengths, capacity=64)
