@@ -17,7 +17,7 @@ from ..labels import TurnMarkers, as_bytes, assistant_spans, token_at
 from ..records import Example, MeasuredMedia, MediaKind, Skip, Turn
 from ..token_types import token_types
 from .template import template_of
-from .tokens import Encoder, encoder_of
+from .tokens import Encoder, TextRefused, encoder_of
 
 if TYPE_CHECKING:  # a loader that renders pictures imports families, and no tokenizer
     from transformers import PreTrainedTokenizerBase
@@ -148,9 +148,19 @@ class Chat:
                     texts[index] = self.text(prepared)
             except TemplateError as error:
                 ids[index] = Skip(reason="bad_row", detail=f"the chat template refuses it: {error}")
+            except TextRefused as error:
+                ids[index] = Skip(reason="bad_row", detail=str(error))
         if texts:
-            ids.update(zip(texts, self.encoder.encode(list(texts.values())), strict=True))
+            ids.update(zip(texts, self._encode_texts(list(texts.values())), strict=True))
         return [ids[index] for index in range(len(examples))]
+
+    def _encode_texts(self, texts: Sequence[str]) -> Sequence[np.ndarray | Skip]:
+        try:
+            return self.encoder.encode(texts)
+        except TextRefused as error:
+            if len(texts) == 1:
+                return [Skip(reason="bad_row", detail=str(error))]
+        return [found for text in texts for found in self._encode_texts([text])]
 
     def text(self, example: Example) -> str:
         """A conversation by the chat template; a document as it is, between what the tokenizer begins and ends one by.

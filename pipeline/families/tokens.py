@@ -11,7 +11,8 @@ Everything else is left to the tokenizer itself, and so is a text that tiktoken 
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -35,8 +36,12 @@ TOGETHER = 1 << 20  # characters of texts that tiktoken gets in one call, at mos
 WHITE_SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # the Unicode property, as Rust has it
 
 
+class TextRefused(ValueError):
+    """A text that the tokenizer gives up on."""
+
+
 class Encoder(Protocol):
-    """Texts as ids."""
+    """Texts as ids. Raises `TextRefused`."""
 
     @property
     def engine(self) -> Engine: ...
@@ -80,11 +85,25 @@ class Own:
         return "tokenizers" if hasattr(self.tokenizer, "backend_tokenizer") else "python"
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encoded = self.tokenizer(list(texts), return_attention_mask=False)["input_ids"]
+        with _panics_refused():
+            encoded = self.tokenizer(list(texts), return_attention_mask=False)["input_ids"]
         return [np.array(ids, dtype=np.int32) for ids in encoded]
 
     def bare(self, text: str) -> list[int]:
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        with _panics_refused():
+            return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+@contextmanager
+def _panics_refused() -> Iterator[None]:
+    """Raise TextRefused where Rust code panics. Its regex engine does so after 10 million steps of one match, as of a
+    run of so many spaces. A panic is no Exception, and its class has no name that can be imported."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TextRefused(f"the tokenizer gives up on the text: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,6 @@
 """Example -> Measured: exact lengths from the real template, the real tokenizer and the media headers."""
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..families.base import Family, MediaRule
+from ..families.tokens import TextRefused
 from ..labels import AS_USUAL, TrainOn, mask_spans, spans_mask
 from ..media.budget import Budget, shared_budget
 from ..media.limits import Limits, limits
@@ -21,6 +23,7 @@ from .media import measure_medium
 from .targets import asked_loss, target_spans, without_reasoning
 
 LONG = 300  # turns, parts, tools and calls of a row that is encoded by itself
+LONG_TEXT = 1 << 20  # and characters: a tokenizer that tiktoken does not stand for takes 10 us and 250 bytes for each
 MAX_TOKENS = (1 << 31) - 1  # of a row: the token store counts them by 32 bits
 
 
@@ -69,8 +72,8 @@ def _encoded(
     before: Callable[[int], None],
 ) -> list[np.ndarray | Skip]:
     """The ids of the examples with these media. Long ones are encoded alone and within a budget: some templates look
-    at all turns for each, and 4,000 turns take Gemma 4's a minute."""
-    long = {index for index in media if _num_pieces(examples[index]) > LONG}
+    at all turns for each, and 4,000 turns take Gemma 4's a minute, as 8 MB of text take its tokenizer."""
+    long = {index for index in media if _is_long(examples[index])}
     short = [index for index in media if index not in long]
     ids: dict[int, np.ndarray | Skip] = dict(
         zip(
@@ -83,15 +86,40 @@ def _encoded(
         before(index)
         try:
             with Budget(MediaRef(kind="image", path="")):
-                (ids[index],) = family.chat.encode([examples[index]], [media[index]])
+                (ids[index],) = _too_long(examples[index], family) or family.chat.encode(
+                    [examples[index]], [media[index]]
+                )
+        except TextRefused as error:
+            ids[index] = Skip(reason="bad_row", detail=str(error))
         except MediaError as error:
             ids[index] = Skip(reason="bad_row", detail=f"the conversation{error.skip.detail}")
     return [ids[index] for index in media]
 
 
-def _num_pieces(example: Example) -> int:
-    """Turns, parts, tools and calls: what templates loop over."""
-    return len(example.tools) + sum([1 + len(turn.parts) + len(turn.tool_calls) for turn in example.turns])
+def _is_long(example: Example) -> bool:
+    """Whether it has many turns, parts, tools and calls, over which templates loop, or much text."""
+    num_pieces = len(example.tools) + sum([1 + len(turn.parts) + len(turn.tool_calls) for turn in example.turns])
+    return num_pieces > LONG or _num_characters(example) > LONG_TEXT
+
+
+def _too_long(example: Example, family: Family) -> list[np.ndarray | Skip]:
+    """A skip where the text alone, piece by piece, has more tokens than are measured; else nothing."""
+    most, tokens = limits().max_row_tokens, 0
+    for text in [part.strip() for turn in example.turns for part in turn.parts if isinstance(part, str)]:
+        for start in range(0, len(text) if len(text) > LONG_TEXT else 0, LONG_TEXT):
+            tokens += len(family.chat.encoder.bare(text[start : start + LONG_TEXT]))
+            if tokens > most:
+                return [_overlong(f"at least {tokens} tokens by its text", limits(), min(tokens, MAX_TOKENS))]
+    return []
+
+
+def _num_characters(example: Example) -> int:
+    """Of its texts, and of its tools and calls as JSON."""
+    texts = sum(
+        [len(part) for turn in example.turns for part in (*turn.parts, turn.reasoning) if isinstance(part, str)]
+    )
+    json_of = [*example.tools, *[call for turn in example.turns for call in turn.tool_calls]]
+    return texts + (len(json.dumps(json_of, default=str)) if json_of else 0)
 
 
 def _measured(
