@@ -206,6 +206,23 @@ def test_refused_and_unanswered_media_cost_their_rows(
     assert os.strerror(errno.EACCES) in told[0][1] and os.strerror(errno.ENOENT) in told[-1][1]
 
 
+@pytest.mark.parametrize("how", [{"cell": "0/0/image"}, {"offset": 0, "length": 9}])
+def test_unanswered_parts_of_files_cost_their_rows(
+    how: dict[str, Any], bucket: Remote, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.dumps({"messages": ASKED, "images": [{"path": f"dead/{number}", **how}]}) for number in range(4)]
+    rows.append(json.dumps({"messages": ASKED, "images": ["22.png"]}))
+    (bucket / "data/parts.jsonl").write_bytes("\n".join(rows).encode())
+    meta = {"parts": {"file_name": "parts.jsonl", "media_dir": "."}}
+    (bucket / "data/parts.json").write_bytes(json.dumps(meta).encode())
+    proxy.fail("503", key=f"{bucket.key}/data/dead/*")
+    flags = ["--processor", str(DEMO_PROCESSOR), "--pack-size", "512", "--engine", "inline", "--max-skipped", "1"]
+    assert main(["pack", "--meta", (bucket / "data/parts.json").uri, "--out", (bucket / "out").uri, *flags]) == 0
+    assert [line.partition(": missing_media: ")[::2] for line in skipped_rows(bucket / "out", capsys)] == [
+        (f"parts row {row}", f"dead/{row}: its store does not answer") for row in range(4)
+    ]
+
+
 def test_store_that_loses_many_media_stops_the_run(
     bucket: Remote, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:

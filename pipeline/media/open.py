@@ -54,9 +54,9 @@ def open_media(ref: MediaRef) -> BinaryIO:
     """The bytes of a medium as a file."""
     if isinstance(ref.held, bytes):
         return _in_memory(ref, ref.held)
-    if is_cell(ref.inside):
-        return _in_memory(ref, _in_cell(ref))
     path = text_of(fetched(ref.path)) if is_http(ref.path) else ref.path
+    if is_cell(ref.inside):
+        return _in_memory(ref, _in_cell(ref, path))
     if is_stored(path):
         return _in_store(ref, path)
     try:
@@ -137,10 +137,12 @@ def _inside(key: Hashable, read: Callable[[], bytes], ref: MediaRef) -> bytes:
         raise MediaError("bad_media", f"{ref.shown}: {error}; has it changed since it was measured?") from None
 
 
-def _in_cell(ref: MediaRef) -> bytes:
+def _in_cell(ref: MediaRef, path: str) -> bytes:
     try:
         with Budget(ref):
-            return cell_bytes(ref.path, cell_of(ref.inside))
+            return cell_bytes(path, cell_of(ref.inside))
+    except Unreachable:
+        raise
     except NotPlain:
         raise _not_plain(ref) from None
     except OSError as error:

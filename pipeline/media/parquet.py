@@ -13,7 +13,9 @@ from functools import cache
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..runtime.storage import Place, open_file, open_regular, place
+from ..runtime.storage import Place, open_file, open_regular
+from ..uris import is_stored
+from .ahead import ahead
 from .inline import pointer, steps
 
 ROWS = 256  # decoded at once, at most
@@ -116,9 +118,9 @@ def _size(arrays: list[pa.Array]) -> int:
 def _read(file: str, row_group: int, column: tuple[str, ...]) -> list[pa.Array]:
     """The values of a column of bytes in a row group. What the file's metadata rule out is not read."""
     name = ".".join(column)[:100]
-    opened, _ = open_regular(place(file))
+    opened = ahead.opened(file).file() if is_stored(file) else io.BufferedReader(open_regular(file)[0])
     try:
-        with io.BufferedReader(opened) as source, pq.ParquetFile(source) as table:
+        with opened as source, pq.ParquetFile(source) as table:
             _check(table, row_group, column)
             found = table.iter_batches(batch_size=ROWS, row_groups=[row_group], columns=[column[0]])
             return [_inner(batch.column(column[0]), column[1:]) for batch in found]

@@ -30,7 +30,9 @@ MAX_BYTES = 1 << 30  # of a download
 MAX_REDIRECTS = 5
 
 _REDIRECTS = (301, 302, 303, 307, 308)
-_WIRE_SERVER = ipaddress.ip_address("168.63.129.16")  # of every machine in Azure, with a public address
+# Servers of the cloud that each machine in it can ask, at addresses that count as public: Azure's, and Oracle's at
+# 192.0.0.192, in a network that Python before 3.12.4 calls public.
+_CLOUD = (ipaddress.ip_network("168.63.129.16/32"), ipaddress.ip_network("192.0.0.0/24"))
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _SAFE = "%/:=&?~+!$,;'@()*[]"  # what stays of the path and query of a URL
 _TRY_LATER = (408, 429)  # of the 4xx statuses, these say nothing about the file
@@ -226,7 +228,8 @@ def is_public(address: str) -> bool:
             return is_public(str(inner))
         if found.is_site_local:
             return False
-    return found.is_global and not (found.is_multicast or found.is_reserved or found == _WIRE_SERVER)
+    is_cloud = any(found in network for network in _CLOUD)
+    return found.is_global and not (found.is_multicast or found.is_reserved or is_cloud)
 
 
 def _wait(num_errors: int) -> None:

@@ -73,7 +73,7 @@ def skip_of(url: str) -> tuple[str, str]:
     "host",
     ["127.0.0.1", "localhost", "localhost.", "127.1", "2130706433", "0x7f000001", "0.0.0.0", "[::1]",
      "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "[::]", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254",
-     "100.64.0.1", "224.0.0.1"],
+     "100.64.0.1", "224.0.0.1", "192.0.0.192", "0177.0.0.1", "0x7f.1", "①27.0.0.1", "[::ffff:0:7f00:1]"],
 )  # fmt: skip
 def test_private_host_is_not_asked(host: str, listener: Listener) -> None:
     reason, detail = skip_of(f"http://{host}:{listener.port}/a.png?key=secret")
@@ -89,6 +89,7 @@ def test_private_host_is_not_asked(host: str, listener: Listener) -> None:
         ("8.8.8.8", True), ("2001:4860:4860::8888", True), ("::ffff:8.8.8.8", True), ("64:ff9b::808:808", True),
         ("127.0.0.1", False), ("10.1.2.3", False), ("169.254.169.254", False), ("100.100.100.200", False),
         ("0.0.0.0", False), ("255.255.255.255", False), ("224.0.1.1", False), ("168.63.129.16", False),
+        ("192.0.0.192", False), ("::ffff:192.0.0.192", False), ("2002:c000:c0::", False), ("198.18.0.1", False),
         ("::", False), ("::1", False), ("::7f00:1", False), ("fe80::1", False), ("fe80::1%eth0", False),
         ("fd00:ec2::254", False), ("fec0::1", False), ("ff02::1", False), ("::ffff:10.0.0.1", False),
         ("2002:7f00:1::", False), ("2002:a00:1::", False), ("64:ff9b::7f00:1", False), ("64:ff9b:1::1", False),

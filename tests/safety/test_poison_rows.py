@@ -109,6 +109,8 @@ def poison(folder: Path) -> dict[str, tuple[dict[str, Any], str]]:
         ),
         "resized_height": with_image({"path": "small.png", "resized_height": 10**13, "resized_width": 1}),
         "an URL": with_image("http://" + "a" * 10**6),
+        "spaces": asked(" " * 11_000_000 + "x"),
+        "a long text": asked("Count.", "1 " * 10_000_000),
         "base64 and spaces": with_image("iVBORw0KGgo" + "A" * 60 + " " * 10**6 + "!"),
         "spaces in a tag": asked("<img>" + " " * 10**6 + "</"),
         "tags": asked("<img>" * 10**5),
@@ -130,7 +132,7 @@ def poison(folder: Path) -> dict[str, tuple[dict[str, Any], str]]:
     }
     reasons = dict.fromkeys(rows, "bad_row") | {
         "min_pixels that fit 32 bits": "overlong", "many large pictures": "overlong", "spaces in a tag": "overlong",
-        "tags": "overlong", "base64 and spaces": "missing_media",
+        "tags": "overlong", "a long text": "overlong", "base64 and spaces": "missing_media",
         "as many frames as may be": "overlong", "as many pictures as may be": "overlong",
         "as many videos as may be": "overlong", "many frames": "", "a high rate": "",
     }  # fmt: skip
