@@ -52,6 +52,12 @@ def hostile_uris(address: str) -> list[str]:
         f"hf://datasets/{address}/x.jpg",
         f"zip://x.jpg::http://{address}/a.zip",
         f"smb://{address}/x.jpg",
+        f"s3+http://{address}/x.jpg",
+        f"oss://{address}/x.jpg",
+        f"viewfs://{address}/x.jpg",
+        f"reference://{address}/x.jpg",
+        f"rtsp://{address}/x.jpg",
+        "local:///etc/hostname",
         "s3://any-bucket/key",
         "s3://bucket-2/media/x.jpg",
     ]
@@ -85,7 +91,21 @@ def test_row_that_names_an_endpoint_contacts_nobody(tmp_path: Path, listener: Li
         scheme = uri.partition(":")[0].lower()
         if scheme in ("http", "https"):
             assert reason == "missing_media" and "--allow-http" in detail
-        elif scheme in ("ftp", "sftp", "file", "s3a", "hf", "zip", "smb"):
+        elif scheme in (
+            "ftp",
+            "sftp",
+            "file",
+            "s3a",
+            "hf",
+            "zip",
+            "smb",
+            "s3+http",
+            "oss",
+            "viewfs",
+            "reference",
+            "rtsp",
+            "local",
+        ):
             assert reason == "bad_row"
         else:
             assert (reason, "--media-prefix" in detail) == ("missing_media", True), (uri, detail)
