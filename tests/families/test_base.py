@@ -114,7 +114,7 @@ def test_another_models_processor_does_not_choose_its_positions(tmp_path):
     named = {"processor": str(processor), "model_type": "llavaonevision1_5", "family": "qwen2_vl"}
     with raises(UserError, "processor-unsupported", **named) as caught:
         load_family(ProcessorKey(processor=str(processor)))
-    assert all(text in str(caught.error) for text in ("--family qwen2_vl", "3 axes", "--family default"))
+    assert all(text in str(caught.error) for text in ("--family qwen2_vl", "--family default"))
     told = load_family(ProcessorKey(processor=str(processor), family="qwen2_vl"))
     assert told.position_axes == 3, "who says so knows"
     (processor / "config.json").unlink()

@@ -39,7 +39,7 @@ def test_a_picture_sees_itself_both_ways_in_all_layers(with_model, tmp_path):
     run_pack(tiny_config(data.write(), tmp_path / "out", processor=processor, pack_size=400))
     packs = PackedShards(tmp_path / "out", pixels="fp32")
     if not with_model:
-        with pytest.raises(ValueError, match=r"collater\(model\)"):
+        with raises(ValueError, "option-missing", argument="model"):
             packs.collater()
         return
     batch = packs.collater()(list(packs))
@@ -52,7 +52,7 @@ def test_a_picture_sees_itself_both_ways_in_all_layers(with_model, tmp_path):
     assert torch.equal(batch["attention_mask"]["full_attention"][0, 0], full)
     near = here[:, None] - here[None] < gemma3.SLIDING_WINDOW
     assert torch.equal(batch["attention_mask"]["sliding_attention"][0, 0], full & near)
-    with pytest.raises(ValueError, match="bidirectional_vision.*sdpa"):
+    with raises(ValueError, "model-unsupported", attn_implementation="flash_attention_2"):
         packs.collater(attn_implementation="flash_attention_2")
-    with pytest.raises(ValueError, match="4D.*sliding_window"):
+    with raises(ValueError, "model-unsupported", attn_implementation="flex_attention"):
         neat_packed_vlm_collater(list(packs), attn_implementation="flex_attention", bidirectional_vision="all")

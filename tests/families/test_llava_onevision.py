@@ -202,7 +202,7 @@ def test_frames_that_pad_a_video_are_zero_however_they_are_restored(tmp_path):
 
 
 def test_microbatches_have_their_own_media(out, tiny):
-    with pytest.raises(ValueError, match="pixel_values_videos"):
+    with raises(ValueError, "batch-mismatch", arrays=["pixel_values_videos"]):
         collated = neat_packed_vlm_collater(list(PackedShards(out, pixels="uint8")))
         prepare_vlm_media_for_pp(collated, len(collated["input_ids"]), 1, tiny.media)
     packs = list(PackedShards(out, pixels="fp32"))

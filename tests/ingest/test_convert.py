@@ -262,12 +262,12 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "a tag too many": (
         row("<image><image>", "x", images=["a.jpg"]),
         "bad_placeholders",
-        ("2 <image>", "1 image", "placeholders: lenient"),
+        ("2 <image>", "1 image", "placeholders"),
     ),
     "a medium too many": (
         row("<image>", "x", images=["a.jpg", "b.jpg"]),
         "bad_placeholders",
-        ("1 <image>", "2 image", "placeholders: lenient"),
+        ("1 <image>", "2 image", "placeholders"),
     ),
     "tags without a column": (
         row("the <video> tag", "x"),
@@ -282,7 +282,7 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "tag in the answer": (
         row("Show me.", "<image>", images=["a.jpg"]),
         "bad_placeholders",
-        ("0 <image>", "1 image", "placeholders: lenient"),
+        ("0 <image>", "1 image", "placeholders"),
     ),
     "medium is a number": (row("<image>", "x", images=[7]), "bad_row", ("'images'", "'7'")),
     "medium is null": (row("<image>", "x", images=[None]), "bad_placeholders", ("1 <image>", "0 image")),

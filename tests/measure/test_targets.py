@@ -155,13 +155,13 @@ def test_what_a_template_would_leave_out_in_silence_is_refused(demo_family, exam
     (skip,) = measure([example], demo_family)
     assert skip.reason == "bad_row"
     assert_skipped(skip, "bad_row", f"{what}: ")
-    assert ("--reasoning drop" in skip.detail) == (what == "reasoning_content")
+    assert ("--reasoning" in skip.detail) == (what == "reasoning_content")
 
 
 def test_a_template_that_joins_turns_is_refused_not_guessed(demo_family, monkeypatch):
     monkeypatch.setattr(type(demo_family.chat), "template", lambda *_: "<|im_start|>assistant\nA B<|im_end|>\n")
     skip = trained([user(), assistant("A"), assistant("B")], demo_family)
-    assert_skipped(skip, "bad_row", "1 assistant", "of 2")
+    assert_skipped(skip, "bad_row", "1 ", "2")
 
 
 def test_documents(demo_family, tmp_path):

@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
+from support.errors import raises_media_error
 
 from neatpack.pipeline.media.image import decode_image, image_size
 from neatpack.pipeline.media.open import open_media
@@ -51,10 +52,9 @@ def displayed_size(path: str) -> tuple[int, int]:
         return turned.height, turned.width
 
 
-def problem(reference: MediaRef) -> tuple[str, str]:
-    with pytest.raises(MediaError) as caught:
+def assert_unreadable(reference: MediaRef, reason: str, *named: object) -> None:
+    with raises_media_error(reason, *named):
         image_size(reference)
-    return caught.value.skip.reason, caught.value.skip.detail
 
 
 # ---------------------------------------------------------------- orientation
@@ -203,26 +203,24 @@ def test_cut_in_the_pixels_the_size_still_stands(tmp_path: Path, form: str) -> N
 @pytest.mark.parametrize("cut", [0, 1, 6, 12])
 def test_cut_in_the_header(tmp_path: Path, form: str, cut: int) -> None:
     picture = written(tmp_path / f"a.{form}", saved(form)[:cut])
-    reason, detail = problem(picture)
-    assert reason == "bad_media"
-    error = "is empty" if not cut else "not an image of a known format"
-    if form == "jpeg" and cut > 3:
-        error = "OSError: Truncated File Read"
-    assert detail == f"{picture.path}: {error}"
+    assert_unreadable(picture, "bad_media", f"{picture.path}: ")
 
 
 def test_not_a_picture(tmp_path: Path) -> None:
     """In a file or inside one: words that are the same in every run, for they go to the ledger."""
     picture = written(tmp_path / "a.jpg", b"<html>404</html>")
-    expected = ("bad_media", f"{picture.path}: not an image of a known format")
-    assert problem(picture) == problem(ref(picture.path, offset=3, length=5)) == expected
+    details = set()
+    for part in (picture, ref(picture.path, offset=3, length=5)):
+        with pytest.raises(MediaError) as caught:
+            image_size(part)
+        details.add((caught.value.skip.reason, caught.value.skip.detail))
+    ((reason, detail),) = details
+    assert reason == "bad_media" and detail.startswith(f"{picture.path}: ") and " at 0x" not in detail
 
 
 def test_a_decompression_bomb_is_refused_by_its_header(tmp_path: Path) -> None:
     picture = written(tmp_path / "a.gif", b"GIF89a" + struct.pack("<HH", 65535, 65535) + saved("gif")[10:])
-    reason, detail = problem(picture)
-    assert reason == "bad_media"
-    assert "DecompressionBombError" in detail
+    assert_unreadable(picture, "bad_media", "DecompressionBombError")
 
 
 @given(st.sampled_from(["jpeg", "png", "webp", "gif", "tiff", "bmp"]), st.data())
@@ -251,21 +249,21 @@ def test_damage_anywhere_is_a_size_or_a_skip_and_decoding_agrees(
 
 def test_missing_files(tmp_path: Path) -> None:
     absent, folder = tmp_path / "absent.jpg", tmp_path
-    assert problem(ref(absent)) == ("missing_media", f"{absent}: No such file or directory")
-    assert problem(ref(folder)) == ("missing_media", f"{folder}: Is a directory")
-    assert problem(ref(absent / "below.jpg")) == ("missing_media", f"{absent}/below.jpg: No such file or directory")
-    assert problem(ref(tmp_path / ("x" * 300)))[0] == "missing_media"
+    assert_unreadable(ref(absent), "missing_media", f"{absent}: ", "No such file or directory")
+    assert_unreadable(ref(folder), "missing_media", f"{folder}: ", "Is a directory")
+    assert_unreadable(ref(absent / "below.jpg"), "missing_media", f"{absent}/below.jpg: ", "No such file or directory")
+    assert_unreadable(ref(tmp_path / ("x" * 300)), "missing_media")
 
 
 def test_a_name_that_no_file_can_have() -> None:
-    assert problem(ref("a\0b.jpg")) == ("missing_media", "'a\\x00b.jpg': embedded null byte")
+    assert_unreadable(ref("a\0b.jpg"), "missing_media", "'a\\x00b.jpg'")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     picture = written(tmp_path / "a.png", saved("png"))
     (tmp_path / "a.png").chmod(0)
-    assert problem(picture) == ("missing_media", f"{picture.path}: Permission denied")
+    assert_unreadable(picture, "missing_media", f"{picture.path}: ", "Permission denied")
 
 
 def test_byte_ranges(tmp_path: Path) -> None:
@@ -278,17 +276,14 @@ def test_byte_ranges(tmp_path: Path) -> None:
     assert open_media(ref(path, offset=3, length=4)).read() == (first + second)[3:7]
     assert open_media(ref(path, offset=len(first))).read() == second  # to the end
     assert open_media(ref(path)).read() == first + second
-    assert problem(ref(path, offset=0, length=0)) == ("bad_media", f"{path}: is empty")
+    assert_unreadable(ref(path, offset=0, length=0), "bad_media", f"{path}: ")
 
 
 @pytest.mark.parametrize(("offset", "length", "end"), [(0, 11, 11), (10, 1, 11), (11, 0, 11), (0, 1 << 62, 1 << 62)])
 def test_byte_ranges_beyond_the_end(tmp_path: Path, offset: int, length: int, end: int) -> None:
     path = tmp_path / "media.bin"
     written(path, b"0123456789")
-    assert problem(ref(path, offset=offset, length=length)) == (
-        "bad_media",
-        f"{path}: has 10 bytes, and not {offset} to {end}",
-    )
+    assert_unreadable(ref(path, offset=offset, length=length), "bad_media", path, "10 bytes", offset, end)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "PA", "CMYK", "1"])

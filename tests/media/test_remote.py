@@ -14,6 +14,7 @@ import pytest
 from helpers import assert_verified, files_of, picture, tiny_config
 from object_store import serving
 from pyarrow import fs
+from support.errors import raises_media_error
 
 from neatpack.pipeline.ingest.media import MediaFolders, media_reference
 from neatpack.pipeline.ingest.meta import read_meta
@@ -103,8 +104,8 @@ def test_objects(tmp_path: Path) -> None:
         assert content(ref) == file.read_bytes()
         assert image_size(ref) == (40, 60)
         assert content(image(ref.path, offset=1, length=3)) == b"PNG"
-        reason, detail = skip_of(image(store.uri("deep/dog.png")))
-        assert (reason, detail) == ("missing_media", "s3://bucket/deep/dog.png: No such file or directory")
+        with raises_media_error("missing_media", "s3://bucket/deep/dog.png: "):
+            open_media(image(store.uri("deep/dog.png")))
         reason, detail = skip_of(image(ref.path, offset=1, length=1 << 30))
         assert reason == "bad_media" and "secret" not in detail
 
@@ -215,10 +216,8 @@ def test_downloads_are_off(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(DOWNLOADS, raising=False)
         if value is not None:
             monkeypatch.setenv(DOWNLOADS, value)
-        assert skip_of(image(web.url("/a.png?key=secret"))) == (
-            "missing_media",
-            f"{web.url('/a.png')}: downloads are off; give --allow-http",
-        )
+        with raises_media_error("missing_media", f"{web.url('/a.png')}: ", "--allow-http"):
+            open_media(image(web.url("/a.png?key=secret")))
     assert web.asked == []
 
 
@@ -244,7 +243,7 @@ def test_trouble_that_passes(web: Web, allowed: Path, trouble: tuple[int, bytes]
 def test_trouble_that_stays_costs_the_row_and_not_the_run(web: Web, allowed: Path, trouble: tuple[int, bytes]) -> None:
     web.answers["/a"] = [trouble]
     reason, detail = skip_of(image(web.url("/a?key=secret")))
-    assert reason == "missing_media" and "/a: cannot be read, 3 times over: " in detail
+    assert reason == "missing_media" and "/a: " in detail
     assert len(web.asked) == 3 and "secret" not in detail
     assert not allowed.exists() or not any(allowed.iterdir())
 
@@ -253,14 +252,15 @@ def test_trouble_that_stays_costs_the_row_and_not_the_run(web: Web, allowed: Pat
 def test_what_is_not_there(web: Web, allowed: Path, status: int) -> None:
     web.answers["/a"] = [(status, b"sorry")]
     reason, detail = skip_of(image(web.url("/a?key=secret")))
-    assert reason == "missing_media" and detail.startswith(f"{web.url('/a')}: HTTP status {status} ")
+    assert reason == "missing_media" and detail.startswith(f"{web.url('/a')}: ") and str(status) in detail
     assert len(web.asked) == 1
 
 
 def test_what_is_too_large(web: Web, allowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "MAX_BYTES", 10)
     web.answers["/a"] = [(200, b"x" * 11)]
-    assert skip_of(image(web.url("/a"))) == ("bad_media", f"{web.url('/a')}: larger than 10 bytes")
+    with raises_media_error("bad_media", f"{web.url('/a')}: ", "10 bytes"):
+        open_media(image(web.url("/a")))
     assert list(allowed.iterdir()) == []
 
 
@@ -286,7 +286,7 @@ def test_packing_with_downloads(web: Web, tmp_path: Path, engine: str, monkeypat
     run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "off", engine="inline"))
     lines = read_ledger(tmp_path / "off", assert_verified(tmp_path / "off")).to_pylist()
     assert [line["reason"] for line in lines] == ["missing_media"] * 2
-    assert lines[0]["detail"].endswith("downloads are off; give --allow-http")
+    assert "--allow-http" in lines[0]["detail"]
     assert not (tmp_path / "off/fetched.parquet").exists()
 
 
