@@ -2,19 +2,21 @@
 
 import logging
 from collections import UserDict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, RandomSampler
+from torch.utils.data import Dataset, RandomSampler, Sampler
 
 from ..pipeline.errors import ItemError, UserError
+from .arguments import whole
+from .dataset import PackedShards
 from .mix import Outputs
 from .model_inputs import PackCollater
 from .order import Order
-from .ranks import loaders_of_accelerate, refuse_dispatch
-from .stream import PackedShards
+from .ranks import Ranks, loaders_of_accelerate, refuse_dispatch
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +48,13 @@ class IndexedPacks(Dataset[Item]):
         check: str = "packs",
         cache: str | Path | None = None,
         cache_gb: float | None = None,
-        decode_threads: int | None = None,
     ) -> None:
         self.packs = PackedShards(
             out, rank=0, world_size=1, seed=seed, shuffle=shuffle, pixels=pixels, check=check, cache=cache,
-            cache_gb=cache_gb, decode_threads=decode_threads,
+            cache_gb=cache_gb,
         )  # fmt: skip
+        # Shared: workers that persist see a new epoch.
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         self._ordered = -1  # the epoch whose order this process has made
         self._order: Order | np.ndarray = np.empty(0, np.int64)
         self._seen: list[int] = []  # first and last index of this epoch in this process, and how often it fell
@@ -59,13 +62,13 @@ class IndexedPacks(Dataset[Item]):
 
     @property
     def epoch(self) -> int:
-        return self.packs.epoch
+        return int(self._epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """A sampler that draws at random has epochs of its own, and the order here must stay: accelerate tells the
         dataset the epoch in one process, but not when it resumes there, nor in several."""
         refuse_dispatch(self)
-        self.packs.set_epoch(0 if self._is_drawn_at_random() else epoch)
+        self._epoch.fill_(0 if self._is_drawn_at_random() else whole("epoch", epoch))
 
     def _is_drawn_at_random(self) -> bool:
         samplers = [loader.batch_sampler for loader in loaders_of_accelerate() if loader.dataset is self]
@@ -89,6 +92,7 @@ class IndexedPacks(Dataset[Item]):
         refuse_dispatch(self)  # here, too: accelerate tells a sampler that draws at random the epoch, and not us
         _refuse_collaters_of_others(self)
         if self._ordered != self.epoch:
+            self.packs.set_epoch(self.epoch)
             order = self.packs.lazy_order()
             self._ordered, self._order, self._seen = self.epoch, order[:] if len(order) <= KEPT else order, []
         self._warn_of_random_order(index)
@@ -107,6 +111,49 @@ class IndexedPacks(Dataset[Item]):
                 'steps, set train_sampling_strategy="sequential" (TrainingArguments) or shuffle=False (DataLoader); '
                 "the order is shuffled by (seed, epoch) all the same"
             )
+
+
+class PackSampler(Sampler[list[int]]):
+    """Batches of this rank, as indices of `IndexedPacks`, for a DataLoader of your own.
+
+        packs = IndexedPacks(out)
+        loader = StatefulDataLoader(packs, batch_sampler=PackSampler(packs, 2), collate_fn=packs.collater(model))
+
+    Iterating again gives the next epoch. The state is what was consumed, over all ranks: torchdata's StatefulDataLoader
+    saves it, and it holds for any number of ranks and workers.
+    """
+
+    def __init__(
+        self, packs: IndexedPacks, batch_size: int = 1, *, rank: int | None = None, world_size: int | None = None
+    ) -> None:
+        self.packs, self._ranks = packs, Ranks(rank, world_size)
+        self.batch_size = whole("batch_size", batch_size, 1)
+        self._epoch = self._position = self._num_given = 0  # packs given to this rank since the position
+
+    def set_epoch(self, epoch: int) -> None:
+        if whole("epoch", epoch) != self._epoch:
+            self._epoch, self._position, self._num_given = epoch, 0, 0
+
+    def __len__(self) -> int:
+        return -(-(len(self.packs) // self._ranks.now()[1]) // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rank, world_size = self._ranks.now()
+        self.packs.set_epoch(self._epoch)
+        num_packs = (len(self.packs) - self._position) // world_size
+        mine = range(self._position + rank, self._position + num_packs * world_size, world_size)
+        for first in range(0, num_packs, self.batch_size):
+            batch = list(mine[first : first + self.batch_size])
+            self._num_given = first + len(batch)
+            yield batch
+        self._epoch, self._position, self._num_given = self._epoch + 1, 0, 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self._epoch, "position": self._position + self._num_given * self._ranks.now()[1]}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._epoch, self._position = (whole(name, state.get(name)) for name in ("epoch", "position"))
+        self._num_given = 0
 
 
 def _refuse_collaters_of_others(packs: IndexedPacks) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from ..pipeline.errors import UserError
 from ..pipeline.records import IMAGE, VIDEO
-from .shared import filled
+from .arrays import filled
 
 LOWEST = torch.finfo(torch.bfloat16).min  # what hides a token in a mask that is added: the lowest that bf16 has, too
 _ROWS = 64  # queries at a time

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 from ..pipeline.errors import UserError
 from ..pipeline.layout import Delivery, Layout, MediaArray
 from ..pipeline.records import TOKEN_TYPES
-from .handover import joined
+from .arrays import concatenate
 from .pixels import (
     PIXEL_KEYS,
     RESTORE_KEY,
@@ -25,7 +25,6 @@ from .pixels import (
     with_first,
 )
 
-BATCH_KEY = "packs_in_batch"  # in a pack from a loader worker: how many packs its batch must have
 RECURRENT_KEY = "recurrent_layers"  # in a pack for such a model: its kinds of layers that no attention mask reaches
 LAYOUT_KEY = "media_layout"  # in a sample: {name: MediaArray}, as its family declares
 # What a sample without a layout may have; rows end to end, as Qwen's processors give them.
@@ -89,7 +88,8 @@ def concatenated_media(samples: Sequence[Mapping[str, Any]], pixel_dtype: torch.
                 result |= _padded(name, layout[name].deliver, arrays, counts)
                 continue
             is_cast = name in PIXEL_KEYS and arrays[0].is_floating_point()
-            rows = joined(_of_one_shape(arrays), pixel_dtype if is_cast else None, own=RESTORE_KEY in samples[0])
+            dtype_here = pixel_dtype if is_cast else None
+            rows = concatenate(_of_one_shape(arrays), dtype_here, is_owned=RESTORE_KEY in samples[0])
         result[name] = rows[None] if name in layout and layout[name].deliver.batch_axis else rows
     stored = {key: value for key, value in stored.items() if key in result} if dtype is None else {}
     for name, array in layout.items():

@@ -41,11 +41,10 @@ class Mix:
         check: str = "packs",
         cache: str | Path | None = None,
         cache_gb: float | None = None,
-        decode_threads: int | None = None,
     ) -> None:
         listed = _listed(out)
         names, weights = [name for name, _, _ in listed], [weight for *_, weight in listed if weight is not None]
-        how: Any = {"check": check, "cache": cache, "cache_gb": cache_gb, "decode_threads": decode_threads}
+        how: Any = {"check": check, "cache": cache, "cache_gb": cache_gb}
         readers = [ShardReader(where, **how) for _, where, _ in listed]
         for name, reader in zip(names[1:], readers[1:], strict=True):
             _check_agreement(names[0], readers[0].manifest, name, reader.manifest)
@@ -76,11 +75,6 @@ class Mix:
         same however pixels are stored; "" of outputs that are older than the file of loads."""
         digests = [output.reader.manifest.files.get(LOADS, "") for output in self.outputs]
         return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if all(digests) else ""
-
-    @property
-    def num_sources(self) -> int:
-        """Of packs that come equally often, in every output."""
-        return len(self._sources)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool, drawn: Drawn) -> Order:
         return lazy_order(self._sources, seed, epoch, shuffle=shuffle, drawn=drawn)

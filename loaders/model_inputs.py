@@ -13,7 +13,6 @@ from torch.nn.functional import pad
 
 from ..pipeline.errors import UserError
 from ..pipeline.records import IGNORE
-from .handover import handed_over
 from .mended import warn_if_unmended
 from .packed import neat_packed_vlm_collater, positions_inside
 from .pixels import with_stored_pixels
@@ -117,13 +116,11 @@ class PackCollater:
         return self._for_the_model(batch)
 
     def _for_the_model(self, batch: dict[str, Any]) -> dict[str, Any]:
-        return handed_over(
-            {
-                name: value
-                for name, value in with_stored_pixels(batch).items()
-                if name not in NOT_FOR_MODELS and (self.takes is None or name in self.takes)
-            }
-        )
+        return {
+            name: value
+            for name, value in with_stored_pixels(batch).items()
+            if name not in NOT_FOR_MODELS and (self.takes is None or name in self.takes)
+        }
 
 
 def restores_pixels(collate_fn: object) -> bool:

@@ -33,10 +33,22 @@ class FileVersion(NamedTuple):
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def in_advance(function: Callable[[Argument], Result], arguments: Iterable[Argument], depth: int) -> Iterator[Result]:
-    """The results in order, computed by threads, up to `depth` of them before they are asked for."""
+def in_advance(
+    function: Callable[[Argument], Result],
+    arguments: Iterable[Argument],
+    depth: int,
+    pool: ThreadPoolExecutor | None = None,
+) -> Iterator[Result]:
+    """Return results in order, computed by threads before they are asked for.
+
+    Args:
+        function: computes a result.
+        arguments: of each call; taken `depth` calls ahead.
+        depth: how many results are computed ahead.
+        pool: the threads, shut down at the end; None makes as many as `depth`.
+    """
     results: deque[Future[Result]] = deque()
-    pool = ThreadPoolExecutor(depth)
+    pool = pool or ThreadPoolExecutor(depth)
     try:
         for argument in arguments:
             results.append(pool.submit(function, argument))

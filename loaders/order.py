@@ -7,7 +7,6 @@ asked for, a few groups at a time: what a process keeps is the order of the grou
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
@@ -15,13 +14,7 @@ from ..pipeline.plan.balance import NestedGroups, nested_shuffle, nested_sizes, 
 
 MIN_GROUPS = 16  # of an epoch that keeps copies of rows spread
 CHUNK = 1 << 17  # packs whose order is computed at once, where all of it is wanted: 1 MB each time
-
-
-class Drawn(Protocol):
-    """By source and pass, which of the shuffles that were drawn was taken: a dict, or what processes share."""
-
-    def get(self, of: tuple[int, int], /) -> int | None: ...
-    def __setitem__(self, of: tuple[int, int], draw: int, /) -> None: ...
+Drawn = dict[tuple[int, int], int]  # by source and pass, which of the shuffles that were drawn is taken
 
 
 def epoch_order(
@@ -286,18 +279,3 @@ def rank_share(
     while (missing := end - max(begin, len(order)) - sum(map(len, pieces[1:]))) > 0 and len(order):
         pieces.append(order[:missing])
     return np.concatenate(pieces)[rank::world_size]
-
-
-def worker_items(
-    num_items: int, batch_size: int, worker: int, num_workers: int, *, given: int = 0, chunk: int
-) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Which of a rank's items a loader worker reads behind those `given` before: whole batches in turn, as DataLoader
-    collects them. They come in chunks: first and last of the rank's items, and which of these are the worker's.
-
-    5 items, batches of 2, 2 workers: worker 0 reads [0 1 4], worker 1 reads [2 3].
-    """
-    num_batches, rest = divmod(given, batch_size)
-    start = (worker + num_batches * num_workers) * batch_size + rest
-    for first in range(start, num_items, chunk):
-        last = min(first + chunk, num_items)
-        yield first, last, np.flatnonzero(np.arange(first, last) // batch_size % num_workers == worker)

@@ -38,16 +38,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch.nn.functional import pad
-from torch.utils.data import get_worker_info
 
 from ..pipeline.errors import UserError
 from ..pipeline.records import IGNORE
+from .arrays import empty
 from .flex import document_block_mask
-from .handover import handed_over
 from .masks import block_causal_mask, sliding_mask
-from .media import BATCH_KEY, RECURRENT_KEY, concatenated_media, media_counts
+from .media import RECURRENT_KEY, concatenated_media, media_counts
 from .pixels import cast_pixels
-from .shared import empty
 
 logger = logging.getLogger(__name__)
 
@@ -182,19 +180,18 @@ def neat_packed_vlm_collater(
     if pixel_dtype is None and "pack" not in batch[0]:
         pixel_dtype = torch.bfloat16
     media = cast_pixels(concatenated_media(batch, pixel_dtype), pixel_dtype)
-    return handed_over(result | media | media_counts(batch))
+    return result | media | media_counts(batch)
 
 
 @lru_cache(maxsize=1)
 def _warn_of_large_masks() -> None:
-    """Once in a process, and by one of several workers."""
-    if (worker := get_worker_info()) is None or worker.id == 0:
-        logger.warning(
-            "attention masks of more than %d tokens by %d: %.1f GB a pack and more, four times that for eager "
-            "attention, and most of it says that documents do not see each other. Kernels that take the lengths of "
-            "documents need none: attn_implementation flash_attention_2 (varlen), flex_attention or thd",
-            LONG, LONG, LONG * LONG / 1e9,
-        )  # fmt: skip
+    """Warn once per process."""
+    logger.warning(
+        "attention masks of more than %d x %d tokens take %.1f GB per pack or more (four times that for eager "
+        "attention), and most of their cells are empty. Kernels that take document lengths need no mask: use "
+        "attn_implementation flash_attention_2 (varlen), flex_attention or thd",
+        LONG, LONG, LONG * LONG / 1e9,
+    )  # fmt: skip
 
 
 def _check_packs(batch: Sequence[Mapping[str, Any]], recurrent: bool) -> None:
@@ -212,15 +209,6 @@ def _check_packs(batch: Sequence[Mapping[str, Any]], recurrent: bool) -> None:
             "HF Trainer removes what the model's forward does not name: give it neatpack.loaders.hf.IndexedPacks(out)",
             code="item-incomplete",
             missing=list(lacking),
-        )
-    expected = {pack.get(BATCH_KEY, len(batch)) for pack in batch}
-    if expected != {len(batch)}:
-        raise UserError(
-            f"a batch of {len(batch)} packs where PackedShards expected {max(expected)}: its batch_size is not the "
-            "DataLoader's, and the run could not be resumed exactly; use packs.loader(batch_size=…)",
-            code="batch-mismatch",
-            packs=len(batch),
-            batch_size=max(expected),
         )
 
 

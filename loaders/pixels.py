@@ -13,7 +13,7 @@ from ..pipeline.errors import UserError
 from ..pipeline.layout import MediaArray
 from ..pipeline.manifest import REMEDY, Manifest, OutputError
 from ..pipeline.shard.codec import read_array
-from .shared import empty, own
+from .arrays import empty
 
 STORED_KEY = "stored_pixels"  # in a batch whose pixels are still uint8: {name: how its bytes are restored}
 RESTORE_KEY = "restore_pixels_as"  # in an item for a collater alone: the dtype it restores them as; None: not at all
@@ -234,7 +234,7 @@ def looked_up(
     if stored.device.type != "cpu":
         out = torch.empty(shape, dtype=dtype, device=stored.device)
     elif out is None:
-        out = own(shape, dtype)
+        out = empty(shape, dtype)
     by_channel = out.view(len(stored), len(table), repeat, stored.shape[1] // len(table))
     is_even = by_channel.shape[-1] % 2 == 0
     look_up = _look_up_in_pairs if stored.device.type == "cpu" and is_even and dtype in _PAIRS else _look_up_singly

@@ -1,19 +1,11 @@
-"""Packs of a finished output by number: mapped or read from local shards, from remote ones by range or through a cache.
-
-Where a pack is to lie is up to who asks: a loader's worker has it read into the memory that it shares with the training
-process. Without a wish it is mapped, if it is large and the file system is local, and else read. Either way it is the
-item's own: whoever writes to it changes no later epoch.
-"""
+"""Packs of a finished output by number: read from local shards, from remote ones by range or through a cache."""
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
-from torch.utils.data import get_worker_info
 from zlib_ng import zlib_ng
 
 from ..pipeline.errors import UserError, fields_of
@@ -23,18 +15,13 @@ from ..pipeline.records import TOKEN_TYPES
 from ..pipeline.runtime.storage import parse_json, read_into
 from ..pipeline.shard.codec import read_arrays, text_problem
 from ..pipeline.shard.restoring import OtherPixelsError, PixelDecoder
-from .arguments import whole
 from .files import OutputFiles
-from .mapped import mapped
 from .opened import in_advance
 from .pixels import read_tables
 from .places import PackPlaces
-from .ranks import cores_of_rank
-from .shared import Room, is_small, own
 
 CHECKS = ("none", "sizes", "packs", "full")
 SHARDS_AHEAD = 2  # whole shards that a reader with a cache downloads ahead of need
-DECODE_THREADS = 4  # of a process at most, unless it is told
 SAME_BYTES, WELL_FORMED, SAME_PIXELS = 1, 2, 4  # what is known of a pack in this process
 
 
@@ -46,9 +33,6 @@ class ShardReader:
         and compares the crc32 of every pack when it is read: of a local one when it is first read by a process, and
         again if its file was touched since; "full" compares all sizes and the sha256 of every shard, at once, too.
     cache, cache_gb: a folder on this node's disk for whole shards of a remote output, and its size in GB (10^9 bytes).
-    decode_threads: of a process, restore the media of a pack beside each other, where these are not stored as they are;
-        0: whoever asks for the pack does it. Default: 4, or fewer where the ranks of a node have fewer cores each, but
-        none in a loader's worker, for there are several of those.
 
     Manifest, index and pixel tables are checked always. What is not as it was written is an OutputError; of a shard or
     a pack, a ShardError that names it.
@@ -61,9 +45,7 @@ class ShardReader:
         check: str = "packs",
         cache: str | Path | None = None,
         cache_gb: float | None = None,
-        decode_threads: int | None = None,
     ) -> None:
-        self._decode_threads = None if decode_threads is None else whole("decode_threads", decode_threads)
         if check not in CHECKS:
             raise UserError(
                 f"check is {check!r}; it must be one of {', '.join(CHECKS)}",
@@ -98,6 +80,10 @@ class ShardReader:
         return self._files.is_local
 
     @property
+    def has_cache(self) -> bool:
+        return self._files.cache is not None
+
+    @property
     def num_packs(self) -> int:
         return self.manifest.shards.num_packs
 
@@ -128,55 +114,53 @@ class ShardReader:
         """float32 [channels, 256]: what each stored byte stands for, in images and in videos."""
         return read_tables(self.manifest, self._files.read_checked, self.out)
 
-    def content(self, pack: int, room: Room | None = None) -> memoryview:
-        """The bytes of a pack, the caller's own: one map or read of the shard, or one ranged read of a remote one.
+    def content(self, pack: int) -> memoryview:
+        """Read the bytes of a pack, by one read of the shard or one ranged request."""
+        return self.read(pack, self.open(pack))
 
-        room: gives memory for them, to be read into; None: wherever that costs least.
+    def open(self, pack: int) -> BinaryIO | None:
+        """Open the shard of a pack as a local file; None: it is remote and not in a cache."""
+        return self._files.opened(self._places.of(pack).shard)
+
+    def open_ahead(self, packs: Iterable[int]) -> Iterator[tuple[int, BinaryIO | None]]:
+        """Pair packs with the open files of their shards. A cache downloads whole shards ahead of them."""
+        if not self.has_cache:
+            yield from ((pack, None) for pack in packs)
+            return
+        # The open file stays readable even if the cache evicts the shard before its packs are read.
+        runs = ((shard, list(run)) for shard, run in groupby(packs, lambda pack: self._places.of(pack).shard))
+        for run, file in in_advance(lambda run: (run[1], self._files.opened(run[0])), runs, SHARDS_AHEAD):
+            yield from ((pack, file) for pack in run)
+
+    def read(self, pack: int, file: BinaryIO | None) -> memoryview:
+        """Read the bytes of a pack and compare their crc32. They are the caller's own, in any thread.
+
+        Args:
+            pack: its number.
+            file: its shard; None: read it by range, or from the local output.
         """
-        return self._content(pack, self._files.opened(self._places.of(pack).shard), room)
-
-    def contents(
-        self, packs: Iterable[int], prefetch: int, room: Room | None = None
-    ) -> Iterator[tuple[int, memoryview]]:
-        """Packs with their bytes, in this order. Remote ones are read ahead: `prefetch` packs, or whole shards."""
-        if self.is_local or not prefetch:
-            yield from ((pack, self.content(pack, room)) for pack in packs)
-        elif self._files.cache is None:
-            yield from in_advance(lambda pack: (pack, self.content(pack, room)), packs, prefetch)
-        else:
-            # Open as soon as it is there, a shard stays until its packs are read, even if it is evicted meanwhile.
-            runs = ((shard, list(run)) for shard, run in groupby(packs, lambda pack: self._places.of(pack).shard))
-            for run, file in in_advance(lambda run: (run[1], self._files.opened(run[0])), runs, SHARDS_AHEAD):
-                content = partial(self._content, file=file, room=room)
-                read = in_advance(content, run, prefetch) if file is None else map(content, run)
-                yield from zip(run, read, strict=True)
-
-    def _content(self, pack: int, file: BinaryIO | None, room: Room | None) -> memoryview:
-        """`file`: the shard; None: it is remote."""
         found = self._places.of(pack)
+        if file is None and self.is_local:
+            file = self._files.opened(found.shard)
         if file is not None and self.is_local:
             self._notice_changes(found.shard, file)
-        content = None
-        if file is not None and room is None and not is_small(found.bytes):
-            content = mapped(file, found.offset, found.bytes)
-        if content is None:
-            content = self._read(pack, file, room or own)
+        content = self._read(pack, file)
         if self._compares and not self._known[pack] & SAME_BYTES:
             if (crc32 := zlib_ng.crc32(content)) != found.crc32:
                 raise self._broken(
                     pack, f"its crc32 is {crc32:08x}, by the index {found.crc32:08x}", got=crc32, expected=found.crc32
                 )
-            if file is not None:  # what comes over a network is another copy each time
+            if file is not None:  # each download is another copy
                 self._known[pack] |= SAME_BYTES
         return content
 
-    def _read(self, pack: int, file: BinaryIO | None, room: Room) -> memoryview:
+    def _read(self, pack: int, file: BinaryIO | None) -> memoryview:
         found = self._places.of(pack)
-        content = room((found.bytes,), torch.uint8).numpy().data
+        content = np.empty(found.bytes, np.uint8).data
         if file is None:
             read = self._files.read_range(found.shard, found.offset, found.bytes)
             got = len(read)
-            content[:got] = read  # bytes are read-only, and torch wants to be able to write
+            content[:got] = read  # bytes are read-only, and torch needs writable memory
         else:
             try:
                 got = read_into(file, content, found.offset)
@@ -208,14 +192,11 @@ class ShardReader:
         places = zip(self.members, found.starts, found.sizes, strict=True)
         return {name: content[start : start + size] for name, start, size in places}
 
-    def arrays(self, pack: int, content: memoryview, room: Room = own) -> dict[str, np.ndarray]:
-        """The arrays of a pack, as views of its bytes where these are stored as they are; `room`: for the others."""
+    def arrays(self, pack: int, content: memoryview) -> dict[str, np.ndarray]:
+        """Return the arrays of a pack, as views of its bytes where these are stored as they are."""
         compare = self._compares and not self._known[pack] & SAME_PIXELS
         try:
-            arrays = self._pixels.restored(
-                read_arrays(self.members_of(pack, content)), compare=compare, threads=self._threads_here(),
-                room=lambda shape: room(shape, torch.uint8).numpy(),
-            )  # fmt: skip
+            arrays = self._pixels.restored(read_arrays(self.members_of(pack, content)), compare=compare)
         except ValueError as error:
             code = error.code if isinstance(error, OtherPixelsError) else "shard-damaged"
             remedy = self._pixels.remedy(error, self.out)
@@ -252,11 +233,6 @@ class ShardReader:
         """num_images, num_videos and num_audios of a pack, from the index: parsing its JSON would take longer."""
         counts = zip(TOKEN_TYPES, self._places.of(pack).counts, strict=True)
         return {f"num_{kind}s": count for kind, count in counts}
-
-    def _threads_here(self) -> int:
-        if self._decode_threads is not None or not self._pixels.coded:
-            return self._decode_threads or 0
-        return 0 if get_worker_info() is not None else min(DECODE_THREADS, cores_of_rank())
 
     def _broken(self, pack: int, words: str, remedy: str = REMEDY, **fields: Any) -> ShardError:
         name = shard_name(self._places.of(pack).shard)

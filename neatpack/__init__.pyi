@@ -2,8 +2,10 @@
 
 from neatpack.loaders import (
     VLM_PP_MEDIA_KEY as VLM_PP_MEDIA_KEY,
+    IndexedPacks as IndexedPacks,
     PackCollater as PackCollater,
     PackedShards as PackedShards,
+    PackSampler as PackSampler,
     chunk_step3_media as chunk_step3_media,
     chunk_vlm_media as chunk_vlm_media,
     get_kwargs_chunk_spec as get_kwargs_chunk_spec,

@@ -66,8 +66,8 @@ def main() -> None:
     import torch.distributed.pipelining  # noqa: F401
     from transformers import AutoConfig, AutoModelForImageTextToText, Trainer  # noqa: F401
 
+    import neatpack.loaders.dataset
     import neatpack.loaders.hf
-    import neatpack.loaders.stream
     import neatpack.pipeline.families.restore
     import neatpack.pipeline.media.image  # noqa: F401
 

@@ -10,7 +10,7 @@ import pytest
 from helpers import TinyData, assert_verified, files_of, mixed_rows, packs_of, tiny_config
 from support.errors import raises
 
-from neatpack.loaders.stream import PackedShards
+from neatpack import PackedShards
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import PackConfig, UserError
 from neatpack.pipeline.manifest import Manifest

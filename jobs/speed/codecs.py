@@ -70,14 +70,14 @@ def rows(options: Options) -> Iterator[Row]:
 
 def loaded(out: Path) -> None:
     """Every pack once, as bytes, by one thread."""
-    packs = PackedShards(out, rank=0, world_size=1, pixels="uint8", check="sizes", decode_threads=0)
+    packs = PackedShards(out, rank=0, world_size=1, pixels="uint8", check="sizes")
     for number in range(packs.reader.num_packs):
         packs.pack(number)
 
 
 def batches(out: Path) -> None:
     """The same as a training loop gets them, packs compared as by default."""
-    packs = PackedShards(out, rank=0, world_size=1, decode_threads=0)
+    packs = PackedShards(out, rank=0, world_size=1)
     for _ in packs.loader(collate_fn=partial(neat_packed_vlm_collater, attn_implementation="flash_attention_2")):
         pass
 

@@ -12,7 +12,7 @@ from ...pipeline.labels import shifted
 from ...pipeline.plan.assign import aligned
 from ...pipeline.records import TOKEN_TYPES
 from ...pipeline.render.pack import end_to_end
-from ..handover import joined as joined_arrays
+from ..arrays import concatenate
 from ..media import LAYOUT_KEY, MEDIA_KEYS, document_numbers, num_media
 from ..pixels import RESTORE_KEY, STORED_KEY, restored_end_to_end
 from .tokenized import PER_TOKEN, row
@@ -137,7 +137,7 @@ def _build_packed_vlm_sample(
         if arrays and name in stored:
             pack[name] = restored_end_to_end(arrays, stored[name], dtype)
         elif arrays:
-            pack[name] = joined_arrays(arrays)
+            pack[name] = concatenate(arrays)
     counts = {f"n_{kind}s": sum(num_media(sample, kind) for sample in samples) for kind in TOKEN_TYPES}
     return pack | counts | ({LAYOUT_KEY: layout} if layout else {})
 

@@ -2,8 +2,7 @@
 
 import struct
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from threading import Lock
 from typing import BinaryIO
 
 import numpy as np
@@ -43,7 +42,7 @@ def size_by_header(beginning: bytes, bounds: Limits) -> tuple[int, int] | None:
 
 
 def _size_by_pillow(ref: MediaRef, file: BinaryIO) -> tuple[int, int]:
-    with _quietly(), guarded(ref):
+    with _quiet, guarded(ref):
         image = _opened(ref, file)
         width, height = image.size
         return (width, height) if _orientation(image, file) in _TURNED else (height, width)
@@ -52,9 +51,9 @@ def _size_by_pillow(ref: MediaRef, file: BinaryIO) -> tuple[int, int]:
 def decode_image(ref: MediaRef) -> np.ndarray:
     """RGB pixels [height, width, 3] as displayed: the first frame, turned by its EXIF orientation, alpha on white."""
     if isinstance(ref.held, Image.Image):
-        with _quietly(), blamed(ref):
+        with _quiet, blamed(ref):
             return _pixels(ref.held, turn=False)
-    with _quietly(), open_picture(ref) as file:
+    with _quiet, open_picture(ref) as file:
         image = _opened(ref, file)
         pixels = _jpeg_pixels(image, file)
         return _pixels(image, turn=True) if pixels is None else pixels
@@ -65,12 +64,32 @@ def rgb_image(ref: MediaRef) -> Image.Image:
     return Image.fromarray(decode_image(ref))
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Pillow warns of large pictures and odd metadata; what it cannot read it raises."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+class _Quiet:
+    """Ignores warnings while any thread decodes. Pillow warns of large images and odd metadata, and raises the rest.
+
+    Filters of warnings belong to the process: if each thread restored what it found, one could restore another's.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._users = Lock(), 0
+        self._before = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._before = warnings.catch_warnings()
+                self._before.__enter__()
+                warnings.simplefilter("ignore")
+            self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._before.__exit__(None, None, None)
+
+
+_quiet = _Quiet()
 
 
 def _opened(ref: MediaRef, file: BinaryIO) -> Image.Image:

@@ -4,11 +4,7 @@ Loaders, verify, show and recode restore by this. A picture's own bytes are deco
 packed it, which are imported when there is one.
 """
 
-import os
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,10 +27,6 @@ _SENSELESS = (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError,
 _LINE = len(COLUMNS)
 
 
-def _room(shape: tuple[int, ...]) -> np.ndarray:
-    return np.empty(shape, np.uint8)
-
-
 class OtherPixelsError(OutputError):
     """A picture that is not decoded here to the pixels that it was decoded to when it was packed."""
 
@@ -42,7 +34,7 @@ class OtherPixelsError(OutputError):
 
 
 class PixelDecoder:
-    """Restores the arrays of packs of an output. Cheap to pickle; a process has threads of its own."""
+    """Restores the arrays of packs of an output. Cheap to pickle, safe in threads."""
 
     def __init__(self, manifest: Manifest) -> None:
         """Raises ValueError where the manifest asks for what cannot be."""
@@ -65,7 +57,6 @@ class PixelDecoder:
         self._resize = manifest.pixels.resize
         self._described, self._versions = manifest.pixels.rule, manifest.identity.versions
         self._rule: ImageRule | None = None
-        self._pool: tuple[int, ThreadPoolExecutor] | None = None
 
     def remedy(self, error: ValueError, out: str) -> str:
         """What helps where `restored` raises it."""
@@ -78,27 +69,16 @@ class PixelDecoder:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_rule": None, "_pool": None}
+        return self.__dict__ | {"_rule": None}
 
-    def restored(
-        self,
-        arrays: Mapping[str, np.ndarray],
-        *,
-        compare: bool = True,
-        threads: int = 0,
-        room: Callable[[tuple[int, ...]], np.ndarray] = _room,
-    ) -> dict[str, np.ndarray]:
+    def restored(self, arrays: Mapping[str, np.ndarray], *, compare: bool = True) -> dict[str, np.ndarray]:
         """The arrays of a pack as u8 has them, from those that are stored; `compare`: their crc32.
-
-        threads: that restore media beside each other; 0: this one does it.
-        room: gives memory for an array of bytes, of this shape.
 
         Raises ValueError where they cannot be, OtherPixelsError where a picture's own bytes give other pixels here.
         """
         if not self.coded:
             return dict(arrays)
         restored: dict[str, np.ndarray] = {}
-        jobs: list[Callable[[], None]] = []
         by_stored = {name + CODED: name for name in self.coded}
         done = {name + MEDIA for name in self.coded}
         for stored, array in arrays.items():
@@ -109,14 +89,13 @@ class PixelDecoder:
                 continue
             name = by_stored[stored]
             lines = self._lines(name, array, arrays[name + MEDIA], len(arrays["input_ids"]))
-            into = room((sum(line.rows for line in lines), *self.layout[name].row))
-            jobs += self._jobs(name, array, lines, into, compare)
+            into = np.empty((sum(line.rows for line in lines), *self.layout[name].row), np.uint8)
+            self._restore_all(name, array, lines, into, compare)
             restored[name] = into
-        self._run(jobs, threads)
         return restored
 
     def _lines(self, name: str, coded: np.ndarray, media: np.ndarray, num_tokens: int) -> list[Line]:
-        """What is said of the media, if it can be: then no more memory is asked for than `room` and the file have."""
+        """What is said of the media, if it can be: then no more memory is asked for than `room` and the file allow."""
         if coded.ndim != 1 or coded.dtype != np.uint8 or media.ndim != 2 or media.dtype != np.int64:
             raise OutputError(
                 f"{name}{CODED} {coded.shape} of {coded.dtype}, {name}{MEDIA} {media.shape}",
@@ -165,25 +144,19 @@ class PixelDecoder:
             )
         return lines
 
-    def _jobs(
+    def _restore_all(
         self, name: str, coded: np.ndarray, lines: Sequence[Line], into: np.ndarray, compare: bool
-    ) -> Iterator[Callable[[], None]]:
+    ) -> None:
         at = row = 0
         for number, line in enumerate(lines):
             content, rows = coded[at : at + line.size], into[row : row + line.rows]
             at, row = at + line.size, row + line.rows
-
-            def job(
-                number: int = number, line: Line = line, content: np.ndarray = content, rows: np.ndarray = rows
-            ) -> None:
-                self._restore(name, number, line, content, rows)
-                if compare and zlib_ng.crc32(rows.data) != line.crc32:
-                    what = f"{name}, medium {number}: restored to other pixels than were packed"
-                    if line.codec == NUMBERS[SOURCE]:
-                        raise OtherPixelsError(what, array=name, medium=number)
-                    raise OutputError(what, code="output-damaged", array=name, medium=number, crc32=line.crc32)
-
-            yield job
+            self._restore(name, number, line, content, rows)
+            if compare and zlib_ng.crc32(rows.data) != line.crc32:
+                what = f"{name}, medium {number}: restored to other pixels than were packed"
+                if line.codec == NUMBERS[SOURCE]:
+                    raise OtherPixelsError(what, array=name, medium=number)
+                raise OutputError(what, code="output-damaged", array=name, medium=number, crc32=line.crc32)
 
     def _restore(self, name: str, number: int, line: Line, content: np.ndarray, into: np.ndarray) -> None:
         if line.codec == NUMBERS[SOURCE]:
@@ -272,32 +245,3 @@ class PixelDecoder:
                     )
             self._rule = rule
         return self._rule
-
-    def _run(self, jobs: Sequence[Callable[[], None]], threads: int) -> None:
-        if not threads or len(jobs) < 2:
-            for job in jobs:
-                job()
-            return
-        if self._pool is None or self._pool[0] != os.getpid():  # a forked process has none of the threads
-            self._pool = os.getpid(), ThreadPoolExecutor(threads, thread_name_prefix="neatpack-pixels")
-        with _one_thread_each():
-            # All of them end, whichever fails: they write to arrays that are given back, or are not.
-            futures = [self._pool[1].submit(job) for job in jobs]
-            errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:
-            raise errors[0]
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Around what several threads do: torch's own would multiply with them, and Python's filters of warnings, which
-    decoders of pictures set, are those of the process."""
-    import torch
-
-    before = torch.get_num_threads()
-    with warnings.catch_warnings():
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)

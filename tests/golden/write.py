@@ -51,7 +51,7 @@ PUBLIC = {
 }  # fmt: skip
 # Of the loader, the methods and properties that docs/API.md describes. Others need no underscore, and may change.
 METHODS = {
-    "PackedShards": ("loader", "collater", "pack", "set_epoch", "epoch", "state_dict", "state_at", "load_state_dict",
+    "PackedShards": ("loader", "collater", "pack", "set_epoch", "epoch", "state_dict", "state_after", "load_state_dict",
                      "rank", "world_size", "batch_size"),
     "IndexedPacks": ("collater", "set_epoch"),
     "PackCollater": (),
@@ -91,7 +91,7 @@ def list_orders() -> dict[str, list[Any]]:
                 for epoch in range(2):
                     shards.set_epoch(epoch)
                     orders[f"seed {seed}, epoch {epoch}, rank {rank} of {world_size}"] = list_packs(shards)
-        middle = PackedShards(str(out), seed=7, rank=0, world_size=3).state_at(2)
+        middle = PackedShards(str(out), seed=7, rank=0, world_size=3).state_after(2)
         for world_size in (3, 2):
             for rank in range(world_size):
                 shards = PackedShards(str(out), seed=7, rank=rank, world_size=world_size)
