@@ -137,18 +137,21 @@ class PackedShards:
                 f"model is a {type(model).__name__}; expected the torch.nn.Module that takes the batches",
                 code="loader-argument",
                 argument="model",
+                got=type(model).__name__,
             )
         if collate_fn is not None and not callable(collate_fn):
             raise UserError(
                 f"collate_fn is {collate_fn!r}; expected a function of a list of packs",
                 code="loader-argument",
                 argument="collate_fn",
+                got=type(collate_fn).__name__,
             )
         if collate_fn is not None and model is not None:
             raise UserError(
                 "collate_fn and model are both given; a collate_fn of your own makes the batch by itself",
                 code="option-conflict",
-                options=["collate_fn", "model"],
+                argument="collate_fn",
+                other="model",
             )
         collate_fn = collate_fn or self.collater(model)
         return PackLoader(
@@ -168,9 +171,9 @@ class PackedShards:
             raise UserError(
                 f"set_epoch({epoch}) after a state of epoch {self.epoch} was loaded would train from there once more; "
                 "begin the loop at `packs.epoch`",
-                code="loader-state",
+                code="loader-position",
                 epoch=epoch,
-                state_epoch=self.epoch,
+                loaded=self.epoch,
             )
         if epoch != self.epoch:
             self._move_to(epoch, 0)
@@ -207,6 +210,7 @@ class PackedShards:
             "PackedShards has no items by index: a DataLoader or trainer would draw them at random and shard them a "
             "second time. Use packs.loader(...), or give it IndexedPacks(out)",
             code="trainer-unsupported",
+            by="index",
         )
 
     def order(self) -> np.ndarray:
@@ -243,7 +247,7 @@ class PackedShards:
             raise UserError(
                 f"{num_packs} packs on {world_size} ranks: not one step. Train on fewer ranks, pack into smaller packs "
                 "(--pack-size), or let packs come twice (drop_last=False)",
-                code="loader-argument",
+                code="batch-mismatch",
                 packs=num_packs,
                 world_size=world_size,
             )
@@ -313,7 +317,7 @@ class PackedShards:
     def item(self, pack: int) -> dict[str, Any]:
         """Read a pack by its number in `order`."""
         (place,), (number,) = self.mix.find(np.array([pack]))
-        return self.read_pack(LocatedPack(place, number, None))
+        return self.read_pack(LocatedPack(place, number, self.mix.outputs[place].reader.open(number)))
 
     def read_pack(self, located: LocatedPack, *, for_collater: bool = False) -> dict[str, Any]:
         """Read a pack, in any thread.

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
-from ..pipeline.errors import NeatpackError, UserError
+from ..pipeline.errors import UserError
 from .arguments import flag, whole
 from .opened import in_advance
 from .pp_media import CollateForPP
@@ -20,10 +20,8 @@ logger = logging.getLogger(__name__)
 _numbers = itertools.count(1)  # of loaders, in this process
 
 
-class NoDatasetError(NeatpackError, AttributeError):
-    """A loader that is asked for a dataset with items by index. An AttributeError, for those who only look for one."""
-
-    code = "trainer-unsupported"
+class NoDatasetError(UserError, AttributeError):
+    """A loader that is asked for a dataset with items by index. An AttributeError, for code that only looks for one."""
 
 
 class Packs(Protocol):
@@ -85,7 +83,10 @@ class PackLoader:
     def dataset(self) -> Any:
         raise NoDatasetError(
             "this loader has no dataset to skip or shard batches of. For HF Trainer and accelerate, use "
-            "IndexedPacks(out) as train_dataset; or set ignore_data_skip=True and load this loader's state"
+            "IndexedPacks(out) as train_dataset; or set ignore_data_skip=True and load this loader's state",
+            code="trainer-unsupported",
+            trainer="accelerate",
+            by="skip",
         )
 
     def __len__(self) -> int:
@@ -142,12 +143,11 @@ class PackLoader:
 
     def _check_last_batch(self) -> None:
         num_packs = self.packs.num_left
-        if num_packs < self.batch_size:
+        if not len(self):
             raise UserError(
                 f"{num_packs} packs for this rank: no batch of {self.batch_size}, which a pipeline needs. "
                 "Choose a smaller batch_size, or pack into smaller packs (--pack-size)",
-                code="loader-argument",
-                argument="batch_size",
+                code="batch-mismatch",
                 packs=num_packs,
                 batch_size=self.batch_size,
             )
@@ -173,11 +173,13 @@ class PackLoader:
 def _start_threads(number: int) -> ThreadPoolExecutor:
     """Start threads that use one core each in torch.
 
-    A new thread takes torch's number of threads from the one that was set last, so it is set back once all have begun.
+    torch keeps a number per thread. A thread takes the number that any thread set last when it first asks for it, so
+    each asks before it sets its own, and this thread sets its own back once all have begun.
     """
     before, all_begun = torch.get_num_threads(), Barrier(number + 1)
 
     def begin() -> None:
+        torch.get_num_threads()
         torch.set_num_threads(1)
         all_begun.wait()
 

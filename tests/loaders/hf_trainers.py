@@ -62,15 +62,15 @@ if world_size == 1:  # of several, process 0 alone reads and refuses, and the ot
     dispatching = trainer(packs, packs.collater(model), accelerator_config={"dispatch_batches": True})
     result["drawn"] = refusal(dispatching.train)
 
-# An iterable dataset, which accelerate shards once more if there are several processes
+# PackedShards, which has no items by index; and a loader of it, which accelerate leaves as it is
 stream = PackedShards(out, pixels="fp32")
 result["trainer"] = refusal(trainer(stream, stream.collater(model)).train)
 for dispatch in (True, False):
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
     ours = PackedShards(out, pixels="fp32").loader()
     loader = accelerator.prepare(ours)
-    result[f"dispatch {dispatch}"] = refusal(lambda loader=loader: list(loader))
-    result[f"state {dispatch}"] = refusal(ours.state_dict)
+    read = [int(batch["input_ids"].sum()) for batch in loader]
+    result[f"dispatch {dispatch}"] = {"same": loader is ours, "read": read, "epoch": ours.state_dict()["epoch"]}
 
 # Packs by index, which process 0 is to read for all
 accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
@@ -79,12 +79,7 @@ loader = accelerator.prepare(DataLoader(packs, batch_size=1, collate_fn=packs.co
 result["indexed"] = refusal(lambda: list(loader))
 
 # Batches that are skipped to resume, as by HF Trainer whose get_train_dataloader gives a loader of ours
-loader = PackedShards(out).loader()
-result["skipping"] = refusal(lambda: list(skip_first_batches(loader, 1)))
-loader.load_state_dict({**loader.state_dict(), "position": 3})
-result["skipping twice"] = refusal(lambda: list(skip_first_batches(loader, 1)))
-loader.set_epoch(1)
-result["skipped"] = [int(batch["input_ids"].sum()) for batch in skip_first_batches(loader, 1)]
+result["skipping"] = refusal(lambda: list(skip_first_batches(PackedShards(out).loader(), 1)))
 
 # A loader that is not prepared is nobody's but ours
 result["ours"] = [int(batch["input_ids"].sum()) for batch in PackedShards(out).loader()]

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,9 @@ import torch
 from helpers import many_packs, one_shard_per_pack, tiny_config
 from object_store import ANEW, read_all, read_first, read_with_limit, serving, started, sums_of
 from support.errors import raises
-from torch.utils.data import DataLoader
 
 from neatpack import PackedShards
 from neatpack.loaders.cache import ShardCache
-from neatpack.loaders.media import BATCH_KEY
 from neatpack.loaders.reader import ShardReader
 from neatpack.pipeline.manifest import OutputError, ShardError
 from neatpack.pipeline.run import run_pack
@@ -57,7 +56,7 @@ def names(shards):
 
 def assert_same(items, others):
     for ours, theirs in zip(items, others, strict=True):
-        assert ours.keys() - {BATCH_KEY} == theirs.keys() and ours["pack"] == theirs["pack"]
+        assert ours.keys() == theirs.keys() and ours["pack"] == theirs["pack"]
         assert all(torch.equal(ours[key], theirs[key]) for key in ours if isinstance(ours[key], torch.Tensor))
 
 
@@ -70,10 +69,9 @@ def content_of(path):
 # Items
 
 
-@pytest.mark.parametrize("prefetch", [0, 4])
-def test_items_are_those_of_the_local_output(bucket, store, tmp_path, prefetch):
+def test_items_are_those_of_the_local_output(bucket, store, tmp_path):
     local = list(PackedShards(bucket / "out"))
-    packs = cached(store, tmp_path, prefetch=prefetch)
+    packs = cached(store, tmp_path)
     assert_same(packs, local)
     shards = shards_of(bucket)
     assert len(shards) == 3 and kept(tmp_path) == names(shards)
@@ -99,8 +97,8 @@ def test_shards_are_read_ahead(bucket, store, tmp_path):
     assert kept(tmp_path) == names(shards_of(bucket))
 
 
-def test_loader_workers_share_it(bucket, store, tmp_path):
-    loader = DataLoader(cached(store, tmp_path), batch_size=None, num_workers=2)
+def test_threads_of_a_loader_share_it(bucket, store, tmp_path):
+    loader = cached(store, tmp_path).loader(num_workers=2, collate_fn=itemgetter(0))
     assert_same(loader, PackedShards(bucket / "out"))
     assert store.num("GET", ".tar") == 3
 
@@ -111,20 +109,21 @@ def test_local_outputs_need_none(bucket, tmp_path):
 
 
 def test_ranged_reads_open_a_shard_once(bucket, store):
-    packs = PackedShards(store.uri("out"), check="none", prefetch=1)
+    packs = PackedShards(store.uri("out"), check="none")
     assert_same(packs, PackedShards(bucket / "out"))
     assert store.num("GET", ".tar") == len(packs.reader.packs) > 30
     assert store.num("HEAD", ".tar") == 3
 
 
-@pytest.mark.parametrize("prefetch", [0, 4])
-def test_a_pack_costs_one_request(bucket, store, prefetch):
+@pytest.mark.parametrize("num_workers", [0, 4])
+def test_a_pack_costs_one_request(bucket, store, num_workers):
     """What was asked for to compare the sizes, at the beginning, need not be asked for again."""
-    packs = PackedShards(store.uri("out"), prefetch=prefetch)
+    packs = PackedShards(store.uri("out"))
+    loader = packs.loader(num_workers=num_workers, collate_fn=list)
     assert (store.num("HEAD", ".tar"), store.num("GET", ".tar")) == (3, 0)
     store.requests.clear()
     for epoch in range(2):
-        assert len(list(packs)) == len(packs) > 30
+        assert len(list(loader)) == len(packs) > 30
         assert (store.num("HEAD", ".tar"), store.num("GET", ".tar")) == (0, len(packs) * (epoch + 1))
     assert store.num("GET", "index.arrow") == 1, "one batch of it has all of them"
     assert store.num("GET", "loads.arrow") == 2, "for each order"

@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -139,15 +138,6 @@ def test_manifest_and_json_say_the_codec(outputs: dict[str, Path]) -> None:
     assert Manifest.read(outputs["source"]).pixels.codec == {"image": "source", "video": "zstd"}
 
 
-@pytest.mark.parametrize("threads", [0, 1, 3])
-def test_threads_change_nothing(outputs: dict[str, Path], threads: int) -> None:
-    before = torch.get_num_threads()
-    expected = items(outputs["u8"], pixels="uint8")
-    for one, other in zip(expected, items(outputs["source"], pixels="uint8", decode_threads=threads), strict=True):
-        assert_same(one, other)
-    assert torch.get_num_threads() == before
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_order_of_an_epoch_and_its_batches(outputs: dict[str, Path], num_workers: int) -> None:
     def batches(out: Path) -> Iterator[dict[str, Any]]:
@@ -164,29 +154,6 @@ def test_outputs_of_several_codecs_are_mixed(outputs: dict[str, Path]) -> None:
     packs = PackedShards([(codec, out) for codec, out in outputs.items()], rank=0, world_size=1)
     one, other = (packs.pack(1, codec) for codec in ("u8", "source"))
     assert_same({**one, "output": ""}, {**other, "output": ""})
-
-
-@pytest.mark.parametrize(
-    ("cores", "ranks", "threads"), [(64, "8", 4), (16, "8", 2), (2, "8", 1), (2, "", 2), (64, "", 4)]
-)
-def test_ranks_of_a_node_share_its_cores(
-    outputs: dict[str, Path], cores: int, ranks: str, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    asked: list[int] = []
-    packs = PackedShards(outputs["source"], rank=0, world_size=1)
-    monkeypatch.setattr(packs.reader._pixels, "_run", lambda jobs, threads: asked.append(threads))
-    packs.reader._compares = False
-    packs.pack(0)
-    monkeypatch.setattr("neatpack.loaders.reader.get_worker_info", lambda: "a worker")
-    packs.pack(0)
-    assert asked == [threads, 0]
-
-
-def test_threads_that_cannot_be(outputs: dict[str, Path]) -> None:
-    with raises(ValueError, "loader-argument", argument="decode_threads", got=-1, least=0):
-        PackedShards(outputs["u8"], decode_threads=-1)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -112,26 +112,16 @@ def alone(launcher, out, tmp_path_factory):
 
 def test_trainer_with_its_defaults_in_one_process(alone, sums):
     assert_each_once_and_resumed([alone], sums)
-    assert alone["trainer"] == {"code": "trainer-unsupported", "trainer": "accelerate", "by": "dispatch"}
-    assert alone["dispatch False"] == {}, "one process shards nothing"
-    assert alone["state False"] == {"code": "trainer-unsupported", "trainer": "accelerate"}, "it said position 0"
 
 
 def test_batches_that_accelerate_would_cut_are_refused_in_one_process(alone):
-    """Of the positions of three axes and one was left, and of the pixels of a picture the first patch."""
-    for how in ("trainer", "dispatch True"):
-        assert alone[how] == {"code": "trainer-unsupported", "trainer": "accelerate", "by": "dispatch"}
+    """Of the positions, one of three axes was left, and of the pixels of an image the first patch."""
     for how in ("indexed", "drawn"):
         assert alone[how] == {"code": "trainer-unsupported", "trainer": "accelerate", "by": "dispatch_batches"}
 
 
-def test_batches_that_accelerate_skips_in_an_epoch_that_nobody_told_are_refused(alone, out):
-    refused = {"code": "trainer-unsupported", "trainer": "accelerate", "by": "skip", "epoch": 0}
-    assert alone["skipping"] == refused | {"position": 0}
-    assert alone["skipping twice"] == refused | {"position": 3}
-    stream = PackedShards(out)
-    stream.set_epoch(1)
-    assert alone["skipped"] == [int(pack["input_ids"].sum()) for pack in stream][1:]
+def test_batches_that_accelerate_skips_are_refused_with_the_remedy(alone):
+    assert alone["skipping"] == {"code": "trainer-unsupported", "trainer": "accelerate", "by": "skip"}
 
 
 @pytest.mark.parametrize("how", ["no collater", "no collater in a worker"])
@@ -141,17 +131,22 @@ def test_trainer_without_our_collater_is_refused(alone, how):
         assert alone[how]["collater"] == "default_data_collator"
 
 
-@pytest.mark.parametrize("dataset", [PackedShards, IndexedPacks])
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_a_loader_without_our_collater_is_refused(out, dataset, batch_size):
+def test_a_loader_without_our_collater_is_refused(out, batch_size):
     with raises(ValueError, "trainer-unsupported", collater="default_collate"):
-        next(iter(DataLoader(dataset(out), batch_size=batch_size)))
+        next(iter(DataLoader(IndexedPacks(out), batch_size=batch_size)))
 
 
-@pytest.mark.parametrize("how", ["trainer", "dispatch True", "dispatch False"])
-def test_a_second_sharding_is_refused(ranks, how):
-    for rank in ranks:
-        assert rank[how] == {"code": "trainer-unsupported", "trainer": "accelerate", "by": "shards"}
+def test_packed_shards_are_refused_by_name_where_a_trainer_draws_items(ranks, alone):
+    for rank in (*ranks, alone):
+        assert rank["trainer"] == {"code": "trainer-unsupported", "by": "index"}
+
+
+@pytest.mark.parametrize("dispatch", [True, False])
+def test_accelerate_leaves_a_loader_as_it_is(ranks, sums, dispatch):
+    told = [rank[f"dispatch {dispatch}"] for rank in ranks]
+    assert all(each["same"] and each["epoch"] == 1 for each in told)
+    assert Counter(told[0]["read"] + told[1]["read"]) == Counter(sums)
 
 
 def test_packs_that_process_0_would_read_for_all_are_refused(ranks):

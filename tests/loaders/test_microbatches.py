@@ -372,7 +372,7 @@ def test_loader_leaves_out_a_batch_that_is_not_full(recurrent, caplog):
         assert loader.epoch == epoch
         (batch,) = loader
         assert len(batch["input_ids"]) == 2
-    assert (1, 1 + size % 2, size - size % 2) in logged(caplog, "loaders.batches")
+    assert (1, 1 + size % 2, size - size % 2) in logged(caplog, "loaders.loader")
     loader.load_state_dict(loader.state_dict())
     with raises(ValueError, "batch-mismatch", batch_size=100):
         next(iter(PackedShards(out).loader(batch_size=100, collate_fn=collate)))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from neatpack.loaders import order as orders
-from neatpack.loaders.order import Source, epoch_order, lazy_order, mixed_order, rank_share, share_length, worker_items
+from neatpack.loaders.order import Source, epoch_order, lazy_order, mixed_order, rank_share, share_length
 from neatpack.pipeline.plan.balance import correlation, step_imbalance
 
 ORDERS = st.tuples(st.integers(0, 60), st.sampled_from([1, 2, 4, 6, 12]), st.integers(0, 3), st.integers(0, 3))
@@ -124,18 +124,6 @@ def test_shares_by_hand():
         [10],
         [11],
     ]
-
-
-def items_of(*arguments, **options):
-    return [item for first, _, mine in worker_items(*arguments, **options) for item in (first + mine).tolist()]
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 3, 100])
-def test_workers_by_hand(chunk):
-    assert items_of(5, 2, 0, 2, chunk=chunk) == [0, 1, 4]
-    assert items_of(5, 2, 1, 2, chunk=chunk) == [2, 3]
-    assert items_of(9, 2, 0, 2, given=3, chunk=chunk) == [5, 8], "0, 1 and 4 were given"
-    assert items_of(5, 2, 1, 2, given=2, chunk=chunk) == []
 
 
 @given(num=st.integers(0, 50), world=st.integers(1, 8), position=st.integers(0, 50), drop_last=st.booleans())

@@ -1,20 +1,16 @@
 """Epochs, positions and ranks: every pack of an epoch once, from wherever a run stopped, with whatever it goes on."""
 
-import multiprocessing
-import shutil
 from itertools import islice
 
 import pytest
 import torch
 from helpers import many_packs, packed_rows
 from hypothesis import given, settings, strategies as st
-from object_store import ANEW
 from pack_numbers import numbers
 from support.errors import logged, raises
-from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack import IndexedPacks, PackedShards, PackSampler
 from neatpack.pipeline.cli import main
 
 
@@ -40,13 +36,12 @@ def stream(out, **options):
 )
 def test_elastic_resume(out, before, after, batch, stop, epoch):
     """Stop after any number of batches on some ranks, go on with others: together they see each pack once."""
-    datasets = [stream(out, rank=r, world_size=before, batch_size=batch) for r in range(before)]
-    seen = []
-    for dataset in datasets:
-        dataset.set_epoch(epoch)
-        loader = DataLoader(dataset, batch_size=batch, collate_fn=numbers)
-        seen += [pack for _, trained in zip(range(stop), loader, strict=False) for pack in trained]
-    states = [dataset.state_at(stop) for dataset in datasets]
+    seen, states = [], []
+    for rank in range(before):
+        loader = stream(out, rank=rank, world_size=before).loader(batch, collate_fn=numbers)
+        loader.set_epoch(epoch)
+        seen += [pack for trained in islice(loader, stop) for pack in trained]
+        states.append(loader.state_dict())
     assert all(state == states[0] for state in states), "one global position"
     rest = []
     for rank in range(after):
@@ -66,32 +61,33 @@ def test_elastic_resume(out, before, after, batch, stop, epoch):
 @given(workers=st.integers(0, 3), batch=st.integers(1, 2), stop=st.integers(0, 12), world=st.integers(1, 3))
 def test_exact_resume_through_stateful_dataloader(out, workers, batch, stop, world):
     def loader(workers=workers):
-        dataset = stream(out, rank=world - 1, world_size=world, batch_size=batch)
-        return StatefulDataLoader(dataset, batch_size=batch, num_workers=workers, collate_fn=numbers)
+        packs = IndexedPacks(out, pixels="uint8", check="none")
+        sampler = PackSampler(packs, batch, rank=world - 1, world_size=world)
+        return StatefulDataLoader(packs, batch_sampler=sampler, num_workers=workers, collate_fn=numbers)
 
     whole = list(loader(workers=0))
+    assert whole == list(stream(out, rank=world - 1, world_size=world).loader(batch, collate_fn=numbers))
     stop = min(stop, len(whole) - 1)
     first = loader()
-    seen = [trained for _, trained in zip(range(stop), first, strict=False)]
+    seen = list(islice(first, stop))
     state = first.state_dict()
     second = loader()
     second.load_state_dict(state)
     assert seen + list(second) == whole
 
 
-@settings(max_examples=12)
-@given(workers=st.integers(0, 3), batch=st.integers(1, 2), stop=st.integers(0, 12))
-def test_exact_resume_through_a_plain_dataloader(out, workers, batch, stop):
-    def loader(state=None, workers=workers):
-        dataset = stream(out, batch_size=batch)
-        if state is not None:
-            dataset.load_state_dict(state)
-        return DataLoader(dataset, batch_size=batch, num_workers=workers, collate_fn=numbers)
-
-    whole = list(loader(workers=0))
-    first = loader()
-    seen = [trained for _, trained in zip(range(stop), first, strict=False)]
-    assert seen + list(loader(first.dataset.state_at(len(seen)))) == whole
+def test_sampler_resumes_with_other_ranks_and_goes_on_to_the_next_epoch(out):
+    packs = IndexedPacks(out, pixels="uint8", check="none")
+    half = [PackSampler(packs, 2, rank=rank, world_size=2) for rank in range(2)]
+    seen = [index for sampler in half for batch in islice(sampler, 3) for index in batch]
+    states = [sampler.state_dict() for sampler in half]
+    assert states[0] == states[1] == {"epoch": 0, "position": 12}
+    rest = PackSampler(packs, 2, rank=0, world_size=1)
+    rest.load_state_dict(states[0])
+    assert sorted(seen + [index for batch in rest for index in batch]) == list(range(len(packs)))
+    assert rest.state_dict() == {"epoch": 1, "position": 0} and packs.epoch == 0
+    next(iter(rest))
+    assert packs.epoch == 1
 
 
 def test_state_dict_in_process(out):
@@ -138,30 +134,28 @@ def test_a_state_of_an_output_that_was_packed_otherwise(tmp_path, caplog):
     stream(other).load_state_dict({key: value for key, value in state.items() if key != "plan"})
     assert not caplog.messages
     stream(other).load_state_dict(state)
-    assert logged(caplog, "loaders.stream") == [(1, 0, 1)]
+    assert logged(caplog, "loaders.dataset") == [(1, 0, 1)]
 
 
 # Epochs
 
 
-@pytest.mark.parametrize(("persistent", "num_workers"), [(False, 0), (False, 1), (False, 3), (True, 1), (True, 3)])
-def test_iterating_again_is_the_next_epoch(out, num_workers, persistent):
-    """With a plain DataLoader too, whose dataset in this process is never iterated."""
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_iterating_again_is_the_next_epoch(out, num_workers):
     expected = []
     for epoch in range(3):
         alone = stream(out)
         alone.set_epoch(epoch)
         expected.append(numbers(alone))
-    options = {"persistent_workers": True} if persistent else {}
-    loader = DataLoader(stream(out), batch_size=None, num_workers=num_workers, **options)
-    assert [numbers(loader) for _ in range(3)] == expected
-    loader = stream(out).loader(num_workers=num_workers, collate_fn=numbers, **options)
+    again = stream(out)
+    assert [numbers(again) for _ in range(3)] == expected
+    loader = stream(out).loader(num_workers=num_workers, collate_fn=numbers)
     assert [sum(loader, []) for _ in range(3)] == expected
     assert loader.epoch == 3
 
 
 def test_a_loader_that_was_left_begins_its_epoch_again(out):
-    """As every DataLoader does; the workers that were left behind may have read all of it by then."""
+    """As every DataLoader does; its threads may have read all of it by then."""
     loader = stream(out).loader(num_workers=2, collate_fn=numbers)
     first = next(iter(loader))
     assert loader.state_dict()["position"] == 1 and loader.epoch == 0
@@ -181,7 +175,7 @@ def test_what_comes_again_after_a_loop_was_left_is_told(out, caplog):
     assert not caplog.messages
     loader.set_epoch(0)
     assert [left(loader, 2) for _ in range(3)] == [whole[:2]] * 3
-    assert logged(caplog, "loaders.batches") == [(2, 0)]
+    assert logged(caplog, "loaders.loader") == [(2, 0)]
     loader.load_state_dict(loader.state_dict())
     assert list(loader) == whole[2:]
     loader.set_epoch(0)
@@ -227,7 +221,7 @@ def test_the_loader_resumes_with_other_ranks_workers_and_batches(out, worlds, ba
         while loader.epoch < 2:
             epoch = loader.epoch
             trained[epoch] += [pack for packs in loader for pack in packs]
-    total = len(loader.dataset.reader.packs)
+    total = len(loader.packs.reader.packs)
     for packs in trained:
         assert len(packs) == len(set(packs)) > total - max(worlds)
 
@@ -237,24 +231,16 @@ def test_the_loader_knows_its_length(out):
     total = len(dataset.reader.packs) // 2
     loader = dataset.loader(batch_size=3)
     assert len(loader) == -(-total // 3)
-    loader.load_state_dict(loader.dataset.state_at(2))
+    loader.load_state_dict(dataset.state_after(6))
     assert len(loader) == -(-total // 3), "of a whole epoch, as Lightning and HF Trainer count"
     assert len(list(loader)) == -(-total // 3) - 2
 
 
-def test_what_the_loader_refuses(out):
-    with raises(ValueError, "loader-argument", argument="sampler, shuffle"):
-        stream(out).loader(shuffle=True, sampler=[])
+def test_options_that_would_change_the_order_do_not_exist(out):
+    with pytest.raises(TypeError, match="sampler"):
+        stream(out).loader(sampler=[])
     with raises(ValueError, "option-conflict", argument="collate_fn", other="model"):
         stream(out).loader(model=torch.nn.Linear(1, 1), collate_fn=numbers)
-    with raises(ValueError, "loader-argument", argument="batch_size", got=0):
-        stream(out).loader(batch_size=0)
-
-
-def test_a_batch_size_that_is_not_the_datasets_is_loud(out):
-    loader = DataLoader(stream(out), batch_size=2, num_workers=1, collate_fn=neat_packed_vlm_collater)
-    with raises(ValueError, "batch-mismatch"):
-        next(iter(loader))
 
 
 def test_batches_for_a_model_have_nothing_else(out):
@@ -262,31 +248,6 @@ def test_batches_for_a_model_have_nothing_else(out):
     assert set(batch) == {"input_ids", "labels", "shift_labels", "position_ids", "attention_mask",
                           "mm_token_type_ids", "pixel_values", "image_grid_thw"}  # fmt: skip
     assert torch.equal(batch["labels"], batch["shift_labels"])
-
-
-@pytest.mark.parametrize(("before", "after"), [(2, 3), (2, 0), (0, 2)])
-def test_a_state_of_a_stateful_dataloader_resumes_with_other_workers(out, before, after):
-    """Through the dataset: the StatefulDataLoader itself wants as many workers as it had."""
-
-    def loader(dataset, workers):
-        return StatefulDataLoader(dataset, batch_size=2, num_workers=workers, collate_fn=numbers)
-
-    whole = list(loader(stream(out, batch_size=2), 0))
-    first = loader(stream(out, batch_size=2), before)
-    seen = [trained for _, trained in zip(range(5), first, strict=False)]
-    state = first.state_dict()
-    if before and after:
-        refused = loader(stream(out, batch_size=2), after)
-        refused.load_state_dict(state)
-        with raises(ValueError, "loader-state"):
-            list(refused)
-    resumed = stream(out, batch_size=2)
-    resumed.load_state_dict(state)
-    second = loader(resumed, after)
-    assert seen + list(second) == whole
-    following = stream(out, batch_size=2)
-    following.set_epoch(1)
-    assert list(second) == list(loader(following, 0)), "and then the next epoch"
 
 
 # Ranks
@@ -302,8 +263,7 @@ def test_the_rank_is_asked_when_iteration_begins(out, monkeypatch):
     assert numbers(dataset) == expected
     assert len(dataset) == len(expected)
     dataset.set_epoch(0)
-    context = multiprocessing.get_context("spawn")
-    assert numbers(DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=context)) == expected
+    assert sum(dataset.loader(num_workers=2, collate_fn=numbers), []) == expected
 
 
 def test_a_group_and_an_environment_that_disagree(out, monkeypatch, tmp_path):
@@ -320,21 +280,12 @@ def test_a_group_and_an_environment_that_disagree(out, monkeypatch, tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_a_spawned_loader_worker_reads_for_the_rank_of_its_parent(out, monkeypatch):
-    """It cannot know the rank by itself: here it has neither a process group nor an environment that tells."""
-    monkeypatch.setattr("neatpack.loaders.ranks._environment", lambda: (1, 4))
-    expected = numbers(stream(out, rank=1, world_size=4))
-    context = multiprocessing.get_context("spawn")
-    loader = DataLoader(stream(out), batch_size=None, num_workers=1, multiprocessing_context=context)
-    assert numbers(loader) == expected
-
-
 def test_packs_that_fill_no_step_are_told_of(out, caplog):
     total = len(stream(out))
     world_size = next(number for number in range(2, 10) if total % number)
     for rank in range(world_size):
         list(stream(out, rank=rank, world_size=world_size))
-    ((epoch, *counts),) = logged(caplog, "loaders.stream")
+    ((epoch, *counts),) = logged(caplog, "loaders.dataset")
     assert (epoch, counts[:3]) == (0, [total % world_size, total, world_size])
     list(stream(out, rank=0, world_size=world_size, drop_last=False))
     assert len(caplog.records) == 1
@@ -346,25 +297,6 @@ def test_more_ranks_than_packs(out):
     with raises(ValueError, "batch-mismatch", world_size=1000):
         list(stream(out, rank=0, world_size=1000))
     assert len(stream(out, rank=0, world_size=1000, drop_last=False)) == 1
-
-
-@pytest.mark.parametrize("context", [multiprocessing.get_context("fork"), ANEW], ids=["fork", "anew"])
-def test_workers_need_not_find_out_the_shuffle(out, tmp_path, context, monkeypatch):
-    """The consumer does, for all of them: of ten million packs, it takes 300 MB for a moment."""
-    loads, real = shutil.copytree(out, tmp_path / "out") / "loads.arrow", PackedShards.prepare
-
-    def prepare(packs):
-        shutil.copy(out / "loads.arrow", loads)
-        real(packs)
-        loads.unlink()
-
-    monkeypatch.setattr(PackedShards, "prepare", prepare)
-    loader = stream(tmp_path / "out").loader(
-        num_workers=2, persistent_workers=True, multiprocessing_context=context, collate_fn=numbers
-    )
-    for epoch in range(2):
-        expected = stream(out).mix.order(0, epoch, shuffle=True, drawn={})[:].tolist()
-        assert [pack for batch in loader for pack in batch] == expected
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -380,8 +312,4 @@ def test_two_loaders_of_one_dataset_do_not_take_its_position_for_their_own(out, 
         first.state_dict()
     first.load_state_dict(state)
     assert first.state_dict() == state
-    other = packs.loader(2, collate_fn=list)
-    for use in (first.state_dict, lambda: next(iter(first))):
-        with raises(ValueError, "loader-position", batch_size=1, other=2):
-            use()
-    assert len(next(iter(other))) == 2
+    assert len(next(iter(packs.loader(2, collate_fn=list)))) == 2

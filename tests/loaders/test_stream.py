@@ -1,24 +1,21 @@
 """PackedShards: order, ranks, workers, resuming and elasticity, on a real small output."""
 
-import multiprocessing
+import gc
 import shutil
-import subprocess
-import sys
-import time
-from pathlib import Path
+import threading
+import warnings
 
 import datasets
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import ROOT, files_of, many_packs, packs_of
+from helpers import files_of, many_packs, packed_rows, packs_of
 from object_store import serving
 from support.errors import raises
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards, neat_packed_vlm_collater
-from neatpack.loaders import shared
 from neatpack.pipeline.manifest import FORMAT, OutputError, ShardError
 
 
@@ -114,85 +111,78 @@ def test_set_epoch_reshuffles_and_shuffle_false_is_the_plan(out):
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.parametrize("batch_size", [1, 2, 3])
-def test_workers_do_not_change_what_a_rank_sees(out, num_workers, batch_size):
-    def batches(workers):
-        dataset = stream(out, rank=1, world_size=2, batch_size=batch_size)
-        return list(DataLoader(dataset, batch_size=batch_size, num_workers=workers, collate_fn=numbers))
+def test_threads_do_not_change_what_a_rank_sees(out, num_workers, batch_size):
+    def batches(threads):
+        return list(stream(out, rank=1, world_size=2).loader(batch_size, threads, collate_fn=numbers))
 
     assert batches(num_workers) == batches(0)
 
 
-def test_a_persistent_worker_sees_the_new_epoch(out):
-    dataset = stream(out)
-    loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=True)
-    for epoch in (0, 1, 2):
-        dataset.set_epoch(epoch)
+def test_set_epoch_between_loops_of_one_loader(out):
+    loader = stream(out).loader(num_workers=1, collate_fn=numbers)
+    for epoch in (0, 1, 2, 1):
+        loader.set_epoch(epoch)
         alone = stream(out)
         alone.set_epoch(epoch)
-        assert numbers(loader) == numbers(alone)
+        assert sum(loader, []) == numbers(alone)
 
 
-def test_collated_batches_through_workers(out):
-    dataset = PackedShards(out, batch_size=2)
-    loader = DataLoader(dataset, batch_size=2, num_workers=2, collate_fn=neat_packed_vlm_collater)
+def test_batches_of_threads_train_every_target(out):
+    loader = PackedShards(out).loader(2, num_workers=2, collate_fn=neat_packed_vlm_collater)
     tokens = sum(int((batch["labels"] != -100).sum()) for batch in loader)
     assert tokens == sum(pq.read_table(out / "index.parquet")["target_tokens"].to_pylist())
 
 
-def lies_in_shared_memory(tensor):
-    """Of torch, or of a slot that the worker gets back."""
-    starts = [np.frombuffer(slot.memory, np.uint8) for slot in shared._used.values()]
-    own = (start.ctypes.data <= tensor.data_ptr() < start.ctypes.data + len(start) for start in starts)
-    return tensor.is_shared() or any(own)
+@pytest.mark.parametrize("pixels", ["bf16", "fp32", "uint8"])
+def test_threads_make_the_same_tensors(out, pixels):
+    def batches(threads):
+        packs = PackedShards(out, pixels=pixels)
+        return list(packs.loader(2, threads, collate_fn=neat_packed_vlm_collater, prefetch_factor=3))
 
-
-@pytest.mark.parametrize("pixels, small", [("bf16", 2**30), ("bf16", 4096), ("uint8", 4096)])
-def test_what_workers_hand_over_is_what_they_made(out, pixels, small, monkeypatch):
-    """Small tensors come by value and large ones in shared memory, of every type."""
-    monkeypatch.setattr("neatpack.loaders.shared.SMALL", small)
-
-    def batches(workers):
-        dataset = PackedShards(out, pixels=pixels, batch_size=2)
-        return list(DataLoader(dataset, batch_size=2, num_workers=workers, collate_fn=neat_packed_vlm_collater))
-
-    large = 0
-    for ours, theirs in zip(batches(2), batches(0), strict=True):
+    for ours, theirs in zip(batches(3), batches(0), strict=True):
         assert type(ours) is dict and list(ours) == list(theirs)
         for name, value in theirs.items():
             if isinstance(value, torch.Tensor):
                 assert ours[name].dtype == value.dtype and torch.equal(ours[name], value), name
-                assert lies_in_shared_memory(ours[name]) == (value.nbytes > small), name
-                large += value.nbytes > small
-        assert ours["labels"].data_ptr() == ours["shift_labels"].data_ptr(), "sent once"
-        for value in ours.values():
-            if isinstance(value, torch.Tensor):
-                value[...] = 0  # nobody else's memory
-        for name, how in theirs.get("stored_pixels", {}).items():
-            got = ours["stored_pixels"][name]
-            assert torch.equal(got.table, how.table) and not got.table.is_shared()
-            assert (got.repeat, got.counts, got.first) == (how.repeat, how.counts, how.first)
-    assert (large > 0) == (small == 4096)
 
 
-KILLED = """
-import multiprocessing, os, signal, sys
-from neatpack import PackedShards
-batches = iter(PackedShards(sys.argv[1]).loader(num_workers=2))
-next(batches)
-print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
+def test_threads_use_one_core_each_and_leave_torch_as_it_was(out):
+    before, seen = torch.get_num_threads(), []
+
+    def collate(items):
+        seen.append((threading.current_thread() is threading.main_thread(), torch.get_num_threads()))
+        return items
+
+    list(PackedShards(out).loader(2, 2, collate_fn=collate))
+    assert set(seen) == {(False, 1)} and torch.get_num_threads() == before
 
 
-def test_workers_end_with_the_process_that_they_read_for(out):
-    """Killed, it reads no more from the pipe that they write batches into."""
-    with subprocess.Popen([sys.executable, "-c", KILLED, str(out)], cwd=ROOT, stdout=subprocess.PIPE) as process:
-        workers = [int(pid) for pid in process.stdout.readline().split()]
-    assert len(workers) == 2
-    deadline = time.monotonic() + 120
-    while any(Path(f"/proc/{pid}").exists() for pid in workers):
-        assert time.monotonic() < deadline, workers
-        time.sleep(0.1)
+def test_a_loop_that_is_left_leaves_no_thread_behind(out):
+    for _ in range(3):
+        for _ in PackedShards(out).loader(2, 2, collate_fn=list):
+            break
+    gc.collect()
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("neatpack-loader")] == []
+
+
+def test_an_error_in_a_thread_keeps_its_type_and_fields(out):
+    def collate(items):
+        raise ShardError("gone", "pack-000007.tar", 7)
+
+    with raises(ShardError, "shard-damaged", shard="pack-000007.tar", pack=7):
+        next(iter(PackedShards(out).loader(2, 2, collate_fn=collate)))
+
+
+def test_no_thread_changes_the_filters_of_warnings(tmp_path):
+    """Decoders of images silence Pillow, and filters belong to the whole process."""
+    out, before = packed_rows(tmp_path, 4, 12, pack_size=310, pixels="source"), list(warnings.filters)
+    list(PackedShards(out).loader(1, 4, collate_fn=list))
+    assert warnings.filters == before
+
+
+def test_a_dataloader_over_packed_shards_names_the_right_call(out):
+    with raises(ValueError, "trainer-unsupported"):
+        next(iter(DataLoader(PackedShards(out))))
 
 
 # What is refused
@@ -252,18 +242,11 @@ def test_a_changed_index(damaged):
         {"rank": 0.0, "world_size": 1},
         {"pixels": "fp8"},
         {"check": "some"},
-        {"batch_size": 0},
-        {"batch_size": None},
-        {"batch_size": "2"},
-        {"batch_size": 1.0},
         {"seed": -1},
         {"seed": None},
         {"seed": 1.5},
         {"shuffle": "no"},
         {"drop_last": None},
-        {"prefetch": -1},
-        {"decode_threads": 1.5},
-        {"decode_threads": "2"},
         {"cache_gb": "500", "cache": "/scratch"},
         {"cache_gb": -1, "cache": "/scratch"},
     ],
@@ -302,7 +285,8 @@ def test_wrong_outputs(outputs, fields):
         ({"num_workers": 1.5}, {"got": 1.5}),
         ({"model": "qwen"}, {"got": "str"}),
         ({"collate_fn": 5}, {"got": "int"}),
-        ({"in_order": False, "num_workers": 2}, {"got": False}),
+        ({"prefetch_factor": 0}, {"got": 0, "least": 1}),
+        ({"pin_memory": "no"}, {"got": "no"}),
     ],
 )
 def test_wrong_arguments_of_a_loader(out, arguments, fields):
@@ -341,7 +325,7 @@ def test_a_position_that_is_none(out, position):
 def test_ranged_reads_give_the_same(out):
     """An output in a store is read by range and ahead of time."""
     with serving(out.parent) as store:
-        local, remote = PackedShards(out), PackedShards(store.uri(out.name), prefetch=3)
+        local, remote = PackedShards(out), PackedShards(store.uri(out.name))
         assert not remote.reader.is_local
         for ours, theirs in zip(local, remote, strict=True):
             assert ours.keys() == theirs.keys()
@@ -360,11 +344,3 @@ def test_hugging_face_datasets_reads_the_shards(out, tmp_path):
         pack = packs[row["__key__"]]
         for name, array in pack.arrays.items():
             assert np.array_equal(np.asarray(row[f"{name}.npy"]).reshape(array.shape), array), name
-
-
-def test_reading_from_another_process(out):
-    """The dataset is pickled to spawned workers."""
-    loader = DataLoader(
-        stream(out), batch_size=None, num_workers=1, multiprocessing_context=multiprocessing.get_context("spawn")
-    )
-    assert numbers(loader) == numbers(stream(out))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from neatpack.loaders.shared import own
 from neatpack.pipeline.layout import MediaArray, join_rows
 from neatpack.pipeline.runtime import reused
 
@@ -73,14 +72,6 @@ def test_rows_of_the_next_pack_take_it():
     assert place(again) != was and row[0] == 2, "what somebody has is left alone"
     del first, row
     assert place(join_rows([np.full((1000, 588), 4, np.uint8)] * 2, pixels)) == was
-
-
-def test_tensors_of_a_process_take_it():
-    first = own((1024, 1024), torch.bfloat16)
-    was = first.data_ptr()
-    assert place(reused.taken(2 * MB)) != was
-    del first
-    assert own((1000, 1024), torch.bfloat16).data_ptr() == was
 
 
 def test_not_much_is_kept(monkeypatch):
