@@ -118,7 +118,6 @@ OPENS = {
     "pipeline/media/budget.py": "/proc, where the kernel tells the memory of a process",
     "pipeline/ingest/arrow.py": "maps a data file, or the copy of one that lies in a store",
     "loaders/cache.py": "the folder on a node's own disk",
-    "loaders/shared.py": "/proc, through which processes open files without a name",
 }
 
 
