@@ -206,7 +206,7 @@ def _check_packs(batch: Sequence[Mapping[str, Any]], recurrent: bool) -> None:
     if lacking := [name for name in ("input_ids", "labels", "attention_mask") if name not in batch[0]]:
         raise UserError(
             f"pack: {', '.join(lacking)} missing (got {', '.join(map(str, batch[0]))}). Give the collater whole packs. "
-            "HF Trainer removes what the model's forward does not name: give it neatpack.loaders.hf.IndexedPacks(out)",
+            "HF Trainer removes what the model's forward does not name: give it neatpack.IndexedPacks(out)",
             code="item-incomplete",
             missing=list(lacking),
         )

@@ -71,7 +71,8 @@ def test_every_name_imports_with_its_signature_and_is_tested(call, module, test,
 
 def test_every_public_name_is_in_the_table():
     listed = {re.split(r"[(.]", call)[0] for call, *_ in ROWS}
-    ours = {"PackedShards", "IndexedPacks", "PackSampler", "PackCollater", "num_items_in_batch", "steps", "restore_pixels", "PackConfig", "UserError",
+    ours = {"PackedShards", "IndexedPacks", "PackSampler", "PackCollater", "num_items_in_batch",
+            "steps", "restore_pixels", "PackConfig", "UserError",
             "DataLossError", "OutputError", "ShardError", "run_pack", "run_plan", "__version__"}  # fmt: skip
     assert set(neatpack.__all__) - listed == ours
     assert set(exported(online)) <= listed

@@ -10,8 +10,7 @@ from accelerate import Accelerator
 from common import GPU, PIXELS, arguments, load_model, report
 from torch.utils.data import DataLoader
 
-from neatpack import num_items_in_batch
-from neatpack.loaders.hf import IndexedPacks
+from neatpack import IndexedPacks, num_items_in_batch
 
 args = arguments(__doc__)
 accelerator = Accelerator(cpu=not GPU)

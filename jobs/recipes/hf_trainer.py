@@ -10,7 +10,7 @@ from common import GPU, PIXELS, arguments, load_model
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-from neatpack.loaders.hf import IndexedPacks
+from neatpack import IndexedPacks
 
 args = arguments(__doc__)
 training = TrainingArguments(

@@ -108,7 +108,7 @@ def main():
     device = start()
     model = load_model(args.model).to(device)
     # All stages are of one data-parallel rank. Activations have one shape, and so have the rows of all batches.
-    packs = PackedShards(args.out, rank=0, world_size=1, batch_size=BATCH_SIZE, pixels=PIXELS)
+    packs = PackedShards(args.out, rank=0, world_size=1, pixels=PIXELS)
     collater = packs.collater(model, max_length=packs.reader.manifest.identity.config["pack_size"])
     collate = wrap_vlm_collate_for_pp(collater, NUM_MICROBATCHES)
     loader = packs.loader(batch_size=BATCH_SIZE, num_workers=1, collate_fn=collate)

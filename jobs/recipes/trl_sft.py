@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
-from neatpack.loaders.hf import IndexedPacks
+from neatpack import IndexedPacks
 
 args = arguments(__doc__)
 training = SFTConfig(

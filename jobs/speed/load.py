@@ -109,21 +109,21 @@ def of_workers(out: Path, as_they_came: Path, options: Options) -> Iterator[Row]
     packs = PackedShards(out, pixels="uint8", shuffle=False)
     as_bf16 = PackedShards(out, shuffle=False)
     decoded = PackedShards(as_they_came, pixels="uint8", shuffle=False)
-    workers: dict[str, Any] = {"num_workers": NUM_WORKERS, "persistent_workers": True,
-                               "multiprocessing_context": "fork"}  # fmt: skip
+    processes: dict[str, Any] = {"num_workers": NUM_WORKERS, "persistent_workers": True,
+                                 "multiprocessing_context": "fork"}  # fmt: skip
     sizes = {name: [batch["pixel_values"].nbytes for batch in kind.loader(collate_fn=collated)] for name, kind in
              (("bytes", packs), ("bf16", as_bf16))}  # fmt: skip
     epochs = max(1, BATCHES // len(packs))
     makers: dict[str, Callable[[], Iterable[Item]]] = {
-        "bytes": lambda: packs.loader(collate_fn=collated, **workers),
-        "bf16": lambda: as_bf16.loader(collate_fn=collated, **workers),
-        "decoded": lambda: decoded.loader(collate_fn=collated, **workers),
+        "bytes": lambda: packs.loader(num_workers=NUM_WORKERS, collate_fn=collated),
+        "bf16": lambda: as_bf16.loader(num_workers=NUM_WORKERS, collate_fn=collated),
+        "decoded": lambda: decoded.loader(num_workers=NUM_WORKERS, collate_fn=collated),
     }
     if litdata:
         folder = written_for_litdata(packs, options.folder / "lit-workers")
         collate = partial(collated_arrays, settings_of(packs))
         makers["litdata"] = lambda: litdata.StreamingDataLoader(
-            litdata.StreamingDataset(str(folder), shuffle=False), collate_fn=collate, batch_size=1, **workers
+            litdata.StreamingDataset(str(folder), shuffle=False), collate_fn=collate, batch_size=1, **processes
         )
         if len({tuple(digests(makers[side]())) for side in ("bytes", "decoded", "litdata")}) > 1:
             raise SystemExit("the batches of both sides differ: the comparison would mean nothing")
