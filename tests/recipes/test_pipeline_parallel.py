@@ -45,7 +45,7 @@ def model_of(kind, isolate):
 
 def batches(folder, kind, isolate, wrap=lambda collate: collate):
     """Two steps of four packs, of text, pictures and videos."""
-    packs = PackedShards(folder / kind, rank=0, world_size=1, pixels="fp32", batch_size=4)
+    packs = PackedShards(folder / kind, rank=0, world_size=1, pixels="fp32")
     collater = packs.collater(model_of(kind, isolate), max_length=PACK_SIZE, isolate=isolate)
     return list(packs.loader(batch_size=4, collate_fn=wrap(collater)))[:2]
 
@@ -137,7 +137,7 @@ def trained(out, folder):
     """Losses of the recipe's steps, by the whole model in one process."""
     model = recipe.load_model(folder)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
-    packs = PackedShards(out, rank=0, world_size=1, pixels="fp32", batch_size=recipe.BATCH_SIZE)
+    packs = PackedShards(out, rank=0, world_size=1, pixels="fp32")
     loader, losses = packs.loader(batch_size=recipe.BATCH_SIZE, model=model), []
     while loader.epoch < 2:
         for batch in loader:
