@@ -154,7 +154,8 @@ def test_our_own_api_is_as_documented():
     section = text_of("docs/API.md").split("\n## The packed path\n")[1].split("\n**")[0]
     listed = dict(re.findall(r"^- `(\w+)(?:\((.*)\))?`:", section, re.MULTILINE))
     assert set(listed) == {"PackedShards", "IndexedPacks", "PackCollater", "num_items_in_batch", "steps",
-                           "restore_pixels", "PackConfig", "run_pack", "run_plan", "UserError", "DataLossError"}  # fmt: skip
+                           "restore_pixels", "PackConfig", "run_pack", "run_plan", "UserError",
+                           "DataLossError"}  # fmt: skip
     for name, parameters in listed.items():
         if not parameters or "…" in parameters:
             continue

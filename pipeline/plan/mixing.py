@@ -113,7 +113,7 @@ def mix_lengths(bin_of: Ints, edges: Ints, samples: Samples, random: np.random.R
         expected = chance * len(firsts) / len(bin_of)
         budget, before = max(MIN_ROUNDS, MIXED_SAMPLES // max(1, len(todo))), 0
         for round_ in range(MAX_ROUNDS):
-            together = np.count_nonzero(bin_of[firsts] == bin_of[seconds])
+            together = int(np.count_nonzero(bin_of[firsts] == bin_of[seconds]))
             if together <= MOST_TOGETHER * expected + expected**0.5 + 1:
                 break
             if round_ >= budget and 2 * together > before:  # many samples: more rounds where each halves what is left
