@@ -18,7 +18,7 @@ from places import DEMO_PROCESSOR, PROOFS, REAL_PROCESSORS, SHARED
 from s3_server import NOT_INSTALLED, S3, WEED, s3_server
 
 if TYPE_CHECKING:
-    from helpers import TinyData
+    from support.data import TinyData
 
     from neatpack.pipeline.families.base import Family
 
@@ -191,7 +191,7 @@ def family(processor: str) -> "Family":
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> "TinyData":
-    from helpers import TinyData
+    from support.data import TinyData
 
     return TinyData(tmp_path / "data")
 

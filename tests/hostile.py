@@ -8,8 +8,8 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from helpers import clip, picture
 from PIL import Image
+from support.data import clip, picture
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +23,7 @@ class Hostile:
 def make(folder: Path, url: str) -> dict[str, Hostile]:
     """By name. `url`: of a server that must not be asked for anything."""
     folder.mkdir(parents=True, exist_ok=True)
-    good = clip(folder / "good.mp4").path
+    good = str(clip(folder / "good.mp4"))
     lists = {
         "playlist.m3u8": (
             "HLS",

@@ -8,8 +8,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from helpers import TinyData, clip, picture, tone
 from processors import default, glm4v, llava_onevision, mistral3, smolvlm
+from support.data import TinyData, clip, picture, tone
 from tiny_models import (
     tiny_gemma3,
     tiny_gemma4,

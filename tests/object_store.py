@@ -21,7 +21,7 @@ from neatpack import PackedShards
 # Forked, a process would inherit locks of the S3 client and of the store from threads that it does not inherit. Forked
 # by a server that has only imported what it needs, it does not, and need not import it, which takes seconds.
 ANEW = multiprocessing.get_context("forkserver")
-ANEW.set_forkserver_preload(["torch.utils.data", "neatpack.loaders.stream", "object_store", "pack_numbers"])
+ANEW.set_forkserver_preload(["torch.utils.data", "neatpack.loaders", "object_store", "pack_numbers"])
 
 
 class Store(ThreadingHTTPServer):

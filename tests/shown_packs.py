@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from helpers import DEMO_PROCESSOR
+from places import DEMO_PROCESSOR
 
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.labels import labels_of, mask_spans, shifted

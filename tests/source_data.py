@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from helpers import picture
+from support.data import picture
 
 
 def wav(seconds: float = 0.5, rate: int = 16000, channels: int = 1) -> bytes:

@@ -4,28 +4,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from support.commands import assert_verified
 from support.errors import raises
 
-from neatpack.pipeline.config import PackConfig, UserError
-from neatpack.pipeline.ingest.convert import convert
-from neatpack.pipeline.ingest.formats import FORMATS
-from neatpack.pipeline.ingest.meta import Dataset
-from neatpack.pipeline.manifest import Manifest
-from neatpack.pipeline.media.image import decode_image
-from neatpack.pipeline.records import Example, MediaRef
-from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
+from neatpack import PackConfig, UserError, run_pack
 
 SHARED = (Path(__file__).resolve().parents[2] / "shared").resolve()
 NASTY = SHARED / "data" / "nasty"
 
-pytestmark = pytest.mark.skipif(
-    not NASTY.is_dir(), reason="the collection of broken files (../shared/data/nasty) is not here"
-)
+pytestmark = [
+    pytest.mark.net,
+    pytest.mark.skipif(not NASTY.is_dir(), reason="the collection of broken files (../shared/data/nasty) is not here"),
+]
 
 
 def packed(meta: Path, out: Path, **overrides: Any) -> dict[str, list[dict[str, Any]]]:
@@ -38,11 +31,7 @@ def packed(meta: Path, out: Path, **overrides: Any) -> dict[str, list[dict[str, 
         "keep_going": True,
     }
     run_pack(PackConfig(meta=str(meta), out=str(out), **config | overrides))
-    manifest = Manifest.read(out)
-    problems = verify_ledger(out, manifest)
-    for number in range(len(manifest.shards)):
-        problems += verify_shard(out, manifest, number)
-    assert problems == []
+    manifest = assert_verified(out)
     ledger = pa.concat_tables([pq.read_table(path) for path in sorted((out / "ledger").iterdir())]).to_pylist()
     return {name: [line for line in ledger if line["dataset"] == name] for name in manifest.identity.inputs}
 
@@ -121,31 +110,6 @@ def test_video(media: dict[str, dict[str, Any]], file: str) -> None:
         assert line["detail"].startswith(f"{file}: ")
 
 
-def pixels(name: str) -> np.ndarray:
-    return decode_image(MediaRef(kind="image", path=str(NASTY / "images" / name))).astype(int)
-
-
-def test_eight_orientations_are_one_picture(media: dict[str, dict[str, Any]]) -> None:
-    upright = pixels("landscape_1.jpg")
-    assert upright.shape == (450, 600, 3)
-    for number in range(2, 9):
-        turned = pixels(f"landscape_{number}.jpg")
-        assert np.abs(turned - upright).mean() < 20  # compressed apart: 15; turned a wrong way: above 50
-        assert media[f"images/landscape_{number}.jpg"]["tokens"] == media["images/landscape_1.jpg"]["tokens"]
-
-
-@pytest.mark.parametrize(
-    "name", ["L_16__128x128.png", "rgb_pytorch16.png", "cmyk_pytorch.jpg", "grayalpha_pytorch.png"]
-)
-def test_odd_modes_keep_their_contrast(name: str) -> None:
-    """Neither wrapped nor clipped: not all white, not all black."""
-    picture = pixels(name)
-    assert picture.shape[2] == 3
-    assert picture.min() >= 0
-    assert picture.max() <= 255
-    assert picture.std() > 20
-
-
 # ---------------------------------------------------------------- data files
 
 LLAVA = {
@@ -216,28 +180,6 @@ def test_content_in_parts_with_values_is_read(strict: dict[str, Any]) -> None:
     assert all(text.startswith("missing_media: ") for text in found if text != "packed")
 
 
-def test_calls_are_turns_of_the_assistant_and_observations_of_a_tool(strict: dict[str, Any]) -> None:
-    """Not of the user, and not dropped. That their text is in the tokens is tested where they are rendered."""
-    rows = json.loads((NASTY / "data" / "toolcall_roles.json").read_text(encoding="utf-8"))
-    names = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
-    sharegpt = FORMATS["sharegpt"]
-    dataset = Dataset(name="", format="sharegpt", columns=sharegpt.columns, tags=sharegpt.tags)
-    for row in rows:
-        example = convert(row, dataset)
-        assert isinstance(example, Example)
-        assert [turn.role for turn in example.turns] == [names[turn["from"]] for turn in row["conversations"]]
-        calls = [call["function"] for turn in example.turns for call in turn.tool_calls]
-        assert calls == [json.loads(turn["value"]) for turn in row["conversations"] if turn["from"] == "function_call"]
-        assert len(example.tools) == len(json.loads(row["tools"] or "[]"))
-    found = outcomes(strict["toolcall_roles.json"])
-    assert len(found) == len(rows) == 40
-    for row, text in zip(rows, found, strict=True):
-        if json.loads(row["tools"] or "[]"):
-            assert text.startswith("bad_row: ") and "tools" in text, "Qwen2.5-VL's template has no tools"
-        else:
-            assert text == "packed"
-
-
 def test_calls_are_packed_where_the_template_writes_them(tmp_path: Path) -> None:
     meta = {"calls": {"file_name": str(NASTY / "data" / "toolcall_roles.json")}}
     (tmp_path / "meta.json").write_text(json.dumps(meta))
@@ -246,7 +188,7 @@ def test_calls_are_packed_where_the_template_writes_them(tmp_path: Path) -> None
         PackConfig(meta=str(tmp_path / "meta.json"), processor=processor, out=str(tmp_path / "out"), engine="inline")
     )
     out = tmp_path / "out"
-    assert verify_ledger(out, Manifest.read(out)) + verify_shard(out, Manifest.read(out), 0) == []
+    assert_verified(out)
     assert set(pq.read_table(out / "ledger")["status"].to_pylist()) == {"packed"}
 
 

@@ -4,44 +4,27 @@ import dataclasses
 import logging
 import os
 import re
-import signal
-import subprocess
-import sys
 import tarfile
-import time
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import webdataset as wds
-from helpers import (
-    DEMO_PROCESSOR,
-    TinyData,
-    assert_verified,
-    files_of,
-    mixed_rows,
-    packs_of,
-    picture,
-    tiny_config,
-)
 from hypothesis import given, settings, strategies as st
-from packing import SCRIPT, packing
+from support.commands import assert_verified, main
+from support.data import TinyData, mixed_rows, picture
 from support.errors import prints_code, raises
+from support.outputs import files_of, read_ledger, read_manifest, read_packs
+from support.packed import tiny_config
 
-from neatpack.pipeline.cli import main
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.finished import FILE as FINISHED
-from neatpack.pipeline.manifest import Manifest
-from neatpack.pipeline.run import run_pack, run_plan
-from neatpack.pipeline.shard import pieces, writer
-from neatpack.pipeline.shard.summary import describe_output
-from neatpack.pipeline.shard.verify import read_ledger
-from neatpack.pipeline.shard.writer import shard_task
+from neatpack import UserError, run_pack, run_plan
+
+pytestmark = pytest.mark.net
 
 
 def ledger_of(out):
-    return read_ledger(out, Manifest.read(out)).to_pylist()
+    return read_ledger(out)
 
 
 def test_every_row_ends_in_the_ledger_once(tiny, tmp_path):
@@ -64,7 +47,7 @@ def test_every_row_ends_in_the_ledger_once(tiny, tmp_path):
 
 def test_ledger_says_where_each_row_is(tiny, tmp_path):
     run_pack(tiny_config(mixed_rows(tiny).write(), tmp_path / "out"))
-    packs = {pack.number: pack for pack in packs_of(tmp_path / "out")}
+    packs = {pack.number: pack for pack in read_packs(tmp_path / "out")}
     for line in ledger_of(tmp_path / "out"):
         document = packs[line["pack"]].documents[line["position"]]
         assert (document.row, document.repeat, document.tokens) == (line["row"], line["repeat"], line["tokens"])
@@ -98,35 +81,6 @@ def test_the_holes_of_unreadable_pictures_are_filled(tiny, tmp_path):
     assert after[last] < before[last]
 
 
-def test_killed_while_holes_are_filled(tiny, tmp_path, monkeypatch):
-    """The second round of writing shards goes on where it was, with the plan that was mended."""
-    mixed_rows(tiny)
-    meta = tiny.write()
-    for number in (31, 35, 38):
-        cut(tiny.folder / f"{number}.png")
-    run_pack(tiny_config(meta, tmp_path / "whole", pack_size=256))
-    for stop in range(1, 30):
-        out = tmp_path / f"out{stop}"
-        calls = []
-
-        def task(job, calls=calls, stop=stop):
-            calls.append(job.number)
-            if len(calls) == stop:
-                raise KeyboardInterrupt
-            return shard_task(job)
-
-        monkeypatch.setattr(pieces, "shard_task", task)
-        try:
-            run_pack(tiny_config(meta, out, pack_size=256))
-        except KeyboardInterrupt:
-            monkeypatch.setattr(pieces, "shard_task", shard_task)
-            run_pack(tiny_config(meta, out, pack_size=256))
-            assert files_of(out) == files_of(tmp_path / "whole")
-        else:
-            break
-    assert stop > 2, "the first round and the second"
-
-
 @pytest.mark.parametrize("size", [(97, 94), (300, 300), (2000, 30)], ids=["the same", "longer", "refused"])
 def test_a_medium_that_changes_after_it_was_measured(tiny, tmp_path, size):
     """It is measured again, and the output is what it would be if the new one had been there all the time."""
@@ -141,7 +95,7 @@ def test_a_medium_that_changes_after_it_was_measured(tiny, tmp_path, size):
     found, fresh = (ledger_of(tmp_path / name) for name in ("out", "fresh"))
     told = [("status", "reason", "detail", "tokens", "visual_tokens")] * 2
     assert [[line[key] for key in told[0]] for line in found] == [[line[key] for key in told[1]] for line in fresh]
-    packs = {(document.row, *size): pack for pack in packs_of(tmp_path / "out") for document in pack.documents}
+    packs = {(document.row, *size): pack for pack in read_packs(tmp_path / "out") for document in pack.documents}
     assert ((33, *size) in packs) == (fresh[33]["status"] == "packed")
     run_pack(dataclasses.replace(config, work=str(tmp_path / "other"), out=str(tmp_path / "third")))
 
@@ -153,13 +107,6 @@ def test_touching_a_medium_changes_nothing(tiny, tmp_path, caplog):
     run_pack(tiny_config(meta, tmp_path / "out"))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert_verified(tmp_path / "out")
-
-
-def test_media_that_change_all_the_time(tiny, tmp_path, monkeypatch):
-    meta = mixed_rows(tiny).write()
-    monkeypatch.setattr(writer, "is_changed", lambda ref, stamp: ref.path.endswith("33.png"))
-    with raises(UserError, "data-changed", media=1):
-        run_pack(tiny_config(meta, tmp_path / "out"))
 
 
 @pytest.mark.parametrize("level", ["size", "digest"])
@@ -217,7 +164,7 @@ def test_text_only_packs_carry_the_fake_image_unless_told_not_to(tiny, tmp_path)
     meta = tiny.text("a", "b").write()
     run_pack(tiny_config(meta, tmp_path / "with"))
     run_pack(tiny_config(meta, tmp_path / "without", fake_image=False))
-    (with_fake,), (without,) = packs_of(tmp_path / "with"), packs_of(tmp_path / "without")
+    (with_fake,), (without,) = read_packs(tmp_path / "with"), read_packs(tmp_path / "without")
     assert with_fake.fake_image and not without.fake_image
     assert len(with_fake.documents) == 2 and len(without.documents) == 1
     assert with_fake.arrays["labels"][-3:].tolist() == [-100] * 3
@@ -248,7 +195,7 @@ def test_documents_are_aligned(tiny, tmp_path, align):
     run_pack(tiny_config(meta, tmp_path / "out", align=align, pack_size=size))
     run_pack(tiny_config(meta, tmp_path / "plain", pack_size=size))
     assert_verified(tmp_path / "out")
-    for pack in packs_of(tmp_path / "out"):
+    for pack in read_packs(tmp_path / "out"):
         padded = pack.arrays["seq_lens_padded"]
         assert (padded % align == 0).all() and ((padded - pack.arrays["seq_lens"]) < align).all()
         assert padded.sum() == len(pack.arrays["input_ids"]) <= size
@@ -273,9 +220,8 @@ class TestOverlong:
         assert_verified(tmp_path / "out")
         lines = ledger_of(tmp_path / "out")
         assert [line["status"] for line in lines] == ["packed"] * 3
-        manifest = Manifest.read(tmp_path / "out")
+        manifest = read_manifest(tmp_path / "out")
         assert manifest.counts.fitted == {"truncated": 2}
-        assert "truncated 2 samples, to fit a pack" in describe_output(tmp_path / "out", manifest)
         assert lines[0]["tokens"] == 60 and lines[0]["visual_tokens"] == 32
         assert lines[1]["tokens"] == 57  # 3 tokens left for the fake image
         assert lines[2]["detail"] == ""  # it fits
@@ -320,46 +266,14 @@ def test_max_packs_and_packing_ratio(tiny, tmp_path):
     run_pack(tiny_config(meta, tmp_path / "all"))
     run_pack(tiny_config(meta, tmp_path / "two", max_packs=2))
     run_pack(tiny_config(meta, tmp_path / "half", packing_ratio=0.5))
-    assert len(list(packs_of(tmp_path / "two"))) == 2
+    assert len(list(read_packs(tmp_path / "two"))) == 2
     assert {line["reason"] for line in ledger_of(tmp_path / "two")} == {"", "max_packs"}
     tokens = {name: pq.read_table(tmp_path / name / "index.parquet")["tokens"].to_numpy() for name in ("all", "half")}
     assert len(tokens["half"]) > 1.4 * len(tokens["all"])
-    fitting = [p for p in packs_of(tmp_path / "half") if len(p.documents) - p.fake_image > 1]
+    fitting = [p for p in read_packs(tmp_path / "half") if len(p.documents) - p.fake_image > 1]
     assert max(len(p.arrays["input_ids"]) for p in fitting) <= 256
     for name in ("two", "half"):
         assert_verified(tmp_path / name)
-
-
-def test_another_pack_size_does_not_tokenize_again(tiny, tmp_path, monkeypatch):
-    meta = mixed_rows(tiny).write()
-    run_pack(tiny_config(meta, tmp_path / "a", work=str(tmp_path / "work")))
-    monkeypatch.setattr("neatpack.pipeline.measure.part.measure", lambda *_: pytest.fail("measured again"))
-    run_pack(tiny_config(meta, tmp_path / "b", work=str(tmp_path / "work"), pack_size=300))
-    assert_verified(tmp_path / "b")
-
-
-@pytest.mark.parametrize(
-    ("where", "name", "raised"),
-    [
-        ("neatpack.pipeline.measure.REVISION", "code.measure", 9),
-        ("neatpack.pipeline.families.qwen2_vl.Qwen2VL.revision", "code.family", 9),
-        ("neatpack.pipeline.identity.__version__", "code.neatpack", "99.0"),
-    ],
-)
-def test_tokens_measured_by_older_code_are_measured_again(tiny, tmp_path, monkeypatch, where, name, raised):
-    meta = tiny.text("a", "b").write()
-    config = tiny_config(meta, tmp_path / "out", work=str(tmp_path / "work"))
-    run_pack(config)
-    before = set((tmp_path / "work/measured").iterdir())
-    assert len(before) == 1
-    monkeypatch.setattr(where, raised)
-    (tmp_path / "out" / FINISHED).unlink()  # other code is another file, and so would not agree with it
-    with raises(UserError, "output-mismatch", changed=[name]):
-        run_pack(config)
-    run_pack(tiny_config(meta, tmp_path / "new", work=str(tmp_path / "work")))
-    after = set((tmp_path / "work/measured").iterdir())
-    assert len(after) == 2 and before < after
-    assert files_of(tmp_path / "new")["shards/pack-000000.tar"] == files_of(tmp_path / "out")["shards/pack-000000.tar"]
 
 
 def test_an_output_of_an_older_format_is_refused_and_overwritten_on_demand(tiny, tmp_path):
@@ -376,18 +290,6 @@ def test_an_output_of_an_older_format_is_refused_and_overwritten_on_demand(tiny,
         run_pack(config)
     run_pack(dataclasses.replace(config, overwrite=True))
     assert_verified(tmp_path / "out")
-
-
-def test_a_picture_that_changes_while_it_is_read(tiny, tmp_path, monkeypatch):
-    """Between the look at its stamp and its decoding: what comes out has another shape than what was planned."""
-    tiny.text("a", "b").image(100, 100)
-    meta = tiny.write()
-    run_plan(tiny_config(meta, tmp_path / "out"))
-    picture(tiny.folder / "1.png", 60, 60)
-    monkeypatch.setattr(writer, "is_changed", lambda ref, stamp: False)
-    run_pack(tiny_config(meta, tmp_path / "out"))
-    line = ledger_of(tmp_path / "out")[1]
-    assert line["reason"] == "bad_media" and "100x100" in line["detail"] and "60x60" in line["detail"]
 
 
 ROWS = st.lists(
@@ -451,52 +353,6 @@ def test_same_bytes_on_ray(data, expected, workers, tmp_path):
     assert files_of(tmp_path / "out") == expected
 
 
-def test_same_bytes_after_kills_at_any_instant(data, expected, tmp_path):
-    """SIGKILL again and again, each time a little later, until a run gets through."""
-    out = tmp_path / "out"
-    flags = ["--meta", str(data), "--processor", str(DEMO_PROCESSOR), "--out", str(out), "--pack-size", "512",
-             "--engine", "inline", "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"]  # fmt: skip
-    stages = [
-        lambda: any(out.glob("work/measured/*/*")),
-        lambda: any(out.glob("work/plans/*")),
-        lambda: any(out.glob("shards/.*.part")),
-        lambda: len(list(out.glob("work/done/*"))) >= 2,
-        lambda: (out / "index.parquet").exists(),
-    ]
-    kills = 0
-    with packing() as run:
-        for reached in stages:
-            run.start(flags, os.environ)
-            while run.lives() and not reached():
-                time.sleep(0.001)
-            run.kill()
-            kills += run.wait() == -signal.SIGKILL
-    assert kills >= 3
-    assert subprocess.run([sys.executable, str(SCRIPT), *flags], capture_output=True).returncode == 0
-    theirs = Manifest.parse(expected["manifest.json"], "expected")
-    assert theirs.identity.differences(Manifest.read(out).identity) == []
-    assert files_of(out) == expected
-    assert not list(out.rglob("*.part")), "left-overs of killed runs"
-
-
-def test_a_worker_that_is_killed_leaves_nothing_in_the_output(data, tmp_path, monkeypatch):
-    """Its task is tried again elsewhere; what it had begun is removed by the run that finishes, and nothing else is."""
-    out = tmp_path / "out"
-    left = ["shards/.pack-000000.tar.4711.part", "work/done/.000000.json.4711.part", "ledger/.00000.parquet.4711.part"]
-    others = ["shards/.pack-000000.tar.part", "shards/.mine.4711.part", "shards/notes.4711.part", ".index.4711.part"]
-
-    def killed_once(job):
-        for name in (*left, *others):
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            (out / name).write_bytes(b"begun")
-        return shard_task(job)
-
-    monkeypatch.setattr("neatpack.pipeline.shard.pieces.shard_task", killed_once)
-    run_pack(tiny_config(data, out))
-    assert [name for name in left if (out / name).exists()] == []
-    assert [name for name in others if not (out / name).exists()] == []
-
-
 def test_finished_shards_are_not_redone(data, expected, tmp_path):
     out = tmp_path / "out"
     run_pack(tiny_config(data, out))
@@ -520,7 +376,7 @@ def test_a_second_run_does_nothing(data, tmp_path, capsys):
 
 def test_readable_by_plain_webdataset(tiny, tmp_path):
     run_pack(tiny_config(mixed_rows(tiny).write(), tmp_path / "out"))
-    ours = list(packs_of(tmp_path / "out"))
+    ours = list(read_packs(tmp_path / "out"))
     urls = sorted(str(path) for path in (tmp_path / "out/shards").iterdir())
     theirs = list(wds.WebDataset(urls, shardshuffle=False).decode())
     assert len(theirs) == len(ours)

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 import transformers  # its names one by one: older versions, which tests/loaders/other_transformers.py tries, lack some
-from helpers import DEMO_PROCESSOR
+from places import DEMO_PROCESSOR
 from processors import gemma3, gemma4, internvl, llava_onevision
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from neatpack.loaders.mended import mend
-from neatpack.pipeline.families.base import Family
 
 DEMO = json.loads((DEMO_PROCESSOR / "config.json").read_text())
 IDS = {key: DEMO[key] for key in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")}
@@ -117,7 +116,7 @@ def with_large_weights(model: Any, std: float = 0.1) -> Any:
     return model
 
 
-def tiny_gemma3(family: Family) -> Any:
+def tiny_gemma3(family: Any) -> Any:
     """Sliding and full layers; in float64, as Gemma 4."""
     torch.manual_seed(0)
     text = {"vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "head_dim": 16,
@@ -134,7 +133,7 @@ def tiny_gemma3(family: Family) -> Any:
     return with_large_weights(made).double()
 
 
-def tiny_gemma4(family: Family, bidirectional: str | None = None) -> Any:
+def tiny_gemma4(family: Any, bidirectional: str | None = None) -> Any:
     """Sliding and full layers, per-layer inputs, shared keys.
 
     Gemma norms everything, so that small weights hide no wrong mask (it makes differences of about 1). In float64: the
@@ -168,7 +167,7 @@ def tiny_gemma4(family: Family, bidirectional: str | None = None) -> Any:
     return model
 
 
-def tiny_glm4v(family: Family, kind: str = "Glm4v") -> Any:
+def tiny_glm4v(family: Any, kind: str = "Glm4v") -> Any:
     """`kind`: Glm4v, Glm4vMoe or Glm46V, the beginning of its classes' names."""
     torch.manual_seed(0)
     vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 48,
@@ -184,7 +183,7 @@ def tiny_glm4v(family: Family, kind: str = "Glm4v") -> Any:
     return mend(with_large_weights(made._from_config(config, attn_implementation="sdpa")))
 
 
-def tiny_mistral3(family: Family, kind: str = "Mistral3", text: str = "mistral") -> Any:
+def tiny_mistral3(family: Any, kind: str = "Mistral3", text: str = "mistral") -> Any:
     """`kind`: Mistral3, or Llava, which Pixtral is. `text`: mistral or ministral3."""
     torch.manual_seed(0)
     vision = {"model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -200,7 +199,7 @@ def tiny_mistral3(family: Family, kind: str = "Mistral3", text: str = "mistral")
     return with_large_weights(made._from_config(config, attn_implementation="sdpa")).double()
 
 
-def tiny_kimi_k25(family: Family) -> Any:
+def tiny_kimi_k25(family: Any) -> Any:
     torch.manual_seed(0)
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
               "pos_emb_height": 8, "pos_emb_width": 8}  # fmt: skip
@@ -219,7 +218,7 @@ def tiny_kimi_k25(family: Family) -> Any:
     return mend(model)
 
 
-def tiny_llava_onevision(family: Family) -> Any:
+def tiny_llava_onevision(family: Any) -> Any:
     torch.manual_seed(0)
     vision = {"model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
               "num_attention_heads": 2, "image_size": llava_onevision.SIDE, "patch_size": 14,
@@ -236,7 +235,7 @@ def tiny_llava_onevision(family: Family) -> Any:
     )
 
 
-def tiny_internvl(family: Family) -> Any:
+def tiny_internvl(family: Any) -> Any:
     torch.manual_seed(0)
     vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
               "image_size": [internvl.SIDE] * 2, "patch_size": [14, 14]}  # fmt: skip
@@ -251,7 +250,7 @@ def tiny_internvl(family: Family) -> Any:
     return model.double()
 
 
-def tiny_phi4_mm(family: Family) -> Any:
+def tiny_phi4_mm(family: Any) -> Any:
     torch.manual_seed(0)
     config = transformers.Phi4MultimodalConfig(
         vocab_size=2112, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
@@ -267,7 +266,7 @@ def tiny_phi4_mm(family: Family) -> Any:
     return with_large_weights(transformers.Phi4MultimodalForCausalLM._from_config(config, attn_implementation="sdpa"))
 
 
-def tiny_llava(family: Family) -> Any:
+def tiny_llava(family: Any) -> Any:
     torch.manual_seed(0)
     config = transformers.LlavaConfig(
         text_config={"model_type": "llama", "vocab_size": 2112, "hidden_size": 32, "intermediate_size": 48,
@@ -281,7 +280,7 @@ def tiny_llava(family: Family) -> Any:
     )
 
 
-def tiny_idefics3(family: Family, kind: str = "Idefics3") -> Any:
+def tiny_idefics3(family: Any, kind: str = "Idefics3") -> Any:
     """`kind`: or SmolVLM."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(

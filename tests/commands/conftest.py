@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from command_line import Run, conversation, flags
 from PIL import Image
-
-from neatpack.pipeline.cli import main
+from support.commands import main, run_command
 
 
 @pytest.fixture
@@ -18,12 +17,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
     def call(*arguments: Any) -> tuple[int, str, str]:
         capsys.readouterr()
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as stop:  # argparse
-            code = int(stop.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
+        return run_command(*arguments)
 
     return call
 

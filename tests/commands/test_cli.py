@@ -8,6 +8,8 @@ import pytest
 from command_line import ROOT, Run, flags
 from support.errors import prints_code
 
+pytestmark = pytest.mark.net
+
 
 def test_wrong_flags(run: Run, meta: Path) -> None:
     for arguments, words in [

@@ -6,7 +6,7 @@ import pytest
 from command_line import Run, flags
 from support.errors import numbers_in, prints_code
 
-import neatpack.pipeline.measure.part
+pytestmark = pytest.mark.net
 
 
 def test_plan_prints_what_packing_would_give(run: Run, meta: Path, tmp_path: Path) -> None:
@@ -23,13 +23,6 @@ def test_plan_prints_what_packing_would_give(run: Run, meta: Path, tmp_path: Pat
     packs = [line.split(",")[0] for line in (planned + packed).splitlines() if line.startswith("  packs")]
     assert len(packs) == 2
     assert packs[0] == packs[1]
-
-
-def test_plan_keeps_what_it_measured(run: Run, meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("plan", *flags(meta, tmp_path / "out"))[0] == 0
-    assert not (tmp_path / "out" / "shards").exists()
-    monkeypatch.setattr(neatpack.pipeline.measure.part, "measure", lambda *_: pytest.fail("measured again"))
-    assert run("pack", *flags(meta, tmp_path / "out"))[0] == 0
 
 
 def test_plan_decodes_no_pixels(run: Run, meta: Path, monkeypatch: pytest.MonkeyPatch) -> None:

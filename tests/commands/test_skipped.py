@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from command_line import Run, conversation, flags
 from PIL import Image
 from support.errors import numbers_in, prints_code
+
+pytestmark = pytest.mark.net
 
 
 def test_skipped_lists_where_and_why(run: Run, meta: Path, out: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import datasets
 import pytest
-from helpers import picture
+from support.data import picture
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from email.parser import Parser
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
-from helpers import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from places import ROOT
 
 SOURCES = ("neatpack", "pipeline", "loaders")
 # Ray on loopback only: it takes 127.0.0.1 where it may not make a cluster.

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from helpers import many_packs
+from support.packed import many_packs
 
 
 @pytest.fixture(scope="session")

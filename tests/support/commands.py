@@ -26,3 +26,9 @@ def assert_verified(out: Path) -> Manifest:
     code, printed, errors = run_command("verify", out)
     assert code == 0, printed + errors
     return read_manifest(out)
+
+
+def list_problems(out: Path) -> list[str]:
+    """Return what `neatpack verify` says is wrong; of a manifest that cannot be read, the error."""
+    code, printed, errors = run_command("verify", out)
+    return (printed.splitlines() or [errors]) if code else []

@@ -79,10 +79,11 @@ def read_ledger(out: Path) -> list[dict[str, Any]]:
     return pa.concat_tables(parts).to_pylist()
 
 
-def read_packs(out: Path) -> list[StoredPack]:
-    """Return the packs in order; images that are stored as their own file (`source`) cannot be read here."""
+def read_packs(out: Path) -> Iterator[StoredPack]:
+    """Yield the packs in order; images that are stored as their own file (`source`) cannot be read here."""
     media = read_manifest(out).family.media
-    return [read_pack(out, line, media) for line in read_index(out)]
+    for line in read_index(out):
+        yield read_pack(out, line, media)
 
 
 def read_documents(out: Path, number: int) -> list[Any]:

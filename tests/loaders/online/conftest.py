@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import DEMO_PROCESSOR, picture
+from places import DEMO_PROCESSOR
+from support.data import picture
 from transformers import AutoTokenizer
 
 
