@@ -232,7 +232,7 @@ MUTANTS = {
         "loaders/order.py", "if number else [seed, turn]", "if number else [seed, 0]", ORDERS
     ),
     "resume-from-the-start": Mutant(
-        "loaders/stream.py",
+        "loaders/dataset.py",
         'epoch, position = (whole(f"{name} of the state", state.get(name)) for name in ("epoch", "position"))',
         'epoch, position = whole("epoch of the state", state.get("epoch")), 0',
         ORDERS,
