@@ -173,7 +173,7 @@ MUTANTS = {
         "pipeline/stages.py",
         "what = fingerprint(part.file, part.origin, part.digest, part.num_rows, part.first_line, taken)",
         "what = fingerprint(part.file, part.origin, part.first_line, taken)",
-        PROMISES + "rows_that_are_added_or_edited_are_measured_whatever_the_work_folder_has",
+        PROMISES + "rows_that_are_edited_are_measured_whatever_the_work_folder_has",
     ),
     "half-a-shard-is-resumed": Mutant(
         "pipeline/shard/writer.py",
@@ -185,7 +185,7 @@ MUTANTS = {
         "pipeline/shard/commit.py",
         "        if theirs != identity:",
         "        if False:",
-        PROMISES + "rows_that_are_added_or_edited_are_measured_whatever_the_work_folder_has",
+        PROMISES + "rows_that_are_edited_are_measured_whatever_the_work_folder_has",
     ),
     "lock-ignored": Mutant(
         "pipeline/runtime/lock.py",
