@@ -218,7 +218,7 @@ MUTANTS = {
     ),
     "manifest-is-not-verified": Mutant(
         "pipeline/manifest.py", 'if not _is_signed(content, found.get("digest")):', "if False:",
-        "tests/loaders/test_stream.py tests/commands/test_verify.py",
+        PROMISES + "a_changed_letter_of_a_manifest_is_an_error",
     ),
     "loader-skips-crc": Mutant(
         "loaders/reader.py", "zlib_ng.crc32(content)) != found.crc32", "zlib_ng.crc32(content)) < 0",
@@ -251,7 +251,8 @@ MUTANTS = {
 
 def run_mutant(mutant: Mutant) -> str:
     """Return "caught", "NOT CAUGHT" or "to be moved"."""
-    text = (ROOT / mutant.file).read_text()
+    file = ROOT / mutant.file
+    text = file.read_text() if file.is_file() else ""
     if mutant.old not in text:
         return "to be moved"
     with tempfile.TemporaryDirectory() as name:

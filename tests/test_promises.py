@@ -15,7 +15,7 @@ from support.data import TinyData, mixed_rows, picture
 from support.outputs import files_of, read_index, read_ledger, read_manifest
 from support.packed import tiny_config
 
-from neatpack import PackedShards, UserError, run_pack
+from neatpack import OutputError, PackedShards, UserError, run_pack
 
 pytestmark = pytest.mark.net
 
@@ -173,3 +173,15 @@ def test_what_fills_a_batch_up_is_not_trained_on(tiny: TinyData, tmp_path: Path)
     for at, batch in enumerate(batches):
         own = [lines[number] for number in (2 * at, 2 * at + 1) if number in lines]
         assert int((batch["labels"] != -100).sum()) == sum(line["target_tokens"] for line in own)
+
+
+def test_a_changed_letter_of_a_manifest_is_an_error(tiny: TinyData, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run_pack(tiny_config(tiny.text("What?", "That.").write(), out))
+    manifest = (out / "manifest.json").read_text()
+    (out / "manifest.json").write_text(manifest.replace('"rows": 1', '"rows": 2'))
+    with pytest.raises(OutputError):
+        PackedShards(str(out))
+    assert run_command("verify", out)[0] == 1
+    (out / "manifest.json").write_text(manifest)
+    assert run_command("verify", out)[0] == 0
