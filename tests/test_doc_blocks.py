@@ -12,17 +12,19 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from doc_pages import NAMES, PAGES, Block, blocks_of, inline_code
-from helpers import DEMO_PROCESSOR, RECIPE_PACKAGES, ROOT, picture, tiny_config
+from places import DEMO_PROCESSOR, RECIPE_PACKAGES, ROOT
+from support.commands import main
+from support.data import picture
+from support.packed import tiny_config
 from tiny_models import tiny_model
 
-from jobs.demo.make_data import make_demo
-from neatpack.pipeline.cli import main
-from neatpack.pipeline.run import run_pack
+from neatpack import run_pack
+
+pytestmark = pytest.mark.net
 
 # Blocks that are not run, by page and first line.
 NOT_RUN = {
@@ -89,18 +91,6 @@ def world(tmp_path_factory) -> Path:
     run_pack(tiny_config(folder / "meta.json", folder / "packed"))
     assert main(["export", "hub-card", str(folder / "packed")]) == 0
     return folder
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory) -> Path:
-    """demo-out as `make demo` leaves it, and another output beside it."""
-    folder = tmp_path_factory.mktemp("demo") / "demo-out"
-    meta = make_demo(folder / "data")
-    config = tiny_config(meta, folder / "packed", pack_size=2048, shard_mb=16, group_size=512)
-    run_pack(config)
-    less = {"pack_size": 1024, "overlong": "truncate", "max_packs": 38, "datasets": ("shapes", "charts", "text")}
-    run_pack(replace(config, out=str(folder / "smaller"), **less))
-    return folder.parent
 
 
 def names_of(block: Block, folder: Path) -> dict[str, object]:

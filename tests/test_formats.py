@@ -9,12 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import assert_verified, packs_of, picture, tiny_config
+from support.commands import assert_verified
+from support.data import picture
+from support.outputs import read_ledger, read_packs
+from support.packed import tiny_config
 
 from neatpack import run_pack
-from neatpack.pipeline.ingest.meta import read_meta
-from neatpack.pipeline.run import run_split
-from neatpack.pipeline.shard.verify import read_ledger
+
+pytestmark = pytest.mark.net
 
 NAMES = ("a.png", "b.png")
 QUESTION, ANSWER = "Who is it?", "It is Tom."
@@ -67,7 +69,7 @@ def meta_of(folder: Path, name: str, rows: list[dict[str, Any]], **keys: Any) ->
 
 
 def arrays(out: Path) -> list[dict[str, np.ndarray]]:
-    return [pack.arrays for pack in packs_of(out)]
+    return [pack.arrays for pack in read_packs(out)]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +92,7 @@ def test_however_a_row_is_written_its_pack_is_the_same(
     assert entry["format"] == (
         name if name in ("vsft", "llava", "cauldron", "prompt_response", "alpaca") else "messages"
     )
-    statuses = [line["status"] for line in read_ledger(tmp_path / "out", manifest).to_pylist()]
+    statuses = [line["status"] for line in read_ledger(tmp_path / "out")]
     assert statuses == ["skipped", "packed", "packed"]
     for found, wanted in zip(arrays(tmp_path / "out"), expected, strict=True):
         assert found.keys() == wanted.keys()
@@ -112,15 +114,3 @@ def test_bytes_in_parquet(
     run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out", parquet_media=parquet_media))
     for found, wanted in zip(arrays(tmp_path / "out"), expected, strict=True):
         assert all(np.array_equal(found[key], wanted[key]) for key in wanted)
-
-
-@pytest.mark.parametrize("name", ["llava", "cauldron", "prompt_response", "alpaca", "vsft"])
-def test_what_is_split_is_read_as_it_was(name: str, folder: Path, tmp_path: Path) -> None:
-    rows = [row | {"uid": number} for number, row in enumerate(written(name, folder) * 10)]
-    keys = {"id_column": "uid", "ignore_keys": ["emotion"]}
-    run_split(tiny_config(meta_of(folder, f"split-{name}", rows, **keys), tmp_path / "halves", holdout=0.5))
-    for half in ("train", "holdout"):
-        (dataset,) = read_meta(tmp_path / "halves" / half / "meta.json")
-        given = json.loads((tmp_path / "halves" / half / "meta.json").read_text())["set"]
-        assert dataset.format == given["format"] == name
-        assert (dataset.id_column, dataset.ignore_keys) == ("uid", ("emotion",))

@@ -5,14 +5,11 @@ import json
 import math
 import re
 import shutil
-import sys
-import tomllib
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from helpers import DEMO_PROCESSOR, ROOT, TinyData, files_of, mixed_rows, tiny_config
 from install.environment import (
     SOURCES,
     build_wheel,
@@ -22,12 +19,16 @@ from install.environment import (
     requirements_of,
     run,
 )
-from packaging.requirements import Requirement
+from places import DEMO_PROCESSOR, ROOT
+from support.data import TinyData, mixed_rows
 from support.errors import prints_code
+from support.outputs import files_of
+from support.packed import tiny_config
 
 import neatpack
-from neatpack.pipeline.extras import EXTRAS, PACKAGES, remedy
-from neatpack.pipeline.run import run_pack
+from neatpack import run_pack
+
+pytestmark = pytest.mark.net
 
 FLAGS = ("--processor", DEMO_PROCESSOR, "--pack-size", "512", "--shard-mb", "1", "--group-size", "4")
 
@@ -92,23 +93,6 @@ def test_source_archive_builds_the_same_wheel(wheel, tmp_path):
         assert sorted(found.namelist()) == sorted(expected.namelist())
 
 
-OTHER_NAMES = """
-import neatpack, neatpack.pipeline.errors, neatpack.loaders.ranks, sys
-for name in ("pipeline", "pipeline.errors", "loaders", "loaders.ranks", "neatpack.tests", "neatpack.jobs"):
-    try:
-        __import__(name)
-    except ImportError:
-        continue
-    print(name)
-print(*[name for name in sys.modules if name.startswith(("pipeline", "loaders"))])
-"""
-
-
-def test_nothing_is_imported_twice_or_by_another_name():
-    """In the checkout itself, where folders of these names lie at the top."""
-    assert output_of(sys.executable, "-c", OTHER_NAMES, cwd=ROOT).split() == []
-
-
 def test_training_needs_six_packages(wheel):
     assert {requirement.name for requirement in requirements_of(wheel)} == {
         "numpy",
@@ -118,13 +102,6 @@ def test_training_needs_six_packages(wheel):
         "simplejpeg",
         "zlib-ng",
     }
-
-
-def test_the_extras_are_those_that_messages_speak_of():
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    for extra, modules in EXTRAS.items():
-        assert {PACKAGES.get(module, module) for module in modules} == {Requirement(d).name for d in declared[extra]}
-    assert declared.keys() == {*EXTRAS, "dev"}
 
 
 # pip install neatpack
@@ -188,17 +165,6 @@ for statement in {list(IMPORTS)}:
             rf"{what} needs \w+, which is not installed: pip install 'neatpack\[{extra}\]'",
             message,
         )
-
-
-def test_the_remedy():
-    assert remedy("ray", "neatpack pack", "pack") == (
-        "neatpack pack needs ray, which is not installed: pip install 'neatpack[pack]'"
-    )
-    assert remedy("yaml", "x", "pack") == "x needs pyyaml, which is not installed: pip install 'neatpack[pack]'"
-    assert (
-        remedy("datasets", "x", "pack") == "x needs datasets, which is not installed: pip install 'neatpack[sources]'"
-    )
-    assert remedy("transformers.gone", "x", "pack") == remedy("numpy", "x", "pack") == remedy(None, "x", "pack") == ""
 
 
 # pip install 'neatpack[online]'

@@ -17,11 +17,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from helpers import DEMO_PROCESSOR, ROOT, files_of, mixed_rows, tiny_config
 from install.environment import copy_checkout
+from places import DEMO_PROCESSOR, ROOT
 from ports import free_ports
+from support.data import mixed_rows
+from support.outputs import files_of
+from support.packed import tiny_config
 
-from neatpack.pipeline.run import run_pack
+from neatpack import run_pack
+
+pytestmark = pytest.mark.net
 
 RAY = [str(Path(sys.executable).with_name("ray"))]
 

@@ -6,13 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from doc_pages import text_of
-from helpers import DEMO_PROCESSOR, tiny_config
+from places import DEMO_PROCESSOR
+from support.packed import tiny_config
 
 from jobs.demo import run
 from jobs.demo.compare import Sample, best_fit_decreasing, bins_by_estimate, compare, pack, pad, table
 from jobs.demo.make_data import make_demo
 from jobs.demo.train import train
-from neatpack.pipeline.run import run_pack
+from neatpack import run_pack
+
+pytestmark = pytest.mark.net
 
 
 def sample(tokens: int, estimate: int = 0) -> Sample:

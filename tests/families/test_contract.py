@@ -1,33 +1,31 @@
 """What every family promises, asked of each: render, labels, shift, pack, restore, split, exact length."""
 
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from helpers import TinyData, assert_verified, clip, documents_of, packs_of, picture, tiny_config, tone
+from golden.write import FAMILIES
+from support.commands import assert_verified
+from support.data import TinyData, clip, picture, tone
 from support.errors import raises
+from support.outputs import read_ledger, read_packs
+from support.packed import documents_of, tiny_config
+from transformers import AutoTokenizer
 
 from neatpack import (
     VLM_PP_MEDIA_KEY,
     PackedShards,
-    make_meta_dataset,
+    UserError,
     neat_packed_vlm_collater,
     restore_pixels,
+    run_pack,
     wrap_vlm_collate_for_pp,
 )
-from neatpack.loaders.online.processor import family_of
-from neatpack.loaders.online.tokenized import tokenized_example
-from neatpack.loaders.pixels import restored
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
-from neatpack.pipeline.manifest import Manifest
-from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_ledger
 
-PACKABLE = [name for name in FAMILIES if name not in REFUSED]
+pytestmark = pytest.mark.net
 ANSWERS = [
     "Only text.",
     "A picture.",
@@ -65,16 +63,28 @@ def data(tmp_path_factory) -> Path:
 KINDS = [(), ("image",), ("image",), ("image",), ("video",), ("audio",), ("video", "image"), ()]
 
 
-@pytest.fixture(scope="module", params=PACKABLE)
+@dataclass
+class Family:
+    name: str
+    processor: Path
+    described: Any  # by the manifest
+    tokenizer: Any
+
+    @property
+    def chosen(self) -> str:
+        return "default" if self.name == "default" else ""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
 def packed(request, data, tmp_path_factory):
     """(family, output) of each family in turn. Small packs, so that there are several."""
     folder = tmp_path_factory.mktemp(request.param)
     processor = import_module(f"processors.{request.param}").make(folder / "processor")
-    chosen = request.param if request.param == "default" else ""
-    family = load_family(ProcessorKey(processor=str(processor), family=chosen))
-    assert family.name == request.param, "chosen by the processor's class"
+    chosen = "default" if request.param == "default" else ""
     run_pack(tiny_config(data, folder / "out", processor=str(processor), family=chosen, pack_size=2048, align=4))
-    return family, folder / "out"
+    described = assert_verified(folder / "out").family
+    assert described.name == request.param, "chosen by the processor's class"
+    return Family(request.param, processor, described, AutoTokenizer.from_pretrained(processor)), folder / "out"
 
 
 def test_every_row_is_packed_or_named(packed):
@@ -82,33 +92,31 @@ def test_every_row_is_packed_or_named(packed):
     manifest = assert_verified(out)
     told = {"kimi_vl": "pil", "default": "processor"}.get(family.name, "torch")
     assert manifest.pixels.resize == told, "what resized the pictures, which is not always what was asked for"
-    for line in read_ledger(out, manifest).to_pylist():
-        missing = [kind for kind in KINDS[line["row"]] if kind not in family.takes]
+    for line in read_ledger(out):
+        missing = [kind for kind in KINDS[line["row"]] if kind not in family.described.placeholder_ids]
         expected = ("skipped", f"{missing[0]}_unsupported") if missing else ("packed", "")
         assert (line["status"], line["reason"]) == expected, line
 
 
-def test_planned_lengths_are_rendered_lengths(packed, data):
-    family, out = packed
-    planned = {(line["pack"], line["position"]): (line["row"], line["tokens"])
-               for line in read_ledger(out, Manifest.read(out)).to_pylist() if line["pack"] >= 0}  # fmt: skip
-    raw = make_meta_dataset(str(data))
-    for pack in packs_of(out):
+def test_ledger_lengths_are_rendered_lengths(packed):
+    _, out = packed
+    planned = {(line["pack"], line["position"]): line for line in read_ledger(out) if line["pack"] >= 0}
+    for pack in read_packs(out):
         for position, length in enumerate(pack.arrays["seq_lens"].tolist()):
-            if pack.documents[position].row < 0:
-                continue
-            row, tokens = planned[pack.number, position]
-            assert tokens == length == len(tokenized_example(raw[row], family)["input_ids"]) - 1
+            document = pack.documents[position]
+            if document.row >= 0:
+                line = planned[pack.number, position]
+                assert line["tokens"] == document.tokens == length and line["row"] == document.row
 
 
 def test_answers_and_nothing_else_are_trained_on(packed):
     family, out = packed
     for pack in PackedShards(out):
-        rows = [document.row for document in next(p for p in packs_of(out) if p.number == pack["pack"]).documents]
+        rows = [document.row for document in next(p for p in read_packs(out) if p.number == pack["pack"]).documents]
         for row, document in zip(rows, documents_of(out, pack), strict=True):
             labels = document["labels"]
-            trained = family.chat.tokenizer.decode(labels[labels != -100])
-            end = family.chat.tokenizer.decode([family.chat.markers.end])
+            trained = family.tokenizer.decode(labels[labels != -100])
+            end = family.tokenizer.decode([family.described.end_of_turn_id])
             answers = ANSWERS[row].split("\n\n") if row >= 0 else []
             # A space between header and answer is the answer's: with most words it is one token.
             said = [answer.strip() for answer in trained.replace("\n", "").split(end)]
@@ -125,29 +133,6 @@ def test_documents_are_padded_to_the_alignment(packed):
         assert pack["position_ids"].shape[-1] == len(pack["input_ids"])
 
 
-def test_packs_hold_what_samples_hold(packed, data):
-    """Offline and online give the same tensors for the same sample."""
-    family, out = packed
-    raw = make_meta_dataset(str(data))
-    for pack in PackedShards(out, pixels="fp32"):
-        documents = next(p for p in packs_of(out) if p.number == pack["pack"]).documents
-        for source, found in zip(documents, documents_of(out, pack), strict=True):
-            if source.row < 0:
-                continue
-            sample = tokenized_example(raw[source.row], family_of(family))
-            assert torch.equal(found["input_ids"], sample["input_ids"][:-1])
-            assert torch.equal(found["labels"], sample["labels"][1:])
-            assert torch.equal(found["position_ids"], sample["position_ids"][..., :-1])
-            for name, array in family.media.items():
-                same = sample[name]
-                if -1 in array.row and len(same):  # padded to the largest of its pack
-                    inside = tuple(slice(side) for side in same.shape)
-                    assert not found[name][tuple(slice(s, None) for s in same.shape)].any()
-                    assert torch.equal(found[name][inside], same), name
-                else:
-                    assert torch.equal(found[name], same), name
-
-
 def test_bytes_restore_to_the_same_floats(packed):
     _, out = packed
     stored, restored = (
@@ -160,35 +145,19 @@ def test_bytes_restore_to_the_same_floats(packed):
         assert torch.equal(stored[key], value) if isinstance(value, torch.Tensor) else stored[key] == value, key
 
 
-def test_bytes_are_split_and_restored_or_refused(packed):
-    """Under pipeline parallelism, chunk by chunk: what pads a picture is zero, and no byte stands for that."""
-    family, out = packed
-    late, floats = (sorted(PackedShards(out, pixels=kind), key=lambda pack: pack["pack"]) for kind in ("uint8", "fp32"))
-    collate = wrap_vlm_collate_for_pp(neat_packed_vlm_collater, len(late), family.media)
-    if any(array.deliver.table and array.deliver.per_medium for array in family.media.values()):
-        with raises(ValueError, "batch-mismatch"):
-            collate(late)
-        return
-    batch, expected = collate(late), collate(floats).get(VLM_PP_MEDIA_KEY, {})
-    for name, how in batch.get("stored_pixels", {}).items():
-        for chunk, same in zip(batch[VLM_PP_MEDIA_KEY][name], expected[name], strict=True):
-            assert torch.equal(restored(chunk, how, torch.float32), same), name
-
-
 def test_media_are_split_where_the_packs_are(packed):
     """As many microbatches as packs: each chunk is what the pack has alone."""
-    family, out = packed
+    _, out = packed
     dataset = PackedShards(out, pixels="fp32")
     packs = sorted(dataset, key=lambda pack: pack["pack"])
-    assert dataset.layout == family.media
     if len(packs) == 1:
         packs *= 2
     split = wrap_vlm_collate_for_pp(neat_packed_vlm_collater, len(packs), dataset.layout)(packs)
     chunks = split[VLM_PP_MEDIA_KEY]
-    assert not set(family.media) & split.keys(), "torch would cut these wrongly"
+    assert not set(dataset.layout) & split.keys(), "torch would cut these wrongly"
     for number, pack in enumerate(packs):
         alone = neat_packed_vlm_collater([pack])
-        for name, array in family.media.items():
+        for name, array in dataset.layout.items():
             chunk = chunks.get(name)
             if chunk is None:
                 assert name not in alone
@@ -208,47 +177,17 @@ def test_media_are_split_where_the_packs_are(packed):
 def test_text_alone_carries_a_fake_image(packed, tmp_path):
     family, _ = packed
     meta = TinyData(tmp_path / "text").text("Who?", "Me.").write()
-    chosen = "default" if family.name == "default" else ""
     out = tmp_path / "out"
-    run_pack(tiny_config(meta, out, processor=family.source, family=chosen, pack_size=4096))
-    (pack,) = packs_of(out)
-    assert pack.fake_image == (len(family.fake_image_ids) > 0)
+    run_pack(tiny_config(meta, out, processor=str(family.processor), family=family.chosen, pack_size=4096))
+    (pack,) = read_packs(out)
+    assert pack.fake_image == (len(family.described.fake_image_ids) > 0)
     if pack.fake_image:
         assert pack.documents[-1].num_images == 1
-        assert (pack.arrays["labels"][-len(family.fake_image_ids) :] == -100).all()
+        assert (pack.arrays["labels"][-len(family.described.fake_image_ids) :] == -100).all()
 
 
-def test_literal_tokens_in_a_text_are_text(packed):
-    """A user who writes the tokens of the structure changes neither turns nor media."""
-    family, _ = packed
-    end = family.chat.tokenizer.decode([family.chat.markers.end])
-    for token in family.chat.format.structural_tokens:
-        talk = {
-            "conversation": [{"role": "user", "content": f"What is {token}?"}, {"role": "assistant", "content": "A."}]
-        }
-        sample = tokenized_example(talk, family)
-        assert not sample["mm_token_type_ids"].any(), token
-        assert family.chat.tokenizer.decode(sample["labels"][sample["labels"] != -100]).lstrip() == "A." + end, token
-
-
-def test_the_same_input_gives_the_same_fingerprint(packed):
-    family, _ = packed
-    chosen = "default" if family.name == "default" else ""
-    again = load_family(ProcessorKey(processor=family.source, family=chosen))
-    assert again.fingerprint == family.fingerprint
-    assert again.described() == family.described()
-
-
-@pytest.mark.parametrize("name", sorted(set(FAMILIES) - set(PACKABLE)))
+@pytest.mark.parametrize("name", ["nemotron_parse"])
 def test_what_cannot_be_packed_says_so(name, data, tmp_path):
     processor = import_module(f"processors.{name}").make(tmp_path / "processor")
     with raises(UserError, "processor-unsupported", family=name):
         run_pack(tiny_config(data, tmp_path / "out", processor=str(processor)))
-
-
-def test_text_advances_by_one_on_every_axis(packed):
-    """What lays documents out together relies on it: of those without media it asks for no positions."""
-    family, _ = packed
-    positions = family.positions(np.zeros(5, dtype=np.uint8), family.joined([]), family.facts)
-    assert positions.dtype == family.position_dtype
-    assert np.array_equal(np.atleast_2d(positions), [np.arange(5)] * family.position_axes)

@@ -3,10 +3,15 @@
 import shutil
 
 import pytest
-from helpers import DEMO_PROCESSOR, TinyData, assert_verified, tiny_config
+from places import DEMO_PROCESSOR
+from support.commands import assert_verified
+from support.data import TinyData
+from support.outputs import read_ledger
+from support.packed import tiny_config
 
-from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_ledger
+from neatpack import run_pack
+
+pytestmark = pytest.mark.net
 
 # What a template does with the first words of a question, by these words; of any other it writes the conversation.
 FAILS = {
@@ -41,8 +46,8 @@ def test_a_row_on_which_the_template_fails_is_skipped_by_name(processor, tmp_pat
     data.text("And?", "Last.")
     config = tiny_config(data.write(), tmp_path / "out", processor=processor, max_skipped=1.0)
     run_pack(config)
-    manifest = assert_verified(tmp_path / "out")
-    lines = {line["row"]: line for line in read_ledger(tmp_path / "out", manifest).to_pylist()}
+    assert_verified(tmp_path / "out")
+    lines = {line["row"]: line for line in read_ledger(tmp_path / "out")}
     assert [lines[row]["status"] for row in (0, 1 + len(FAILS))] == ["packed", "packed"]
     told = {}
     for row, word in enumerate(FAILS, 1):

@@ -18,11 +18,15 @@ import jsonschema
 import psutil
 import pytest
 import yaml
-from helpers import DEMO_PROCESSOR, ROOT, assert_verified, files_of, mixed_rows, tiny_config
+from places import DEMO_PROCESSOR, ROOT
+from support.commands import assert_verified
+from support.data import mixed_rows
+from support.outputs import files_of
+from support.packed import tiny_config
 
-from neatpack import __version__
-from neatpack.pipeline.cli import _parser
-from neatpack.pipeline.run import run_pack
+from neatpack import __version__, run_pack
+
+pytestmark = pytest.mark.net
 
 JOBS = ROOT / "jobs"
 SCRIPTS = [JOBS / "local" / "pack.sh", JOBS / "slurm" / "pack.sbatch"]
@@ -73,22 +77,6 @@ def test_scripts_are_sound_shell(script):
 def test_scripts_say_how_they_are_called(script):
     done = subprocess.run(["bash", str(script), "meta.json"], capture_output=True, text=True)
     assert done.returncode == 2 and "META PROCESSOR OUT" in done.stderr
-
-
-def commands_in(path: Path) -> list[list[str]]:
-    """The words behind `neatpack`, and behind pipeline/pack.py, in a spec and its comments."""
-    text = re.sub(r"\\\n(#\s*)?", " ", path.read_text())
-    text = text.replace("python pipeline/pack.py", "neatpack pack")
-    lines = re.findall(r"(?:^|\s)neatpack ((?:pack|plan|verify) -.*|verify \S+.*)$", text, re.MULTILINE)
-    return [[word for word in shlex.split(line) if word != "$@"] for line in lines]
-
-
-@pytest.mark.parametrize("spec", SPECS, ids=lambda path: path.name)
-def test_flags_exist(spec):
-    found = commands_in(spec)
-    assert found, "no command of neatpack in it"
-    for words in found:
-        _parser().parse_args(words)
 
 
 def test_the_local_script_packs_and_verifies(tiny, tmp_path, programs, session):
@@ -226,24 +214,6 @@ def test_the_ray_job_has_the_fields_of_its_kind(ray_job):
     wrong = {**ray_job, "spec": {**ray_job["spec"], "entryPoint": "x"}}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(wrong, RAY_JOB)
-
-
-def test_pods_of_the_ray_job_agree(ray_job):
-    cluster = ray_job["spec"]["rayClusterSpec"]
-    assert cluster["rayVersion"] == PINNED["ray"]
-    head, workers = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
-    for group in [head] + workers:
-        pod = group["template"]["spec"]
-        (container,) = pod["containers"]
-        assert container["image"] == f"neatpack:{__version__}"
-        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
-        words = shlex.split(ray_job["spec"]["entrypoint"])
-        paths = [word for word in words if word.startswith("/")]
-        assert len(paths) == 3
-        assert all(path.startswith(container["volumeMounts"][0]["mountPath"] + "/") for path in paths)
-    (_, *arguments) = shlex.split(ray_job["spec"]["entrypoint"])
-    _parser().parse_args(arguments)
-    assert all(group["minReplicas"] <= group["replicas"] <= group["maxReplicas"] for group in workers)
 
 
 def test_network_policy_admits_only_the_pods_of_the_job(ray_job):

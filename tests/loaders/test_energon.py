@@ -8,12 +8,14 @@ from itertools import islice
 
 import pytest
 import torch
-from helpers import RECIPE_PACKAGES, TinyData, files_of, mixed_rows, picture, tiny_config
+from places import RECIPE_PACKAGES
+from support.commands import main
+from support.data import TinyData, mixed_rows, picture
+from support.outputs import files_of
+from support.packed import tiny_config
 
-from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack import PackedShards, neat_packed_vlm_collater, run_pack
 from neatpack.loaders.energon import cook_pack
-from neatpack.pipeline.cli import main
-from neatpack.pipeline.run import run_pack
 
 sys.path.append(str(RECIPE_PACKAGES))
 energon = pytest.importorskip(
@@ -21,6 +23,8 @@ energon = pytest.importorskip(
 )
 
 from megatron.energon.errors import reraise_exception  # noqa: E402
+
+pytestmark = pytest.mark.net
 
 
 @pytest.fixture(scope="module", autouse=True)

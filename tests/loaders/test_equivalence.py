@@ -9,11 +9,14 @@ import shutil
 
 import pytest
 import torch
-from helpers import DEMO_PROCESSOR, TinyData, clip, mixed_rows, picture, tiny_config
+from places import DEMO_PROCESSOR
+from support.data import TinyData, clip, mixed_rows, picture
+from support.packed import tiny_config
 from tiny_models import tiny_model
 
-from neatpack import PackedShards, neat_packed_vlm_collater
-from neatpack.pipeline.run import run_pack
+from neatpack import PackedShards, neat_packed_vlm_collater, run_pack
+
+pytestmark = pytest.mark.net
 
 FAMILIES = {"qwen2_vl": "qwen2_vl", "qwen2_5_vl": "qwen2_vl", "qwen3_vl": "qwen3_vl"}
 

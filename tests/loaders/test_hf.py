@@ -4,12 +4,15 @@ import json
 from collections import Counter
 
 import pytest
-from helpers import DEMO_PROCESSOR, ROOT, eight_packs
+from places import DEMO_PROCESSOR, ROOT
 from support.errors import logged, raises
+from support.packed import eight_packs
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.loaders.hf import IndexedPacks
+
+pytestmark = pytest.mark.net
 
 
 @pytest.fixture(scope="module")

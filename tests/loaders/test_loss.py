@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from helpers import packed_rows
+from support.packed import packed_rows
 from tiny_models import tiny_model
 
 from neatpack import PackedShards, num_items_in_batch, steps
+
+pytestmark = pytest.mark.net
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,15 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers import files_of, many_packs, packed_rows, packs_of
 from object_store import serving
 from support.errors import raises
+from support.outputs import files_of, read_packs
+from support.packed import many_packs, packed_rows
 from torch.utils.data import DataLoader
 
-from neatpack import PackedShards, neat_packed_vlm_collater
-from neatpack.pipeline.manifest import FORMAT, OutputError, ShardError
+from neatpack import OutputError, PackedShards, ShardError, neat_packed_vlm_collater
+
+pytestmark = pytest.mark.net
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,7 @@ def stream(out, **options):
 
 
 def test_items_are_the_packs(out):
-    packs = {pack.number: pack for pack in packs_of(out)}
+    packs = {pack.number: pack for pack in read_packs(out)}
     items = list(PackedShards(out))
     assert sorted(numbers(items)) == sorted(packs)
     for item in items:
@@ -200,13 +202,6 @@ def test_no_manifest(damaged):
         PackedShards(damaged)
 
 
-def test_unknown_format(damaged):
-    text = (damaged / "manifest.json").read_text()
-    (damaged / "manifest.json").write_text(text.replace(f'"format": {FORMAT},', '"format": 99,'))
-    with raises(OutputError, "output-format", out=str(damaged), got=99):
-        PackedShards(damaged)
-
-
 def test_checksums(damaged):
     shard = damaged / "shards/pack-000000.tar"
     content = bytearray(shard.read_bytes())
@@ -338,7 +333,7 @@ def test_hugging_face_datasets_reads_the_shards(out, tmp_path):
     loaded = datasets.load_dataset("webdataset", data_files={"train": files}, split="train", cache_dir=str(tmp_path))
     folder = datasets.load_dataset(str(out / "shards"), split="train", streaming=True)
     assert [row["__key__"] for row in folder] == list(loaded["__key__"])
-    packs = {f"{pack.number:09d}": pack for pack in packs_of(out)}
+    packs = {f"{pack.number:09d}": pack for pack in read_packs(out)}
     assert len(loaded) == len(packs)
     for row in loaded:
         pack = packs[row["__key__"]]

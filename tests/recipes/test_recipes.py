@@ -10,12 +10,15 @@ from collections import Counter
 
 import pytest
 import torch
-from helpers import RECIPE_PACKAGES, ROOT, documents_of, eight_packs
+from places import RECIPE_PACKAGES, ROOT
+from support.commands import main
+from support.packed import documents_of, eight_packs
 from tiny_models import save_model
 from transformers import AutoModelForImageTextToText
 
 from neatpack import PackedShards
-from neatpack.pipeline.cli import main
+
+pytestmark = pytest.mark.net
 
 HARNESS = ROOT / "tests" / "recipes" / "harness.py"
 RECIPES = ["ddp", "fsdp2", "hf_trainer", "accelerate_loop", "lightning_fit", "torchtitan_loop", "nemo_loop", "trl_sft"]

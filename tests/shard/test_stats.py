@@ -1,12 +1,14 @@
 """Statistics of an output: what data sets have adds up to the index, and media have the sizes that they had."""
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
-from helpers import TinyData, assert_verified, tiny_config
+import pytest
+from support.commands import assert_verified
+from support.data import TinyData
+from support.packed import tiny_config
 
-from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.stats import SUMMED, shard_stats
+from neatpack import run_pack
+
+pytestmark = pytest.mark.net
 
 
 def test_sums_of_data_sets_are_those_of_the_index(tiny: TinyData, tmp_path):
@@ -35,11 +37,3 @@ def test_sizes_of_media(tiny: TinyData, tmp_path):
 def test_sizes_of_no_media(tiny: TinyData, tmp_path):
     run_pack(tiny_config(tiny.text("a", "b").write(), tmp_path / "out"))
     assert len(pq.read_table(tmp_path / "out/stats/media.parquet")) == 0
-
-
-def test_shards_are_in_their_order():
-    names = [f"pack-{number:06d}.tar" for number in range(12)]
-    columns = {name: [1] * 24 for name in ("pack", *SUMMED)} | {"shard": np.repeat(names, 2), "members": [[]] * 24}
-    stats = shard_stats(pa.table(columns))
-    assert stats["shard"].to_pylist() == names
-    assert stats["num_packs"].to_pylist() == [2] * 12

@@ -141,11 +141,11 @@ def count_rows(name: str, arrays: Mapping[str, Any], media: Mapping[str, Any], d
     """Return how many rows of a media array each document has."""
     described = media[name]
     wanted = [sum(getattr(document, f"num_{kind}s") for kind in described["kinds"]) for document in documents]
+    if not described["counts"] and not described["groups"]:
+        return wanted
     rows = iter(np.asarray(arrays[described["counts"] or name]))
     if described["groups"]:
         return [take_group(rows, count) for count in wanted]
-    if not described["counts"]:
-        return wanted
     side = described["row"][-1] if described["deliver"].get("pictures") else 1
     wanted = count_rows(described["counts"], arrays, media, documents)
     return [sum(int(np.prod(next(rows) // side)) for _ in range(count)) for count in wanted]

@@ -8,14 +8,17 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import DEMO_PROCESSOR, ROOT, TinyData, packs_of, tiny_config
 from PIL import Image
+from places import DEMO_PROCESSOR, ROOT
+from support.commands import main
+from support.data import TinyData
 from support.errors import prints_code
+from support.outputs import read_ledger, read_packs
+from support.packed import tiny_config
 
-from neatpack.pipeline.cli import main
-from neatpack.pipeline.manifest import Manifest
-from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_ledger
+from neatpack import run_pack
+
+pytestmark = pytest.mark.net
 
 SHOWN = """\
 │ <|im_start|>user
@@ -60,7 +63,7 @@ def test_a_pack_in_a_pipe(out, capfdbinary):
 
 
 def test_one_document(out, capfdbinary):
-    (pack,) = packs_of(out)
+    (pack,) = read_packs(out)
     position = [document.row for document in pack.documents].index(1)
     _, text = shown(capfdbinary, out, 0, "--doc", position)
     assert "⟦So." in text and "⟦That." not in text and f"document {position}: tiny row 1\n" in text
@@ -132,7 +135,7 @@ def test_flags_shape_a_row(data, capfdbinary):
 
 @pytest.mark.parametrize("row", [2, 3, 4, 5])
 def test_a_skipped_row_says_what_the_ledger_says(data, out, capfdbinary, row):
-    (line,) = (line for line in read_ledger(out, Manifest.read(out)).to_pylist() if line["row"] == row)
+    (line,) = (line for line in read_ledger(out) if line["row"] == row)
     assert line["status"] == "skipped"
     code, text = shown(capfdbinary, *row_flags(data, row))
     assert code == 1 and f": {line['reason']}: {line['detail']}\n" in text

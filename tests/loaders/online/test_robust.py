@@ -4,16 +4,11 @@ import pickle
 
 import pytest
 from conversations import asked
-from helpers import DEMO_PROCESSOR
 from support.errors import raises
 
-from neatpack.loaders.online import (
-    RobustDatasetWrapper,
-    make_robust_collate,
-    pad_collate_fn,
-)
+from neatpack.loaders.online import RobustDatasetWrapper, make_robust_collate, pad_collate_fn
 
-PROCESSOR = str(DEMO_PROCESSOR)
+pytestmark = pytest.mark.net
 
 
 # ---------------------------------------------------------------- RobustDatasetWrapper

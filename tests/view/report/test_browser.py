@@ -5,7 +5,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from helpers import many_packs
+from support.packed import many_packs
+
+pytestmark = pytest.mark.net
 
 
 @pytest.fixture(scope="module")
