@@ -5,12 +5,16 @@ from collections import Counter
 
 import pyarrow.parquet as pq
 import pytest
-from helpers import TinyData, assert_verified, mixed_rows, packs_of, tiny_config
+from support.commands import assert_verified
+from support.data import TinyData, mixed_rows
 from support.errors import raises
+from support.outputs import read_packs
+from support.packed import tiny_config
 
-from neatpack import PackedShards
+from neatpack import PackedShards, run_pack
 from neatpack.loaders.hf import IndexedPacks
-from neatpack.pipeline.run import run_pack
+
+pytestmark = pytest.mark.net
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +41,7 @@ def test_rows_are_stored_once_in_packs_of_their_own(out):
     assert_verified(out)
     ledger = pq.read_table(out / "ledger").to_pylist()
     assert {line["repeat"] for line in ledger} == {0}
-    names = {pack.number: {doc.dataset for doc in pack.documents if doc.row >= 0} for pack in packs_of(out)}
+    names = {pack.number: {doc.dataset for doc in pack.documents if doc.row >= 0} for pack in read_packs(out)}
     by_times = packs_by_times(out)
     assert len(by_times[2.5]) >= 4 and len(by_times[1.0]) >= 4
     assert all(names[pack] == {"often"} for pack in by_times[2.5])

@@ -4,14 +4,16 @@ from itertools import islice
 
 import pytest
 import torch
-from helpers import many_packs, packed_rows
 from hypothesis import given, settings, strategies as st
 from pack_numbers import numbers
+from support.commands import main
 from support.errors import logged, raises
+from support.packed import many_packs, packed_rows
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from neatpack import IndexedPacks, PackedShards, PackSampler
-from neatpack.pipeline.cli import main
+
+pytestmark = pytest.mark.net
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import RECIPE_PACKAGES, TinyData, clip, mixed_rows, tiny_config
+from places import RECIPE_PACKAGES
+from support.data import TinyData, clip, mixed_rows
+from support.packed import tiny_config
 from tiny_models import tiny_model
 
-from neatpack import PackedShards, neat_packed_vlm_collater, num_items_in_batch
-from neatpack.pipeline.run import run_pack
+from neatpack import PackedShards, neat_packed_vlm_collater, num_items_in_batch, run_pack
+
+pytestmark = pytest.mark.net
 
 sys.path.append(str(RECIPE_PACKAGES))
 

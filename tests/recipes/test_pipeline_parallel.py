@@ -12,16 +12,19 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import DEMO_PROCESSOR, ROOT, TinyData, clip, eight_packs, mixed_rows, tiny_config
+from places import DEMO_PROCESSOR, ROOT
 from processors import qwen3_vl
+from support.data import TinyData, clip, mixed_rows
+from support.packed import eight_packs, tiny_config
 from tiny_models import save_model, tiny_model, with_large_weights
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
-from neatpack import PackedShards, wrap_vlm_collate_for_pp
-from neatpack.pipeline.run import run_pack
+from neatpack import PackedShards, run_pack, wrap_vlm_collate_for_pp
 
 sys.path.insert(0, str(ROOT / "jobs" / "recipes"))
 import pipeline_parallel as recipe  # type: ignore[import-not-found]
+
+pytestmark = pytest.mark.net
 
 PACK_SIZE = 384
 KINDS = ["qwen2_5_vl", "qwen3_vl"]

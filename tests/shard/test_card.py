@@ -13,12 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from helpers import ROOT, TinyData, files_of, mixed_rows, packs_of, tiny_config
+from places import ROOT
+from support.commands import main
+from support.data import TinyData, mixed_rows
 from support.errors import prints_code
+from support.outputs import files_of, read_manifest, read_packs
+from support.packed import tiny_config
 
-from neatpack.pipeline.cli import main
-from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.sources import processor_name
+from neatpack import run_pack
+
+pytestmark = pytest.mark.net
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +83,7 @@ def test_load_dataset_takes_the_folder(packed, printed):
     expected = [
         f"{pack.number:09d} {len(pack.arrays['input_ids'])} {pack.arrays['input_ids'].sum()} "
         f"{pack.arrays['pixel_values'].sum(dtype=np.int64)}"
-        for pack in packs_of(packed)
+        for pack in read_packs(packed)
     ]
     lines = printed[0].splitlines()
     assert len(expected) > 20
@@ -95,7 +99,7 @@ def test_without_a_card_load_dataset_does_not(printed):
 def test_the_examples_of_the_card_run(packed, printed):
     assert len(examples(packed)) == 3
     said = printed[1].splitlines()
-    first = next(iter(packs_of(packed)))
+    first = next(iter(read_packs(packed)))
     length, number = len(first.arrays["input_ids"]), len(first.documents)
     assert said == [f"000000000 {length} {number}", f"000000000 ({length},) {number}"]
 
@@ -111,9 +115,7 @@ def test_the_header_is_the_hubs(packed):
 
 
 def test_the_figures_are_those_of_the_output(packed):
-    from neatpack.pipeline.manifest import Manifest
-
-    manifest, text = Manifest.read(packed), card(packed)
+    manifest, text = read_manifest(packed), card(packed)
     counts = manifest.counts
     skipped = counts.samples - counts.packed
     assert f"| packs | {counts.packs} of at most 384 tokens, " in text
@@ -209,11 +211,3 @@ def test_overwrite_is_for_cards(packed, capsys):
     assert main(["export", "energon", str(packed), "--overwrite"]) == 2
     told = capsys.readouterr().err
     assert prints_code(told, "option-conflict") and "--overwrite" in told
-
-
-def test_the_name_of_a_processor(tmp_path):
-    download = tmp_path / "hub" / "models--Qwen--Qwen2.5-VL-7B-Instruct" / "snapshots" / "1a2b"
-    download.mkdir(parents=True)
-    assert processor_name("Qwen/Qwen2.5-VL-7B-Instruct") == "Qwen/Qwen2.5-VL-7B-Instruct"
-    assert processor_name(str(download)) == "Qwen/Qwen2.5-VL-7B-Instruct"
-    assert processor_name(str(tmp_path / "hub")) == "hub"
