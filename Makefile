@@ -23,15 +23,23 @@ if $(INSTALL) --no-deps --target .venv/$(2) $(3) > .venv/step.log 2>&1; then ech
 else echo 'not installed, its tests are skipped'; fi
 endef
 
-.PHONY: demo test lint format types check bench clean
+.PHONY: demo test test-rest test-all lint format types check bench clean
 
 demo: .venv/pack
 	$(BIN)/python jobs/demo/run.py demo-out
 
-# What tests write, 5 GB in all, is kept of those that fail. Three processes for two cores: tests wait, too, for servers
-# and for nodes that die.
+# Failed tests keep their files; all of them would take 5 GB. Three processes for two cores, since tests also wait.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal -o tmp_path_retention_policy=failed -o tmp_path_retention_count=1
+REST := s3 or trainer or cluster or browser or slow
+
+# The default tier: minutes. Clusters, stores, trainers, browsers and long proofs are in test-rest.
 test: .venv/ready
-	$(BIN)/python -m pytest -n 3 --dist worksteal -o tmp_path_retention_policy=failed -o tmp_path_retention_count=1
+	$(PYTEST) -m 'not ($(REST))'
+
+test-rest: .venv/ready
+	$(PYTEST) -m '$(REST)'
+
+test-all: test test-rest
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .
@@ -40,7 +48,7 @@ lint: .venv/ready
 types: .venv/ready
 	$(BIN)/mypy
 
-check: lint types test
+check: lint types test-all
 
 format: .venv/ready
 	$(BIN)/ruff format .

@@ -55,7 +55,6 @@ def return_freed_memory() -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Not in the process that deals tests to others: it needs none of this, which takes seconds to import."""
-    config.addinivalue_line("markers", "on_ray: of what tasks do on Ray, and not of its start: a Ray runs already")
     if config.getoption("dist", "no") == "no":
         import shared_processors
 
@@ -93,6 +92,16 @@ WAIT = (
     "tests/chaos/", "tests/jobs/test_specs.py", "tests/runtime/test_journal.py", "tests/runtime/test_objects.py",
     "tests/test_install.py", "tests/test_ray_job.py", "tests/test_stores.py",
 )  # fmt: skip
+
+
+TIERS = {"s3": "s3", "launcher": "trainer", "browser": "browser"}  # markers of tests, by the fixture that they use
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers
+def pytest_itemcollected(item: pytest.Item) -> None:
+    for fixture, marker in TIERS.items():
+        if fixture in getattr(item, "fixturenames", ()):
+            item.add_marker(marker)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
