@@ -154,6 +154,8 @@ class PackedShards:
                 other="model",
             )
         collate_fn = collate_fn or self.collater(model)
+        for output in self.mix.outputs:
+            output.reader.check_decoder()
         return PackLoader(
             self, batch_size, num_workers, collate_fn, pin_memory=pin_memory, prefetch_factor=prefetch_factor
         )

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from zlib_ng import zlib_ng
 
+from ..pipeline.codecs import SOURCE
 from ..pipeline.errors import UserError, fields_of
 from ..pipeline.layout import MediaArray, Misfit, layout_of, misfit
 from ..pipeline.manifest import FILE as MANIFEST, PLACES, REMEDY, OutputError, ShardError, shard_name
@@ -185,6 +186,17 @@ class ShardReader:
         first, end = self.manifest.shards.firsts[shard : shard + 2]
         self._known[first:end] = bytes(end - first)
         self._files.remember(shard, version)
+
+    def check_decoder(self) -> None:
+        """Restore the pack with the fewest visual tokens if images are stored as original files, and compare it.
+
+        Otherwise a decoder that gives other pixels than when they were packed is found in the middle of a training.
+        """
+        if self._compares and SOURCE in self._pixels.codecs.values():
+            visual, _ = self.loads()
+            if len(seen := np.flatnonzero(visual)):
+                pack = int(seen[visual[seen].argmin()])
+                self.arrays(pack, self.content(pack))
 
     def members_of(self, pack: int, content: memoryview) -> dict[str, memoryview]:
         """The members of a pack, as views of its bytes."""

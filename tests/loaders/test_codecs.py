@@ -213,6 +213,8 @@ def test_another_decoder_is_told(outputs: dict[str, Path], monkeypatch: pytest.M
     versions = Manifest.read(outputs["source"]).identity.versions
     with pytest.raises(ShardError) as error:
         items(outputs["source"])
+    with raises(ShardError, "pixels-changed"):  # before the first batch
+        PackedShards(outputs["source"], rank=0, world_size=1).loader()
     told = str(error.value)
     assert error.value.code == "pixels-changed" and f"pillow {versions['pillow']}" in told
     assert f"`neatpack recode {outputs['source']} --pixels zstd --out NEW`" in told
