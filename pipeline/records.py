@@ -6,7 +6,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from .uris import shown_path, without_secrets
+from .uris import cut_text, shown_path, without_secrets
 
 MediaKind = Literal["image", "video", "audio"]
 Role = Literal["system", "user", "assistant", "tool", "document"]  # a document has one turn, and no other role
@@ -160,12 +160,8 @@ class Skip:
 
 
 def _readable(detail: str) -> str:
-    """A detail for the ledger: URIs in it redacted, and cut. What is cut before is no URI any more."""
-    if len(detail) > MAX_REDACTED:
-        detail = detail[:MAX_REDACTED]
-        last = detail.rfind("://")
-        detail = detail if last < 0 else detail[: last + len("://")]
-    detail = without_secrets(detail)
+    """A detail for the ledger: URIs in it redacted, and cut."""
+    detail = without_secrets(cut_text(detail, MAX_REDACTED))
     return detail if len(detail) <= MAX_DETAIL else f"{detail[: MAX_DETAIL - 1]}…"
 
 

@@ -28,7 +28,7 @@ def collect_warnings() -> Iterator[list[str]]:
 
 
 def warn_of_data(logger: logging.Logger, message: str) -> None:
-    logger.warning("%s", message)
+    logger.warning("%s", without_secrets(message))
     shown = without_secrets(_FOLDERS.sub("", message))
     if (found := _collected.get()) is not None and shown not in found:
         found.append(shown)

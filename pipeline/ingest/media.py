@@ -12,7 +12,7 @@ from PIL import Image
 from ..media.inline import bytes_of_text, is_data_uri, pointer
 from ..media.parquet import cell_of
 from ..records import NO_WISHES, MediaKind, MediaRef, Sampling, Skip, Wishes
-from ..uris import without_secrets
+from ..uris import cut_text, without_secrets
 from .media_paths import ANYWHERE as ANYWHERE, MediaFolders as MediaFolders, resolve_path
 
 Steps = tuple[str | int, ...]  # from a row to a place in it: ("images", 0)
@@ -250,7 +250,7 @@ def is_unicode(text: str) -> bool:
 
 def shown(value: Any) -> str:
     """A value of a row in a message: its beginning, but never a medium that is written as text."""
-    text = repr(value)[:4096]
+    text = cut_text(repr(value), 4096)
     if _LOOKS_ENCODED.search(text):
         return f"a JSON {json_name(value)}"
     text = without_secrets(text)

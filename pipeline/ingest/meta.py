@@ -33,6 +33,7 @@ from .media import is_unicode
 from .media_paths import MediaFolders, is_inside
 from .sources import SOURCES, Examples
 
+MAX_ID = 1024  # characters of what a row calls itself; the rest is cut off, for the ledger keeps it of every row
 MAX_RATIO = 1_000_000  # a plan has a line for each copy of a row: beyond, it is a slip of the pen
 
 logger = logging.getLogger(__name__)
@@ -94,13 +95,16 @@ class Dataset:
         return COLUMNS if self.is_converted else self.columns
 
     def id_of(self, row: Mapping[str, Any]) -> str:
-        """What a row calls itself; "" where it does not, or by something that is neither a text nor a number."""
+        """What a row calls itself, cut; "" where it does not, or by something that is neither a text nor a number."""
         found = row.get(self.id_column)
         if found is None:
             return ""
         if isinstance(found, bool) or not isinstance(found, str | int | float):
             return ""
-        return str(found) if is_unicode(str(found)) else ""
+        text = str(found)
+        if len(text) > MAX_ID:
+            text = f"{text[: MAX_ID - 1]}…"
+        return text if is_unicode(text) else ""
 
     def examples(self) -> Examples:
         """Of a named source."""

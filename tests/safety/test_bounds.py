@@ -15,7 +15,7 @@ from support.errors import raises
 
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.media_paths import is_inside
-from neatpack.pipeline.ingest.meta import read_meta
+from neatpack.pipeline.ingest.meta import MAX_ID, read_meta
 from neatpack.pipeline.ingest.sources import SOURCES
 from neatpack.pipeline.ingest.sources.examples import BadRow, embedded
 from neatpack.pipeline.ingest.sources.load import load
@@ -40,6 +40,21 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 
 # ---------------------------------------------------------------- rows
+
+
+def test_name_of_a_row_is_cut(tmp_path: Path) -> None:
+    """What a row calls itself is a label: a long one costs no row, and no ledger keeps it."""
+    names = ["a" * MAX_ID, "a" * (MAX_ID + 1), "é" * 5_000_000, 10**4000, "x\0" * MAX_ID]
+    rows = [{**message("good.png"), "id": name} for name in names]
+    picture(tmp_path / "good.png", 40, 60)
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "meta.json").write_text(json.dumps({"d": {"file_name": "rows.jsonl"}}))
+    run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out", max_skipped=1.0))
+    lines = read_ledger(tmp_path / "out", assert_verified(tmp_path / "out")).to_pylist()
+    assert [line["status"] for line in lines] == ["packed"] * len(names)
+    assert lines[0]["id"] == names[0]
+    for line, name in zip(lines[1:], names[1:], strict=True):
+        assert line["id"] == f"{str(name)[: MAX_ID - 1]}…"
 
 
 def test_row_reads_no_file_outside_of_the_folder_of_the_meta_file(folders: tuple[Path, Path]) -> None:
