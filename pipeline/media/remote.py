@@ -17,6 +17,7 @@ from ..records import MediaError, MediaRef
 from ..runtime.journal import OVERTIME
 from ..runtime.storage import Hashed, Place, place, read_json, text_of, write_json, write_whole
 from ..uris import is_http, is_stored, is_uri, redact_uri, shown_path
+from .host_failures import NAMES, host_failures
 from .limits import limits
 
 # Environment variable: the folder where downloads are kept. Empty or absent: nothing is downloaded.
@@ -35,6 +36,7 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 _CLOUD = (ipaddress.ip_network("168.63.129.16/32"), ipaddress.ip_network("192.0.0.0/24"))
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _SAFE = "%/:=&?~+!$,;'@()*[]"  # what stays of the path and query of a URL
+_NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))  # else the resolver failed
 _TRY_LATER = (408, 429)  # of the 4xx statuses, these say nothing about the file
 
 
@@ -91,26 +93,50 @@ def _download(url: str, path: Place) -> None:
     """All tries together have the time that a medium has."""
     seconds = limits().media_timeout
     deadline = time.monotonic() + seconds if seconds else float("inf")
+    try:
+        failing = host = urllib.parse.urlsplit(url).netloc.lower()
+    except ValueError:  # its message may hold a password
+        raise MediaError("missing_media", f"{shown_path(url)}: not a URL that can be asked for") from None
     errors: list[Exception] = []
-    while len(errors) < TRIES:
+    while len(errors) < host_failures.num_tries(failing, TRIES):
         _wait(len(errors))
         try:
             _copy(url, path, deadline)
-            return
         except _HTTPStatus as error:
             if error.code < 500 and error.code not in _TRY_LATER:
+                host_failures.note_answer(host)
                 raise MediaError("missing_media", f"{shown_path(url)}: {error}") from None
+            failing = host
             errors.append(error)
         except http.client.InvalidURL:  # its message may hold a password
             raise MediaError("missing_media", f"{shown_path(url)}: not a URL that can be asked for") from None
         except (OSError, http.client.HTTPException) as error:
+            failing = error.host if isinstance(error, _Unconnected) else host
             errors.append(error)
+            if isinstance(error, socket.gaierror):
+                failing = NAMES
+                if error.errno in _NO_SUCH_NAME:
+                    break
         except ValueError as error:
             raise MediaError("missing_media", f"{shown_path(url)}: {error}") from None
+        else:
+            host_failures.note_answer(host)
+            return
         if time.monotonic() > deadline:
-            raise MediaError("missing_media", f"{shown_path(url)}: download {OVERTIME}")
+            break
     # Of many hosts some are gone for good, and none of them may end a run.
-    raise MediaError("missing_media", f"{shown_path(url)}: cannot be read, {TRIES} times over: {errors[-1]}")
+    host_failures.note_failure(failing, is_connected=not isinstance(errors[-1], _Unconnected))
+    if time.monotonic() > deadline:
+        raise MediaError("missing_media", f"{shown_path(url)}: download {OVERTIME}")
+    raise MediaError("missing_media", f"{shown_path(url)}: cannot be read, {len(errors)} times over: {errors[-1]}")
+
+
+class _Unconnected(OSError):
+    """No connection to a host could be made: that of the URL, or of a redirect."""
+
+    def __init__(self, host: str, error: OSError) -> None:
+        super().__init__(str(error))
+        self.host = host
 
 
 class _HTTPStatus(Exception):
@@ -171,11 +197,18 @@ def _connected(url: str, deadline: float) -> Iterator[tuple[http.client.HTTPConn
         raise ValueError("no host in it")
     if "@" in parts.netloc:
         raise ValueError("has a user or password, which are not sent")
+    host = parts.netloc.lower()
+    if host_failures.is_resting(host):
+        raise ValueError("no connection to its host")
     address = _address(parts.hostname, port)
     kind = http.client.HTTPSConnection if is_tls else http.client.HTTPConnection
     connection = kind(parts.hostname, port)
     target = urllib.parse.quote(parts._replace(scheme="", netloc="", fragment="").geturl() or "/", safe=_SAFE)
-    opened = socket.create_connection(address, timeout=_left(deadline))
+    timeout = _left(deadline)
+    try:
+        opened = socket.create_connection(address, timeout=timeout)
+    except OSError as error:
+        raise _Unconnected(host, error) from None
     # A server that sends a byte now and then passes every time-out of a socket: this ends it.
     alarm = threading.Timer(min(deadline - time.monotonic(), threading.TIMEOUT_MAX), _shut_down, [opened])
     alarm.daemon = True

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import TinyData, assert_verified, tiny_config
 from listener import Listener, listening
 
 from neatpack.pipeline.media import remote
+from neatpack.pipeline.media.host_failures import HostFailures
 from neatpack.pipeline.media.limits import LIMITS, Limits
 from neatpack.pipeline.media.open import open_media
 from neatpack.pipeline.media.remote import ALLOWED_HOSTS, DOWNLOADS, is_public
 from neatpack.pipeline.records import MediaError, MediaRef
+from neatpack.pipeline.run import run_pack
+from neatpack.pipeline.shard.verify import read_ledger
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +28,7 @@ def allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ALLOWED_HOSTS, raising=False)
     monkeypatch.setenv(LIMITS, Limits(media_timeout=2.0).as_text())
     monkeypatch.setattr(remote, "BACKOFF", 0.0)
+    monkeypatch.setattr(remote, "host_failures", HostFailures())
 
 
 @pytest.fixture
@@ -220,3 +225,113 @@ def test_proxies_of_the_environment_are_not_used(
     with open_media(MediaRef(kind="image", path=f"http://127.0.0.1:{port}/a.png")) as file:
         assert file.read() == b"abc"
     assert listener.num_connections == 0
+
+
+# ---------------------------------------------------------------- hosts that fail
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The addresses that downloads connect to, from now on."""
+    found: list[Any] = []
+    real = socket.create_connection
+
+    def connect(address: Any, *args: Any, **kwargs: Any) -> socket.socket:
+        found.append(address)
+        return real(address, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setenv(ALLOWED_HOSTS, "127.0.0.1")
+    return found
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.0 503 Busy\r\n\r\n", b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n\r\na"]
+)
+def test_host_that_failed_three_times_in_a_row_is_not_tried_again(
+    answer: bytes, serve: Any, connections: list[Any]
+) -> None:
+    answers = [answer] * (3 * 3 + 20) + [b"HTTP/1.0 200 OK\r\n\r\nabc"] + [answer] * 3
+    left = iter(answers)
+    port = serve(lambda connection: connection.sendall(next(left)))
+    counts = []
+    for number in range(23):
+        assert skip_of(f"http://127.0.0.1:{port}/{number}.png")[0] == "missing_media"
+        counts.append(len(connections))
+    assert counts == [3, 6, 9, *range(10, 30)], "it answers: it is asked for each, but once"
+    with open_media(MediaRef(kind="image", path=f"http://127.0.0.1:{port}/a.png")) as file:
+        assert file.read() == b"abc"
+    skip_of(f"http://127.0.0.1:{port}/b.png")
+    assert len(connections) == len(answers), "and after an answer, three times again"
+
+
+def test_host_without_connections_is_not_asked_for_a_while(
+    connections: list[Any], closed_port: int, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+    for number in range(40):
+        reason, detail = skip_of(f"http://127.0.0.1:{closed_port}/{number}.png?key=secret")
+        assert reason == "missing_media" and "secret" not in detail
+        counts.append(len(connections))
+    assert counts == [3, 6, 9, *range(10, 17), *[16] * 30]
+    other = serve(lambda connection: connection.sendall(b"HTTP/1.0 200 OK\r\n\r\nabc"))
+    with open_media(MediaRef(kind="image", path=f"http://127.0.0.1:{other}/a.png")) as file:
+        assert file.read() == b"abc"
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 61)
+    skip_of(f"http://127.0.0.1:{closed_port}/later.png")
+    skip_of(f"http://127.0.0.1:{closed_port}/at-once.png")
+    assert len(connections) == 16 + 1 + 1, "once a minute"
+
+
+def test_redirects_to_a_dead_host_are_not_blamed_on_the_host_that_redirects(
+    connections: list[Any], closed_port: int, serve: Any
+) -> None:
+    away = f"HTTP/1.0 302 Found\r\nLocation: http://127.0.0.1:{closed_port}/a\r\n\r\n".encode()
+    answers = iter([away] * (9 + 7 + 4) + [b"HTTP/1.0 200 OK\r\n\r\nabc"])
+    port = serve(lambda connection: connection.sendall(next(answers)))
+    for number in range(14):
+        skip_of(f"http://127.0.0.1:{port}/{number}.png")
+    with open_media(MediaRef(kind="image", path=f"http://127.0.0.1:{port}/good.png")) as file:
+        assert file.read() == b"abc"
+    assert connections.count(("127.0.0.1", closed_port)) == 16
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(socket.EAI_NONAME, [1, 1, 1, 1, 1]), (socket.EAI_AGAIN, [3, 3, 3, 1, 1])],
+    ids=["no such name", "no resolver"],
+)
+def test_names_that_are_not_resolved(error: int, expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row names another host. A resolver is none here: what it says comes from the test."""
+    asked: list[str] = []
+
+    def resolve(host: str, *_: Any, **__: Any) -> Any:
+        asked.append(host)
+        raise socket.gaierror(error, "sorry")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    for number in range(len(expected)):
+        assert skip_of(f"http://host{number}.test/a.png")[0] == "missing_media"
+    assert [asked.count(f"host{number}.test") for number in range(len(expected))] == expected
+
+
+def test_rows_of_a_dead_host_cost_themselves_and_not_the_run(
+    tmp_path: Path, closed_port: int, connections: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ALLOWED_HOSTS)
+    rows = TinyData(tmp_path)
+    for number in range(60):
+        name = f"http://127.0.0.1:{closed_port}/{number}.png?key=secret"
+        rows.row([("user", "<image>What?"), ("assistant", "That.")], images=[name])
+        rows.row([("user", "What?"), ("assistant", "That.")])
+    run_pack(tiny_config(rows.write(), tmp_path / "out", max_skipped=1.0, allow_http=True, allow_hosts=("127.0.0.1",)))
+    lines = read_ledger(tmp_path / "out", assert_verified(tmp_path / "out")).to_pylist()
+    assert [(line["status"], line["reason"]) for line in lines] == [("skipped", "missing_media"), ("packed", "")] * 60
+    assert not any("secret" in line["detail"] for line in lines)
+    assert len(connections) == 16
