@@ -227,7 +227,6 @@ def test_image_of_another_format_reaches_no_plugin(
         with pytest.raises(MediaError) as caught:
             read(ref)
         assert caught.value.skip.reason == "bad_media"
-        assert caught.value.skip.reason == "bad_media"
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "gif", "bmp", "dib", "tiff", "avif", "jp2", "ppm", "ico"])
