@@ -22,7 +22,8 @@ _MAY_HIDE = re.compile(r"[@?#;:]")
 _DRIVE = re.compile(r"[A-Za-z]:[/\\]")
 # Where a URI of a text may begin, or be a few characters later.
 _BEGIN = re.compile(rf"://|(?<![\w:/.+-])//|(?<![A-Za-z0-9+.-])(?:{_NAMES}):(?!//)", re.IGNORECASE)
-_WORD = re.compile(r"'[^']*'|\"[^\"]*\"|[^\s'\"]+")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_WORD = re.compile(r"\S+")
 _SPACE = re.compile(r"\s")
 _LONGEST_SCHEME = 20  # characters that are looked at before a ://
 _HIDDEN = "…"
@@ -133,15 +134,15 @@ def without_secrets(text: str) -> str:
 
 
 def _redact_words(text: str) -> str:
-    """Redact what is no URI as it is written: "user:key@host" among other words."""
+    """Redact what is no URI as it is written: "user:key@host" among other words, or 'user:my key@host' in quotes."""
     if "@" not in text or ":" not in text:
         return text
-    return _WORD.sub(lambda word: _redact_word(word[0]), text)
+    return _WORD.sub(_redact_word, _QUOTED.sub(_redact_word, text))
 
 
-def _redact_word(word: str) -> str:
-    quote = word[0] if word[0] in "'\"" else ""
-    return f"{quote}{_redact_path(word.strip(quote) if quote else word)}{quote}"
+def _redact_word(found: re.Match[str]) -> str:
+    word = found[0].lstrip("'\"({[").rstrip("'\")}],.;:")
+    return found[0].replace(word, _redact_path(word), 1) if "@" in word else found[0]
 
 
 def cut_text(text: str, most: int) -> str:
