@@ -19,6 +19,8 @@ from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.composition import COPIES, NEIGHBORS, composition_problems, read_composition
 
+pytestmark = pytest.mark.slow
+
 WORDS = tuple("the of and to in is that it was for on are as with his they at be this from".split())  # noqa: SIM905
 
 

@@ -28,7 +28,7 @@ from support.packed import tiny_config
 import neatpack
 from neatpack import run_pack
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.cluster, pytest.mark.net]
 
 FLAGS = ("--processor", DEMO_PROCESSOR, "--pack-size", "512", "--shard-mb", "1", "--group-size", "4")
 

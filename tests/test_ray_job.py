@@ -26,7 +26,7 @@ from support.packed import tiny_config
 
 from neatpack import run_pack
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.cluster, pytest.mark.net]
 
 RAY = [str(Path(sys.executable).with_name("ray"))]
 

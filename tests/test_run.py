@@ -387,6 +387,7 @@ def test_readable_by_plain_webdataset(tiny, tmp_path):
             assert np.array_equal(sample[f"{name}.npy"], array)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2.5-vl", "qwen3-vl"])
 def test_the_real_data(name, shared, tmp_path, capsys):
     """Every row accounted for, planned == materialized for all of it (verify checks each document)."""

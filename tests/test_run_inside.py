@@ -129,6 +129,7 @@ def expected(data, tmp_path_factory):
     return files
 
 
+@pytest.mark.slow
 def test_same_bytes_after_kills_at_any_instant(data, expected, tmp_path):
     """SIGKILL again and again, each time a little later, until a run gets through."""
     out = tmp_path / "out"

@@ -30,6 +30,8 @@ from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime import clients, uploads
 from neatpack.pipeline.runtime.objects import Remote, parse
 
+pytestmark = pytest.mark.slow
+
 SOURCES = "sources.json"  # tells where data lie, and so differs
 ASKED = [{"role": "user", "content": "<image>What?"}, {"role": "assistant", "content": "That."}]
 

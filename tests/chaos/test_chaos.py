@@ -5,6 +5,8 @@ import pytest
 from jobs.breaking.run import Job
 from jobs.chaos import INLINE, ON_RAY, by_seed, chaos, make_jobs, print_table
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:

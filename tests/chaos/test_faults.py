@@ -20,6 +20,8 @@ from jobs.breaking.disk import KILL, Disk
 from jobs.breaking.run import SURVIVED, TOLD, Job, Wrong, files_of, killed_on, run_here, run_on
 from neatpack.pipeline.shard.writer import ShardJob, shard_task
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = 4  # of the calls at which a fault is tried; jobs/chaos.py takes many
 
 

@@ -12,6 +12,8 @@ from jobs.fuzzing.input import INPUT
 from neatpack.pipeline.shard import ledger
 from neatpack.pipeline.shard.ledger import make_ledger
 
+pytestmark = pytest.mark.slow
+
 
 def test_fuzz(tmp_path: Path) -> None:
     """A pass over all kinds of damage; `python jobs/fuzz.py --target input` has more."""

@@ -17,6 +17,8 @@ from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime import clients
 from neatpack.pipeline.runtime.objects import Remote, parse
 
+pytestmark = pytest.mark.cluster
+
 SHAPE = ["--pack-size", "300", "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"]
 
 

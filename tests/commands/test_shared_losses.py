@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from command_line import Run, flags
 
 from neatpack.pipeline.manifest import Manifest
@@ -33,6 +34,7 @@ def write_meta(data: Path, folder: Path) -> Path:
     return folder / "meta.json"
 
 
+@pytest.mark.slow
 def test_every_loss_of_real_data_is_named_by_rows_and_tokens(run: Run, shared: Path, tmp_path: Path) -> None:
     meta, out = write_meta(shared / "data", tmp_path), tmp_path / "out"
     chosen = {"datasets": "", "max_skipped": 0.05, "pack_size": 4096, "processor": shared / "processors/qwen2.5-vl"}

@@ -82,6 +82,7 @@ def test_training_prints_both_losses_and_they_are_one(made, capsys):
     assert losses[1] < losses[0] and printed.count("\n") == 5
 
 
+@pytest.mark.slow
 def test_readme_shows_what_the_demo_prints(tmp_path, monkeypatch, capsys):
     """The whole demo, without a cluster. Times and the last digits of losses may differ."""
     monkeypatch.chdir(tmp_path)

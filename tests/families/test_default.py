@@ -39,6 +39,8 @@ from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger, verify_ledger, verify_shard
 
+pytestmark = pytest.mark.slow
+
 MAKERS = {"llava": default.make, "next": default.make_next, "tiles": default.make_tiles}
 SIZES = [(40, 50), (301, 517), (64, 64), (33, 340), (700, 71)]
 

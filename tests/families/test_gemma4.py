@@ -27,6 +27,8 @@ from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
+pytestmark = pytest.mark.slow
+
 NO_VIDEO = {"video_position_ids": np.zeros((0, 630, 2), dtype=np.int16)}
 HEADER = "<|turn>model\n"
 EMPTY = "<|channel>thought\n<channel|>"

@@ -65,6 +65,7 @@ def test_offline_on_purpose_is_told_as_such(monkeypatch: pytest.MonkeyPatch):
     assert "HF_HUB_OFFLINE" in str(caught.error) and "127.0.0.1" not in str(caught.error)
 
 
+@pytest.mark.slow
 def test_what_is_in_the_cache_is_taken_from_there(nowhere: Path):
     cached(nowhere)
     assert check_processor(NAME) is True

@@ -42,6 +42,7 @@ ROLES = {"system": "Be brief.", "user": "Why?", "assistant": "So."}
 TURNS = tuple(Turn(role=role, parts=(text,)) for role, text in ROLES.items())  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_system_prompt_that_the_template_leaves_out_is_not_lost_in_silence():
     """Pixtral's writes it before a last question, and so never before a last answer."""
     if not Path(SHARED, "processors", "mistral3").is_dir():

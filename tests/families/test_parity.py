@@ -32,6 +32,8 @@ from neatpack.pipeline.media.audio import decode_audio
 from neatpack.pipeline.records import TOKEN_TYPES, MediaRef, Sample, Skip
 from neatpack.pipeline.render.sample import render_whole
 
+pytestmark = pytest.mark.slow
+
 Sizes = list[tuple[int, int]]  # heights and widths
 # Small, at a boundary, a line, larger than most bounds, and shapes between which choices are close.
 SIZES: Sizes = [(56, 56), (90, 61), (150, 140), (33, 200), (448, 900), (640, 480), (30, 400)]

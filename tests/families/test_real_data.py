@@ -23,7 +23,10 @@ CHOSEN: dict[str, dict[str, Any]] = {
 }
 # In qwen3_vl's place: tests/test_run.py packs all of it with two real processors.
 NAMES = [name for name in FAMILIES if name not in REFUSED and name != "qwen3_vl"]
-pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real data and processors) is not here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real data and processors) is not here"),
+]
 
 
 @pytest.fixture(scope="module", params=NAMES)

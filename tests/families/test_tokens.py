@@ -115,6 +115,7 @@ def test_the_vocabulary_itself(name):
     assert_same(name, *texts[::5], "".join(texts[:3000]), " ".join(texts[-3000:]))
 
 
+@pytest.mark.slow
 def test_runs_that_are_too_long_for_tiktokens_regex(name):
     """A million spaces: more than its engine goes back for, and a second of work for each who does."""
     spaces = "x" + " " * 1_000_000

@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
 from helpers import ROOT
 
 from jobs.ray_abort import count_aborts
+
+pytestmark = pytest.mark.cluster
 
 
 def test_failed_rounds_do_not_abort_the_driver() -> None:

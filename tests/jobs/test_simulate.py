@@ -1,5 +1,7 @@
 """What is simulated does not depend on how many processes do it."""
 
+import pytest
+
 from jobs.simulate import Job, Partition, in_order
 
 
@@ -15,6 +17,7 @@ def figures(partition: Partition) -> tuple[object, ...]:
     )
 
 
+@pytest.mark.slow
 def test_workers_change_nothing() -> None:
     jobs = [Job(number=at, num_samples=3000 + at, capacity=4096, group_size=64) for at in range(3)]
     alone, together = (list(map(figures, in_order(jobs, workers))) for workers in (1, 2))

@@ -26,7 +26,7 @@ from support.packed import tiny_config
 
 from neatpack import __version__, run_pack
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.cluster, pytest.mark.net]
 
 JOBS = ROOT / "jobs"
 SCRIPTS = [JOBS / "local" / "pack.sh", JOBS / "slurm" / "pack.sbatch"]

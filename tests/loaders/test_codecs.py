@@ -156,6 +156,7 @@ def test_outputs_of_several_codecs_are_mixed(outputs: dict[str, Path]) -> None:
     assert_same({**one, "output": ""}, {**other, "output": ""})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_with_patches_and_tiles(name: str, data: Path, tmp_path: Path) -> None:
     processor = import_module(f"processors.{name}").make(tmp_path / "processor")

@@ -24,7 +24,7 @@ energon = pytest.importorskip(
 
 from megatron.energon.errors import reraise_exception  # noqa: E402
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.trainer, pytest.mark.net]
 
 
 @pytest.fixture(scope="module", autouse=True)

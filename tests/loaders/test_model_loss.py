@@ -37,6 +37,8 @@ from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.run import run_pack
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Made:

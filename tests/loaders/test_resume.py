@@ -59,6 +59,7 @@ def test_elastic_resume(out, before, after, batch, stop, epoch):
     assert len(left_out) < max(before, after)
 
 
+@pytest.mark.slow
 @settings(max_examples=12)
 @given(workers=st.integers(0, 3), batch=st.integers(1, 2), stop=st.integers(0, 12), world=st.integers(1, 3))
 def test_exact_resume_through_stateful_dataloader(out, workers, batch, stop, world):

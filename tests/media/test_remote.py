@@ -270,6 +270,7 @@ def test_what_is_no_url(allowed: Path, url: str) -> None:
     assert reason == "missing_media" and "secret" not in detail
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.on_ray)])
 def test_packing_with_downloads(web: Web, tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(DOWNLOADS, raising=False)

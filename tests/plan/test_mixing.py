@@ -37,6 +37,7 @@ def planned(drawn: list[tuple[int, int, int, int]], order: np.ndarray, **options
     return packs, row
 
 
+@pytest.mark.slow
 @given(rows, st.integers(0, 1000), st.integers(0, 2**31))
 @settings(max_examples=150, deadline=None)
 def test_every_sample_is_in_a_pack_that_holds_it(

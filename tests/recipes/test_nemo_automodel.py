@@ -14,7 +14,7 @@ from tiny_models import tiny_model
 
 from neatpack import PackedShards, neat_packed_vlm_collater, num_items_in_batch, run_pack
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.trainer, pytest.mark.net]
 
 sys.path.append(str(RECIPE_PACKAGES))
 

@@ -24,7 +24,7 @@ from neatpack import PackedShards, run_pack, wrap_vlm_collate_for_pp
 sys.path.insert(0, str(ROOT / "jobs" / "recipes"))
 import pipeline_parallel as recipe  # type: ignore[import-not-found]
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.trainer, pytest.mark.net]
 
 PACK_SIZE = 384
 KINDS = ["qwen2_5_vl", "qwen3_vl"]

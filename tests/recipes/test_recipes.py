@@ -18,7 +18,7 @@ from transformers import AutoModelForImageTextToText
 
 from neatpack import PackedShards
 
-pytestmark = pytest.mark.net
+pytestmark = [pytest.mark.trainer, pytest.mark.net]
 
 HARNESS = ROOT / "tests" / "recipes" / "harness.py"
 RECIPES = ["ddp", "fsdp2", "hf_trainer", "accelerate_loop", "lightning_fit", "torchtitan_loop", "nemo_loop", "trl_sft"]

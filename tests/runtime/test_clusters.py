@@ -14,6 +14,8 @@ from neatpack.pipeline.runtime.calls import Call
 from neatpack.pipeline.runtime.engine import engine
 from neatpack.pipeline.runtime.faults import MachineError
 
+pytestmark = pytest.mark.cluster
+
 # A driver that dies as soon as it stops Ray, as it did when Ray's core aborted it.
 DYING = """
 import os

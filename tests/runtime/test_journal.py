@@ -13,6 +13,8 @@ from hostile import slow_jpeg
 
 from neatpack.pipeline.runtime.journal import CRASHED, OVERTIME, Journal, journal
 
+pytestmark = pytest.mark.slow
+
 # A decoder with bugs, in every process that finds this on its path: a picture whose name says so brings it down, or
 # keeps it in C code for ever, with the interpreter's lock.
 CRASHING = """

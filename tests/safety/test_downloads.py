@@ -176,6 +176,7 @@ def drip(connection: socket.socket, head: bytes, unit: bytes) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "unit"),
     [

@@ -29,6 +29,8 @@ from neatpack.pipeline.media.limits import LIMITS, Limits
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 
 

@@ -21,6 +21,8 @@ from neatpack.pipeline.labels import TrainOn
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.records import MAX_DETAIL, MediaError, Skip
 
+pytestmark = pytest.mark.slow
+
 Row = dict[str, Any]
 SIZE, TIMES, MOST = 8_000, 4, 9.0  # a row, one four times as long, and how much longer that may take: 16 is quadratic
 AGAIN = 3  # measurements of what seems to take too long

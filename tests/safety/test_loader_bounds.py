@@ -25,6 +25,8 @@ from neatpack.pipeline.shard.codec import members_of
 from neatpack.pipeline.shard.index import LOADS_SCHEMA, places_schema
 from neatpack.pipeline.shard.pixels import MOST_SCANS, is_restorable
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:

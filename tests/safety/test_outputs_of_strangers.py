@@ -18,6 +18,8 @@ from neatpack.pipeline.plan.files import write_paths
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.storage import place
 
+pytestmark = pytest.mark.slow
+
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "AKIAEXAMPLE",
     "AWS_SECRET_ACCESS_KEY": "secret",

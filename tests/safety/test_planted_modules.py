@@ -11,6 +11,8 @@ from helpers import DEMO_PROCESSOR, ROOT, files_of, mixed_rows, tiny_config
 
 from neatpack.pipeline.run import run_pack
 
+pytestmark = pytest.mark.cluster
+
 SMALL = ["--pack-size", "512", "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"]
 
 

@@ -24,6 +24,8 @@ from listener import CREDENTIALS, Listener, listening
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.shard.verify import read_ledger
 
+pytestmark = pytest.mark.slow
+
 GOOD = 100
 SECONDS = 1200  # a machine may be busy; that a run ends at all is what is looked at
 # Python runs this before the command, which forks before it imports anything heavy, and after each crash again: with

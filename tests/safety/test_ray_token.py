@@ -17,6 +17,8 @@ from helpers import ROOT
 
 from neatpack.pipeline.runtime.clusters import require_token
 
+pytestmark = pytest.mark.cluster
+
 # Starts Ray through neatpack, prints its token and waits for a line on stdin.
 DRIVER = """
 import json, os, sys

@@ -172,6 +172,7 @@ def test_name_that_other_programs_take_for_an_address_is_a_path(name: str, tmp_p
     assert line["reason"] == "missing_media" and listener.num_connections == 0, line
 
 
+@pytest.mark.slow
 def test_names_of_a_listing_are_names(tmp_path: Path, listener: Listener) -> None:
     """A folder of data in a store, in which somebody has put objects with odd names."""
     options = f"endpoint_override={listener.address}&scheme=http"

@@ -15,6 +15,8 @@ from helpers import DEMO_PROCESSOR, SHARED, clip, torchvision_environment
 
 from neatpack.pipeline.families.glm4v import by_rate
 
+pytestmark = pytest.mark.slow
+
 NUM_FRAMES = 10  # of the clip: 2 seconds of 64 x 96
 HOSTILE: dict[str, dict[str, Any]] = {
     "nframes 2^31 - 1": {"nframes": 2147483647},

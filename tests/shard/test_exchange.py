@@ -38,6 +38,7 @@ def test_the_old_output_stays_until_the_new_one_is_complete(meta, tmp_path, monk
     assert not (out / "work/anew").exists()
 
 
+@pytest.mark.slow
 def test_killed_at_any_rename_the_next_run_finishes_the_exchange(meta, tmp_path, monkeypatch):
     run_pack(tiny_config(meta, tmp_path / "new", pack_size=256))
     run_pack(tiny_config(meta, tmp_path / "old"))

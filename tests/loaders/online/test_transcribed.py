@@ -36,6 +36,7 @@ def images(tmp_path_factory) -> list[str]:
     return [str(picture(folder / f"{number}.png", *size)) for number, size in enumerate([(60, 90), (130, 75)])]
 
 
+@pytest.mark.slow
 def test_kimi_k25_phi4_and_omni_with_their_real_processors(shared, tmp_path):
     picture(tmp_path / "a.png", 130, 200)
     picture(tmp_path / "b.png", 90, 61)
