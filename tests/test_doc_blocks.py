@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from support.data import picture
 from support.packed import tiny_config
 from tiny_models import tiny_model
 
+from jobs.demo.make_data import make_demo
 from neatpack import run_pack
 
 pytestmark = pytest.mark.net
@@ -91,6 +93,18 @@ def world(tmp_path_factory) -> Path:
     run_pack(tiny_config(folder / "meta.json", folder / "packed"))
     assert main(["export", "hub-card", str(folder / "packed")]) == 0
     return folder
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory) -> Path:
+    """Write demo-out as `make demo` leaves it, and another output next to it."""
+    folder = tmp_path_factory.mktemp("demo") / "demo-out"
+    meta = make_demo(folder / "data")
+    config = tiny_config(meta, folder / "packed", pack_size=2048, shard_mb=16, group_size=512)
+    run_pack(config)
+    less = {"pack_size": 1024, "overlong": "truncate", "max_packs": 38, "datasets": ("shapes", "charts", "text")}
+    run_pack(replace(config, out=str(folder / "smaller"), **less))
+    return folder.parent
 
 
 def names_of(block: Block, folder: Path) -> dict[str, object]:
