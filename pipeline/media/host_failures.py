@@ -10,7 +10,7 @@ _REST = 60.0
 
 
 class HostFailures:
-    """Counts, per host and port, the downloads of this process that failed in a row."""
+    """Counts, per scheme, host and port, the downloads of this process that failed in a row."""
 
     def __init__(self) -> None:
         self._in_a_row: defaultdict[str, int] = defaultdict(int)
@@ -22,16 +22,20 @@ class HostFailures:
         return time.monotonic() < self._resting.get(host, 0.0)
 
     def num_tries(self, host: str, most: int) -> int:
-        return 1 if self._in_a_row[host] >= _DOWN else most
+        return 1 if self._in_a_row.get(host, 0) >= _DOWN else most
 
     def note_answer(self, host: str) -> None:
         for each in (host, NAMES):
-            self._in_a_row[each] = self._unconnected[each] = 0
+            for counts in (self._in_a_row, self._unconnected):
+                counts.pop(each, None)  # of millions of hosts that answer, nothing is kept
 
     def note_failure(self, host: str, *, is_connected: bool) -> None:
         """Count a download that failed in all of its tries."""
         self._in_a_row[host] += 1
-        self._unconnected[host] = 0 if is_connected else self._unconnected[host] + 1
+        if is_connected:
+            self._unconnected.pop(host, None)
+            return
+        self._unconnected[host] += 1
         if self._unconnected[host] >= _GONE:
             self._resting[host] = time.monotonic() + _REST
 

@@ -94,7 +94,7 @@ def _download(url: str, path: Place) -> None:
     seconds = limits().media_timeout
     deadline = time.monotonic() + seconds if seconds else float("inf")
     try:
-        failing = host = urllib.parse.urlsplit(url).netloc.lower()
+        failing = host = _host_of(url)
     except ValueError:  # its message may hold a password
         raise MediaError("missing_media", f"{shown_path(url)}: not a URL that can be asked for") from None
     errors: list[Exception] = []
@@ -129,6 +129,12 @@ def _download(url: str, path: Place) -> None:
     if time.monotonic() > deadline:
         raise MediaError("missing_media", f"{shown_path(url)}: download {OVERTIME}")
     raise MediaError("missing_media", f"{shown_path(url)}: cannot be read, {len(errors)} times over: {errors[-1]}")
+
+
+def _host_of(url: str) -> str:
+    """A host as failures are counted: with its port, which the scheme tells where none is named."""
+    parts = urllib.parse.urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.lower()}"
 
 
 class _Unconnected(OSError):
@@ -197,7 +203,7 @@ def _connected(url: str, deadline: float) -> Iterator[tuple[http.client.HTTPConn
         raise ValueError("no host in it")
     if "@" in parts.netloc:
         raise ValueError("has a user or password, which are not sent")
-    host = parts.netloc.lower()
+    host = _host_of(url)
     if host_failures.is_resting(host):
         raise ValueError("no connection to its host")
     address = _address(parts.hostname, port)
