@@ -280,23 +280,30 @@ def stable_order(keys: Ints) -> Ints:
 
 
 def sorted_by(*keys: Ints) -> Ints:
-    """Return the order by these keys of 0 or more, the first one first, as they are given where all are equal.
+    """Return the order by these keys of 0 or more, the first one first, as they are given where all are equal."""
+    return sort_with_first(*keys)[0]
+
+
+def sort_with_first(*keys: Ints) -> tuple[Ints, Ints]:
+    """Return the order by these keys, and the first key in that order.
 
     np.sort takes a tenth of the time of np.argsort: where they fit, keys and index are numbers of 63 bits.
     """
     widths = [int(key.max()).bit_length() if len(key) else 0 for key in keys]
     width = len(keys[0]).bit_length()
     if sum(widths) + width > 63:
-        return np.lexsort(keys[::-1])
-    packed = np.zeros(len(keys[0]), dtype=np.int64)
-    for key, bits in zip(keys, widths, strict=True):
+        order = np.lexsort(keys[::-1])
+        return order, keys[0][order]
+    packed = keys[0].astype(np.int64)
+    for key, bits in zip(keys[1:], widths[1:], strict=True):
         packed <<= bits
         packed |= key
     packed <<= width
     packed |= np.arange(len(packed))
     packed.sort()
+    first = packed >> (sum(widths[1:]) + width)
     packed &= (1 << width) - 1
-    return packed
+    return packed, first
 
 
 def members(bin_of: Ints) -> list[Ints]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .knapsack import Ints, Mask, Samples, bin_sums, sorted_by, stable_order
+from .knapsack import Ints, Mask, Samples, bin_sums, sort_with_first, sorted_by, stable_order
 
 MAX_SECTIONS = 16
 MIN_ROUNDS, MAX_ROUNDS, MIXED_SAMPLES = 2, 24, 300_000  # exchanges between bundles, of so many samples in all
@@ -106,20 +106,23 @@ def mix_lengths(bin_of: Ints, edges: Ints, samples: Samples, random: np.random.R
     is_text = (samples.encoder == 0) & ~samples.is_visual
     # Where there are texts, they fill bins of even load, which is kept to the token.
     quantum = 1 if is_text.any() else max(1, int(samples.encoder.sum()) // (len(counts) * LOAD_STEPS))
+    bin_of = bin_of.copy()
     for todo in (np.flatnonzero(is_text), np.flatnonzero(~is_text)):
-        by_length = todo[stable_order(samples.lengths[todo])]
+        own, bins = samples.take(todo), bin_of[todo]
+        by_length = stable_order(own.lengths)
         step = 1 + len(todo) // LOOKED_AT  # of many pairs, some are looked at
         firsts, seconds = by_length[:-1:step], by_length[1::step]
         expected = chance * len(firsts) / len(bin_of)
         budget, before = max(MIN_ROUNDS, MIXED_SAMPLES // max(1, len(todo))), 0
         for round_ in range(MAX_ROUNDS):
-            together = int(np.count_nonzero(bin_of[firsts] == bin_of[seconds]))
+            together = int(np.count_nonzero(bins[firsts] == bins[seconds]))
             if together <= MOST_TOGETHER * expected + expected**0.5 + 1:
                 break
             if round_ >= budget and 2 * together > before:  # many samples: more rounds where each halves what is left
                 break
             before = together
-            bin_of = _exchange_bundles(bin_of, todo, section, samples, quantum, random)
+            bins = _exchange_bundles(bins, section, own, quantum, random)
+        bin_of[todo] = bins
     return bin_of
 
 
@@ -131,14 +134,15 @@ def align_sections(bin_of: Ints, samples: Samples, kin: Kinship, random: np.rand
     quantum = 1 if is_text.any() else max(1, int(samples.encoder.sum()) // (num_bins * LOAD_STEPS))
     everywhere = np.zeros(num_bins, dtype=np.int64)
     for todo in (np.flatnonzero(is_text), np.flatnonzero(~is_text)):
+        own, bins, phases = samples.take(todo), bin_of[todo], kin.phases[todo]
         for _ in range(ALIGN_ROUNDS if len(todo) else 0):
-            bin_of = _exchange_bundles(bin_of, todo, everywhere, samples, quantum, random, kin.phases)
+            bins = _exchange_bundles(bins, everywhere, own, quantum, random, phases)
+        bin_of[todo] = bins
     return bin_of
 
 
 def _exchange_bundles(
     bin_of: Ints,
-    todo: Ints,
     section: Ints,
     samples: Samples,
     quantum: int,
@@ -150,16 +154,19 @@ def _exchange_bundles(
     Bins of short documents have larger bundles, too: five of 60 tokens change places with six of 50. By `phases`,
     documents of near ones are bundled, and bundles go into bins in the order of theirs.
     """
-    within = _few_bits(len(todo), random) if phases is None else (phases[todo] * FINEST).astype(np.int64)
-    order = todo[sorted_by(bin_of[todo], within)]
-    bins = bin_of[order]
-    most = np.clip(np.bincount(bins) // 4, 1, MOST_BUNDLED - 1)
+    within = _few_bits(len(bin_of), random) if phases is None else (phases * FINEST).astype(np.int64)
+    order, bins = sort_with_first(bin_of, within)
+    counts = np.bincount(bins)
+    most = np.clip(counts // 4, 1, MOST_BUNDLED - 1)
     each = (2 if phases is None else 1) + (random.random_sample(len(most)) * most).astype(np.int64)
-    starts = np.flatnonzero(_ranks(bins) % each[bins] == 0)
+    # Numbers of 32 bits are divided in half the time.
+    before = np.repeat((np.cumsum(counts) - counts).astype(np.int32), counts)
+    within_bin = np.arange(len(bins), dtype=np.int32) - before
+    starts = np.flatnonzero(within_bin % np.repeat(each.astype(np.int32), counts) == 0)
     sizes = np.diff(np.append(starts, len(order)))
     places = bins[starts]
     keys = [np.add.reduceat(samples.lengths[order], starts)]
-    if samples.encoder[todo].any() or samples.is_visual[todo].any():
+    if samples.encoder.any() or samples.is_visual.any():
         visual, encoder = (
             np.add.reduceat(values[order], starts) for values in (samples.visual_tokens, samples.encoder)
         )
@@ -171,19 +178,19 @@ def _exchange_bundles(
         means = np.add.reduceat((phases[order] * FINEST).astype(np.int64), starts) // sizes
         moved[sorted_by(*keys, means)] = places[sorted_by(*keys, places)]
     else:
-        turn = sorted_by(*keys, _few_bits(len(starts), random))
+        turn, first = sort_with_first(*keys, _few_bits(len(starts), random))
         is_first = np.zeros(len(turn), dtype=np.bool_)
         is_first[:1] = True
-        for key in keys:
-            is_first[1:] |= np.diff(key[turn]) != 0
+        for key in (first, *(key[turn] for key in keys[1:])):
+            is_first[1:] |= key[1:] != key[:-1]
         # Each bundle goes where the next one of its kind is, the last one where the first is.
         firsts = np.flatnonzero(is_first)
         following = np.arange(1, len(turn) + 1)
         following[np.append(firsts[1:], len(turn)) - 1] = firsts
         moved[turn] = places[turn[following]]
-    bin_of = bin_of.copy()
-    bin_of[order] = np.repeat(moved, sizes)
-    return bin_of
+    exchanged = np.empty_like(bin_of)
+    exchanged[order] = np.repeat(moved, sizes)
+    return exchanged
 
 
 def _few_bits(count: int, random: np.random.RandomState) -> Ints:
