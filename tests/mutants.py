@@ -79,13 +79,13 @@ MUTANTS = {
     # Pixels
     "wrong-table-is-restored": Mutant(
         "loaders/pixels.py", "tables[kind] = table.copy()", "tables[kind] = table[::-1].copy()",
-        "tests/loaders/test_equivalence.py tests/families/test_contract.py",
+        "tests/test_promises.py",
     ),
     "wrong-table-is-written": Mutant(
         "pipeline/shard/commit.py",
         "np.lib.format.write_array(hashed, values)",
         "np.lib.format.write_array(hashed, values[::-1].copy())",
-        "tests/loaders/test_equivalence.py tests/families/test_contract.py",
+        "tests/test_promises.py",
     ),
     "wrong-codec-bytes": Mutant(
         "pipeline/shard/pixels.py", "compression_level=LEVEL", "compression_level=LEVEL + 8", OUTPUTS

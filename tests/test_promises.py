@@ -1,6 +1,8 @@
 """Promises that a redesign could break silently: what is on disk and when, one run at a time, nothing stale is kept."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from places import DEMO_PROCESSOR, ROOT
 from support.commands import assert_verified, run_command
 from support.data import TinyData, mixed_rows, picture
@@ -185,3 +188,17 @@ def test_a_changed_letter_of_a_manifest_is_an_error(tiny: TinyData, tmp_path: Pa
     assert run_command("verify", out)[0] == 1
     (out / "manifest.json").write_text(manifest)
     assert run_command("verify", out)[0] == 0
+
+
+def test_restored_pixels_are_normalized_channel_by_channel(tiny: TinyData, tmp_path: Path) -> None:
+    """By the numbers of the processor's own config: (byte / 255 - mean) / deviation."""
+    out, processor = tmp_path / "out", shutil.copytree(DEMO_PROCESSOR, tmp_path / "processor")
+    file = processor / "preprocessor_config.json"
+    mean, deviation = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_mean": mean, "image_std": deviation}))
+    run_pack(tiny_config(mixed_rows(tiny, 2, 3).write(), out, processor=str(processor), pixels="u8"))
+    means, deviations = (torch.tensor(values).view(1, 3, 1, 1) for values in (mean, deviation))
+    for stored, restored in zip(PackedShards(out, pixels="uint8"), PackedShards(out, pixels="fp32"), strict=True):
+        pixels = stored["pixel_values"]
+        expected = ((pixels.view(len(pixels), 3, 1, -1) / 255 - means) / deviations).expand(-1, -1, 2, -1)
+        assert len(pixels) and torch.allclose(restored["pixel_values"].view_as(expected), expected, atol=1e-6)
