@@ -11,6 +11,7 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import PurePosixPath
@@ -202,12 +203,13 @@ class Remote:
                 raise
 
     def remove_all(self) -> None:
-        """The object, or all objects below."""
+        """Remove the object, or all objects below. If an answer gets lost, the next try finds nothing: that is fine."""
         info = self._info()
         if info.is_file:
             self.unlink(missing_ok=True)
         elif info.type:
-            self._asked(lambda filesystem, path: filesystem.delete_dir(path))
+            with suppress(FileNotFoundError):
+                self._asked(lambda filesystem, path: filesystem.delete_dir(path))
 
     def _asked(self, ask: Callable[["fs.FileSystem", str], Result], seconds: float = 0.0) -> Result:
         """What the store answers. Each try asks for the client: a fork in between has none of its threads."""

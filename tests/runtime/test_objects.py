@@ -256,6 +256,16 @@ def test_what_says_nothing_about_the_object_is_tried_again(folder: Remote, proxy
     assert rule.hits == 4
 
 
+@pytest.mark.parametrize("times", [1, 4, 12])
+def test_removing_a_folder_survives_lost_answers(folder: Remote, proxy: Proxy, times: int) -> None:
+    """The store has removed it, and the next try finds nothing."""
+    for name in ("a", "b"):
+        (folder / "gone" / name).write_bytes(b"here")
+    rule = proxy.fail("lost", method="POST", times=times)
+    (folder / "gone").remove_all()
+    assert rule.hits and not (folder / "gone" / "a").exists() and not (folder / "gone" / "b").exists()
+
+
 def test_a_stalled_answer_is_asked_for_again(folder: Remote, proxy: Proxy) -> None:
     (folder / "a").write_bytes(b"here")
     rule = proxy.fail("stall", method="GET", key=f"{folder.key}/a", times=1, seconds=60)
