@@ -290,15 +290,7 @@ class PackedShards:
                 code="loader-state",
                 got=type(state).__name__,
             )
-        for key, value in {"seed": self.seed, **self.mix.describe()}.items():
-            if state.get(key) != value:
-                raise UserError(
-                    f"the state is of {key} {state.get(key)}, this dataset has {value}: the orders differ",
-                    code="loader-state",
-                    key=key,
-                    got=state.get(key),
-                    expected=value,
-                )
+        self.check_order(state)
         epoch, position = (whole(f"{name} of the state", state.get(name)) for name in ("epoch", "position"))
         if position and state.get("plan", self.mix.plan) != self.mix.plan and self.rank == 0:
             logger.warning(
@@ -309,6 +301,22 @@ class PackedShards:
             )  # fmt: skip
         self._move_to(epoch, position)
         self._is_loaded = True
+
+    def describe_order(self) -> dict[str, Any]:
+        """Return what the orders of all epochs depend on."""
+        return {"seed": self.seed, **self.mix.describe()}
+
+    def check_order(self, state: Mapping[str, Any]) -> None:
+        """Raise UserError for a state of another order."""
+        for key, value in self.describe_order().items():
+            if state.get(key) != value:
+                raise UserError(
+                    f"the state is of {key} {state.get(key)}, this dataset has {value}: the orders differ",
+                    code="loader-state",
+                    key=key,
+                    got=state.get(key),
+                    expected=value,
+                )
 
     # Packs
 

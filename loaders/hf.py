@@ -119,8 +119,8 @@ class PackSampler(Sampler[list[int]]):
         packs = IndexedPacks(out)
         loader = StatefulDataLoader(packs, batch_sampler=PackSampler(packs, 2), collate_fn=packs.collater(model))
 
-    Iterating again gives the next epoch. The state is what was consumed, over all ranks: torchdata's StatefulDataLoader
-    saves it, and it holds for any number of ranks and workers.
+    Iterating again gives the next epoch. The state is a position over all ranks, so it fits any number of them.
+    torchdata's StatefulDataLoader saves it, and itself resumes only with as many workers as it had.
     """
 
     def __init__(
@@ -139,6 +139,7 @@ class PackSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         rank, world_size = self._ranks.now()
+        self._num_given = 0
         self.packs.set_epoch(self._epoch)
         num_packs = (len(self.packs) - self._position) // world_size
         mine = range(self._position + rank, self._position + num_packs * world_size, world_size)
@@ -148,10 +149,12 @@ class PackSampler(Sampler[list[int]]):
             yield batch
         self._epoch, self._position, self._num_given = self._epoch + 1, 0, 0
 
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self._epoch, "position": self._position + self._num_given * self._ranks.now()[1]}
+    def state_dict(self) -> dict[str, Any]:
+        position = self._position + self._num_given * self._ranks.now()[1]
+        return {"epoch": self._epoch, "position": position, **self.packs.packs.describe_order()}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.packs.packs.check_order(state)
         self._epoch, self._position = (whole(name, state.get(name)) for name in ("epoch", "position"))
         self._num_given = 0
 

@@ -84,11 +84,14 @@ def test_sampler_resumes_with_other_ranks_and_goes_on_to_the_next_epoch(out):
     half = [PackSampler(packs, 2, rank=rank, world_size=2) for rank in range(2)]
     seen = [index for sampler in half for batch in islice(sampler, 3) for index in batch]
     states = [sampler.state_dict() for sampler in half]
-    assert states[0] == states[1] == {"epoch": 0, "position": 12}
+    order = {"seed": 0, "num_packs": len(packs)}
+    assert states[0] == states[1] == {"epoch": 0, "position": 12, **order}
+    with raises(ValueError, "loader-state", key="seed", got=0, expected=1):
+        PackSampler(IndexedPacks(out, seed=1)).load_state_dict(states[0])
     rest = PackSampler(packs, 2, rank=0, world_size=1)
     rest.load_state_dict(states[0])
     assert sorted(seen + [index for batch in rest for index in batch]) == list(range(len(packs)))
-    assert rest.state_dict() == {"epoch": 1, "position": 0} and packs.epoch == 0
+    assert rest.state_dict() == {"epoch": 1, "position": 0, **order} and packs.epoch == 0
     next(iter(rest))
     assert packs.epoch == 1
 
