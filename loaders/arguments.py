@@ -5,7 +5,7 @@ from math import inf
 from numbers import Real
 from typing import Any
 
-from ..pipeline.errors import UserError
+from neatpack.errors import UserError
 
 
 def whole(name: str, value: Any, least: int = 0, remedy: str = "") -> int:

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ..pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from ..pipeline.manifest import REMEDY, ShardEntry, ShardError
 from ..pipeline.runtime.storage import open_regular
 

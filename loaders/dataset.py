@@ -9,7 +9,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 import torch
 
-from ..pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from .arguments import flag, is_positive, whole
 from .item import PIXELS, pack_item
 from .loader import PackLoader

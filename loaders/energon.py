@@ -16,7 +16,8 @@ import hashlib
 from functools import lru_cache
 from typing import Any
 
-from ..pipeline.errors import fields_of
+from neatpack.errors import fields_of
+
 from ..pipeline.layout import MediaArray, layout_of
 from ..pipeline.manifest import FILE as MANIFEST, REMEDY, Manifest, OutputError
 from ..pipeline.shard.restoring import PixelDecoder

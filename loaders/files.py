@@ -11,7 +11,8 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 
-from ..pipeline.errors import UserError, fields_of
+from neatpack.errors import UserError, fields_of
+
 from ..pipeline.manifest import (
     FILE as MANIFEST,
     MOST_BYTES,

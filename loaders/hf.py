@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, RandomSampler, Sampler
 
-from ..pipeline.errors import ItemError, UserError
+from neatpack.errors import ItemError, UserError
+
 from .arguments import whole
 from .dataset import PackedShards
 from .mix import Outputs

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from ..pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from ..pipeline.layout import MediaArray
 from ..pipeline.records import TOKEN_TYPES
 from .media import LAYOUT_KEY, RECURRENT_KEY, document_numbers

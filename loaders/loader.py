@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
-from ..pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from .arguments import flag, whole
 from .opened import in_advance
 from .pp_media import CollateForPP

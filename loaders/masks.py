@@ -11,7 +11,8 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from ..pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from ..pipeline.records import IMAGE, VIDEO
 from .arrays import filled
 

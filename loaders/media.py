@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from ..pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from ..pipeline.layout import Delivery, Layout, MediaArray
 from ..pipeline.records import TOKEN_TYPES
 from .arrays import concatenate

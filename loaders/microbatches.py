@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..pipeline.errors import UserError
+from neatpack.errors import UserError
 
 # Borders of documents in rows laid end to end, and the key that tells how many documents a row has, where there is one.
 _BORDERS = ("cu_seq_lens_q", "cu_seq_lens_k", "cu_seqlens", "cu_seqlens_padded")

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from ..pipeline.identity import changes, differences
 from ..pipeline.manifest import LOADS, Manifest, OutputError
 from .arguments import is_positive

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch.nn.functional import pad
 
-from ..pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from ..pipeline.records import IGNORE
 from .mended import warn_if_unmended
 from .packed import neat_packed_vlm_collater, positions_inside

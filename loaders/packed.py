@@ -39,7 +39,8 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from ..pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from ..pipeline.records import IGNORE
 from .arrays import empty
 from .flex import document_block_mask

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from ..pipeline.layout import MediaArray
 from ..pipeline.manifest import REMEDY, Manifest, OutputError
 from ..pipeline.shard.codec import read_array

@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 from zlib_ng import zlib_ng
 
-from ..pipeline.errors import ItemError
+from neatpack.errors import ItemError
+
 from ..pipeline.manifest import INDEX, LOADS, MOST_BYTES, PLACES, REMEDY, Manifest, OutputError
 from ..pipeline.runtime.tables import read_plain_arrow
 from ..pipeline.shard.codec import members_of

@@ -35,7 +35,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..pipeline.errors import LoaderError, UserError
+from neatpack.errors import LoaderError, UserError
+
 from ..pipeline.layout import Layout, MediaArray, delivered, rows_per_part, split_media
 from ..pipeline.records import TOKEN_TYPES, MediaKind
 from .media import collate_with_owners

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from ..pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from .arguments import whole
 
 

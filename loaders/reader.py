@@ -8,8 +8,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from zlib_ng import zlib_ng
 
+from neatpack.errors import UserError, fields_of
+
 from ..pipeline.codecs import SOURCE
-from ..pipeline.errors import UserError, fields_of
 from ..pipeline.layout import MediaArray, Misfit, layout_of, misfit
 from ..pipeline.manifest import FILE as MANIFEST, PLACES, REMEDY, OutputError, ShardError, shard_name
 from ..pipeline.records import TOKEN_TYPES

@@ -83,8 +83,9 @@ class ErrorReport:
 
     def _explained(self, error: Exception) -> tuple[str, int]:
         """The message of an error, "" for a mistake of ours, and the exit code."""
+        from neatpack.errors import UserError
+
         from .commands.common import FAILED, WRONG_INPUT
-        from .errors import UserError
         from .extras import remedy
         from .manifest import OutputError
         from .runtime.clients import Unreachable

@@ -10,7 +10,7 @@ All of them restore to the same arrays: see pipeline/shard/pixels.py.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .errors import OutputError, UserError
+from neatpack.errors import OutputError, UserError
 
 U8, ZSTD, SOURCE = "u8", "zstd", "source"
 Codecs = Mapping[str, str]  # by kind of medium

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from neatpack.errors import DataLossError as DataLossError, UserError as UserError, fields_of
+
 from .codecs import parse_codecs, spelled
-from .errors import DataLossError as DataLossError, UserError as UserError, fields_of
 from .runtime.objects import Remote
 from .runtime.storage import Place, place, text_of
 from .step_cost import DEFAULT_COST, StepCost, step_cost

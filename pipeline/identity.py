@@ -10,10 +10,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from neatpack import __version__
+from neatpack.errors import OutputError
 
 from . import measure
 from .config import fingerprint
-from .errors import OutputError
 from .extras import VERSIONED
 from .typed import check_types
 

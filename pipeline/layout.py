@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .errors import OutputError
+from neatpack.errors import OutputError
+
 from .records import TOKEN_TYPES, MediaKind
 from .runtime import reused
 from .typed import check_types

@@ -21,9 +21,9 @@ from operator import attrgetter, itemgetter
 from typing import Any, overload
 
 from neatpack import __version__
+from neatpack.errors import OutputError as OutputError, ShardError as ShardError, fields_of
 
 from .codecs import PLAIN, SOURCE, U8, checked_codecs
-from .errors import OutputError as OutputError, ShardError as ShardError, fields_of
 from .identity import Identity, fields_from_json
 from .runtime.objects import NoBucket
 from .runtime.storage import Place, parse_json, read_inside, write_whole

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
-from .errors import UserError
+from neatpack.errors import UserError
 
 if TYPE_CHECKING:  # flags and --help do without
     import numpy as np

@@ -5,7 +5,7 @@ import typing
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from .errors import OutputError
+from neatpack.errors import OutputError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -7,8 +7,8 @@ import pytest
 from support.errors import raises
 
 from neatpack import __version__
+from neatpack.errors import OutputError
 from neatpack.pipeline import measure
-from neatpack.pipeline.errors import OutputError
 from neatpack.pipeline.extras import VERSIONED
 from neatpack.pipeline.identity import Identity, own_code, versions
 

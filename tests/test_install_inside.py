@@ -18,8 +18,8 @@ def output_of(*command: str | Path, cwd: Path) -> str:
 
 
 OTHER_NAMES = """
-import neatpack, neatpack.pipeline.errors, neatpack.loaders.ranks, sys
-for name in ("pipeline", "pipeline.errors", "loaders", "loaders.ranks", "neatpack.tests", "neatpack.jobs"):
+import neatpack, neatpack.errors, neatpack.loaders.ranks, sys
+for name in ("pipeline", "pipeline.records", "loaders", "loaders.ranks", "neatpack.tests", "neatpack.jobs"):
     try:
         __import__(name)
     except ImportError:

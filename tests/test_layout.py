@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.errors import raises
 
-from neatpack.pipeline.errors import OutputError
+from neatpack.errors import OutputError
 from neatpack.pipeline.layout import Delivery, MediaArray, delivered, layout_of, rows_per_part, split_media
 
 LAYOUT = {

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ...pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from ...pipeline.families.base import Family
 from ...pipeline.records import IGNORE
 from ..pixels import cast_pixels

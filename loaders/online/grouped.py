@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler, Subset
 
-from ...pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from .estimate import (
     UNKNOWN_MEDIUM_TOKENS,
     _estimate_image_tokens,

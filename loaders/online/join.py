@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ...pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from ...pipeline.labels import shifted
 from ...pipeline.plan.assign import aligned
 from ...pipeline.records import TOKEN_TYPES

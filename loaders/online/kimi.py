@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from ...pipeline.families.base import Family
 from ...pipeline.measure.length import expansions
 from ...pipeline.render.sample import expand

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from ...pipeline.errors import ItemError, LoaderError, UserError
+from neatpack.errors import ItemError, LoaderError, UserError
+
 from ...pipeline.ingest.conversation import from_conversation
 from ...pipeline.measure.length import measure
 from ...pipeline.plan.assign import aligned

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from ...pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from ...pipeline.families.base import Family
 from ...pipeline.labels import shifted
 from ...pipeline.records import IGNORE

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from ...pipeline.errors import ItemError, LoaderError, UserError
+from neatpack.errors import ItemError, LoaderError, UserError
+
 from ...pipeline.media.image import rgb_image
 from ...pipeline.records import MediaRef
 

@@ -7,7 +7,8 @@ from typing import Any
 from jinja2 import TemplateError
 from PIL import Image
 
-from ...pipeline.errors import UserError
+from neatpack.errors import UserError
+
 from ...pipeline.families.base import Family
 from ...pipeline.ingest.conversation import from_conversation
 from ...pipeline.ingest.formats.parts import kind_of

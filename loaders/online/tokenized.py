@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...pipeline.errors import NeatpackError
+from neatpack.errors import NeatpackError
+
 from ...pipeline.families.base import Family
 from ...pipeline.ingest.conversation import from_conversation
 from ...pipeline.measure.length import measure, truncated

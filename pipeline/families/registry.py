@@ -7,8 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neatpack.errors import add_fields
+
 from ..config import UserError
-from ..errors import add_fields
 from ..records import MASKED_LAYERS
 from ..uris import redact_uri
 from .base import Family, ProcessorFiles, ProcessorKey

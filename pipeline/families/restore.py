@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from ..errors import OutputError
+from neatpack.errors import OutputError
+
 from .base import ImageRule
 
 # Classes by name, and the module of this package that has them: imported where one is asked for.

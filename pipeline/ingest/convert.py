@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
-from ..errors import UserError
+from neatpack.errors import UserError
+
 from ..records import Example, Skip
 from .conversation import from_conversation
 from .data_warnings import warn_of_data

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from neatpack.errors import add_fields
+
 from ..config import UserError, fingerprint, place_of
-from ..errors import add_fields
 from ..runtime.objects import NoBucket, Remote
 from ..runtime.storage import Place, place, text_of
 from ..uris import SCHEME, is_http, redact_uri

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..errors import UserError
+from neatpack.errors import UserError
+
 from ..families.base import Family, ImageRule, MediaRule, SoundRule, VideoRule
 from ..media.audio import count_samples, has_audio
 from ..media.budget import Budget

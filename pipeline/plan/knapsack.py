@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import UserError
+from neatpack.errors import UserError
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]

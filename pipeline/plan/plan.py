@@ -5,7 +5,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import UserError
+from neatpack.errors import UserError
+
 from ..step_cost import DEFAULT_COST, PRESETS, StepCost
 from .balance import balanced_order, nested_sizes
 from .knapsack import Ints, Samples, as_ints, bin_sums, check_lengths, members, refuse

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
-from ..errors import UserError
+from neatpack.errors import UserError
+
 from .faults import behind
 from .logs import LogLine, collected
 from .work import Listener, Work, reported_to

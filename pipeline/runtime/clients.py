@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
-from ..errors import UserError
+from neatpack.errors import UserError
+
 from ..uris import STORES, quote_key, redact_uri, without_secrets
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import NeatpackError
+from neatpack.errors import NeatpackError
+
 from .objects import NoBucket
 
 _ELSEWHERE = "{elsewhere}"  # another place that a command may be given, by its own flags

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import UserError
+from neatpack.errors import UserError
 
 
 def private_folder(*names: str) -> Path:

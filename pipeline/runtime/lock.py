@@ -22,7 +22,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ..errors import UserError
+from neatpack.errors import UserError
+
 from .faults import naming
 from .objects import Remote
 from .storage import Place

@@ -18,7 +18,8 @@ from pathlib import PurePosixPath
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import UserError
+from neatpack.errors import UserError
+
 from ..uris import STORES, redact_uri, unquote_key
 from .clients import Bucket, client, is_known, tried
 

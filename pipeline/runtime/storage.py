@@ -20,7 +20,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from urllib.parse import unquote
 
-from ..errors import OutputError
+from neatpack.errors import OutputError
+
 from ..uris import SCHEME
 from .faults import naming
 from .objects import BUFFER, RawObject, Remote, parse

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from zlib_ng import zlib_ng
 
+from neatpack.errors import OutputError, fields_of
+
 from ..codecs import PLAIN, Codecs, spelled
-from ..errors import OutputError, fields_of
 from ..layout import DTYPES, Layout, Misfit, layout_of
 from ..manifest import Manifest
 from ..records import Document, Documents, Pack

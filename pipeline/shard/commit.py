@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from neatpack.errors import fields_of
+
 from ..codecs import SOURCE, parse_codecs
 from ..config import UserError
-from ..errors import fields_of
 from ..families.base import ProcessorKey
 from ..families.registry import family_for
 from ..families.restore import described_rule

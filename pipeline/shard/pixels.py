@@ -15,8 +15,9 @@ import numpy as np
 import pyarrow as pa
 from zlib_ng import zlib_ng
 
+from neatpack.errors import UserError
+
 from ..codecs import SOURCE, U8, ZSTD, Codecs, parse_codecs, spelled
-from ..errors import UserError
 from ..layout import Layout, MediaArray
 from ..records import MeasuredMedia, MediaRef
 

@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 from zlib_ng import zlib_ng
 
+from neatpack.errors import OutputError, UserError, fields_of
+
 from ..codecs import SOURCE, Codecs, parse_codecs, spelled
-from ..errors import OutputError, UserError, fields_of
 from ..identity import Identity
 from ..layout import layout_of
 from ..manifest import INDEX, LOADS, PLACES, REMEDY, Manifest, ShardError, Shards

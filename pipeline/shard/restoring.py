@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 from zlib_ng import zlib_ng
 
+from neatpack.errors import OutputError
+
 from ..codecs import SOURCE, U8
-from ..errors import OutputError
 from ..layout import layout_of
 from ..manifest import REMEDY, Manifest
 from ..records import MediaError

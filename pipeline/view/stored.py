@@ -6,8 +6,9 @@ from typing import Any
 
 from zlib_ng import zlib_ng
 
+from neatpack.errors import fields_of
+
 from ..config import UserError
-from ..errors import fields_of
 from ..layout import Layout, Misfit, layout_of, misfit
 from ..manifest import INDEX, REMEDY, Manifest, OutputError, ShardError
 from ..measure.store import read_measured

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForImageTextToText, Trainer, TrainingArguments
 
 from neatpack import PackedShards
+from neatpack.errors import UserError
 from neatpack.loaders.hf import IndexedPacks
-from neatpack.pipeline.errors import UserError
 
 out, processor, folder = sys.argv[1:]
 torch.set_num_threads(1)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.errors import raises
 
-from neatpack.pipeline.errors import UserError
+from neatpack.errors import UserError
 from neatpack.pipeline.plan import greedy_knapsack, greedy_knapsack_vt_balanced, plan_bins
 from neatpack.pipeline.plan.knapsack import UNPLACED, Samples, best_fit, spread
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from support.errors import raises
 
+from neatpack.errors import UserError
 from neatpack.loaders.order import epoch_order, spread_group_size
-from neatpack.pipeline.errors import UserError
 from neatpack.pipeline.plan import plan_bins
 from neatpack.pipeline.plan.balance import NestedGroups
 from neatpack.pipeline.plan.knapsack import sorted_by

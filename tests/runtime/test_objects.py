@@ -14,7 +14,7 @@ from faulty_proxy import Proxy, faulty_proxy
 from s3_server import S3
 from support.errors import raises
 
-from neatpack.pipeline.errors import OutputError, UserError
+from neatpack.errors import OutputError, UserError
 from neatpack.pipeline.runtime import clients, objects, uploads
 from neatpack.pipeline.runtime.clients import Unreachable
 from neatpack.pipeline.runtime.faults import code_of, sentence

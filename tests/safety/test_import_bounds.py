@@ -164,7 +164,7 @@ def test_memory_of_an_import_is_bounded(tmp_path: Path) -> None:
 
 BOUNDED_IMPORT = """
 import os, pathlib, resource, sys
-from neatpack.pipeline.errors import UserError
+from neatpack.errors import UserError
 from neatpack.pipeline.ingest import import_limits
 from neatpack.pipeline.ingest.kinds import as_lines
 from neatpack.pipeline.media.limits import LIMITS, Limits

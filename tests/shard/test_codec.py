@@ -12,8 +12,8 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as npst
 from support.errors import raises
 
+from neatpack.errors import OutputError
 from neatpack.pipeline.codecs import PLAIN, spelled
-from neatpack.pipeline.errors import OutputError
 from neatpack.pipeline.layout import MediaArray
 from neatpack.pipeline.records import Document, Documents, Pack
 from neatpack.pipeline.shard.codec import (

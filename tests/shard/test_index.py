@@ -8,9 +8,9 @@ from support.errors import raises
 
 from jobs.scale.loader import make_output
 from neatpack import PackedShards
+from neatpack.errors import ItemError
 from neatpack.loaders.places import PackPlaces
 from neatpack.loaders.reader import ShardReader
-from neatpack.pipeline.errors import ItemError
 from neatpack.pipeline.manifest import OutputError
 from neatpack.pipeline.shard.index import parse_batch, runs, write_places
 from neatpack.pipeline.shard.tables import read_table

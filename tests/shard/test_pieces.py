@@ -9,7 +9,7 @@ import pytest
 from helpers import TinyData, files_of, mixed_rows, plan_of, tiny_config
 from support.errors import raises
 
-from neatpack.pipeline.errors import UserError
+from neatpack.errors import UserError
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.ingest.meta import read_meta
 from neatpack.pipeline.inputs import inputs_of

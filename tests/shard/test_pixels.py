@@ -16,9 +16,9 @@ from helpers import (
 from hypothesis import given, settings, strategies as st
 from support.errors import raises
 
+from neatpack.errors import OutputError
 from neatpack.pipeline.codecs import PLAIN, parse_codecs, spelled
 from neatpack.pipeline.config import PackConfig, UserError
-from neatpack.pipeline.errors import OutputError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
 from neatpack.pipeline.families.restore import RULES, described_rule, restored_rule

@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...errors import NeatpackError, UserError
+from neatpack.errors import NeatpackError, UserError
+
 from ...media.image import rgb_image
 from ...media.limits import limits
 from ...records import MediaError, MediaRef
