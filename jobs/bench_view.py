@@ -22,14 +22,14 @@ from neatpack.pipeline.codecs import PLAIN
 from neatpack.pipeline.identity import Identity
 from neatpack.pipeline.manifest import INDEX, MEDIA, Counts, Manifest, Pixels, ShardEntry, Shards, shard_name
 from neatpack.pipeline.plan import plan_bins
-from neatpack.pipeline.runtime.storage import sha256_of
-from neatpack.pipeline.runtime.tables import write_parquet
 from neatpack.pipeline.shard.index import SCHEMA as INDEX_SCHEMA
 from neatpack.pipeline.shard.ledger import SCHEMA as LEDGER_SCHEMA
 from neatpack.pipeline.shard.stats import DATASETS_SCHEMA, MEDIA_SCHEMA, pack_stats, shard_stats
 from neatpack.pipeline.view.diff import difference
 from neatpack.pipeline.view.inspect import inspected
 from neatpack.pipeline.view.report.page import write_report
+from neatpack.storage.files import sha256_of
+from neatpack.storage.tables import write_parquet
 
 PACK_SIZE, PER_SHARD, NUM_DATASETS = 16384, 64, 4
 MAX_SECONDS, MAX_BYTES = 10.0, 5_000_000

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from neatpack.errors import UserError
+from neatpack.storage.files import open_regular
 
 from ..pipeline.manifest import REMEDY, ShardEntry, ShardError
-from ..pipeline.runtime.storage import open_regular
 
 Chunks = Callable[[], Iterable[bytes]]
 

@@ -12,6 +12,8 @@ from typing import BinaryIO, TypeVar
 import numpy as np
 
 from neatpack.errors import UserError, fields_of
+from neatpack.storage.files import inside, open_regular, place, read_inside, read_into, sizes_in
+from neatpack.storage.location import Opened, Remote
 
 from ..pipeline.manifest import (
     FILE as MANIFEST,
@@ -24,8 +26,6 @@ from ..pipeline.manifest import (
     missing_manifest,
     shard_name,
 )
-from ..pipeline.runtime.objects import Opened, Remote
-from ..pipeline.runtime.storage import inside, open_regular, place, read_inside, read_into, sizes_in
 from .cache import ShardCache
 from .opened import FileVersion, in_advance, opened_local, opened_remote
 

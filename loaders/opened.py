@@ -8,8 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
 
-from ..pipeline.runtime.objects import Opened, Remote
-from ..pipeline.runtime.storage import inside, open_regular
+from neatpack.storage.files import inside, open_regular
+from neatpack.storage.location import Opened, Remote
+
 from .places import Locks
 
 Argument = TypeVar("Argument")

@@ -16,9 +16,9 @@ import pyarrow as pa
 from zlib_ng import zlib_ng
 
 from neatpack.errors import ItemError
+from neatpack.storage.tables import read_plain_arrow
 
 from ..pipeline.manifest import INDEX, LOADS, MOST_BYTES, PLACES, REMEDY, Manifest, OutputError
-from ..pipeline.runtime.tables import read_plain_arrow
 from ..pipeline.shard.codec import members_of
 from ..pipeline.shard.index import (
     LOADS_SCHEMA,

@@ -9,12 +9,12 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from neatpack.errors import UserError, fields_of
+from neatpack.storage.files import parse_json, read_into
 
 from ..pipeline.codecs import SOURCE
 from ..pipeline.layout import MediaArray, Misfit, layout_of, misfit
 from ..pipeline.manifest import FILE as MANIFEST, PLACES, REMEDY, OutputError, ShardError, shard_name
 from ..pipeline.records import TOKEN_TYPES
-from ..pipeline.runtime.storage import parse_json, read_into
 from ..pipeline.shard.codec import read_arrays, text_problem
 from ..pipeline.shard.restoring import OtherPixelsError, PixelDecoder
 from .files import OutputFiles

@@ -84,11 +84,11 @@ class ErrorReport:
     def _explained(self, error: Exception) -> tuple[str, int]:
         """The message of an error, "" for a mistake of ours, and the exit code."""
         from neatpack.errors import UserError
+        from neatpack.storage.clients import Unreachable
 
         from .commands.common import FAILED, WRONG_INPUT
         from .extras import remedy
         from .manifest import OutputError
-        from .runtime.clients import Unreachable
         from .runtime.faults import behind, code_of, sentence
 
         if isinstance(error, UserError | OutputError):

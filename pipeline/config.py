@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from neatpack.errors import DataLossError as DataLossError, UserError as UserError, fields_of
+from neatpack.storage.files import Place, place, text_of
+from neatpack.storage.location import Remote
+from neatpack.storage.uris import SCHEME, is_host
 
 from .codecs import parse_codecs, spelled
-from .runtime.objects import Remote
-from .runtime.storage import Place, place, text_of
 from .step_cost import DEFAULT_COST, StepCost, step_cost
 from .typed import declared, described, is_of
-from .uris import SCHEME, is_host
 
 VIDEO_KEYS = ("video_fps", "video_min_frames", "video_max_frames", "video_min_pixels", "video_max_pixels")
 ALL_FRAMES = "all"  # as a rate: every frame of a video; math.inf once it is parsed

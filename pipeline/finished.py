@@ -21,13 +21,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from neatpack.storage.files import AT_ONCE, Place, place, read_json, write_json
+from neatpack.storage.location import Remote
+
 from .config import PackConfig, fingerprint
 from .families.hub import stamped_files
 from .identity import fields_from_json, versions
 from .ingest.meta import Dataset
 from .manifest import FILE as MANIFEST, Manifest, OutputError
-from .runtime.objects import Remote
-from .runtime.storage import AT_ONCE, Place, place, read_json, write_json
 from .typed import check_types
 
 FILE = "work/finished.json"

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from neatpack.storage.files import Place, place
+from neatpack.storage.uris import redact_uri
+
 from .config import PackConfig, UserError
 from .families.base import Family
 from .identity import Identity, own_code, versions
@@ -25,9 +28,7 @@ from .planned import Inputs
 from .runtime.calls import Call
 from .runtime.engine import Engine
 from .runtime.progress import READING
-from .runtime.storage import Place, place
 from .shard.pixels import pixels_for
-from .uris import redact_uri
 
 SCAN_RANGES = 32  # byte ranges that are scanned by one call: 128 MiB
 # On one core, about: of a byte that is scanned; of a file that lies as it is, while one that is rewritten may take

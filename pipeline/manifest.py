@@ -22,13 +22,13 @@ from typing import Any, overload
 
 from neatpack import __version__
 from neatpack.errors import OutputError as OutputError, ShardError as ShardError, fields_of
+from neatpack.storage.files import Place, parse_json, read_inside, write_whole
+from neatpack.storage.location import NoBucket
+from neatpack.storage.uris import SCHEME
 
 from .codecs import PLAIN, SOURCE, U8, checked_codecs
 from .identity import Identity, fields_from_json
-from .runtime.objects import NoBucket
-from .runtime.storage import Place, parse_json, read_inside, write_whole
 from .typed import check_types
-from .uris import SCHEME
 
 FORMAT = 7  # of everything in OUT but work/; raise it when a reader of the older format would fail or misread
 READ = (5, 6, FORMAT)  # formats that are read; 5 has no files for the loader beside index.parquet, 5 and 6 have u8

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from neatpack.storage.files import Place, place
+
 from .config import PackConfig
 from .families.base import Family
 from .identity import Identity
@@ -17,7 +19,6 @@ from .ingest.corpus import Corpus
 from .measure.store import MeasuredPart
 from .plan.assign import Plan, TakenPart
 from .plan.files import PlanFile, Sums, first_packs, read_plan
-from .runtime.storage import Place, place
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

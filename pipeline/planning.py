@@ -11,6 +11,8 @@ from operator import itemgetter
 
 import numpy as np
 
+from neatpack.storage.files import Place
+
 from .families.base import ProcessorKey
 from .measure.store import MeasuredPart
 from .plan.assign import Dealt, shares_of
@@ -19,7 +21,6 @@ from .plan.partition import dealt, kept, num_partitions
 from .plan.tasks import MendJob, PartitionJob, cut_partition, join_rests, plan_partition, survey
 from .planned import Inputs, Planned
 from .runtime.engine import Engine
-from .runtime.storage import Place
 from .shard.mending import mend_task
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The nouns that cross stage boundaries. Imports no other module of neatpack but uris.py, which is about text."""
+"""The nouns that cross stage boundaries. Imports nothing of neatpack but storage.uris, which is about text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -6,7 +6,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from .uris import cut_text, shown_path, without_secrets
+from neatpack.storage.uris import cut_text, shown_path, without_secrets
 
 MediaKind = Literal["image", "video", "audio"]
 Role = Literal["system", "user", "assistant", "tool", "document"]  # a document has one turn, and no other role

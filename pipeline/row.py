@@ -7,6 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from neatpack.storage.files import place
+from neatpack.storage.lock import locked
+
 from .config import PackConfig, UserError
 from .families.base import Family
 from .families.registry import family_for
@@ -17,8 +20,6 @@ from .measure.store import read_measured
 from .plan.files import read_plan
 from .records import MeasuredMedia, Pack, Skip
 from .runtime.engine import engine
-from .runtime.lock import locked
-from .runtime.storage import place
 from .shard.ledger import folders_of, without_folders
 from .shard.note import CHANGED
 from .shard.writer import first_pack

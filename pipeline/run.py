@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neatpack.storage.files import Place, place
+from neatpack.storage.lock import locked
+
 from .config import DataLossError, PackConfig, UserError, with_absolute_paths
 from .families.hub import check_processor
 from .finished import FILE as FINISHED, Seen, finished, leave_record, seen_by
@@ -21,9 +24,7 @@ from .ingest.meta import Dataset, read_meta
 from .manifest import Manifest
 from .runtime.calls import Call
 from .runtime.engine import Engine, engine
-from .runtime.lock import locked
 from .runtime.progress import FILE as TIMING, LOADING, SPLITTING, Progress
-from .runtime.storage import Place, place
 
 if TYPE_CHECKING:
     from .planned import Inputs, Planned

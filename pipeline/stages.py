@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from neatpack.storage.files import Place, remove, sizes_in, text_of
+
 from .config import PackConfig, UserError, fingerprint
 from .families.base import ProcessorKey
 from .families.kept import kept_encoder
@@ -30,7 +32,6 @@ from .planning import keep, mended, planned_of
 from .runtime.calls import Call
 from .runtime.engine import Engine
 from .runtime.progress import CHECKING, COMMITTING, MEASURING, PLANNING, RENDERING, RENDERING_AGAIN
-from .runtime.storage import Place, remove, sizes_in, text_of
 from .shard.commit import commit
 from .shard.note import ShardDone, note_path
 from .shard.pieces import pieces_folder, write_shards

@@ -89,7 +89,7 @@ LOAD_REAL_PROCESSORS = (
 
 # Tests that wait longer than they work: for nodes that come up or die, for clusters, for servers that do not answer.
 WAIT = (
-    "tests/chaos/", "tests/jobs/test_specs.py", "tests/runtime/test_journal.py", "tests/runtime/test_objects.py",
+    "tests/chaos/", "tests/jobs/test_specs.py", "tests/runtime/test_journal.py", "tests/storage/test_location.py",
     "tests/test_install.py", "tests/test_ray_job.py", "tests/test_stores.py",
 )  # fmt: skip
 
@@ -150,7 +150,7 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture(scope="session", autouse=True)
 def never_without_power() -> Iterator[None]:
     """No test takes the power away, so nothing in this process waits for the disk: a run syncs 50 files and folders, of
-    4 ms each, as long as all the rest of a small one takes. tests/runtime/test_storage.py holds what is synced, and
+    4 ms each, as long as all the rest of a small one takes. tests/storage/test_files.py holds what is synced, and
     when; commands that tests start sync as always."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", lambda file: None)

@@ -158,13 +158,13 @@ MUTANTS = {
     ),
     # What is safe to kill, to repeat and to share
     "missing-fsync": Mutant(
-        "pipeline/runtime/storage.py",
-        "                with naming(path):\n                    os.fsync(file.fileno())",
+        "neatpack/storage/files.py",
+        "                with name_errors(path):\n                    os.fsync(file.fileno())",
         "                pass",
         PROMISES + "files_are_synced_before_they_get_their_names_and_the_manifest_comes_last",
     ),
     "folder-is-not-synced": Mutant(
-        "pipeline/runtime/storage.py",
+        "neatpack/storage/files.py",
         "            sync_folder(path.parent)",
         "            pass",
         PROMISES + "files_are_synced_before_they_get_their_names_and_the_manifest_comes_last",
@@ -188,7 +188,7 @@ MUTANTS = {
         PROMISES + "rows_that_are_edited_are_measured_whatever_the_work_folder_has",
     ),
     "lock-ignored": Mutant(
-        "pipeline/runtime/lock.py",
+        "neatpack/storage/lock.py",
         "            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
         "",
         PROMISES + "two_runs_at_once_are_one",

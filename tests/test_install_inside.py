@@ -19,7 +19,7 @@ def output_of(*command: str | Path, cwd: Path) -> str:
 
 OTHER_NAMES = """
 import neatpack, neatpack.errors, neatpack.loaders.ranks, sys
-for name in ("pipeline", "pipeline.records", "loaders", "loaders.ranks", "neatpack.tests", "neatpack.jobs"):
+for name in ("pipeline", "pipeline.errors", "loaders", "loaders.ranks", "neatpack.tests", "neatpack.jobs"):
     try:
         __import__(name)
     except ImportError:

@@ -27,8 +27,8 @@ from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.media.ahead import ahead
 from neatpack.pipeline.media.store_failures import MOST
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime import clients, uploads
-from neatpack.pipeline.runtime.objects import Remote, parse
+from neatpack.storage import clients, uploads
+from neatpack.storage.location import Remote, parse
 
 pytestmark = pytest.mark.slow
 

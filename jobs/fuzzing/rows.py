@@ -30,7 +30,7 @@ from neatpack.pipeline.labels import TrainOn
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.measure.store import read_measured, write_measured
 from neatpack.pipeline.records import MAX_DETAIL, REASONS, Measured, Skip
-from neatpack.pipeline.runtime.storage import place
+from neatpack.storage.files import place
 
 from .output import PROCESSOR, VALUES
 from .target import FOUND, HARMLESS, Mutator, Target, Verdicts

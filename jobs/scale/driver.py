@@ -31,12 +31,12 @@ from neatpack.pipeline.planning import planned_of
 from neatpack.pipeline.runtime.calls import Arguments, Call, Outcome, Waiting, outcome_of
 from neatpack.pipeline.runtime.engine import Engine
 from neatpack.pipeline.runtime.logs import ROOT
-from neatpack.pipeline.runtime.tables import write_arrow
 from neatpack.pipeline.shard.codec import member_names
 from neatpack.pipeline.shard.index import SCHEMA as INDEX
 from neatpack.pipeline.shard.note import DatasetSums, ShardNote
 from neatpack.pipeline.shard.writer import ShardJob
 from neatpack.pipeline.stages import processor_key, render, shard_jobs
+from neatpack.storage.tables import write_arrow
 
 PROCESSOR = Path(__file__).resolve().parents[1] / "demo" / "processor"
 PART_ROWS = 5_000

@@ -32,9 +32,9 @@ from neatpack.pipeline.codecs import PLAIN
 from neatpack.pipeline.identity import Identity
 from neatpack.pipeline.layout import MediaArray
 from neatpack.pipeline.manifest import INDEX, LOADS, PLACES, Counts, Manifest, Pixels, ShardEntry, Shards, shard_name
-from neatpack.pipeline.runtime.storage import sha256_of
 from neatpack.pipeline.shard.codec import BLOCK, END, member_names
 from neatpack.pipeline.shard.index import SCHEMA, write_places
+from neatpack.storage.files import sha256_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACK_SIZE, GROUP_SIZE, PER_TABLE = 16384, 512, 1 << 16

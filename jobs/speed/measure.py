@@ -26,7 +26,7 @@ from neatpack.pipeline.labels import AS_USUAL
 from neatpack.pipeline.measure.part import PartJob, measure_part
 from neatpack.pipeline.media.image import FORMATS
 from neatpack.pipeline.records import Example
-from neatpack.pipeline.runtime.storage import place
+from neatpack.storage.files import place
 
 from .side_by_side import Options, Row, side_by_side
 

@@ -25,10 +25,10 @@ from neatpack.pipeline.media.pixels import resize_torch
 from neatpack.pipeline.records import Document, Measured, MeasuredMedia
 from neatpack.pipeline.render.pack import build_pack
 from neatpack.pipeline.render.sample import expanded
-from neatpack.pipeline.runtime.storage import Hashed
 from neatpack.pipeline.shard.codec import write_pack
 from neatpack.pipeline.shard.pixels import PixelEncoder
 from neatpack.pipeline.shard.writer import with_own_bytes
+from neatpack.storage.files import Hashed
 
 from .data import good_rows, meta_of, renderable
 from .side_by_side import Options, Row, side_by_side

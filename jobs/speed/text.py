@@ -22,10 +22,10 @@ from neatpack.pipeline.run import run_plan
 from neatpack.pipeline.runtime.engine import Engine
 from neatpack.pipeline.runtime.freed import keep_freed
 from neatpack.pipeline.runtime.journal import journal
-from neatpack.pipeline.runtime.storage import Hashed
 from neatpack.pipeline.shard.rows import rows_of_packs
 from neatpack.pipeline.shard.writer import Renderer, ShardJob, loaded, parts_of, write_packs
 from neatpack.pipeline.stages import shard_jobs
+from neatpack.storage.files import Hashed
 
 from .data import meta_of
 from .side_by_side import Options, Row, side_by_side

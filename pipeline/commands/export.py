@@ -3,10 +3,11 @@
 import argparse
 from typing import Any
 
+from neatpack.storage.files import Place
+
 from ..config import UserError, place_of
 from ..manifest import Manifest
 from ..runtime.logs import to_stdout
-from ..runtime.storage import Place
 from ..shard.words import counted
 from .common import DONE, command
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from neatpack.storage.files import place
+
 from ..config import PackConfig, UserError, place_of
 from ..display import shown
 from ..flags import add_flags, load_config
@@ -24,7 +26,6 @@ from ..runtime.progress import (
     STOPPING,
     Progress,
 )
-from ..runtime.storage import place
 from ..shard.words import counted
 from .common import DONE, FAILED, command
 

@@ -44,8 +44,9 @@ def _recode(args: argparse.Namespace) -> int:
     stages = [RECODING, COMMITTING]
     stages = [LOADING, STARTING, *stages, STOPPING] if args.engine == "ray" else [LOADING, *stages]
     with shown(f"neatpack recode {out} -> {target}", stages, visible=args.in_fork, on_failure=args.report) as progress:
+        from neatpack.storage.lock import locked
+
         from ..runtime.engine import engine
-        from ..runtime.lock import locked
         from ..shard.recode import recode, recoding
         from ..view.report.page import add_report
 

@@ -9,12 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neatpack.storage.files import Place, write_whole
+
 from ..config import PackConfig, UserError, place_of
 from ..flags import add_flags, load_config
 from ..manifest import Manifest
 from ..runtime.again import run_again
 from ..runtime.logs import to_stdout
-from ..runtime.storage import Place, write_whole
 from .common import DONE, FAILED, FOLLOW, add_follow, command
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from neatpack.storage.files import write_whole
+
 from ..config import UserError, place_of
 from ..manifest import Manifest
 from ..runtime.logs import to_stderr
-from ..runtime.storage import write_whole
 from ..safe import harmless, harmless_json, harmless_line
 from ..shard.words import counted
 from .common import DONE, FAILED, FOLLOW, add_follow, command

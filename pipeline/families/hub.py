@@ -17,10 +17,11 @@ import urllib.request
 from functools import lru_cache
 from pathlib import Path
 
+from neatpack.storage.location import Remote, parse
+from neatpack.storage.private_folders import private_folder
+from neatpack.storage.uris import is_stored, redact_uri
+
 from ..config import UserError
-from ..runtime.folders import private_folder
-from ..runtime.objects import Remote, parse
-from ..uris import is_stored, redact_uri
 
 PATIENCE = 10  # seconds for the hub to answer anything
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")  # "gpt2", "Qwen/Qwen2.5-VL-7B-Instruct"; what else has a slash is a path

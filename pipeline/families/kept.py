@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from neatpack.storage.files import Place, write_whole
+
 from ..config import fingerprint
-from ..runtime.storage import Place, write_whole
 from . import hard_strings, merges, tokens
 from .chat import tokenizer_identity
 from .tokens import Described, Encoder, Own, fast, proved

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neatpack.errors import add_fields
+from neatpack.storage.uris import redact_uri
 
 from ..config import UserError
 from ..records import MASKED_LAYERS
-from ..uris import redact_uri
 from .base import Family, ProcessorFiles, ProcessorKey
 from .default import Default
 from .gemma3 import Gemma3

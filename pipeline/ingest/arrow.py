@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from neatpack.storage.uris import redact_uri
+
 from ..config import UserError
 from ..media.parquet import items_of
-from ..uris import redact_uri
 
 ROWS = 256  # in memory at once: a batch may be the whole file
 Places = Callable[[pa.Array, tuple[str, ...]], list[Any]]  # bytes at names of columns and fields -> where they are

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from ..uris import without_secrets
+from neatpack.storage.uris import without_secrets
 
 _FOLDERS = re.compile(r"(?<![\w:/.])/(?:[^\s/'\",;:]++/)++")  # of an absolute path: "/data/coco/" of /data/coco/a.jsonl
 _collected: ContextVar[list[str] | None] = ContextVar("data warnings of a run", default=None)

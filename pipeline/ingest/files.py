@@ -11,10 +11,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from neatpack.storage.files import Place, inside, read_json, text_of
+from neatpack.storage.location import Remote
+from neatpack.storage.uris import SCHEME
+
 from ..config import UserError, place_of
-from ..runtime.objects import Remote
-from ..runtime.storage import Place, inside, read_json, text_of
-from ..uris import SCHEME
 from .data_warnings import warn_of_data
 from .kinds import KNOWN, is_packed_otherwise, kind_of
 from .media_paths import is_inside

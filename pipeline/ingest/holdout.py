@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from neatpack.storage.files import sha256_of, text_of
+
 from ..media.parquet import cell_bytes, cell_of
 from ..records import Skip
-from ..runtime.storage import sha256_of, text_of
 from .convert import said_of
 from .formats.parts import KINDS
 from .lines import MAX_ROW_BYTES, Part, constant, media_beside, rows

@@ -4,8 +4,9 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from neatpack.storage.files import Hashed, Place, Sink, place, text_of, write_whole
+
 from ..config import ParquetMedia, fingerprint
-from ..runtime.storage import Hashed, Place, Sink, place, text_of, write_whole
 from ..runtime.work import did
 from .dialect import MEDIA_COLUMNS
 from .kinds import MediaFile, as_lines, with_bytes_moved

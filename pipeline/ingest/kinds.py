@@ -26,12 +26,13 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from neatpack.storage.files import Place, Sink, local_copy, open_file, sha256_of, text_of, write_whole
+from neatpack.storage.uris import redact_uri
+
 from ..config import ParquetMedia, UserError, fingerprint
 from ..media.limits import limits
 from ..media.parquet import Cell, batches, rows_at_once
 from ..records import MediaKind
-from ..runtime.storage import Place, Sink, local_copy, open_file, sha256_of, text_of, write_whole
-from ..uris import redact_uri
 from .arrow import arrow_rows, rows_of
 from .import_limits import BoundedReader, UnpackedBytes, bounded_memory
 from .lines import BLANK, BOM, PROBLEM, Lines, dumped, media_beside

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, NamedTuple
 
+from neatpack.storage.files import Place, open_file, place, text_of
+from neatpack.storage.uris import is_stored
+
 from ..config import PackConfig, fingerprint
 from ..runtime.even import even_ends
-from ..runtime.storage import Place, open_file, place, text_of
 from ..runtime.work import did
-from ..uris import is_stored
 
 RANGE_BYTES = 4 << 20  # that have a digest of their own, of which that of the content is made
 # A part is of one range, and has so many seconds of measuring at most, unless a single row has more. Fixed, like the

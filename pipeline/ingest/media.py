@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from neatpack.storage.uris import cut_text, without_secrets
+
 from ..media.inline import bytes_of_text, is_data_uri, pointer
 from ..media.parquet import cell_of
 from ..records import NO_WISHES, MediaKind, MediaRef, Sampling, Skip, Wishes
-from ..uris import cut_text, without_secrets
 from .media_paths import ANYWHERE as ANYWHERE, MediaFolders as MediaFolders, resolve_path
 
 Steps = tuple[str | int, ...]  # from a row to a place in it: ("images", 0)

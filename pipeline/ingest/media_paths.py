@@ -11,11 +11,12 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from neatpack.storage.files import is_under, place, text_of
+from neatpack.storage.location import Remote
+from neatpack.storage.uris import SCHEME, STORES, is_http, is_stored, is_uri, redact_uri
+
 from ..media.remote import located
 from ..records import Skip
-from ..runtime.objects import Remote
-from ..runtime.storage import is_under, place, text_of
-from ..uris import SCHEME, STORES, is_http, is_stored, is_uri, redact_uri
 
 _LONGEST_PATH, _LONGEST_NAME = 4096, 255  # bytes, in Linux
 _LONGEST_URI = 8192  # characters; more than any server takes, signatures in the query included

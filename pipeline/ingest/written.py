@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..runtime.storage import Place, write_json, write_whole
+from neatpack.storage.files import Place, write_json, write_whole
+
 from .formats import FORMATS
 from .lines import Source, rows
 from .meta import Dataset

@@ -10,12 +10,13 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from neatpack.storage.files import Place
+from neatpack.storage.tables import open_arrow
+
 from ..ingest.corpus import Corpus
 from ..ingest.lines import rows
 from ..ingest.written import write_data
 from ..records import Measured
-from ..runtime.storage import Place
-from ..runtime.tables import open_arrow
 from .store import MeasuredPart, read_measured
 
 

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from neatpack.storage.clients import NoAnswer
+
 from ..families.base import Family, MediaRule
 from ..families.tokens import TextRefused
 from ..labels import AS_USUAL, TrainOn, mask_spans, spans_mask
@@ -17,7 +19,6 @@ from ..media.budget import Budget, shared_budget
 from ..media.limits import Limits, limits
 from ..media.store_failures import store_failures
 from ..records import AUDIO, IMAGE, VIDEO, Example, Form, Measured, MeasuredMedia, MediaError, MediaRef, Skip
-from ..runtime.clients import NoAnswer
 from ..runtime.work import timed
 from .media import measure_medium
 from .targets import asked_loss, target_spans, without_reasoning

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from neatpack.storage.files import Place, place, read_json, write_json
+
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
 from ..ingest.convert import converter, parse_rows, said_of
@@ -23,7 +25,6 @@ from ..labels import TrainOn
 from ..media.ahead import ahead
 from ..records import Example, Measured, MediaRef, Skip
 from ..runtime.journal import Journal, journal
-from ..runtime.storage import Place, place, read_json, write_json
 from ..runtime.work import did, timed
 from .length import measure
 from .store import write_measured

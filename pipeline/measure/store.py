@@ -20,12 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from zlib_ng import zlib_ng
 
+from neatpack.storage.files import Place, write_whole
+from neatpack.storage.ranges import Stretch, read_stretches
+from neatpack.storage.tables import open_arrow, write_arrow
+
 from ..ingest.lines import Part
 from ..media.stamp import content_of, is_changed
 from ..records import NO_MEDIA, Form, Measured, MeasuredMedia, MediaKind, MediaRef, Skip
-from ..runtime.storage import Place, write_whole
-from ..runtime.stretches import Stretch, read_stretches
-from ..runtime.tables import open_arrow, write_arrow
 
 _INT32 = np.dtype("<i4")
 _CRC32 = struct.Struct("<I")

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+from neatpack.storage.files import AT_ONCE, place
+from neatpack.storage.location import Opened, Remote
+from neatpack.storage.uris import is_stored
+
 from ..records import MediaRef
-from ..runtime.objects import Opened, Remote
-from ..runtime.storage import AT_ONCE, place
-from ..uris import is_stored
 from .store_failures import store_failures
 
 HEADER = 64 << 10  # bytes that are read ahead where only a header is wanted; most have it there

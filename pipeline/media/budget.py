@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
 
+from neatpack.storage.uris import is_uri
+
 from ..records import MediaError, MediaRef
 from ..runtime.journal import ALARMS, KEY_BYTES, OVERTIME, is_watched, note_medium, was_late
-from ..uris import is_uri
 from .limits import limits
 
 MEMORY = 4 << 30  # bytes beyond what the process has; 100 megapixels with alpha take 2.4 GB

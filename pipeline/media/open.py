@@ -15,10 +15,11 @@ from typing import Any, BinaryIO
 
 from PIL import UnidentifiedImageError
 
+from neatpack.storage.clients import Unreachable
+from neatpack.storage.files import NotPlain, open_regular, text_of
+from neatpack.storage.uris import is_http, is_stored
+
 from ..records import MediaError, MediaRef
-from ..runtime.clients import Unreachable
-from ..runtime.storage import NotPlain, open_regular, text_of
-from ..uris import is_http, is_stored
 from .ahead import ahead
 from .budget import Budget
 from .inline import LastLine

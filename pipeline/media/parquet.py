@@ -13,8 +13,9 @@ from functools import cache
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..runtime.storage import Place, open_file, open_regular
-from ..uris import is_stored
+from neatpack.storage.files import Place, open_file, open_regular
+from neatpack.storage.uris import is_stored
+
 from .ahead import ahead
 from .inline import pointer, steps
 

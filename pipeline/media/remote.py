@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from neatpack.storage.files import Hashed, Place, place, read_json, text_of, write_json, write_whole
+from neatpack.storage.uris import is_http, is_stored, is_uri, redact_uri, shown_path
+
 from ..records import MediaError, MediaRef
 from ..runtime.journal import OVERTIME
-from ..runtime.storage import Hashed, Place, place, read_json, text_of, write_json, write_whole
-from ..uris import is_http, is_stored, is_uri, redact_uri, shown_path
 from .host_failures import NAMES, host_failures
 from .limits import limits
 

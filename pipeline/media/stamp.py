@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from zlib_ng import zlib_ng
 
+from neatpack.storage.clients import Unreachable
+from neatpack.storage.files import read_ends, sha256_of
+from neatpack.storage.uris import is_http, is_stored
+
 from ..records import MediaRef
-from ..runtime.clients import Unreachable
-from ..runtime.storage import read_ends, sha256_of
-from ..uris import is_http, is_stored
 from .ahead import ahead
 from .open import TROUBLE, trouble
 

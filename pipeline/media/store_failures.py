@@ -4,9 +4,10 @@ import logging
 import time
 from collections import defaultdict, deque
 
+from neatpack.storage.clients import NoAnswer, Unreachable
+from neatpack.storage.location import Remote, parse
+
 from ..records import Skip
-from ..runtime.clients import NoAnswer, Unreachable
-from ..runtime.objects import Remote, parse
 from .limits import limits
 
 MOST = 20  # media of one store that a process may lose within WINDOW

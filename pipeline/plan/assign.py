@@ -8,14 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.storage.files import Place
+from neatpack.storage.tables import open_arrow, open_arrows
+
 from ..config import PackConfig, UserError
 from ..families.base import Family
 from ..ingest.corpus import Corpus, TakenRows
 from ..measure.length import shrunk, truncated
 from ..measure.store import MeasuredPart, read_measured
 from ..records import Measured
-from ..runtime.storage import Place
-from ..runtime.tables import open_arrow, open_arrows
 from .mixture import copies, drawn_copies, ratios
 from .partition import partition_of
 from .plan import plan_packs

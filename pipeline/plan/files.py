@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from neatpack.storage.files import Place, place, read_json, text_of, write_whole
+from neatpack.storage.tables import open_arrow, read_batch, write_arrow, write_batches
+
 from ..codecs import AS_THEY_ARE, Shares
-from ..runtime.storage import Place, place, read_json, text_of, write_whole
-from ..runtime.tables import open_arrow, read_batch, write_arrow, write_batches
 from .balance import step_ratios
 from .cost import pack_seconds
 from .table import TEXT, Plan, PlanLine, pack_bytes, shard_starts

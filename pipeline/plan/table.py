@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.storage.tables import column_sum, value_counts
+
 from ..codecs import AS_THEY_ARE, Shares
-from ..runtime.tables import column_sum, value_counts
 
 # What a pack is made of, by columns of the plan; names of rows and counts follow from them.
 SHAPING = ("pack", "dataset", "row", "repeat", "part", "line", "tokens", "limit", "shrink")

@@ -11,13 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.storage.files import Place
+from neatpack.storage.tables import open_arrow, write_arrow
+
 from ..codecs import stored_shares
 from ..config import PackConfig, UserError
 from ..families.base import ProcessorKey
 from ..families.registry import family_for
 from ..records import Skip
-from ..runtime.storage import Place
-from ..runtime.tables import open_arrow, write_arrow
 from .assign import (
     SCHEMA,
     Dealt,

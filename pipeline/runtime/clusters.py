@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from neatpack.storage.private_folders import temporary_folder
+
 from ..extras import VERSIONED
 from .faults import HeadLost, MachineError, not_joined, not_started, of_workers
-from .folders import temporary_folder
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 # What every node needs, by the names one imports. Packages that shape no byte are imported all the same: a task that

@@ -4,16 +4,13 @@ They are neither the input's fault nor the program's: a run that met one ends, a
 done. Whatever is not listed here keeps its traceback.
 """
 
-import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from neatpack.errors import NeatpackError
-
-from .objects import NoBucket
+from neatpack.storage.location import NoBucket
 
 _ELSEWHERE = "{elsewhere}"  # another place that a command may be given, by its own flags
 _ROOM = f"free some room there{_ELSEWHERE}"
@@ -192,13 +189,3 @@ def behind(error: Exception) -> Exception:
             return reason
         reason = reason.__context__
     return error
-
-
-@contextlib.contextmanager
-def naming(path: str | Path) -> Iterator[None]:
-    """The kernel does not say which file it cannot write or sync: errors in here name this one."""
-    try:
-        yield
-    except OSError as error:
-        error.filename, error.filename2 = str(path), None
-        raise

@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from .faults import MachineError, naming
-from .folders import private_folder
-from .objects import Remote
-from .storage import Place
+from neatpack.storage.files import Place, name_errors
+from neatpack.storage.location import Remote
+from neatpack.storage.private_folders import private_folder
+
+from .faults import MachineError
 
 CRASHES_TO_SKIP = 2
 MAX_RETRIES = 20  # of a task whose process crashed; a row that crashes is skipped before
@@ -132,11 +133,11 @@ class Journal:
 
     def at(self, row: str) -> None:
         """About to read the media of a row. One write and no flush: the file outlives the process, not the machine."""
-        with naming(self._folder / "at"):
+        with name_errors(self._folder / "at"):
             os.pwrite(self._file, f"{row:<{_ROW_WIDTH + _KEY_WIDTH}}".encode(), 0)
 
     def note_medium(self, key: str) -> None:
-        with naming(self._folder / "at"):
+        with name_errors(self._folder / "at"):
             os.pwrite(self._file, f"{key:<{_KEY_WIDTH}}".encode(), _ROW_WIDTH)
 
     def poison(self, row: str) -> str:

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from neatpack.storage.files import Place, write_json
+
 from .interrupts import check_interrupted
-from .storage import Place, write_json
 from .work import Work
 
 # The stages of the commands, in their order.

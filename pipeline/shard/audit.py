@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from neatpack.storage.files import Place
+from neatpack.storage.tables import column_sum, read_groups, schema_of
+
 from ..records import REASONS
-from ..runtime.storage import Place
-from ..runtime.tables import column_sum, read_groups, schema_of
 from .ledger import BEFORE_GROUPS, SCHEMA, fitted_counts, reason_counts, skipped_tokens
 from .tables import Block, ledger_rows
 

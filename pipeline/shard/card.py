@@ -14,11 +14,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from neatpack.storage.files import Place, parse_json, read_inside, sha256_of, write_whole
+from neatpack.storage.tables import column_sum, read_parquet
+
 from ..codecs import PLAIN, Codecs, spelled
 from ..config import UserError
 from ..manifest import FORMAT, INDEX, Manifest, OutputError
-from ..runtime.storage import Place, parse_json, read_inside, sha256_of, write_whole
-from ..runtime.tables import column_sum, read_parquet
 from ..safe import harmless_line
 from .sources import FILE as SOURCES, MOST_BYTES
 from .words import counted, percent, size, times_taken

@@ -18,12 +18,12 @@ import numpy as np
 from zlib_ng import zlib_ng
 
 from neatpack.errors import OutputError, fields_of
+from neatpack.storage.files import Sink, parse_json
 
 from ..codecs import PLAIN, Codecs, spelled
 from ..layout import DTYPES, Layout, Misfit, layout_of
 from ..manifest import Manifest
 from ..records import Document, Documents, Pack
-from ..runtime.storage import Sink, parse_json
 from ..typed import check_types
 from .pixels import stored_names
 from .restoring import PixelDecoder

@@ -12,6 +12,10 @@ from typing import Any
 import numpy as np
 
 from neatpack.errors import fields_of
+from neatpack.storage.files import Hashed, Place, read_json, remove, remove_parts, write_json, write_whole
+from neatpack.storage.location import Remote
+from neatpack.storage.tables import write_parquet
+from neatpack.storage.uploads import abort_uploads
 
 from ..codecs import SOURCE, parse_codecs
 from ..config import UserError
@@ -25,10 +29,6 @@ from ..records import REASONS
 from ..runtime.calls import Call
 from ..runtime.engine import Engine
 from ..runtime.faults import sentence
-from ..runtime.objects import Remote
-from ..runtime.storage import Hashed, Place, read_json, remove, remove_parts, write_json, write_whole
-from ..runtime.tables import write_parquet
-from ..runtime.uploads import abort_uploads
 from .codec import member_names
 from .exchange import BEGUN, OURS, is_halfway
 from .gathered import FOLDER as GATHERED, Tables, Tabling

@@ -13,11 +13,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from neatpack.storage.files import Place, remove, sync_folder
+from neatpack.storage.location import Remote
+
 from ..finished import FILE as FINISHED
 from ..manifest import FETCHED, FILE as MANIFEST, INDEX, LOADS, PLACES
-from ..runtime.objects import Remote
 from ..runtime.progress import FILE as TIMING
-from ..runtime.storage import Place, remove, sync_folder
 from .sources import BASE, FILE as SOURCES
 
 BEGUN = "work/run.json"  # what a begun output is made from; of a finished one its manifest says it

@@ -17,9 +17,10 @@ from itertools import groupby
 
 import numpy as np
 
+from neatpack.storage.files import Place, sha256_of, write_json, write_whole
+from neatpack.storage.tables import read_parquet
+
 from ..manifest import Manifest, OutputError
-from ..runtime.storage import Place, sha256_of, write_json, write_whole
-from ..runtime.tables import read_parquet
 
 META = ".nv-meta"
 MODULE = "megatron.energon"

@@ -21,6 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from zlib_ng import zlib_ng
 
+from neatpack.storage.files import Hashed, Place, write_whole
+from neatpack.storage.tables import read_message, refuse_bomb
+
 from ..manifest import (
     FORMAT,
     INDEX,
@@ -36,8 +39,6 @@ from ..manifest import (
     shard_name,
 )
 from ..records import TOKEN_TYPES
-from ..runtime.storage import Hashed, Place, write_whole
-from ..runtime.tables import read_message, refuse_bomb
 from .codec import BLOCK, END, members_of
 
 SCHEMA = pa.schema(

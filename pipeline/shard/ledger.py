@@ -9,12 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from neatpack.storage.files import Place, place
+from neatpack.storage.tables import ROW_GROUP, column_sum, parquet_groups, value_counts
+from neatpack.storage.uris import is_stored, redact_uri
+
 from ..ingest.corpus import Corpus, TakenRows
 from ..plan.assign import TEXT, Plan
 from ..plan.files import read_plan
-from ..runtime.storage import Place, place
-from ..runtime.tables import ROW_GROUP, column_sum, parquet_groups, value_counts
-from ..uris import is_stored, redact_uri
 
 SCHEMA = pa.schema(
     [

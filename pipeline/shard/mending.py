@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+from neatpack.storage.files import Place
+
 from ..plan.assign import Key
 from ..plan.files import PlanFile
 from ..plan.tasks import MendJob, mend
 from ..records import Skip
-from ..runtime.storage import Place
 from .note import CHANGED, ShardNote
 
 

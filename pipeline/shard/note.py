@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from neatpack.storage.files import Place, read_json, write_json
+
 from ..manifest import ShardEntry
 from ..media.remote import Fetched
 from ..records import Documents, Pack, Skip
-from ..runtime.storage import Place, read_json, write_json
 
 logger = logging.getLogger(__name__)
 

@@ -18,6 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.storage.files import Counted, Hashed, Place, append, sizes_in, write_whole
+from neatpack.storage.tables import read_arrow, write_arrow
+
 from ..config import UserError, fingerprint
 from ..plan.cost import pack_seconds
 from ..plan.files import read_shard
@@ -25,8 +28,6 @@ from ..runtime.calls import Call
 from ..runtime.engine import Engine
 from ..runtime.even import even_ends
 from ..runtime.journal import journal
-from ..runtime.storage import Counted, Hashed, Place, append, sizes_in, write_whole
-from ..runtime.tables import read_arrow, write_arrow
 from ..runtime.work import timed
 from .codec import write_end
 from .note import DatasetSums, MediaSize, ShardDone, ShardNote

@@ -14,6 +14,8 @@ import pyarrow as pa
 from zlib_ng import zlib_ng
 
 from neatpack.errors import OutputError, UserError, fields_of
+from neatpack.storage.files import Hashed, Place, append, inside, open_regular, read_into, remove, write_whole
+from neatpack.storage.tables import read_parquet, write_arrow
 
 from ..codecs import SOURCE, Codecs, parse_codecs, spelled
 from ..identity import Identity
@@ -21,8 +23,6 @@ from ..layout import layout_of
 from ..manifest import INDEX, LOADS, PLACES, REMEDY, Manifest, ShardError, Shards
 from ..runtime.engine import Engine
 from ..runtime.progress import COMMITTING, RECODING
-from ..runtime.storage import Hashed, Place, append, inside, open_regular, read_into, remove, write_whole
-from ..runtime.tables import read_parquet, write_arrow
 from ..runtime.work import did, timed
 from .codec import member_names, read_arrays, read_pack, write_end, write_pack
 from .commit import claim, refuse_strangers, remove_left_overs

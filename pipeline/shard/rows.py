@@ -6,12 +6,13 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from neatpack.storage.files import Place
+from neatpack.storage.ranges import read_from
+
 from ..measure.store import TextRow, read_measured, rows_beside, text_row, unpacked
 from ..media.ahead import ahead
 from ..plan.table import Plan, PlanLine
 from ..records import Measured
-from ..runtime.storage import Place
-from ..runtime.stretches import read_from
 
 PACKS_AHEAD = 2  # whose media are read while one is rendered
 

@@ -17,12 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from neatpack.storage.files import Place, inside, is_under, parse_json, place, read_inside, text_of, write_json
+from neatpack.storage.location import Remote
+from neatpack.storage.uris import is_stored
+
 from ..config import PackConfig
 from ..ingest.corpus import Corpus
 from ..ingest.lines import Lines, Row, part_ranges, rows, scan, source_of
-from ..runtime.objects import Remote
-from ..runtime.storage import Place, inside, is_under, parse_json, place, read_inside, text_of, write_json
-from ..uris import is_stored
 
 FILE = "sources.json"
 BASE = "work/base.json"  # the folder of the meta JSON, and the processor

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from neatpack.storage.files import Place
+from neatpack.storage.tables import column_sum, read_parquet
+
 from ..ingest.meta import HUB
 from ..manifest import Counts, Manifest
 from ..plan.balance import step_imbalance
 from ..plan.files import RANKS, Sums
 from ..planned import Planned
 from ..records import REASONS
-from ..runtime.storage import Place
-from ..runtime.tables import column_sum, read_parquet
 from .composition import COPIES, read_composition
 from .stats import ratio_taken
 from .troubles import Tokens

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.storage.files import Place, inside, open_regular, sha256_of
+from neatpack.storage.tables import read_groups, read_parquet
+
 from ..manifest import REMEDY, Manifest, OutputError
-from ..runtime.storage import Place, inside, open_regular, sha256_of
-from ..runtime.tables import read_groups, read_parquet
 from .ledger import SCHEMA as LEDGER
 from .words import counted
 

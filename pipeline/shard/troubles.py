@@ -14,6 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.storage.files import Place
+from neatpack.storage.tables import read_parquet
+
 from ..config import PackConfig
 from ..ingest.convert import parse_row
 from ..ingest.corpus import Corpus, Split
@@ -23,8 +26,6 @@ from ..manifest import Manifest
 from ..plan.files import Sums, read_skipped
 from ..planned import Planned
 from ..records import REASONS
-from ..runtime.storage import Place
-from ..runtime.tables import read_parquet
 from .ledger import SCHEMA, folders_of
 from .skipped import LEFT_OUT
 from .tables import ledger_names

@@ -13,14 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from zlib_ng import zlib_ng
 
+from neatpack.storage.files import Place, inside, open_regular, read_into
+from neatpack.storage.tables import arrow_blocks, column_sum, read_groups, read_message, read_parquet, read_plain_arrow
+
 from ..families.registry import FAMILIES
 from ..labels import TrainOn
 from ..layout import layout_of
 from ..manifest import FETCHED, FILE, INDEX, LOADS, PLACES, Counts, Manifest, OutputError, ShardEntry
 from ..records import TOKEN_TYPES
 from ..runtime.engine import Engine
-from ..runtime.storage import Place, inside, open_regular, read_into
-from ..runtime.tables import arrow_blocks, column_sum, read_groups, read_message, read_parquet, read_plain_arrow
 from ..runtime.work import did
 from ..typed import check_types
 from .audit import Figures, Rows, audit_file, audit_rows, sums_of

@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from neatpack.storage.clients import NoAnswer
+from neatpack.storage.files import Counted, Hashed, Place, sizes_of, write_whole
+from neatpack.storage.tables import write_arrow
+
 from ..codecs import parse_codecs
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
@@ -26,10 +30,7 @@ from ..plan.files import read_paths, read_shard
 from ..records import TOKEN_TYPES, Documents, Measured, MeasuredMedia, MediaError, Pack
 from ..render.pack import build_pack, spans_of
 from ..render.sample import Expanded, expanded
-from ..runtime.clients import NoAnswer
 from ..runtime.journal import Journal, journal
-from ..runtime.storage import Counted, Hashed, Place, sizes_of, write_whole
-from ..runtime.tables import write_arrow
 from ..runtime.work import did, each_timed, timed
 from .codec import member_names, write_end, write_pack
 from .note import CHANGED, DatasetSums, LostRow, MediaSize, PackLine, ShardDone, ShardNote, lines_path, note_path

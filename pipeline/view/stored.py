@@ -7,6 +7,7 @@ from typing import Any
 from zlib_ng import zlib_ng
 
 from neatpack.errors import fields_of
+from neatpack.storage.files import Place, inside, open_regular, read_into, shown
 
 from ..config import UserError
 from ..layout import Layout, Misfit, layout_of, misfit
@@ -14,7 +15,6 @@ from ..manifest import INDEX, REMEDY, Manifest, OutputError, ShardError
 from ..measure.store import read_measured
 from ..plan.files import lines_of_pack, read_list, read_paths
 from ..records import TOKEN_TYPES, MeasuredMedia, Pack
-from ..runtime.storage import Place, inside, open_regular, read_into, shown
 from ..shard.codec import read_pack, text_problem
 from ..shard.index import parse_index
 from ..shard.restoring import PixelDecoder

@@ -14,8 +14,8 @@ from s3_server import S3
 
 from jobs.breaking.processes import named_below
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime import clients
-from neatpack.pipeline.runtime.objects import Remote, parse
+from neatpack.storage import clients
+from neatpack.storage.location import Remote, parse
 
 pytestmark = pytest.mark.cluster
 

@@ -9,8 +9,8 @@ from support.errors import numbers_in, prints_code
 
 import neatpack.pipeline.measure.part
 from neatpack.pipeline.records import REASONS
-from neatpack.pipeline.runtime.lock import locked
 from neatpack.pipeline.shard.troubles import NOT_RENDERED
+from neatpack.storage.lock import locked
 
 
 @pytest.fixture

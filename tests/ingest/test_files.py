@@ -19,10 +19,10 @@ from neatpack.pipeline.ingest.lines import Source, joined, part_ranges, rows, sc
 from neatpack.pipeline.ingest.meta import Dataset, read_meta
 from neatpack.pipeline.manifest import Manifest, OutputError
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime import clients, objects
-from neatpack.pipeline.runtime.objects import Remote
-from neatpack.pipeline.runtime.storage import text_of
 from neatpack.pipeline.shard.verify import read_ledger
+from neatpack.storage import clients, location
+from neatpack.storage.files import text_of
+from neatpack.storage.location import Remote
 
 
 def said(word: str) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def bucket(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Remote:
     for name, value in s3.env.items():
         monkeypatch.setenv(name, value)
     clients.client.cache_clear()
-    return objects.parse(s3.uri(""))
+    return location.parse(s3.uri(""))
 
 
 def test_an_output_among_the_data_in_a_bucket_is_no_data(
@@ -285,10 +285,10 @@ def test_a_bucket_that_is_not_there(tmp_path: Path, bucket: Remote, name: str) -
         dataset_of(tmp_path, text_of(bucket / "absent" / name))
     assert text_of(bucket / "absent" / name) in str(caught.error)
     with raises(UserError, "meta-unreadable", file="s3://absent-bucket/meta.json") as caught:
-        read_meta(objects.parse("s3://absent-bucket/meta.json"))
+        read_meta(location.parse("s3://absent-bucket/meta.json"))
     assert "'absent-bucket'" in str(caught.error)
     with pytest.raises(OutputError, match="'absent-bucket'"):
-        Manifest.read(objects.parse("s3://absent-bucket/packed"))
+        Manifest.read(location.parse("s3://absent-bucket/packed"))
     with pytest.raises(OutputError, match="'absent-bucket'"):
         PackedShards("s3://absent-bucket/packed")
 

@@ -27,9 +27,9 @@ from neatpack.pipeline.manifest import Manifest, OutputError, ShardError
 from neatpack.pipeline.media import image as image_module
 from neatpack.pipeline.media.ahead import ahead
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime import clients, uploads
 from neatpack.pipeline.shard.pixels import COLUMNS, NUMBERS
 from neatpack.pipeline.shard.verify import verify_shard
+from neatpack.storage import clients, uploads
 
 CODECS = ("u8", "zstd", "source")
 FAMILIES = [name for name in ALL_FAMILIES if name not in (*REFUSED, "default")]

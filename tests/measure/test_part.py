@@ -15,7 +15,7 @@ from neatpack.pipeline.ingest.meta import Dataset
 from neatpack.pipeline.labels import AS_USUAL
 from neatpack.pipeline.measure import part as module
 from neatpack.pipeline.measure.part import PartJob, measure_part
-from neatpack.pipeline.runtime.tables import open_arrow
+from neatpack.storage.tables import open_arrow
 
 
 def said(text: str) -> str:

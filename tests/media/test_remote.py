@@ -28,9 +28,9 @@ from neatpack.pipeline.media.remote import ALLOWED_HOSTS, DOWNLOADS, located
 from neatpack.pipeline.media.video import video_facts
 from neatpack.pipeline.records import MediaError, MediaRef
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime import clients, objects
 from neatpack.pipeline.shard.verify import read_ledger, verify_ledger
-from neatpack.pipeline.uris import without_secrets
+from neatpack.storage import clients, location
+from neatpack.storage.uris import without_secrets
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +120,7 @@ def test_a_store_that_does_not_answer_is_no_missing_media(tmp_path: Path, monkey
                 raise errors.pop()
             return fs.LocalFileSystem().open_input_file(str(tmp_path / Path(path).name))
 
-    monkeypatch.setattr(objects, "client", lambda bucket, process: (Moody(), "bucket"))
+    monkeypatch.setattr(location, "client", lambda bucket, process: (Moody(), "bucket"))
     assert content(image("s3://bucket/a.png")) == b"here"
     errors += [OSError("slow down s3://u:secret@b/x")] * clients.TRIES
     with pytest.raises(clients.Unreachable) as caught:

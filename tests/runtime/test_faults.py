@@ -14,8 +14,8 @@ import ray.exceptions
 from support.errors import raises
 
 from neatpack.pipeline.runtime.engine import RayEngine, _head_of, engine
-from neatpack.pipeline.runtime.faults import HeadLost, MachineError, code_of, naming, of_ray, of_workers, sentence
-from neatpack.pipeline.runtime.storage import write_json
+from neatpack.pipeline.runtime.faults import HeadLost, MachineError, code_of, of_ray, of_workers, sentence
+from neatpack.storage.files import name_errors, write_json
 
 
 def of_kernel(number: int, path: str | None = "/out/shards/pack-000003.tar") -> OSError:
@@ -65,7 +65,7 @@ def test_a_write_that_fails_names_the_file(tmp_path: Path) -> None:
 
 
 def test_naming_keeps_what_is_no_error_of_the_kernel() -> None:
-    with pytest.raises(ValueError, match="^x$"), naming("/file"):
+    with pytest.raises(ValueError, match="^x$"), name_errors("/file"):
         raise ValueError("x")
 
 

@@ -20,10 +20,10 @@ from neatpack import PackedShards
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.manifest import MAX_TIMES, Manifest, OutputError
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime.tables import arrow_blocks, read_message, read_parquet, read_plain_arrow
 from neatpack.pipeline.shard.codec import members_of
 from neatpack.pipeline.shard.index import LOADS_SCHEMA, places_schema
 from neatpack.pipeline.shard.pixels import MOST_SCANS, is_restorable
+from neatpack.storage.tables import arrow_blocks, read_message, read_parquet, read_plain_arrow
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from helpers import ROOT, TinyData, tiny_config
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.plan.files import write_paths
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime.storage import place
+from neatpack.storage.files import place
 
 pytestmark = pytest.mark.slow
 

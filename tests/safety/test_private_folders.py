@@ -13,9 +13,9 @@ from support.errors import raises
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.hub import processor_here
-from neatpack.pipeline.runtime.folders import private_folder, temporary_folder
 from neatpack.pipeline.runtime.journal import journal
-from neatpack.pipeline.runtime.objects import parse
+from neatpack.storage.location import parse
+from neatpack.storage.private_folders import private_folder, temporary_folder
 
 STRANGER = 65534
 

@@ -16,9 +16,9 @@ from neatpack.pipeline.ingest.media_paths import MediaFolders, resolve_path
 from neatpack.pipeline.media.ahead import ahead
 from neatpack.pipeline.records import Skip
 from neatpack.pipeline.run import run_pack, run_split
-from neatpack.pipeline.runtime.objects import Remote, parse
-from neatpack.pipeline.runtime.storage import place, text_of
 from neatpack.pipeline.shard.verify import read_ledger
+from neatpack.storage.files import place, text_of
+from neatpack.storage.location import Remote, parse
 
 
 @pytest.fixture

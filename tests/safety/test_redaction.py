@@ -11,11 +11,11 @@ from neatpack.pipeline.config import UserError, place_of
 from neatpack.pipeline.ingest.media import shown
 from neatpack.pipeline.records import MAX_DETAIL, MediaError, MediaRef, Skip
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime.clients import Unreachable
-from neatpack.pipeline.runtime.objects import Remote
-from neatpack.pipeline.runtime.storage import place, text_of
 from neatpack.pipeline.shard.verify import read_ledger
-from neatpack.pipeline.uris import redact_uri, without_secrets
+from neatpack.storage.clients import Unreachable
+from neatpack.storage.files import place, text_of
+from neatpack.storage.location import Remote
+from neatpack.storage.uris import redact_uri, without_secrets
 
 # Each hides the word "secret" somewhere else.
 SECRETS = [

@@ -16,12 +16,12 @@ from helpers import TinyData, mixed_rows, tiny_config
 from jobs.fuzzing.output import sign
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime import tables as runtime_tables
 from neatpack.pipeline.runtime.engine import Engine
 from neatpack.pipeline.shard import audit, ledger, tables as tables_module, verify
 from neatpack.pipeline.shard.audit import document_hashes, sums_of
 from neatpack.pipeline.shard.tables import Block, ledger_names, row_blocks
 from neatpack.pipeline.shard.verify import verify_output
+from neatpack.storage import tables as runtime_tables
 
 GROUP = 4  # lines of a row group here
 

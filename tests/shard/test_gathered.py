@@ -7,8 +7,8 @@ import pytest
 from helpers import TinyData, assert_verified, files_of, mixed_rows, tiny_config
 
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime import tables
 from neatpack.pipeline.shard import gathered
+from neatpack.storage import tables
 
 
 @pytest.fixture

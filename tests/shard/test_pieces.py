@@ -17,12 +17,12 @@ from neatpack.pipeline.plan.files import write_plan
 from neatpack.pipeline.planned import Planned
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.engine import Engine, engine
-from neatpack.pipeline.runtime.tables import read_arrow
 from neatpack.pipeline.shard import pieces as module
 from neatpack.pipeline.shard.note import ShardDone, ShardNote
 from neatpack.pipeline.shard.pieces import Piece, join_task, piece_task, write_shards
 from neatpack.pipeline.shard.writer import ShardJob, shard_task
 from neatpack.pipeline.stages import plan_all, processor_key, render, shard_jobs
+from neatpack.storage.tables import read_arrow
 
 
 class Several(Engine):

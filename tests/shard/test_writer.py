@@ -15,11 +15,11 @@ from neatpack.pipeline.measure.store import write_measured
 from neatpack.pipeline.plan.assign import Plan
 from neatpack.pipeline.plan.files import write_paths
 from neatpack.pipeline.records import Example, Measured, MediaRef, Turn
-from neatpack.pipeline.runtime.tables import read_arrow
 from neatpack.pipeline.shard import writer
 from neatpack.pipeline.shard.codec import member_names
 from neatpack.pipeline.shard.note import CHANGED, LostRow, ShardDone, ShardNote
 from neatpack.pipeline.shard.writer import ShardJob, finished_shards, write_shard
+from neatpack.storage.tables import read_arrow
 
 
 @dataclasses.dataclass

@@ -17,8 +17,8 @@ from support.errors import prints_code
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.manifest import MEDIA, Manifest, signed
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.runtime.storage import sha256_of
 from neatpack.pipeline.view.inspect import PERCENTILES, _Spread, inspected, with_total
+from neatpack.storage.files import sha256_of
 
 
 @pytest.fixture(scope="module")

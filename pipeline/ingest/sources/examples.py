@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from neatpack.errors import NeatpackError, UserError
+from neatpack.storage.files import open_regular
 
 from ...media.image import rgb_image
 from ...media.limits import limits
 from ...records import MediaError, MediaRef
-from ...runtime.storage import open_regular
 from ..lines import PROBLEM
 from ..media import json_name
 from ..media_paths import is_inside

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from neatpack.storage.files import inside, read_json
+
 from ...config import UserError
-from ...runtime.storage import inside, read_json
 
 # What `datasets` calls the reader of a file; a folder it looks into by itself.
 _READERS = {

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from neatpack.storage.files import Place, read_json
+
 from ...manifest import INDEX, MEDIA, Manifest, OutputError
 from ...plan.balance import step_ratios
 from ...records import REASONS
 from ...runtime.progress import FILE as TIMING
-from ...runtime.storage import Place, read_json
 from ...shard.tables import ledger_names, read_table
 from ...step_cost import DEFAULT_COST, StepCost, step_cost
 from .bins import Histogram, counted_in, doubling_edges, even_edges

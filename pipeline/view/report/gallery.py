@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow.compute as pc
 from PIL import Image
 
+from neatpack.storage.files import Place
+
 from ...ingest.convert import parse_row, said_of
 from ...ingest.meta import Columns, Dataset, Tags
 from ...layout import Layout
 from ...manifest import Manifest, OutputError
 from ...records import Pack, Skip
-from ...runtime.storage import Place
 from ...shard.sources import SourceError, files_of
 from ...shard.tables import ledger_names, read_ledger
 from ...shard.words import clipped

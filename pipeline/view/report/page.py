@@ -5,9 +5,10 @@ import hashlib
 import logging
 from pathlib import Path
 
+from neatpack.storage.files import Place, remove_parts, write_whole
+
 from ...manifest import Manifest
 from ...runtime.faults import sentence
-from ...runtime.storage import Place, remove_parts, write_whole
 from ...safe import harmless_html as escape
 from ...shard.composition import read_composition
 from . import sections

@@ -17,13 +17,13 @@ from neatpack.pipeline.cli import main
 from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.progress import FILE as TIMING
-from neatpack.pipeline.runtime.storage import write_whole
 from neatpack.pipeline.view.report import page as report_page
 from neatpack.pipeline.view.report.figures import figures_of
 from neatpack.pipeline.view.report.gallery import Shown, some_documents
 from neatpack.pipeline.view.report.page import write_report
 from neatpack.pipeline.view.report.sections import gallery
 from neatpack.pipeline.view.stored import StoredPacks
+from neatpack.storage.files import write_whole
 
 HOSTILE = "</script><img src=http://example.com/x onerror=alert(1)>&amp;"
 

@@ -1,7 +1,7 @@
 """Files, on disk or in a store: the one place that opens them. Ours are written whole or not at all, and read as what
 may be damaged.
 
-A place is a Path, or a `Remote` (objects.py) where it was given as a URI. Both are used alike.
+A place is a Path, or a `Remote` (location.py) where it was given as a URI. Both are used alike.
 """
 
 import contextlib
@@ -21,10 +21,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 from urllib.parse import unquote
 
 from neatpack.errors import OutputError
-
-from ..uris import SCHEME
-from .faults import naming
-from .objects import BUFFER, RawObject, Remote, parse
+from neatpack.storage.location import BUFFER, RawObject, Remote, parse
+from neatpack.storage.uris import SCHEME
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -64,6 +62,16 @@ def is_under(file: Place, folder: Place) -> bool:
 def text_of(place: Place) -> str:
     """What `place` reads again. Not for people: a URI may have options that are nobody's business."""
     return place.uri if isinstance(place, Remote) else str(place)
+
+
+@contextlib.contextmanager
+def name_errors(path: str | Path) -> Iterator[None]:
+    """Name this file in errors that the block raises: the kernel does not say which file it cannot write or sync."""
+    try:
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
 
 
 class Sink(Protocol):
@@ -115,13 +123,13 @@ class _Part(io.FileIO):
     """A new file at `place`, whose errors name the file that it will be: also at a write, where a full disk shows."""
 
     def __init__(self, place: Path, path: Path) -> None:
-        with naming(path):
+        with name_errors(path):
             opened = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         super().__init__(opened, "wb")
         self._path = path
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        with naming(self._path):
+        with name_errors(self._path):
             return os.write(self.fileno(), data)
 
 
@@ -147,9 +155,9 @@ def write_whole(path: Place, *, durable: bool = True) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             if durable:
-                with naming(path):
+                with name_errors(path):
                     os.fsync(file.fileno())
-        with naming(path):
+        with name_errors(path):
             os.replace(part, path)
         if durable:
             sync_folder(path.parent)
@@ -166,7 +174,7 @@ def sync_folder(folder: Path) -> None:
     """A rename is on disk only when its folder is: without this, a machine that loses power may forget it."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with naming(folder):
+        with name_errors(folder):
             os.fsync(opened)
     finally:
         os.close(opened)

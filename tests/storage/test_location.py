@@ -15,11 +15,10 @@ from s3_server import S3
 from support.errors import raises
 
 from neatpack.errors import OutputError, UserError
-from neatpack.pipeline.runtime import clients, objects, uploads
-from neatpack.pipeline.runtime.clients import Unreachable
 from neatpack.pipeline.runtime.faults import code_of, sentence
-from neatpack.pipeline.runtime.objects import NoBucket, Remote, glob_translated, parse
-from neatpack.pipeline.runtime.storage import (
+from neatpack.storage import clients, location, uploads
+from neatpack.storage.clients import Unreachable
+from neatpack.storage.files import (
     inside,
     local_copy,
     open_file,
@@ -32,15 +31,16 @@ from neatpack.pipeline.runtime.storage import (
     text_of,
     write_whole,
 )
-from neatpack.pipeline.runtime.stretches import Stretch, read_stretches
-from neatpack.pipeline.runtime.uploads import abort_uploads, created
+from neatpack.storage.location import NoBucket, Remote, glob_translated, parse
+from neatpack.storage.ranges import Stretch, read_stretches
+from neatpack.storage.uploads import abort_uploads, created
 
 
 def use(env: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients are made once in a process, by the environment that there is then."""
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    for made in (clients.client, objects._has_bucket):
+    for made in (clients.client, location._has_bucket):
         made.cache_clear()
     uploads._made.cache_clear()
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from .objects import Remote
-from .storage import AT_ONCE, Hashed, Place, open_file, write_whole
+from neatpack.storage.files import AT_ONCE, Hashed, Place, open_file, write_whole
+from neatpack.storage.location import Remote
 
 _ROOM, _RATIO, _WIDTH = 256 << 20, 256, 8  # bytes that any table may take, times its own, of a value at least
 ROW_GROUP = 1 << 20  # lines of a row group: what pyarrow takes by itself, so that a table may be written in pieces

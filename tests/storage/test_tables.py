@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from neatpack.pipeline.runtime.tables import open_arrow, read_arrow, write_arrow, write_parquet
+from neatpack.storage.tables import open_arrow, read_arrow, write_arrow, write_parquet
 
 
 def test_arrow_files_have_one_batch(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from neatpack.pipeline.runtime.storage import read_json, sha256_of, write_json, write_whole
+from neatpack.storage.files import read_json, sha256_of, write_json, write_whole
 
 
 def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:

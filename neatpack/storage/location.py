@@ -19,9 +19,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from neatpack.errors import UserError
-
-from ..uris import STORES, redact_uri, unquote_key
-from .clients import Bucket, client, is_known, tried
+from neatpack.storage.clients import Bucket, client, is_known, tried
+from neatpack.storage.uris import STORES, redact_uri, unquote_key
 
 if TYPE_CHECKING:
     from pyarrow import fs

@@ -9,8 +9,8 @@ import os
 from functools import lru_cache
 from typing import Any
 
-from .clients import Bucket, s3_options
-from .objects import Remote
+from neatpack.storage.clients import Bucket, s3_options
+from neatpack.storage.location import Remote
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from neatpack.errors import UserError
-
-from ..uris import STORES, quote_key, redact_uri, without_secrets
+from neatpack.storage.uris import STORES, quote_key, redact_uri, without_secrets
 
 if TYPE_CHECKING:
     from pyarrow import fs

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .objects import Remote
-from .storage import AT_ONCE, Place
+from neatpack.storage.files import AT_ONCE, Place
+from neatpack.storage.location import Remote
 
 NEAR = 64 << 10  # bytes between two stretches that are read as one: a request costs as much as reading these
 

@@ -15,13 +15,13 @@ import pytest
 from support.errors import raises
 
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.runtime import lock
-from neatpack.pipeline.runtime.lock import locked
+from neatpack.storage import lock
+from neatpack.storage.lock import locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from neatpack.pipeline.runtime.lock import locked
+from neatpack.storage.lock import locked
 with locked([Path(sys.argv[1])]):
     print("held", flush=True)
     time.sleep(600)

@@ -23,11 +23,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from neatpack.errors import UserError
-
-from .faults import naming
-from .objects import Remote
-from .storage import Place
-from .uploads import created
+from neatpack.storage.files import Place, name_errors
+from neatpack.storage.location import Remote
+from neatpack.storage.uploads import created
 
 FILE = "lock"
 BEAT = 5.0  # seconds between two counts
@@ -63,7 +61,7 @@ def _locked(folder: Path) -> Iterator[None]:
     mine = _this_run()
     beating = threading.Thread(target=_keep_beating, args=(file, mine, stop), daemon=True)
     try:
-        with naming(path):
+        with name_errors(path):
             _write(file, mine)
         beating.start()
         yield
