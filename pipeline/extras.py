@@ -7,7 +7,6 @@ from importlib.util import find_spec
 EXTRAS = {
     "pack": ("ray", "transformers", "av", "yaml", "jinja2", "tiktoken"),
     "online": ("transformers", "av", "jinja2", "tiktoken"),
-    "s3": ("botocore",),
     "sources": ("datasets",),
 }
 # Packages that shape the tensors, and pyarrow, whose zstd shapes the stored bytes.

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from neatpack.storage.files import place
-from neatpack.storage.lock import locked
+from neatpack.storage.lock import lock_folders
 
 from .config import PackConfig, UserError
 from .families.base import Family
@@ -47,7 +47,7 @@ def pack_row(config: PackConfig, dataset: str, row: int, folder: Path) -> RowPac
     """
     with contextlib.ExitStack() as stack:
         if config.work:
-            stack.enter_context(locked([config.work_dir]))
+            stack.enter_context(lock_folders([config.work_dir]))
         running = stack.enter_context(engine("inline", env=task_environment(config)))
         prefixes = config.media_prefixes
         (found,) = read_meta(

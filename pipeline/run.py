@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neatpack.storage.files import Place, place
-from neatpack.storage.lock import locked
+from neatpack.storage.lock import lock_folders
 
 from .config import DataLossError, PackConfig, UserError, with_absolute_paths
 from .families.hub import check_processor
@@ -76,7 +76,7 @@ def _finished(config: PackConfig, seen: Views) -> dict[Place, Packed] | None:
     if config.overwrite or another or not all((out / FINISHED).exists() and (out / REPORT).is_file() for out in seen):
         return None
     found: dict[Place, Packed] = {}
-    with locked(_in_use(config, seen)):
+    with lock_folders(_in_use(config, seen)):
         for out, own in seen.items():
             if own is None or not is_alone(out) or (done := finished(out, own)) is None:
                 return None
@@ -107,7 +107,7 @@ def _packed(
     family, warm = family_for(processor_key(config)), warming(config)
     env = task_environment(config)
     with (
-        locked(_in_use(config, seen)),
+        lock_folders(_in_use(config, seen)),
         engine(config.engine, config.num_workers, env, progress, warm) as running,
     ):
         _prove(config, warm)
@@ -199,7 +199,7 @@ def run_plan(config: PackConfig, progress: Progress | None = None) -> "Planned":
 
         family, warm = family_for(processor_key(config)), warming(config)
         env = task_environment(config)
-        with locked([config.work_dir]), engine(config.engine, config.num_workers, env, progress, warm) as running:
+        with lock_folders([config.work_dir]), engine(config.engine, config.num_workers, env, progress, warm) as running:
             _prove(config, warm)
             plans = plan_all(inputs_of(config, datasets, family, running), running)
         planned, *holdout = (

@@ -189,7 +189,7 @@ MUTANTS = {
     ),
     "lock-ignored": Mutant(
         "neatpack/storage/lock.py",
-        "            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "        if not _ends(owner):\n            raise _busy(path, owner)\n",
         "",
         PROMISES + "two_runs_at_once_are_one",
     ),

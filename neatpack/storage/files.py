@@ -5,6 +5,7 @@ A place is a Path, or a `Remote` (location.py) where it was given as a URI. Both
 """
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -14,6 +15,7 @@ import re
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +33,7 @@ MAX_NESTING = 100  # of JSON; ours has less than ten, and Python's own limit is 
 BLOCK = 16 << 20  # bytes of a request, where a file is read from end to end
 WRITE_BUFFER = 1 << 18  # bytes: a plan has a batch of some KB for each shard, and 8 KB, the usual, are a write for each
 AT_ONCE = 16  # requests to a store that a process has under way
+_NOT_CREATED = (errno.EEXIST, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # of a hard link
 _NESTING = (dict, list)  # what JSON is nested by
 _PART = re.compile(r"\.(.+)\.\d+\.part")
 
@@ -163,6 +166,28 @@ def write_whole(path: Place, *, durable: bool = True) -> Iterator[BinaryIO]:
             sync_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)
+
+
+def create_file(path: Place, content: bytes) -> bool:
+    """Write a file if there is none, and return whether it was written.
+
+    A store cannot tell, nor a disk without hard links: then nothing is written.
+    """
+    if isinstance(path, Remote):
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
+    try:
+        with name_errors(path):
+            part.write_bytes(content)
+            os.link(part, path)
+    except OSError as error:
+        if error.errno in _NOT_CREATED:
+            return False
+        raise
+    finally:
+        part.unlink(missing_ok=True)
+    return True
 
 
 def _mapped(file: int) -> mmap.mmap | bytes:

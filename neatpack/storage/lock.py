@@ -1,20 +1,19 @@
-"""One run at a time in a folder: a lock file that names its owner, which a heartbeat keeps alive.
+"""One run at a time in a folder: a file that names its owner, renewed by a heartbeat; the same on disk and in a store.
 
-The kernel's lock on the file (flock) goes with the process that holds it: what a killed run of this machine left is
-free at once. Not every shared file system tells other machines of it. So the owner also counts in the file, and a run
-on another machine that finds an owner watches whether the count goes on; clocks of machines need not agree.
+A run that finds no file writes one and has the lock. An owner on this machine counts as long as its process lives, so
+that what a killed run left is free at once. An owner on another machine is watched: it lives if its file changes, and
+the clocks of the machines need not agree.
 
-A store has no locks. Where it, and what is installed, can write an object only if there is none (uploads.py), whoever
-wrote it has the lock. Else the count is all: whoever finds no living owner writes itself down, waits until requests
-that were under way are through, and looks whether what it wrote still stands; of two that come at once, the last stays.
+A run that follows a dead owner replaces the file, waits until others that did the same are through, and has the lock
+if its own name is still there: the last of several stays. No store that pyarrow knows creates an object only if there
+is none, so there each lock is taken that way. Disks can (a hard link), and nobody waits.
 """
 
 import contextlib
-import errno
-import fcntl
 import json
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
@@ -23,225 +22,174 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from neatpack.errors import UserError
-from neatpack.storage.files import Place, name_errors
-from neatpack.storage.location import Remote
-from neatpack.storage.uploads import created
+from neatpack.storage.files import Place, create_file, write_whole
 
 FILE = "lock"
-BEAT = 5.0  # seconds between two counts
+BEAT = 10.0  # seconds between two heartbeats
+WATCH, LOOKS = 45.0, 9  # seconds without a heartbeat after which an owner counts as dead, and looks in that time
+SETTLING = 2.0  # seconds after which requests of others that took the lock at the same time are through
 GRACE = 20  # tenths of a second in which an owner that was killed may end: its job runs in a fork, which goes after it
-STORE_BEAT, SETTLING = 15.0, 2.0  # seconds, of a lock in a store
-PATIENCE = 6  # beats without a count after which an owner on another machine is taken for dead
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Owner:
+    """The run that a lock names."""
+
     host: str
     pid: int
     since: str
-    beat: int
+    beat: int = 0
+    machine: str = ""  # host and namespace of process numbers: containers may share a host name
+    started: str = ""  # of the process, in ticks since the machine's: numbers of processes are used again
+    token: str = ""  # of this lock alone
 
 
 @contextlib.contextmanager
-def locked(folders: Iterable[Place]) -> Iterator[None]:
-    """Held by this run until it ends. A UserError names the run that holds one of them already."""
+def lock_folders(folders: Iterable[Place]) -> Iterator[None]:
+    """Lock folders until the block ends.
+
+    Raises:
+        UserError: another run holds one of them. The message names it.
+    """
     with contextlib.ExitStack() as stack:
         for folder in sorted(set(folders), key=str):
-            stack.enter_context(_locked_in_store(folder) if isinstance(folder, Remote) else _locked(folder))
+            stack.enter_context(_lock_folder(folder))
         yield
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    path = folder / FILE
-    file = _acquired(path)
-    stop = threading.Event()
-    mine = _this_run()
-    beating = threading.Thread(target=_keep_beating, args=(file, mine, stop), daemon=True)
-    try:
-        with name_errors(path):
-            _write(file, mine)
-        beating.start()
-        yield
-    finally:
-        stop.set()
-        if beating.is_alive():
-            beating.join()
-        try:
-            path.unlink(missing_ok=True)
-        finally:
-            os.close(file)  # whatever happens: a lock that outlives its run is one on the next
-        with contextlib.suppress(OSError):  # it holds more than the lock, or is gone
-            folder.rmdir()
-
-
-def _this_run() -> Owner:
-    return Owner(host=socket.gethostname(), pid=os.getpid(), since=time.strftime("%Y-%m-%d %H:%M:%S"), beat=0)
-
-
-@contextlib.contextmanager
-def _locked_in_store(folder: Remote) -> Iterator[None]:
-    path, stop, mine = folder / FILE, threading.Event(), _this_run()
-    if not created(path, _written(mine)):
-        _watch(path)
-        path.write_bytes(_written(mine))
-        time.sleep(SETTLING)
-        if (owner := _owner(path)) != mine:
-            raise _busy(path, owner)
-    beating = threading.Thread(target=_keep_beating_in_store, args=(path, mine, stop), daemon=True)
-    beating.start()
+def _lock_folder(folder: Place) -> Iterator[None]:
+    path, stop, mine = folder / FILE, threading.Event(), _describe_this_run()
+    _take_lock(path, mine)
+    heart = threading.Thread(target=_beat, args=(path, mine, stop), name=_name_thread(mine), daemon=True)
+    heart.start()
     try:
         yield
     finally:
         stop.set()
-        beating.join()
-        if _is_ours(_owner(path), mine):
+        heart.join()
+        if _is_same(_read_owner(path), mine):
             path.unlink(missing_ok=True)
+        if isinstance(folder, Path):
+            with contextlib.suppress(OSError):  # it holds more than the lock, or is gone
+                folder.rmdir()
 
 
-def _watch(path: Remote) -> None:
-    """Return when nobody has the lock."""
-    owner = _owner(path)
-    if owner is None or _has_ended(owner):
+def _take_lock(path: Place, mine: Owner) -> None:
+    if create_file(path, _to_bytes(mine)):
         return
-    seconds = STORE_BEAT * PATIENCE / 2
-    logger.warning("%s: a run on %s was here; watching for %.0f s whether it lives", path, owner.host, seconds)
-    for _ in range(PATIENCE):
-        time.sleep(seconds / PATIENCE)
-        now = _owner(path)
-        if now is None or now == owner and _has_ended(owner):
+    _wait_for_end(path)
+    _write(path, mine)
+    time.sleep(SETTLING)
+    if not _is_same(owner := _read_owner(path), mine):
+        raise _busy(path, owner)
+
+
+def _wait_for_end(path: Place) -> None:
+    """Return when nobody has the lock. Raises UserError where its owner lives."""
+    owner = _read_owner(path)
+    if owner is None:
+        return
+    if owner.machine == _name_machine():
+        if not _ends(owner):
+            raise _busy(path, owner)
+        return
+    logger.warning("%s: a run on %s was here; watching for %.0f s whether it lives", path, owner.host, WATCH)
+    for _ in range(LOOKS):
+        time.sleep(WATCH / LOOKS)
+        now = _read_owner(path)
+        if now is None:
             return
         if now != owner:
             raise _busy(path, now)
     logger.warning("%s: it does not; going on", path)
 
 
-def _keep_beating_in_store(path: Remote, owner: Owner, stop: threading.Event) -> None:
-    while not stop.wait(STORE_BEAT):
+def _beat(path: Place, owner: Owner, stop: threading.Event) -> None:
+    while not stop.wait(BEAT):
         try:
-            if not _is_ours(_owner(path), owner):
+            if not _is_same(_read_owner(path), owner):
                 logger.error("%s: another run has taken it; both write the same, or one of them refuses", path)
                 return
             owner = replace(owner, beat=owner.beat + 1)
-            path.write_bytes(_written(owner))
-        except OSError as error:  # the run itself will say so
+            _write(path, owner)
+        except OSError as error:  # a full disk, a store that is away: the run itself will say so
             logger.debug("heartbeat: %s", error)
 
 
-def _is_ours(found: Owner | None, mine: Owner) -> bool:
-    return found is not None and replace(found, beat=mine.beat) == mine
-
-
-def _has_ended(owner: Owner) -> bool:
-    """Of a run on this machine: it is gone, or goes within the grace of one that was killed."""
-    if owner.host != socket.gethostname():
-        return False
+def _ends(owner: Owner) -> bool:
+    """Whether a process of this machine is gone, or goes within the grace of one that was killed."""
     for _ in range(GRACE):
-        if not _is_alive(owner.pid):
+        if not _is_alive(owner):
             return True
         time.sleep(0.1)
     return False
 
 
-def _is_alive(pid: int) -> bool:
-    """One that has ended and that nobody fetches, as the first process of many containers does not, is not."""
+def _is_alive(owner: Owner) -> bool:
+    if owner.pid == os.getpid() and _name_thread(owner) not in (each.name for each in threading.enumerate()):
+        return False  # left by a disk that failed when this process gave the lock back
     try:
-        os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+        os.kill(owner.pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's; or it ends at this moment
-        return True
-    return state not in ("Z", "X")
+    except PermissionError:
+        pass  # another user's
+    state, started = _read_process(owner.pid)
+    # Z: it has ended and nobody fetches it, as the first process of many containers does not.
+    return not state or (state not in ("Z", "X") and started == owner.started)
 
 
-def _owner(path: Remote) -> Owner | None:
+def _read_process(pid: int) -> tuple[str, str]:
+    """Return the state of a process and when it started; "", "" where the kernel does not say."""
     try:
-        return _parsed(path.read_bytes())
-    except FileNotFoundError:
-        return None
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "", ""
+    return fields[0], fields[19]
 
 
-def _acquired(path: Path) -> int:
-    """The lock file, open and locked by this process."""
-    while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            _lock(file, path)
-            if _is_still(path, file):  # else its owner has just ended, and removed it
-                return file
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)
+def _describe_this_run() -> Owner:
+    return Owner(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        since=time.strftime("%Y-%m-%d %H:%M:%S"),
+        machine=_name_machine(),
+        started=_read_process(os.getpid())[1],
+        token=secrets.token_hex(8),
+    )
 
 
-def _lock(file: int, path: Path) -> None:
-    is_locked = _flocked(file, path)
-    owner = _read(file)
-    if owner is None or (is_locked and owner.host == socket.gethostname()):
-        return
-    logger.warning("%s: a run on %s was here; watching for %.0f s whether it lives", path, owner.host, BEAT * PATIENCE)
-    for _ in range(PATIENCE):
-        time.sleep(BEAT)
-        if _read(file) not in (owner, None):
-            raise _busy(path, owner)
-    logger.warning("%s: it does not; going on", path)
+def _name_machine() -> str:
+    with contextlib.suppress(OSError):
+        return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
+    return socket.gethostname()
 
 
-def _flocked(file: int, path: Path) -> bool:
-    """Whether the kernel has locked it for us; False where its file system has no locks, and counting must do."""
-    for _ in range(GRACE):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            time.sleep(0.1)
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-                raise
-            logger.debug("%s: %s", path, error.strerror)
-            return False
-    raise _busy(path, _read(file))
+def _name_thread(owner: Owner) -> str:
+    return f"lock {owner.token}"
 
 
-def _is_still(path: Path, file: int) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.stat(path), os.fstat(file))
-    return False
+def _is_same(found: Owner | None, mine: Owner) -> bool:
+    return found is not None and found.token == mine.token
 
 
-def _keep_beating(file: int, owner: Owner, stop: threading.Event) -> None:
-    beat = 0
-    while not stop.wait(BEAT):
-        beat += 1
-        try:
-            _write(file, Owner(host=owner.host, pid=owner.pid, since=owner.since, beat=beat))
-        except OSError as error:  # a full disk: the run itself will say so, and flock still holds
-            logger.debug("heartbeat: %s", error)
+def _write(path: Place, owner: Owner) -> None:
+    with write_whole(path, durable=False) as file:
+        file.write(_to_bytes(owner))
 
 
-def _write(file: int, owner: Owner) -> None:
-    os.pwrite(file, _written(owner), 0)
+def _to_bytes(owner: Owner) -> bytes:
+    return json.dumps(asdict(owner)).encode()
 
 
-def _written(owner: Owner) -> bytes:
-    """Always as long: what is read is never half old and half new."""
-    return json.dumps(asdict(owner)).encode().ljust(256)
-
-
-def _read(file: int) -> Owner | None:
-    return _parsed(os.pread(file, 4096, 0))
-
-
-def _parsed(content: bytes) -> Owner | None:
-    """The owner that a lock names; None for one that was created a moment ago, or by something else."""
+def _read_owner(path: Place) -> Owner | None:
+    """Return the owner that a lock names; None where there is no lock, or a file of something else."""
     try:
-        return Owner(**json.loads(content))
-    except (ValueError, TypeError):
+        return Owner(**json.loads(path.read_bytes()))
+    except (FileNotFoundError, ValueError, TypeError):
         return None
 
 

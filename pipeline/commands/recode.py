@@ -44,14 +44,14 @@ def _recode(args: argparse.Namespace) -> int:
     stages = [RECODING, COMMITTING]
     stages = [LOADING, STARTING, *stages, STOPPING] if args.engine == "ray" else [LOADING, *stages]
     with shown(f"neatpack recode {out} -> {target}", stages, visible=args.in_fork, on_failure=args.report) as progress:
-        from neatpack.storage.lock import locked
+        from neatpack.storage.lock import lock_folders
 
         from ..runtime.engine import engine
         from ..shard.recode import recode, recoding
         from ..view.report.page import add_report
 
         job = recoding(out, manifest, args.pixels, target)
-        with locked([target / "work"]), engine(args.engine, progress=progress) as running:
+        with lock_folders([target / "work"]), engine(args.engine, progress=progress) as running:
             made = recode(job, running)
             running.run(add_report, [(target, made, False)], title="report", unit="page")
     before, after = (sum(found.shards.bytes) for found in (manifest, made))

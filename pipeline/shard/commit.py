@@ -13,9 +13,7 @@ import numpy as np
 
 from neatpack.errors import fields_of
 from neatpack.storage.files import Hashed, Place, read_json, remove, remove_parts, write_json, write_whole
-from neatpack.storage.location import Remote
 from neatpack.storage.tables import write_parquet
-from neatpack.storage.uploads import abort_uploads
 
 from ..codecs import SOURCE, parse_codecs
 from ..config import UserError
@@ -121,9 +119,6 @@ def release(outputs: Mapping[Place, Place]) -> None:
 
 def remove_left_overs(out: Place) -> None:
     """What killed processes have left of files of ours. Not while tasks write there."""
-    if isinstance(out, Remote):
-        abort_uploads(out)
-        return
     for folder, names in LEFT_OVERS.items():
         remove_parts(out / folder, names)
 

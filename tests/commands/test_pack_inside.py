@@ -10,7 +10,7 @@ from support.errors import numbers_in, prints_code
 import neatpack.pipeline.measure.part
 from neatpack.pipeline.records import REASONS
 from neatpack.pipeline.shard.troubles import NOT_RENDERED
-from neatpack.storage.lock import locked
+from neatpack.storage.lock import lock_folders
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_another_pack_size_reuses_the_token_store(
 
 def test_two_runs_into_one_output(run: Run, meta: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with locked([out / "work"]):
+    with lock_folders([out / "work"]):
         code, _, errors = run("pack", *flags(meta, out))
     assert code == 2
     assert prints_code(errors, "output-locked") and f"{out}/work" in errors and str(os.getpid()) in errors
