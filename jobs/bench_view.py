@@ -18,11 +18,20 @@ import pyarrow as pa
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jobs.plan_data import mixed_samples
-from neatpack.pipeline.codecs import PLAIN
-from neatpack.pipeline.identity import Identity
-from neatpack.pipeline.manifest import INDEX, MEDIA, Counts, Manifest, Pixels, ShardEntry, Shards, shard_name
+from neatpack.format.index import SCHEMA as INDEX_SCHEMA
+from neatpack.format.manifest import (
+    INDEX,
+    MEDIA,
+    PLAIN,
+    Counts,
+    Identity,
+    Manifest,
+    Pixels,
+    ShardEntry,
+    Shards,
+    shard_name,
+)
 from neatpack.pipeline.plan import plan_bins
-from neatpack.pipeline.shard.index import SCHEMA as INDEX_SCHEMA
 from neatpack.pipeline.shard.ledger import SCHEMA as LEDGER_SCHEMA
 from neatpack.pipeline.shard.stats import DATASETS_SCHEMA, MEDIA_SCHEMA, pack_stats, shard_stats
 from neatpack.pipeline.view.diff import difference

@@ -27,8 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jobs.plan_data import mixed_samples
 from jobs.scale.driver import TABLES
+from neatpack.format.groups import correlation
 from neatpack.loaders.order import epoch_order
-from neatpack.pipeline.plan.balance import balanced_order, correlation, step_ratios
+from neatpack.pipeline.plan.balance import balanced_order, step_ratios
 from neatpack.pipeline.plan.knapsack import bin_sums
 from neatpack.pipeline.plan.partition import num_partitions
 from neatpack.pipeline.plan.plan import plan_packs

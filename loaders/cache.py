@@ -15,10 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from neatpack.errors import UserError
+from neatpack.errors import ShardError, UserError
+from neatpack.format.manifest import REMEDY, ShardEntry
 from neatpack.storage.files import open_regular
-
-from ..pipeline.manifest import REMEDY, ShardEntry, ShardError
 
 Chunks = Callable[[], Iterable[bytes]]
 

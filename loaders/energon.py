@@ -16,13 +16,13 @@ import hashlib
 from functools import lru_cache
 from typing import Any
 
-from neatpack.errors import fields_of
+from neatpack.errors import OutputError, fields_of
+from neatpack.format.layout import MediaArray, layout_of
+from neatpack.format.manifest import FILE as MANIFEST, REMEDY, Manifest
+from neatpack.format.pixels import PixelDecoder
 
-from ..pipeline.layout import MediaArray, layout_of
-from ..pipeline.manifest import FILE as MANIFEST, REMEDY, Manifest, OutputError
-from ..pipeline.shard.restoring import PixelDecoder
 from .item import PIXELS, pack_item
-from .pixels import Stored, read_tables, stored_arrays
+from .pixels import Stored, load_renderer, read_tables, stored_arrays
 
 
 def cook_pack(sample: dict[str, Any], *, pixels: str = "bf16") -> dict[str, Any]:
@@ -35,10 +35,10 @@ def cook_pack(sample: dict[str, Any], *, pixels: str = "bf16") -> dict[str, Any]
     layout, stored, recurrent, decoder = _described(out)
     read = {name.removesuffix(".npy"): array for name, array in sample.items() if name.endswith(".npy")}
     try:
-        arrays = decoder.restored(read)
+        arrays = decoder.restore(read)
     except ValueError as error:
         raise OutputError(
-            f"{out}, pack {sample['json']['pack']}: {error}; {decoder.remedy(error, str(out))}",
+            f"{out}, pack {sample['json']['pack']}: {error}; {decoder.find_remedy(error)}",
             code="shard-damaged",
             **fields_of(error) | {"out": str(out), "pack": sample["json"]["pack"]},
         ) from None
@@ -70,4 +70,4 @@ def _described(out: Any) -> tuple[dict[str, MediaArray], dict[str, Stored], list
         return content
 
     stored = stored_arrays(layout, read_tables(manifest, read, str(out)))
-    return layout, stored, manifest.family.get("recurrent_layers"), PixelDecoder(manifest)
+    return layout, stored, manifest.family.get("recurrent_layers"), PixelDecoder(manifest, load_renderer)

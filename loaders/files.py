@@ -11,21 +11,19 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 
-from neatpack.errors import UserError, fields_of
-from neatpack.storage.files import inside, open_regular, place, read_inside, read_into, sizes_in
-from neatpack.storage.location import Opened, Remote
-
-from ..pipeline.manifest import (
+from neatpack.errors import OutputError, ShardError, UserError, fields_of
+from neatpack.format.manifest import (
     FILE as MANIFEST,
     MOST_BYTES,
     REMEDY,
     Manifest,
-    OutputError,
     ShardEntry,
-    ShardError,
     missing_manifest,
     shard_name,
 )
+from neatpack.storage.files import inside, open_regular, place, read_inside, read_into, sizes_in
+from neatpack.storage.location import Opened, Remote
+
 from .cache import ShardCache
 from .opened import FileVersion, in_advance, opened_local, opened_remote
 

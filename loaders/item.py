@@ -8,9 +8,8 @@ import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from neatpack.errors import UserError
+from neatpack.format.layout import TOKEN_TYPES, MediaArray
 
-from ..pipeline.layout import MediaArray
-from ..pipeline.records import TOKEN_TYPES
 from .media import LAYOUT_KEY, RECURRENT_KEY, document_numbers
 from .pixels import RESTORE_KEY, STORED_KEY, Stored, restored
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..pipeline.records import IGNORE
+from neatpack.format.layout import IGNORE
 
 
 def num_items_in_batch(batches: Iterable[Mapping[str, Any]], group: Any = None) -> torch.Tensor:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from neatpack.errors import UserError
+from neatpack.format.layout import IMAGE, VIDEO
 
-from ..pipeline.records import IMAGE, VIDEO
 from .arrays import filled
 
 LOWEST = torch.finfo(torch.bfloat16).min  # what hides a token in a mask that is added: the lowest that bf16 has, too

@@ -11,9 +11,8 @@ import torch
 from torch.nn.functional import pad
 
 from neatpack.errors import UserError
+from neatpack.format.layout import TOKEN_TYPES, Delivery, Layout, MediaArray
 
-from ..pipeline.layout import Delivery, Layout, MediaArray
-from ..pipeline.records import TOKEN_TYPES
 from .arrays import concatenate
 from .pixels import (
     PIXEL_KEYS,

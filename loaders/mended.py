@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..pipeline.records import IMAGE, VIDEO
+from neatpack.format.layout import IMAGE, VIDEO
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from neatpack.errors import UserError
+from neatpack.errors import OutputError, UserError
+from neatpack.format.manifest import LOADS, Manifest, changes, differences
 
-from ..pipeline.identity import changes, differences
-from ..pipeline.manifest import LOADS, Manifest, OutputError
 from .arguments import is_positive
 from .order import Drawn, Order, Source, apportioned, lazy_order, shares, spread_group_size
 from .reader import ShardReader

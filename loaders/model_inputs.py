@@ -12,8 +12,8 @@ import torch
 from torch.nn.functional import pad
 
 from neatpack.errors import UserError
+from neatpack.format.layout import IGNORE
 
-from ..pipeline.records import IGNORE
 from .mended import warn_if_unmended
 from .packed import neat_packed_vlm_collater, positions_inside
 from .pixels import with_stored_pixels

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..pipeline.plan.balance import NestedGroups, nested_shuffle, nested_sizes, without_trend
+from neatpack.format.groups import NestedGroups, nested_shuffle, nested_sizes, without_trend
 
 MIN_GROUPS = 16  # of an epoch that keeps copies of rows spread
 CHUNK = 1 << 17  # packs whose order is computed at once, where all of it is wanted: 1 MB each time

@@ -40,8 +40,8 @@ import torch
 from torch.nn.functional import pad
 
 from neatpack.errors import UserError
+from neatpack.format.layout import IGNORE
 
-from ..pipeline.records import IGNORE
 from .arrays import empty
 from .flex import document_block_mask
 from .masks import block_causal_mask, sliding_mask

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from neatpack.errors import UserError
+from neatpack.errors import OutputError, UserError
+from neatpack.format.layout import MediaArray
+from neatpack.format.manifest import REMEDY, Manifest, Pixels
+from neatpack.format.members import read_array
+from neatpack.format.pixels import ImageRenderer
 
-from ..pipeline.layout import MediaArray
-from ..pipeline.manifest import REMEDY, Manifest, OutputError
-from ..pipeline.shard.codec import read_array
 from .arrays import empty
 
 STORED_KEY = "stored_pixels"  # in a batch whose pixels are still uint8: {name: how its bytes are restored}
@@ -39,6 +40,13 @@ class Stored:
 
 def _stored(table: np.ndarray, *rest: Any) -> Stored:
     return Stored(torch.from_numpy(table), *rest)
+
+
+def load_renderer(pixels: Pixels) -> ImageRenderer:
+    """Import what renders images of the codec `source`: the only part of the pipeline that loading needs."""
+    from neatpack.pipeline.families import restore
+
+    return restore.load_renderer(pixels)
 
 
 def read_tables(manifest: Manifest, read: Callable[[str], bytes], out: str) -> dict[str, np.ndarray]:

@@ -15,12 +15,8 @@ import numpy as np
 import pyarrow as pa
 from zlib_ng import zlib_ng
 
-from neatpack.errors import ItemError
-from neatpack.storage.tables import read_plain_arrow
-
-from ..pipeline.manifest import INDEX, LOADS, MOST_BYTES, PLACES, REMEDY, Manifest, OutputError
-from ..pipeline.shard.codec import members_of
-from ..pipeline.shard.index import (
+from neatpack.errors import ItemError, OutputError
+from neatpack.format.index import (
     LOADS_SCHEMA,
     Places,
     most_loads,
@@ -30,6 +26,9 @@ from ..pipeline.shard.index import (
     places_of,
     runs,
 )
+from neatpack.format.manifest import INDEX, LOADS, MOST_BYTES, PLACES, REMEDY, Manifest
+from neatpack.format.members import members_of
+from neatpack.storage.tables import read_plain_arrow
 
 BATCHES_KEPT = 64  # in a process, of 110 KB each
 PLACES_KEPT = 256  # of packs that are being read: each is asked for several times

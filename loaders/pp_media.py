@@ -36,9 +36,8 @@ from typing import Any, TypeVar
 import torch
 
 from neatpack.errors import LoaderError, UserError
+from neatpack.format.layout import TOKEN_TYPES, Layout, MediaArray, MediaKind, delivered, rows_per_part, split_media
 
-from ..pipeline.layout import Layout, MediaArray, delivered, rows_per_part, split_media
-from ..pipeline.records import TOKEN_TYPES, MediaKind
 from .media import collate_with_owners
 from .microbatches import cut_borders, fold_row
 from .pixels import refuse_to_cut

@@ -8,18 +8,16 @@ from typing import Any, BinaryIO
 import numpy as np
 from zlib_ng import zlib_ng
 
-from neatpack.errors import UserError, fields_of
+from neatpack.errors import OutputError, ShardError, UserError, fields_of
+from neatpack.format.layout import TOKEN_TYPES, MediaArray, Misfit, layout_of, misfit
+from neatpack.format.manifest import FILE as MANIFEST, PLACES, REMEDY, SOURCE, shard_name
+from neatpack.format.members import read_arrays, text_problem
+from neatpack.format.pixels import PixelDecoder, PixelsChangedError
 from neatpack.storage.files import parse_json, read_into
 
-from ..pipeline.codecs import SOURCE
-from ..pipeline.layout import MediaArray, Misfit, layout_of, misfit
-from ..pipeline.manifest import FILE as MANIFEST, PLACES, REMEDY, OutputError, ShardError, shard_name
-from ..pipeline.records import TOKEN_TYPES
-from ..pipeline.shard.codec import read_arrays, text_problem
-from ..pipeline.shard.restoring import OtherPixelsError, PixelDecoder
 from .files import OutputFiles
 from .opened import in_advance
-from .pixels import read_tables
+from .pixels import load_renderer, read_tables
 from .places import PackPlaces
 
 CHECKS = ("none", "sizes", "packs", "full")
@@ -59,7 +57,7 @@ class ShardReader:
         self.manifest = self._files.manifest
         try:
             self.layout: dict[str, MediaArray] = layout_of(self.manifest.family)  # what the media arrays are
-            self._pixels = PixelDecoder(self.manifest)
+            self._pixels = PixelDecoder(self.manifest, load_renderer)
         except ValueError as error:
             raise OutputError(
                 f"{self.out}/{MANIFEST}: {error}; pack again", code="output-damaged", out=str(self.out), file=MANIFEST
@@ -209,10 +207,10 @@ class ShardReader:
         """Return the arrays of a pack, as views of its bytes where these are stored as they are."""
         compare = self._compares and not self._known[pack] & SAME_PIXELS
         try:
-            arrays = self._pixels.restored(read_arrays(self.members_of(pack, content)), compare=compare)
+            arrays = self._pixels.restore(read_arrays(self.members_of(pack, content)), compare=compare)
         except ValueError as error:
-            code = error.code if isinstance(error, OtherPixelsError) else "shard-damaged"
-            remedy = self._pixels.remedy(error, self.out)
+            code = error.code if isinstance(error, PixelsChangedError) else "shard-damaged"
+            remedy = self._pixels.find_remedy(error)
             raise self._broken(pack, str(error), remedy, code=code, **fields_of(error)) from None
         if compare:
             self._known[pack] |= SAME_PIXELS

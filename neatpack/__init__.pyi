@@ -1,5 +1,6 @@
 """The public names and their homes: type checkers read this file, and `__init__.py` imports by it."""
 
+from neatpack.errors import OutputError as OutputError, ShardError as ShardError
 from neatpack.loaders import (
     VLM_PP_MEDIA_KEY as VLM_PP_MEDIA_KEY,
     IndexedPacks as IndexedPacks,
@@ -50,7 +51,6 @@ from neatpack.pipeline.config import (
     PackConfig as PackConfig,
     UserError as UserError,
 )
-from neatpack.pipeline.manifest import OutputError as OutputError, ShardError as ShardError
 from neatpack.pipeline.run import run_pack as run_pack, run_plan as run_plan
 
 __version__: str

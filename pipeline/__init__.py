@@ -10,7 +10,7 @@
               measure/store.py (the token store)
     plan      plan/knapsack.py and plan/balance.py (ints to ints), plan/assign.py (token store -> Plan)
     render    render/sample.py (Measured -> Sample), render/pack.py (Samples -> Pack)
-    shard     shard/codec.py (Pack <-> tar), shard/writer.py (the task: one shard), shard/note.py (what it leaves),
+    shard     shard/writer.py (the task: one shard), shard/note.py (what it leaves),
               shard/commit.py (the rest), shard/verify.py
 
 `run.py` drives the stages, `runtime/engine.py` runs their tasks on Ray or in-process. The nouns: `records.py` between

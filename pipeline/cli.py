@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from neatpack import __version__
+import neatpack
 
 from .commands import COMMANDS, add_to
 from .runtime.interrupts import remember_interrupts
@@ -83,12 +83,11 @@ class ErrorReport:
 
     def _explained(self, error: Exception) -> tuple[str, int]:
         """The message of an error, "" for a mistake of ours, and the exit code."""
-        from neatpack.errors import UserError
+        from neatpack.errors import OutputError, UserError
         from neatpack.storage.clients import Unreachable
 
         from .commands.common import FAILED, WRONG_INPUT
         from .extras import remedy
-        from .manifest import OutputError
         from .runtime.faults import behind, code_of, sentence
 
         if isinstance(error, UserError | OutputError):
@@ -121,7 +120,7 @@ def _parser(asked: str | None = None) -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 1 the job or a check failed or the job lost data (--max-skipped), 2 the input is "
         "wrong.",
     )
-    parser.add_argument("--version", action="version", version=f"neatpack {__version__}")
+    parser.add_argument("--version", action="version", version=f"neatpack {neatpack.__version__}")
     commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
 
     for name, words in COMMANDS.items():

@@ -4,19 +4,14 @@
     zstd    the same, compressed, medium by medium
     source  the medium's own bytes: the loader decodes and resizes, to the very bytes that u8 has
 
-All of them restore to the same arrays: see pipeline/shard/pixels.py.
+All of them restore to the same arrays: see neatpack/format/pixels.py.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from neatpack.errors import OutputError, UserError
+from neatpack.errors import UserError
+from neatpack.format.manifest import CODECS, KINDS, SOURCE, U8, ZSTD, Codecs
 
-U8, ZSTD, SOURCE = "u8", "zstd", "source"
-Codecs = Mapping[str, str]  # by kind of medium
-CODECS = (U8, ZSTD, SOURCE)
-KINDS: dict[str, tuple[str, ...]] = {"image": CODECS, "video": (U8, ZSTD)}  # by kind of medium, what it may be
-PLAIN: dict[str, str] = dict.fromkeys(KINDS, U8)
 # Disk hurts most users more than a core does: shards of u8 are 5 to 20 times the pictures that they are made of.
 DEFAULT: Codecs = {"image": SOURCE, "video": ZSTD}
 # Bytes that a pack's pixels take, against u8: where shards are cut, and nothing else, depends on it. Measured by
@@ -75,27 +70,3 @@ def stored_shares(text: str) -> Shares:
     """Others are taken for videos: sounds are stored as they are, and take twice as much at most."""
     codecs = parse_codecs(text)
     return Shares(SHARES[codecs["image"]], SHARES[codecs["video"]])
-
-
-def spelled(codecs: Codecs) -> str:
-    """As `parse_codecs` takes it, in one way only; as short as can be for one codec: u8."""
-    codecs = {kind: codecs[kind] for kind in KINDS}
-    if len(set(codecs.values())) == 1:
-        return codecs["image"]
-    return ",".join(f"{kind}={codec}" for kind, codec in codecs.items())
-
-
-def checked_codecs(found: Any, name: str) -> dict[str, str]:
-    """Of a file of unknown origin. Raises ValueError."""
-    if not isinstance(found, dict) or found.keys() != KINDS.keys():
-        raise OutputError(
-            f"{name}: expected a codec of {' and '.join(KINDS)}, got {str(found)[:60]}", code="output-damaged", key=name
-        )
-    for kind, codec in found.items():
-        if codec not in KINDS[kind]:
-            raise OutputError(
-                f"{name}.{kind}: {codec!r} is unknown; known: {', '.join(KINDS[kind])}",
-                code="output-damaged",
-                key=f"{name}.{kind}",
-            )
-    return {kind: found[kind] for kind in KINDS}

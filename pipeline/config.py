@@ -1,8 +1,6 @@
 """PackConfig: everything a run depends on; flags.py has it from flags and a YAML file."""
 
 import dataclasses
-import hashlib
-import json
 import math
 import os
 import typing
@@ -11,11 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from neatpack.errors import DataLossError as DataLossError, UserError as UserError, fields_of
+from neatpack.format.manifest import spelled
 from neatpack.storage.files import Place, place, text_of
 from neatpack.storage.location import Remote
 from neatpack.storage.uris import SCHEME, is_host
 
-from .codecs import parse_codecs, spelled
+from .codecs import parse_codecs
 from .step_cost import DEFAULT_COST, StepCost, step_cost
 from .typed import declared, described, is_of
 
@@ -411,11 +410,6 @@ def _plain(value: Any) -> Any:
     if value == math.inf:
         return ALL_FRAMES
     return list(value) if isinstance(value, tuple) else value
-
-
-def fingerprint(*parts: Any) -> str:
-    """Twenty hex digits that change whenever any part changes; parts are JSON values."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:20]
 
 
 def flag(name: str) -> str:

@@ -21,14 +21,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from neatpack.errors import OutputError
+from neatpack.format.manifest import FILE as MANIFEST, Manifest, fields_from_json, fingerprint
 from neatpack.storage.files import AT_ONCE, Place, place, read_json, write_json
 from neatpack.storage.location import Remote
 
-from .config import PackConfig, fingerprint
+from .config import PackConfig
 from .families.hub import stamped_files
-from .identity import fields_from_json, versions
+from .identity import versions
 from .ingest.meta import Dataset
-from .manifest import FILE as MANIFEST, Manifest, OutputError
 from .typed import check_types
 
 FILE = "work/finished.json"

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from neatpack.format.manifest import MAX_TIMES, Identity
+from neatpack.pipeline.families.restore import pixels_for
 from neatpack.storage.files import Place, place
 from neatpack.storage.uris import redact_uri
 
 from .config import PackConfig, UserError
 from .families.base import Family
-from .identity import Identity, own_code, versions
+from .identity import own_code, versions
 from .ingest.convert import first_rows, resolved
 from .ingest.corpus import Corpus, Split
 from .ingest.data_warnings import warn_of_data
@@ -22,13 +24,11 @@ from .ingest.imported import lines_of, num_files
 from .ingest.lines import ByteRange, Lines, RangeCount, Source, joined, part_ranges, scan, source_of
 from .ingest.meta import Dataset
 from .ingest.written import SplitRows
-from .manifest import MAX_TIMES
 from .plan.assign import reserved
 from .planned import Inputs
 from .runtime.calls import Call
 from .runtime.engine import Engine
 from .runtime.progress import READING
-from .shard.pixels import pixels_for
 
 SCAN_RANGES = 32  # byte ranges that are scanned by one call: 128 MiB
 # On one core, about: of a byte that is scanned; of a file that lies as it is, while one that is rewritten may take

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from .records import IGNORE
+from neatpack.format.layout import IGNORE
 
 Array = TypeVar("Array", bound=Any)  # numpy's or torch's
 

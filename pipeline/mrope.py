@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .records import IMAGE, TEXT
+from neatpack.format.layout import IMAGE, TEXT
 
 
 def mrope_positions(

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from neatpack.format.manifest import Identity
 from neatpack.storage.files import Place, place
 
 from .config import PackConfig
 from .families.base import Family
-from .identity import Identity
 from .ingest.corpus import Corpus
 from .measure.store import MeasuredPart
 from .plan.assign import Plan, TakenPart

@@ -1,21 +1,18 @@
-"""The nouns that cross stage boundaries. Imports nothing of neatpack but storage.uris, which is about text."""
+"""The nouns that cross stage boundaries. Imports nothing of neatpack but format and storage."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 
+from neatpack.format.layout import TOKEN_TYPES, Form, MediaKind
 from neatpack.storage.uris import cut_text, shown_path, without_secrets
 
-MediaKind = Literal["image", "video", "audio"]
 Role = Literal["system", "user", "assistant", "tool", "document"]  # a document has one turn, and no other role
 
 MAX_DETAIL = 300  # characters; a row may hold a picture as text, and a ledger must not
 MAX_REDACTED = 4 * MAX_DETAIL  # characters of a detail that are looked at for URIs; the rest is cut off first
-IGNORE = -100  # label of a position that is not trained on
-TEXT, IMAGE, VIDEO, AUDIO = 0, 1, 2, 3  # values of mm_token_type_ids
-TOKEN_TYPES: dict[MediaKind, int] = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
 NO_MEDIA: Mapping[MediaKind, int] = dict.fromkeys(TOKEN_TYPES, 0)  # of a row
 # Kinds of layers (`layer_types` of a text model's config) that mix tokens where a mask, positions or flash attention's
 # cu_seq_lens say they may, or do not mix them. Any other (linear_attention, conv, mamba …) carries a state on from
@@ -24,7 +21,6 @@ MASKED_LAYERS = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "attention", "mlp", "moe", "dense", "sparse"}
 )
 
-Form = Literal["chat", "document"]  # a conversation by the chat template, or a text as it is
 
 # Why an input row is not in a pack. A closed list: the ledger holds no other reason.
 REASONS = {
@@ -241,70 +237,3 @@ class Sample:
         """The arrays with a token in each column."""
         names = ("input_ids", "labels", "position_ids", "mm_token_type_ids")
         return {name: getattr(self, name) for name in names}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Document:
-    """The source of one document of a pack, and its share of it. A fake image has dataset "" and row -1."""
-
-    dataset: str
-    row: int
-    repeat: int
-    id: str  # what the row calls itself, or ""
-    form: Form
-    loss: str  # what the row asks of its assistant turns
-    targets: tuple[tuple[int, int], ...]  # spans [start, stop) of its labels that are not -100
-    tokens: int
-    visual_tokens: int
-    num_images: int
-    num_videos: int
-    num_audios: int
-
-
-class Documents(Sequence[Document]):
-    """Documents by columns, the fields of `Document`: a pack may have hundreds, and an object for each takes longer
-    than all else that is done with it. Targets are lists of [start, stop]."""
-
-    __slots__ = ("columns",)
-
-    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        self.columns = columns
-
-    @classmethod
-    def of(cls, documents: Sequence[Document]) -> "Documents":
-        if isinstance(documents, Documents):
-            return documents
-        columns = {field.name: [getattr(each, field.name) for each in documents] for field in fields(Document)}
-        return cls(columns | {"targets": [[[start, stop] for start, stop in each.targets] for each in documents]})
-
-    def __add__(self, more: Sequence[Document]) -> "Documents":
-        other = Documents.of(more).columns
-        return Documents({name: [*values, *other[name]] for name, values in self.columns.items()})
-
-    def __len__(self) -> int:
-        return len(self.columns["row"])
-
-    @overload
-    def __getitem__(self, at: int) -> Document: ...
-    @overload
-    def __getitem__(self, at: slice) -> "Documents": ...
-    def __getitem__(self, at: int | slice) -> "Document | Documents":
-        if isinstance(at, slice):
-            return Documents({name: values[at] for name, values in self.columns.items()})
-        values = {name: column[at] for name, column in self.columns.items()}
-        return Document(**values | {"targets": tuple((start, stop) for start, stop in values["targets"])})
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and tuple(self) == tuple(other)
-
-    __hash__ = None  # type: ignore[assignment]  # its columns are lists
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pack:
-    """One training sequence: documents end to end, each padded to the alignment, in the layout that goes to disk."""
-
-    number: int
-    arrays: dict[str, np.ndarray]
-    documents: Sequence[Document]
-    fake_image: bool

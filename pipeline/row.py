@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from neatpack.format.members import Pack
 from neatpack.storage.files import place
 from neatpack.storage.lock import lock_folders
 
@@ -18,7 +19,7 @@ from .ingest.meta import read_meta
 from .inputs import output_of, read_rows
 from .measure.store import read_measured
 from .plan.files import read_plan
-from .records import MeasuredMedia, Pack, Skip
+from .records import MeasuredMedia, Skip
 from .runtime.engine import engine
 from .shard.ledger import folders_of, without_folders
 from .shard.note import CHANGED

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from neatpack.format.manifest import Manifest
 from neatpack.storage.files import Place, place
 from neatpack.storage.lock import lock_folders
 
@@ -21,7 +22,6 @@ from .families.hub import check_processor
 from .finished import FILE as FINISHED, Seen, finished, leave_record, seen_by
 from .ingest.data_warnings import collect_warnings
 from .ingest.meta import Dataset, read_meta
-from .manifest import Manifest
 from .runtime.calls import Call
 from .runtime.engine import Engine, engine
 from .runtime.progress import FILE as TIMING, LOADING, SPLITTING, Progress

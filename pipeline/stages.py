@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from neatpack.format.manifest import Manifest, fingerprint
 from neatpack.storage.files import Place, remove, sizes_in, text_of
 
-from .config import PackConfig, UserError, fingerprint
+from .config import PackConfig, UserError
 from .families.base import ProcessorKey
 from .families.kept import kept_encoder
 from .families.registry import family_for
@@ -21,7 +22,6 @@ from .ingest.corpus import Corpus
 from .ingest.lines import Part
 from .ingest.unread import RowFacts
 from .labels import TrainOn
-from .manifest import Manifest
 from .measure.part import PartJob, facts_beside, measure_part, read_facts
 from .measure.store import MeasuredPart, check_media, has_media_trouble
 from .media.limits import LIMITS, Limits

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .records import IMAGE, TEXT, TOKEN_TYPES, VIDEO, MediaKind
+from neatpack.format.layout import IMAGE, TEXT, TOKEN_TYPES, VIDEO, MediaKind
 
 
 def token_types(ids: np.ndarray, placeholders: Mapping[MediaKind, int], video_span: Sequence[int] = ()) -> np.ndarray:

@@ -17,15 +17,16 @@ from support.shards import one_shard_per_pack
 from support.workers import run_hf, run_with_torchvision, torchvision_environment
 from transformers import AutoConfig, Qwen2_5_VLModel, Qwen2VLModel, Qwen3VLModel
 
+from neatpack.format.manifest import Manifest
+from neatpack.format.members import Pack, read_pack
+from neatpack.format.pixels import PixelDecoder
+from neatpack.pipeline.families.restore import load_renderer
 from neatpack.pipeline.ingest.corpus import Corpus
 from neatpack.pipeline.ingest.lines import Source
 from neatpack.pipeline.ingest.meta import Dataset
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.media.audio import decode_audio
 from neatpack.pipeline.plan.assign import SCHEMA as PLAN_SCHEMA, Plan
-from neatpack.pipeline.records import MediaRef, Pack
-from neatpack.pipeline.shard.codec import read_pack
-from neatpack.pipeline.shard.restoring import PixelDecoder
+from neatpack.pipeline.records import MediaRef
 from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 
 __all__ = [  # for others, too
@@ -60,7 +61,7 @@ def plan_of(*lines: dict[str, Any]) -> Plan:
 
 def packs_of(out: Path) -> Iterator[Pack]:
     """The packs of an output, by its index, their pixels restored."""
-    pixels = PixelDecoder(Manifest.read(out))
+    pixels = PixelDecoder(Manifest.read(out), load_renderer)
     for line in pq.read_table(out / "index.parquet").to_pylist():
         content = (out / "shards" / line["shard"]).read_bytes()
         members = {m["name"]: content[m["offset"] : m["offset"] + m["size"]] for m in line["members"]}

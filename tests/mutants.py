@@ -88,7 +88,7 @@ MUTANTS = {
         "tests/test_promises.py",
     ),
     "wrong-codec-bytes": Mutant(
-        "pipeline/shard/pixels.py", "compression_level=LEVEL", "compression_level=LEVEL + 8", OUTPUTS
+        "neatpack/format/pixels.py", "compression_level=LEVEL", "compression_level=LEVEL + 8", OUTPUTS
     ),
     "media-of-the-wrong-document": Mutant(
         "pipeline/shard/writer.py",
@@ -217,7 +217,7 @@ MUTANTS = {
         "pipeline/shard/verify.py", 'return "" if digest == sha256 else', "return", "tests/commands/test_verify.py"
     ),
     "manifest-is-not-verified": Mutant(
-        "pipeline/manifest.py", 'if not _is_signed(content, found.get("digest")):', "if False:",
+        "neatpack/format/manifest.py", 'if not _is_signed(content, found.get("digest")):', "if False:",
         PROMISES + "a_changed_letter_of_a_manifest_is_an_error",
     ),
     "loader-skips-crc": Mutant(

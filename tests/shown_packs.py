@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from places import DEMO_PROCESSOR
 
+from neatpack.format.layout import IGNORE
+from neatpack.format.members import Document, Pack
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.labels import labels_of, mask_spans, shifted
-from neatpack.pipeline.records import IGNORE, Document, Pack
 from neatpack.pipeline.render.pack import end_to_end
 from neatpack.pipeline.view.document import PackView
 from neatpack.pipeline.view.of_pack import Known, pack_view

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import picture, tiny_config
 
+from neatpack.format.manifest import Manifest
 from neatpack.loaders.order import epoch_order
 from neatpack.pipeline.cli import main
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.composition import COPIES, NEIGHBORS, composition_problems, read_composition
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from support.errors import raises
 
-from neatpack.pipeline.config import PackConfig, UserError, absolute, fingerprint
+from neatpack.format.manifest import fingerprint
+from neatpack.pipeline.config import PackConfig, UserError, absolute
 from neatpack.pipeline.flags import add_flags, load_config
 
 REQUIRED = ("--meta", "/m.json", "--processor", "p", "--out", "/o")

@@ -42,9 +42,9 @@ from neatpack import (
     run_pack,
     wrap_vlm_collate_for_pp,
 )
+from neatpack.format.layout import Delivery, MediaArray
 from neatpack.pipeline.cli import _parser
 from neatpack.pipeline.families.registry import FAMILIES, family_for
-from neatpack.pipeline.layout import Delivery, MediaArray
 from neatpack.pipeline.media.image import decode_image
 from neatpack.pipeline.media.pixels import resize_torch, tiles_of
 from neatpack.pipeline.records import REASONS, MediaRef

@@ -17,13 +17,13 @@ from source_data import wav, with_sounds
 from support.errors import numbers_in, prints_code, raises
 
 from neatpack import PackedShards
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline import planning, stages
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.convert import convert
 from neatpack.pipeline.ingest.imported import lines_of
 from neatpack.pipeline.ingest.meta import read_meta
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack, run_plan, run_split
 from neatpack.pipeline.shard import pieces
 from neatpack.pipeline.shard.verify import read_ledger

@@ -8,9 +8,10 @@ from support.errors import raises
 
 from neatpack import __version__
 from neatpack.errors import OutputError
+from neatpack.format.manifest import Identity
 from neatpack.pipeline import measure
 from neatpack.pipeline.extras import VERSIONED
-from neatpack.pipeline.identity import Identity, own_code, versions
+from neatpack.pipeline.identity import own_code, versions
 
 OLD = Identity(
     inputs={"coco": {"rows": 3, "content": "d1"}, "text": {"rows": 4, "content": "d2"}},

@@ -105,7 +105,7 @@ def test_imports_are_read_wherever_they_stand():
     assert sorted(imported("neatpack.pipeline.plan.assign", text, is_package=False)) == [
         "neatpack.a", "neatpack.pipeline.plan.plan", "neatpack.pipeline.records",
     ]  # fmt: skip
-    assert len(graph()) > 90 and "neatpack.pipeline.records" in graph()["neatpack.pipeline.layout"]
+    assert len(graph()) > 90 and "neatpack.format.layout" in graph()["neatpack.pipeline.records"]
     with pytest.raises(CycleError):
         TopologicalSorter({"a": {"b"}, "b": {"a"}}).prepare()
 

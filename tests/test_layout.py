@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from support.errors import raises
 
 from neatpack.errors import OutputError
-from neatpack.pipeline.layout import Delivery, MediaArray, delivered, layout_of, rows_per_part, split_media
+from neatpack.format.layout import Delivery, MediaArray, delivered, layout_of, rows_per_part, split_media
 
 LAYOUT = {
     "grids": MediaArray(kinds=("image",), dtype="int64", row=(3,)),

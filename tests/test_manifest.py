@@ -14,14 +14,14 @@ from helpers import ROOT
 from support.errors import raises
 
 from neatpack import __version__
-from neatpack.pipeline.codecs import PLAIN
-from neatpack.pipeline.identity import Identity
-from neatpack.pipeline.manifest import (
+from neatpack.errors import OutputError
+from neatpack.format.manifest import (
     FORMAT,
+    PLAIN,
     Counts,
+    Identity,
     IndexFile,
     Manifest,
-    OutputError,
     Pixels,
     ShardEntry,
     Shards,
@@ -251,7 +251,7 @@ def test_no_manifest(tmp_path: Path) -> None:
 
 def test_reading_it_needs_next_to_nothing() -> None:
     heavy = {"torch", "transformers", "ray", "av", "PIL", "pyarrow", "numpy", "yaml"}
-    code = f"import sys, neatpack.pipeline.manifest; print(*{heavy} & set(sys.modules))"
+    code = f"import sys, neatpack.format.manifest; print(*{heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("\n", "")
 

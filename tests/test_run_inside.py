@@ -16,8 +16,8 @@ from support.outputs import files_of, read_ledger
 from support.packed import tiny_config
 
 from neatpack import UserError, run_pack, run_plan
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.finished import FILE as FINISHED
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.shard import pieces, writer
 from neatpack.pipeline.shard.writer import shard_task
 

@@ -28,12 +28,12 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from neatpack import PackedShards, greedy_knapsack_vt_balanced, make_meta_dataset
+from neatpack.format.manifest import Manifest
 from neatpack.loaders.online.estimate import _estimate_sample_length
 from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.processor_config import extract_image_config
 from neatpack.loaders.online.tokenized import SampleError, measured_example
 from neatpack.loaders.order import MIN_GROUPS
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.plan import plan_bins
 from neatpack.pipeline.plan.balance import step_imbalance
 from neatpack.pipeline.step_cost import DEFAULT_COST, step_cost

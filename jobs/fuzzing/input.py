@@ -16,8 +16,8 @@ import av
 import numpy as np
 from PIL import Image
 
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.config import PackConfig, UserError
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger
 

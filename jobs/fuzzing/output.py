@@ -20,11 +20,12 @@ import torch
 from PIL import Image
 
 from neatpack import PackedShards
+from neatpack.errors import OutputError
+from neatpack.format.index import write_places
+from neatpack.format.manifest import Manifest, signed
 from neatpack.pipeline.config import PackConfig
-from neatpack.pipeline.manifest import Manifest, OutputError, signed
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.engine import engine
-from neatpack.pipeline.shard.index import write_places
 from neatpack.pipeline.shard.verify import verify_output
 
 from .target import DAMAGE, FITS, FOUND, HARMLESS, Mutator, Target, Verdicts

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from neatpack.format.index import SCHEMA as INDEX
+from neatpack.format.members import member_names
 from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import family_for
@@ -31,8 +33,6 @@ from neatpack.pipeline.planning import planned_of
 from neatpack.pipeline.runtime.calls import Arguments, Call, Outcome, Waiting, outcome_of
 from neatpack.pipeline.runtime.engine import Engine
 from neatpack.pipeline.runtime.logs import ROOT
-from neatpack.pipeline.shard.codec import member_names
-from neatpack.pipeline.shard.index import SCHEMA as INDEX
 from neatpack.pipeline.shard.note import DatasetSums, ShardNote
 from neatpack.pipeline.shard.writer import ShardJob
 from neatpack.pipeline.stages import processor_key, render, shard_jobs

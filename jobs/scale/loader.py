@@ -28,12 +28,22 @@ import pyarrow as pa
 
 from jobs.fuzzing.output import make
 from neatpack import PackedShards
-from neatpack.pipeline.codecs import PLAIN
-from neatpack.pipeline.identity import Identity
-from neatpack.pipeline.layout import MediaArray
-from neatpack.pipeline.manifest import INDEX, LOADS, PLACES, Counts, Manifest, Pixels, ShardEntry, Shards, shard_name
-from neatpack.pipeline.shard.codec import BLOCK, END, member_names
-from neatpack.pipeline.shard.index import SCHEMA, write_places
+from neatpack.format.index import SCHEMA, write_places
+from neatpack.format.layout import MediaArray
+from neatpack.format.manifest import (
+    INDEX,
+    LOADS,
+    PLACES,
+    PLAIN,
+    Counts,
+    Identity,
+    Manifest,
+    Pixels,
+    ShardEntry,
+    Shards,
+    shard_name,
+)
+from neatpack.format.members import BLOCK, END, member_names
 from neatpack.storage.files import sha256_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 
 from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.config import PackConfig
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 
 from .side_by_side import Options, Row, cpu_seconds, side_by_side

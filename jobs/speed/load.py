@@ -26,12 +26,12 @@ from PIL import Image
 
 from jobs.speed.side_by_side import Options, Row, side_by_side
 from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.format.layout import TOKEN_TYPES
 from neatpack.loaders.masks import block_causal_mask
 from neatpack.loaders.media import LAYOUT_KEY, document_numbers
 from neatpack.loaders.pixels import STORED_KEY, restored, restored_shape
 from neatpack.loaders.reader import ShardReader
 from neatpack.pipeline.config import PackConfig
-from neatpack.pipeline.records import TOKEN_TYPES
 from neatpack.pipeline.run import run_pack
 
 try:

@@ -16,17 +16,19 @@ import simplejpeg
 import torch
 from PIL import Image
 
-from neatpack.pipeline.codecs import DEFAULT, PLAIN
+from neatpack.format.manifest import PLAIN
+from neatpack.format.members import Document, write_pack
+from neatpack.format.pixels import PixelEncoder
+from neatpack.pipeline.codecs import DEFAULT
 from neatpack.pipeline.families.base import Family, ProcessorKey
 from neatpack.pipeline.families.registry import family_for
+from neatpack.pipeline.families.restore import RuleRenderer, image_file
 from neatpack.pipeline.families.rules import SoundFeatures
 from neatpack.pipeline.media.image import FORMATS
 from neatpack.pipeline.media.pixels import resize_torch
-from neatpack.pipeline.records import Document, Measured, MeasuredMedia
+from neatpack.pipeline.records import Measured, MeasuredMedia
 from neatpack.pipeline.render.pack import build_pack
 from neatpack.pipeline.render.sample import expanded
-from neatpack.pipeline.shard.codec import write_pack
-from neatpack.pipeline.shard.pixels import PixelEncoder
 from neatpack.pipeline.shard.writer import with_own_bytes
 from neatpack.storage.files import Hashed
 
@@ -50,7 +52,10 @@ def rows(options: Options) -> Iterator[Row]:
         media = [medium for sample in samples for medium in sample.media]
         ways = {"by default": DEFAULT, "u8": PLAIN} if kind != "audio" else {"by default": DEFAULT}
         encoders = {
-            name: PixelEncoder(layout=family.media, codecs=way, rule=family.image) for name, way in ways.items()
+            name: PixelEncoder(
+                layout=family.media, codecs=way, renderer=RuleRenderer(family.image, "torch") if family.image else None
+            )
+            for name, way in ways.items()
         }
         tar = options.folder / f"{kind}.tar"
         sides: dict[str, Callable[[], object]] = {
@@ -77,8 +82,8 @@ def write(path: Path, samples: list[Measured], family: Family, encoder: PixelEnc
                 chosen = [dataclasses.replace(m, media=tuple(map(with_own_bytes, m.media))) for m in chosen]
             rendered = [expanded(sample, family, "torch") for sample in chosen]
             pack = build_pack(number, list(map(document_of, chosen)), rendered, family, fake_image=True)
-            sources = [medium for sample in chosen for medium in sample.media if medium.ref.kind == "image"]
-            stored = encoder.stored(pack.arrays, sources if encoder.keeps_sources else ())
+            sources = [(medium.ref.kind, image_file(medium)) for sample in chosen for medium in sample.media]
+            stored = encoder.encode(pack.arrays, sources if encoder.keeps_sources else ())
             write_pack(hashed, hashed.size, pack, stored, encoder.codecs)
 
 

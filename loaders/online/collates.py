@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from neatpack.errors import UserError
+from neatpack.format.layout import IGNORE
 
 from ...pipeline.families.base import Family
-from ...pipeline.records import IGNORE
 from ..pixels import cast_pixels
 from .gemma4 import _inject_thinking_prefix_tokens, cut_to, without_prefix_labels
 from .kimi import expanded_example

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from neatpack.format.layout import IGNORE
+
 from ...pipeline.families.gemma4 import EMPTY_THOUGHT, MODEL_TURN
-from ...pipeline.records import IGNORE
 from .padded import padding_id
 
 _GEMMA4_MODEL_TURN, _GEMMA4_THINKING_PREFIX = MODEL_TURN, EMPTY_THOUGHT

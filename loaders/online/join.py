@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from neatpack.errors import UserError
+from neatpack.format.layout import TOKEN_TYPES
 
 from ...pipeline.labels import shifted
 from ...pipeline.plan.assign import aligned
-from ...pipeline.records import TOKEN_TYPES
 from ...pipeline.render.pack import end_to_end
 from ..arrays import concatenate
 from ..media import LAYOUT_KEY, MEDIA_KEYS, document_numbers, num_media

@@ -15,11 +15,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from neatpack.format.layout import IGNORE
+
 from ...pipeline.config import UserError
 from ...pipeline.families.base import Family
 from ...pipeline.families.sentinel import derived_markers
 from ...pipeline.labels import Span, TurnMarkers, assistant_spans, labels_of, spans_mask, target_mask
-from ...pipeline.records import IGNORE
 from .processor import family_of
 
 logger = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ import torch
 from torch.nn.functional import pad
 
 from neatpack.errors import UserError
+from neatpack.format.layout import IGNORE
 
 from ...pipeline.families.base import Family
 from ...pipeline.labels import shifted
-from ...pipeline.records import IGNORE
 from ..media import concatenated_media, media_counts
 from ..pixels import cast_pixels
 from .tokenized import PER_TOKEN, row

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 
 from neatpack.errors import NeatpackError
+from neatpack.format.layout import MediaKind
 
 from ...pipeline.families.base import Family
 from ...pipeline.ingest.conversation import from_conversation
 from ...pipeline.measure.length import measure, truncated
-from ...pipeline.records import Measured, MediaError, MediaKind, Sample, Skip
+from ...pipeline.records import Measured, MediaError, Sample, Skip
 from ...pipeline.render.sample import fake_image_sample, render_whole
 from ..media import LAYOUT_KEY
 from ..pixels import RESTORE_KEY, STORED_KEY, Stored, restored, stored_arrays

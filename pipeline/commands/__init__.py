@@ -13,7 +13,6 @@ COMMANDS = {
     "report": "write OUT/report.html: what an output holds, in one page",
     "inspect": "show the tables of a finished output",
     "diff": "what changed between two finished outputs",
-    "recode": "store the pixels of a finished output otherwise",
     "export": "make a finished output readable for another loader, or ready for the hub",
 }
 _OF_PACK = ("plan", "split")  # pack.py has these, too

@@ -3,10 +3,10 @@
 import argparse
 from typing import Any
 
+from neatpack.format.manifest import Manifest
 from neatpack.storage.files import Place
 
 from ..config import UserError, place_of
-from ..manifest import Manifest
 from ..runtime.logs import to_stdout
 from ..shard.words import counted
 from .common import DONE, command

@@ -5,10 +5,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from neatpack.format.manifest import Manifest
 from neatpack.storage.files import Place
 
 from ..config import place_of
-from ..manifest import Manifest
 from ..runtime.logs import to_stdout
 from ..safe import harmless_json, harmless_line
 from .common import DONE, command

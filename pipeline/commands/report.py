@@ -3,8 +3,9 @@
 import argparse
 from typing import Any
 
+from neatpack.format.manifest import Manifest
+
 from ..config import place_of
-from ..manifest import Manifest
 from ..runtime.logs import to_stdout
 from ..shard.words import size
 from .common import DONE, add_follow, command

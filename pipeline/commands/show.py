@@ -9,11 +9,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from neatpack.format.manifest import Manifest
 from neatpack.storage.files import Place, write_whole
 
 from ..config import PackConfig, UserError, place_of
 from ..flags import add_flags, load_config
-from ..manifest import Manifest
 from ..runtime.again import run_again
 from ..runtime.logs import to_stdout
 from .common import DONE, FAILED, FOLLOW, add_follow, command

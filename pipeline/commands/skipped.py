@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from neatpack.format.manifest import Manifest
 from neatpack.storage.files import write_whole
 
 from ..config import UserError, place_of
-from ..manifest import Manifest
 from ..runtime.logs import to_stderr
 from ..safe import harmless, harmless_json, harmless_line
 from ..shard.words import counted

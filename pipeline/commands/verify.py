@@ -3,9 +3,11 @@
 import argparse
 from typing import Any
 
+from neatpack.errors import OutputError
+from neatpack.format.manifest import Manifest
+
 from ..config import place_of
 from ..display import shown
-from ..manifest import Manifest, OutputError
 from ..runtime.logs import to_stderr, to_stdout
 from ..runtime.progress import LOADING, STARTING, STOPPING, VERIFYING
 from ..safe import harmless_line

@@ -13,7 +13,9 @@ import torch
 from jinja2 import TemplateError
 from PIL import Image
 
-from ..records import MeasuredMedia, MediaKind
+from neatpack.format.layout import MediaKind
+
+from ..records import MeasuredMedia
 from .base import Arrays
 
 LOOKS_KEPT = 10_000  # of which it is remembered what the processor makes of them

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from ..config import fingerprint
-from ..layout import Delivery, Joined, MediaArray
+from neatpack.format.layout import Delivery, MediaArray, MediaKind
+from neatpack.format.manifest import fingerprint
+from neatpack.pipeline.families.media_rows import Joined
+
 from ..media.pixels import Resize, resize_torch
-from ..records import MeasuredMedia, MediaKind, MediaRef
+from ..records import MeasuredMedia, MediaRef
 from .identity import identity_of
 
 if TYPE_CHECKING:  # a loader that renders pictures imports rules, and no tokenizer

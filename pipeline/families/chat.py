@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..config import UserError, fingerprint
+from neatpack.format.layout import MediaKind
+from neatpack.format.manifest import fingerprint
+
+from ..config import UserError
 from ..labels import TurnMarkers, as_bytes, assistant_spans, token_at
-from ..records import Example, MeasuredMedia, MediaKind, Skip, Turn
+from ..records import Example, MeasuredMedia, Skip, Turn
 from ..token_types import token_types
 from .template import template_of
 from .tokens import Encoder, TextRefused, encoder_of

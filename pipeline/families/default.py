@@ -25,11 +25,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from neatpack.format.layout import MediaArray, MediaKind
+
 from ..config import UserError
 from ..labels import TurnMarkers
-from ..layout import MediaArray
 from ..media.pixels import Resize
-from ..records import Example, MeasuredMedia, MediaError, MediaKind, Skip, Turn
+from ..records import Example, MeasuredMedia, MediaError, Skip, Turn
 from .asked import MISFITS, REFUSALS, Asked, Look, NoBytes, Shown, blank, look_of
 from .base import Arrays, Decoded, Family, Grid, ImageRule, MediaRule, ProcessorFiles, ProcessorKey, Size, VideoRule
 from .chat import Chat, ChatFormat

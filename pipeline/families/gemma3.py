@@ -6,10 +6,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from neatpack.format.layout import MediaArray, MediaKind
+
 from ..config import UserError
-from ..layout import MediaArray
 from ..media.pixels import Resize, resize_torch, tiles_of
-from ..records import MeasuredMedia, MediaKind, Turn
+from ..records import MeasuredMedia, Turn
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size
 from .chat import Chat, ChatFormat
 from .rules import HALF, configured, refuse_settings, resampling

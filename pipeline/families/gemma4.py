@@ -16,11 +16,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from neatpack.format.layout import Delivery, MediaArray, MediaKind
+
 from ..config import UserError
-from ..layout import Delivery, MediaArray
 from ..media.pixels import Resize, rescale_table, resize_torch
 from ..media.resize import budget_resize
-from ..records import Example, MeasuredMedia, MediaKind, Turn
+from ..records import Example, MeasuredMedia, Turn
 from .base import Arrays, Family, Grid, ImageRule, ProcessorFiles, ProcessorKey, Size, VideoRule
 from .chat import Chat, ChatFormat
 from .rules import PixelRule, SoundFeatures, asked_bounds, asked_rate, set_over, thinned

@@ -9,8 +9,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from neatpack.format.layout import MediaArray
+
 from ..labels import TurnMarkers
-from ..layout import MediaArray
 from ..media.pixels import Resize
 from ..media.resize import smart_resize_video
 from ..records import Example, MeasuredMedia, Turn

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from ..layout import MediaArray
+from neatpack.format.layout import MediaArray
+
 from ..media.pixels import Resize, resize_torch
 from ..records import MeasuredMedia
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from neatpack.format.manifest import fingerprint
 from neatpack.storage.files import Place, write_whole
 
-from ..config import fingerprint
 from . import hard_strings, merges, tokens
 from .chat import tokenizer_identity
 from .tokens import Described, Encoder, Own, fast, proved

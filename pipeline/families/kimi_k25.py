@@ -20,9 +20,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..layout import MediaArray
+from neatpack.format.layout import MediaArray, MediaKind
+
 from ..media.pixels import Resize, resize_torch
-from ..records import Example, MeasuredMedia, MediaKind, MediaRef
+from ..records import Example, MeasuredMedia, MediaRef
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size, VideoRule
 from .chat import Chat
 from .kimi_vl import CHAT, MoonViT, MoonViTImages, patches_within

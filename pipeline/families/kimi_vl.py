@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
+from neatpack.format.layout import MediaArray
+
 from ..config import UserError
-from ..layout import MediaArray
 from ..media.pixels import Resize, padded, resize_pil, tiles_of
 from ..media.resize import navit_resize
 from ..records import MeasuredMedia

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from neatpack.format.layout import Delivery, MediaArray, MediaKind
+from neatpack.pipeline.families.media_rows import Joined
+
 from ..config import UserError
-from ..layout import Delivery, Joined, MediaArray
 from ..media.pixels import pixel_table, rescale_table
-from ..records import MediaKind
 from .asked import MISFITS, PROBES, Asked, Look, Shown, blank
 from .base import Arrays
 

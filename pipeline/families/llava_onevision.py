@@ -20,8 +20,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from neatpack.format.layout import MediaArray
+
 from ..config import UserError
-from ..layout import MediaArray
 from ..media.limits import limits
 from ..media.pixels import Resize, padded, tiles_of
 from ..media.resize import best_resolution, fitted

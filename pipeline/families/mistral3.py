@@ -7,7 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..layout import MediaArray
+from neatpack.format.layout import MediaArray
+
 from ..media.pixels import Resize, tiles_of
 from ..records import MeasuredMedia, Turn
 from .base import Arrays, Family, Grid, ProcessorFiles, ProcessorKey, Size

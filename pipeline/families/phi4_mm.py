@@ -19,8 +19,9 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from neatpack.format.layout import Delivery, MediaArray
+
 from ..config import UserError
-from ..layout import Delivery, MediaArray
 from ..media.pixels import Resize, padded, resize_torch, tiles_of
 from ..media.resize import closest_tiles
 from ..records import MeasuredMedia, Turn

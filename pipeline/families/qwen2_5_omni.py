@@ -9,7 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..records import AUDIO, IMAGE, TEXT
+from neatpack.format.layout import AUDIO, IMAGE, TEXT
+
 from .base import Family, ProcessorFiles, ProcessorKey
 from .chat import Chat
 from .qwen2_vl import VIDEO_DEFAULTS, image_config, patch_tokens, video_config

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 
+from neatpack.format.layout import MediaArray
+
 from ..config import UserError
-from ..layout import MediaArray
 from ..media.pixels import Resize
 from ..media.resize import smart_resize_image
 from ..mrope import mrope_positions

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from ..layout import Delivery, MediaArray
-from ..records import IMAGE, TEXT, VIDEO, MeasuredMedia
+from neatpack.format.layout import IMAGE, TEXT, VIDEO, Delivery, MediaArray
+
+from ..records import MeasuredMedia
 from .base import Family, ProcessorFiles, ProcessorKey
 from .chat import Chat
 from .qwen2_vl import CHAT, VIDEO_DEFAULTS, Qwen2Videos, image_config, patch_tokens, video_config

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from neatpack.format.layout import Delivery, MediaArray
+
 from ..config import UserError
-from ..layout import Delivery, MediaArray
 from ..media.pixels import Resize, in_patches, patchify_video, pixel_table, resize_torch
 from ..media.resize import smart_resize_image
 from ..records import MeasuredMedia

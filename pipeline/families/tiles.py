@@ -6,10 +6,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from neatpack.format.layout import TOKEN_TYPES, Delivery, MediaArray
+
 from ..config import UserError
-from ..layout import Delivery, MediaArray
 from ..media.pixels import resize_torch, tiles_of
-from ..records import TOKEN_TYPES, MeasuredMedia
+from ..records import MeasuredMedia
 from .base import Arrays, Grid, ImageRule, Size, VideoRule
 from .rules import PixelRule, thinned
 

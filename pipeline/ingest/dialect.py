@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..records import MediaKind
+from neatpack.format.layout import MediaKind
+
 from .media import ANYWHERE, MediaFolders
 
 Placeholders = Literal["strict", "lenient", "text"]

@@ -4,9 +4,10 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from neatpack.format.manifest import fingerprint
 from neatpack.storage.files import Hashed, Place, Sink, place, text_of, write_whole
 
-from ..config import ParquetMedia, fingerprint
+from ..config import ParquetMedia
 from ..runtime.work import did
 from .dialect import MEDIA_COLUMNS
 from .kinds import MediaFile, as_lines, with_bytes_moved

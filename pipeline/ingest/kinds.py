@@ -26,13 +26,14 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from neatpack.format.layout import MediaKind
+from neatpack.format.manifest import fingerprint
 from neatpack.storage.files import Place, Sink, local_copy, open_file, sha256_of, text_of, write_whole
 from neatpack.storage.uris import redact_uri
 
-from ..config import ParquetMedia, UserError, fingerprint
+from ..config import ParquetMedia, UserError
 from ..media.limits import limits
 from ..media.parquet import Cell, batches, rows_at_once
-from ..records import MediaKind
 from .arrow import arrow_rows, rows_of
 from .import_limits import BoundedReader, UnpackedBytes, bounded_memory
 from .lines import BLANK, BOM, PROBLEM, Lines, dumped, media_beside

@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, NamedTuple
 
+from neatpack.format.manifest import fingerprint
 from neatpack.storage.files import Place, open_file, place, text_of
 from neatpack.storage.uris import is_stored
 
-from ..config import PackConfig, fingerprint
+from ..config import PackConfig
 from ..runtime.even import even_ends
 from ..runtime.work import did
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from neatpack.format.layout import MediaKind
 from neatpack.storage.uris import cut_text, without_secrets
 
 from ..media.inline import bytes_of_text, is_data_uri, pointer
 from ..media.parquet import cell_of
-from ..records import NO_WISHES, MediaKind, MediaRef, Sampling, Skip, Wishes
+from ..records import NO_WISHES, MediaRef, Sampling, Skip, Wishes
 from .media_paths import ANYWHERE as ANYWHERE, MediaFolders as MediaFolders, resolve_path
 
 Steps = tuple[str | int, ...]  # from a row to a place in it: ("images", 0)

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from neatpack.errors import add_fields
+from neatpack.format.manifest import fingerprint
 from neatpack.storage.files import Place, place, text_of
 from neatpack.storage.location import NoBucket, Remote
 from neatpack.storage.uris import SCHEME, is_http, redact_uri
 
-from ..config import UserError, fingerprint, place_of
+from ..config import UserError, place_of
 from .conversation import COLUMNS
 from .data_warnings import warn_of_data
 from .dialect import Columns as Columns, Placeholders, Tags as Tags

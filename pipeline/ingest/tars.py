@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, Self
 
+from neatpack.format.layout import MediaKind
 from neatpack.storage.files import Place, open_file, text_of
 from neatpack.storage.uris import redact_uri
 
 from ..config import UserError
 from ..media.limits import limits
-from ..records import MediaKind
 from .lines import PROBLEM
 from .twice import KeyTwiceError, once
 

@@ -13,7 +13,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from ..records import MediaKind, Skip
+from neatpack.format.layout import MediaKind
+
+from ..records import Skip
 from .dialect import MEDIA_COLUMNS, Columns
 from .formats import FORMATS
 from .formats.messages import ROW_REASONING, TRAINED

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from neatpack.format.layout import AUDIO, IMAGE, VIDEO, Form
 from neatpack.storage.clients import NoAnswer
 
 from ..families.base import Family, MediaRule
@@ -18,7 +19,7 @@ from ..labels import AS_USUAL, TrainOn, mask_spans, spans_mask
 from ..media.budget import Budget, shared_budget
 from ..media.limits import Limits, limits
 from ..media.store_failures import store_failures
-from ..records import AUDIO, IMAGE, VIDEO, Example, Form, Measured, MeasuredMedia, MediaError, MediaRef, Skip
+from ..records import Example, Measured, MeasuredMedia, MediaError, MediaRef, Skip
 from ..runtime.work import timed
 from .media import measure_medium
 from .targets import asked_loss, target_spans, without_reasoning

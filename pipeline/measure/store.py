@@ -20,13 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from zlib_ng import zlib_ng
 
+from neatpack.format.layout import Form, MediaKind
 from neatpack.storage.files import Place, write_whole
 from neatpack.storage.ranges import Stretch, read_stretches
 from neatpack.storage.tables import open_arrow, write_arrow
 
 from ..ingest.lines import Part
 from ..media.stamp import content_of, is_changed
-from ..records import NO_MEDIA, Form, Measured, MeasuredMedia, MediaKind, MediaRef, Skip
+from ..records import NO_MEDIA, Measured, MeasuredMedia, MediaRef, Skip
 
 _INT32 = np.dtype("<i4")
 _CRC32 = struct.Struct("<I")

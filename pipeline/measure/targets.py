@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from neatpack.format.layout import TEXT
+
 from ..families.chat import Chat
 from ..labels import AS_USUAL, Span, TrainOn, assistant_spans, mask_spans, spans_mask
-from ..records import TEXT, Example, Skip, Turn
+from ..records import Example, Skip, Turn
 
 _NO_SPACE = re.compile(r"\S")
 

@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from neatpack.errors import UserError
+from neatpack.format.groups import nested_sizes
 
 from ..step_cost import DEFAULT_COST, PRESETS, StepCost
-from .balance import balanced_order, nested_sizes
+from .balance import balanced_order
 from .knapsack import Ints, Samples, as_ints, bin_sums, check_lengths, members, refuse
 from .mixing import draw_phases, mix_lengths, section_block, separate
 from .packing import pack, pack_in_sections

@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from neatpack.format.layout import IGNORE, TOKEN_TYPES
+from neatpack.format.members import Document, Documents, Pack
+from neatpack.pipeline.families.media_rows import Joined
+
 from ..families.base import Arrays, Family
 from ..labels import disjoint_spans_mask, labels_of, shifted_together
-from ..layout import Joined
 from ..measure.store import TextRow
-from ..records import IGNORE, TOKEN_TYPES, Document, Documents, Pack
 from .sample import Expanded, fake_image_sample
 
 

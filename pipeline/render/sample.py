@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from neatpack.format.layout import IGNORE
+
 from ..families.base import Arrays, Family, ImageRule, MediaRule, SoundRule
 from ..labels import labels_of, mask_spans, shifted, spans_mask
 from ..measure.length import expansions, target_mask_of
@@ -14,7 +16,7 @@ from ..media.budget import shared_budget
 from ..media.image import decode_image
 from ..media.pixels import RESIZE
 from ..media.video import wanted_frames
-from ..records import IGNORE, Measured, MeasuredMedia, MediaError, Sample
+from ..records import Measured, MeasuredMedia, MediaError, Sample
 from ..runtime.work import each_timed, timed
 
 

@@ -21,7 +21,7 @@ from .work import Work
 LOADING, STARTING, READING, MEASURING = "loading", "starting Ray", "reading", "measuring"
 PLANNING, RENDERING, COMMITTING, STOPPING = "planning", "rendering", "committing", "stopping Ray"
 RENDERING_AGAIN = "rendering again"  # what a mended plan changed
-CHECKING, SPLITTING, VERIFYING, RECODING = "checking media", "splitting", "verifying", "recoding"
+CHECKING, SPLITTING, VERIFYING = "checking media", "splitting", "verifying"
 
 FILE = "work/timing.json"  # in OUT: beside what is reproducible, not in it
 

@@ -14,12 +14,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from neatpack.errors import OutputError
+from neatpack.format.manifest import FORMAT, INDEX, PLAIN, Codecs, Manifest, spelled
 from neatpack.storage.files import Place, parse_json, read_inside, sha256_of, write_whole
 from neatpack.storage.tables import column_sum, read_parquet
 
-from ..codecs import PLAIN, Codecs, spelled
 from ..config import UserError
-from ..manifest import FORMAT, INDEX, Manifest, OutputError
 from ..safe import harmless_line
 from .sources import FILE as SOURCES, MOST_BYTES
 from .words import counted, percent, size, times_taken
@@ -105,8 +105,7 @@ what each stands for.{coded}
 """
 CODED = """
 
-The bytes are stored coded ({codec}): neatpack restores them, and for other readers `neatpack recode packed --pixels u8
---out plain` stores them as they are."""
+The pixels are stored coded ({codec}), and neatpack restores them. For other readers, pack with `--pixels u8`."""
 
 
 def write_card(out: Place, manifest: Manifest, *, overwrite: bool) -> Place:

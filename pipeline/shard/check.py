@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from neatpack.format.layout import IGNORE, IMAGE, TEXT, TOKEN_TYPES, VIDEO, layout_of, misfit, split_media
+from neatpack.format.manifest import Manifest
+from neatpack.format.members import Document, Pack, text_problem
+
 from ..families.registry import FAMILIES
 from ..labels import TrainOn, TurnMarkers, assistant_spans, spans_mask
-from ..layout import layout_of, misfit, split_media
-from ..manifest import Manifest
 from ..measure.targets import is_trained
-from ..records import IGNORE, IMAGE, TEXT, TOKEN_TYPES, VIDEO, Document, Pack
 from ..token_types import token_types
-from .codec import text_problem
 
 
 def check_pack(pack: Pack, manifest: Manifest) -> list[str]:

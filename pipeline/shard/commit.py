@@ -11,23 +11,32 @@ from typing import Any
 
 import numpy as np
 
-from neatpack.errors import fields_of
+from neatpack.errors import OutputError, fields_of
+from neatpack.format.manifest import (
+    FILE as MANIFEST,
+    SOURCE,
+    Counts,
+    Identity,
+    Manifest,
+    Pixels,
+    ShardEntry,
+    Shards,
+    changes,
+)
+from neatpack.format.members import member_names
 from neatpack.storage.files import Hashed, Place, read_json, remove, remove_parts, write_json, write_whole
 from neatpack.storage.tables import write_parquet
 
-from ..codecs import SOURCE, parse_codecs
+from ..codecs import parse_codecs
 from ..config import UserError
 from ..families.base import ProcessorKey
 from ..families.registry import family_for
 from ..families.restore import described_rule
-from ..identity import Identity, changes
-from ..manifest import FILE as MANIFEST, Counts, Manifest, OutputError, Pixels, ShardEntry, Shards
 from ..planned import Planned
 from ..records import REASONS
 from ..runtime.calls import Call
 from ..runtime.engine import Engine
 from ..runtime.faults import sentence
-from .codec import member_names
 from .exchange import BEGUN, OURS, is_halfway
 from .gathered import FOLDER as GATHERED, Tables, Tabling
 from .ledger import LedgerJob, folders_of, write_ledger

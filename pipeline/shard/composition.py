@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from neatpack.format.manifest import Manifest
 from neatpack.storage.files import Place
 from neatpack.storage.tables import read_groups, schema_of
 
-from ..manifest import Manifest
 from .tables import ledger_names, ledger_rows, row_blocks, table_file
 
 COPIES, NEIGHBORS, GROUPS, DATASETS = "copies of a row", "neighbours in a file", "rows of one group", "one dataset"

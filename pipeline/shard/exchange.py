@@ -13,11 +13,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from neatpack.format.manifest import FETCHED, FILE as MANIFEST, INDEX, LOADS, PLACES
 from neatpack.storage.files import Place, remove, sync_folder
 from neatpack.storage.location import Remote
 
 from ..finished import FILE as FINISHED
-from ..manifest import FETCHED, FILE as MANIFEST, INDEX, LOADS, PLACES
 from ..runtime.progress import FILE as TIMING
 from .sources import BASE, FILE as SOURCES
 

@@ -17,10 +17,10 @@ from itertools import groupby
 
 import numpy as np
 
+from neatpack.errors import OutputError
+from neatpack.format.manifest import Manifest
 from neatpack.storage.files import Place, sha256_of, write_json, write_whole
 from neatpack.storage.tables import read_parquet
-
-from ..manifest import Manifest, OutputError
 
 META = ".nv-meta"
 MODULE = "megatron.energon"

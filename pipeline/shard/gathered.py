@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from neatpack.format.index import SCHEMA, write_places
+from neatpack.format.manifest import FETCHED, INDEX, MEDIA, IndexFile
 from neatpack.storage.files import Place
 from neatpack.storage.tables import ROW_GROUP, column_sum, parquet_groups, read_arrow, write_arrow, write_parquet
 
-from ..manifest import FETCHED, INDEX, MEDIA, IndexFile
 from ..media.remote import Fetched
 from ..runtime.calls import Call
-from .index import SCHEMA, write_places
 from .note import MediaSize, ShardNote, lines_path, note_path
 from .stats import DOWNLOADS, PACKS, SHARDS, media_stats, merged, pack_stats, shard_stats
 

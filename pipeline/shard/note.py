@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from neatpack.format.manifest import ShardEntry
+from neatpack.format.members import Documents, Pack
 from neatpack.storage.files import Place, read_json, write_json
 
-from ..manifest import ShardEntry
 from ..media.remote import Fetched
-from ..records import Documents, Pack, Skip
+from ..records import Skip
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.format.manifest import fingerprint
+from neatpack.format.members import write_end
 from neatpack.storage.files import Counted, Hashed, Place, append, sizes_in, write_whole
 from neatpack.storage.tables import read_arrow, write_arrow
 
-from ..config import UserError, fingerprint
+from ..config import UserError
 from ..plan.cost import pack_seconds
 from ..plan.files import read_shard
 from ..runtime.calls import Call
@@ -29,7 +31,6 @@ from ..runtime.engine import Engine
 from ..runtime.even import even_ends
 from ..runtime.journal import journal
 from ..runtime.work import timed
-from .codec import write_end
 from .note import DatasetSums, MediaSize, ShardDone, ShardNote
 from .writer import ShardJob, loaded, shard_task, write_packs
 

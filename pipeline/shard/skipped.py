@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from neatpack.format.manifest import Manifest
 from neatpack.storage.files import Place
 from neatpack.storage.tables import read_parquet
 
 from ..config import UserError
 from ..ingest.lines import MAX_ROW_BYTES, Row
-from ..manifest import Manifest
 from ..records import REASONS
 from .sources import DataFile, SourceError, files_of
 from .tables import ledger_names

@@ -7,10 +7,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from neatpack.format.index import SCHEMA
+
 from ..ingest.corpus import Corpus
 from ..plan.files import Sums
 from ..records import REASONS
-from .index import SCHEMA
 from .note import DatasetSums, MediaSize, PackLine
 
 DATASETS_SCHEMA = pa.schema(

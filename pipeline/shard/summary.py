@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from neatpack.format.manifest import Counts, Manifest
 from neatpack.storage.files import Place
 from neatpack.storage.tables import column_sum, read_parquet
 
 from ..ingest.meta import HUB
-from ..manifest import Counts, Manifest
 from ..plan.balance import step_imbalance
 from ..plan.files import RANKS, Sums
 from ..planned import Planned

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.errors import OutputError
+from neatpack.format.manifest import REMEDY, Manifest
 from neatpack.storage.files import Place, inside, open_regular, sha256_of
 from neatpack.storage.tables import read_groups, read_parquet
 
-from ..manifest import REMEDY, Manifest, OutputError
 from .ledger import SCHEMA as LEDGER
 from .words import counted
 

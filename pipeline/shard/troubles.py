@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.format.manifest import Manifest
 from neatpack.storage.files import Place
 from neatpack.storage.tables import read_parquet
 
@@ -22,7 +23,6 @@ from ..ingest.convert import parse_row
 from ..ingest.corpus import Corpus, Split
 from ..ingest.formats.detect import detect
 from ..ingest.lines import MAX_ROW_BYTES, rows
-from ..manifest import Manifest
 from ..plan.files import Sums, read_skipped
 from ..planned import Planned
 from ..records import REASONS

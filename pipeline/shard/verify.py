@@ -13,24 +13,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from zlib_ng import zlib_ng
 
+from neatpack.errors import OutputError
+from neatpack.format.index import LOADS_SCHEMA, index_problems, most_loads, places_of, places_schema, runs
+from neatpack.format.layout import TOKEN_TYPES, layout_of
+from neatpack.format.manifest import FETCHED, FILE, INDEX, LOADS, PLACES, Counts, Manifest, ShardEntry
+from neatpack.format.members import BLOCK, END, members_of, read_pack, tar_header
+from neatpack.format.pixels import PixelDecoder, PixelsChangedError
 from neatpack.storage.files import Place, inside, open_regular, read_into
 from neatpack.storage.tables import arrow_blocks, column_sum, read_groups, read_message, read_parquet, read_plain_arrow
 
 from ..families.registry import FAMILIES
+from ..families.restore import load_renderer
 from ..labels import TrainOn
-from ..layout import layout_of
-from ..manifest import FETCHED, FILE, INDEX, LOADS, PLACES, Counts, Manifest, OutputError, ShardEntry
-from ..records import TOKEN_TYPES
 from ..runtime.engine import Engine
 from ..runtime.work import did
 from ..typed import check_types
 from .audit import Figures, Rows, audit_file, audit_rows, sums_of
 from .check import check_pack
-from .codec import BLOCK, END, members_of, read_pack, tar_header
 from .composition import composition_problems, read_composition
-from .index import LOADS_SCHEMA, index_problems, most_loads, places_of, places_schema, runs
 from .note import PackLine
-from .restoring import OtherPixelsError, PixelDecoder
 from .stats import pack_stats, shard_stats
 from .tables import ledger_names, row_blocks
 
@@ -135,7 +136,7 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         needed = {array.deliver.table for array in layout_of(described).values()} - {""}
         if absent := needed - manifest.pixels.tables.keys():
             yield f"pixels.tables: {', '.join(manifest.pixels.tables)}, but media want {', '.join(sorted(absent))}, too"
-        PixelDecoder(manifest)
+        PixelDecoder(manifest, load_renderer)
     except ValueError as error:
         yield str(error)
     if wrong := {name for name, kind in FAMILY_KEYS.items() if not isinstance(described.get(name), kind)}:
@@ -300,7 +301,7 @@ def _shard_problems(
     index = read_parquet(out / INDEX, filters=[("shard", "=", shard.name)]).to_pylist()
     documents: dict[int, list[Documented]] = {}  # of packs that can be read
     digest, is_whole = hashlib.sha256(), True
-    pixels = PixelDecoder(manifest)
+    pixels = PixelDecoder(manifest, load_renderer)
     for line in index:
         content = np.empty(line["bytes"], np.uint8).data
         if read_into(file, content, line["offset"]) < len(content):
@@ -314,8 +315,8 @@ def _shard_problems(
         try:
             found = _line_problems(content, line, manifest, pixels, documents)
             yield from (f"pack {line['pack']}: {problem}" for problem in found)
-        except OtherPixelsError as error:
-            yield f"pack {line['pack']}: {error}; {pixels.remedy(error, str(out))}"
+        except PixelsChangedError as error:
+            yield f"pack {line['pack']}: {error}; {pixels.find_remedy(error)}"
         except UNREADABLE as error:
             yield f"pack {line['pack']}: cannot be read: {type(error).__name__}: {error}"
     end = memoryview(bytearray(END))

@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from neatpack.format.layout import TOKEN_TYPES, MediaKind
+from neatpack.format.manifest import shard_name
+from neatpack.format.members import Documents, Pack, member_names, write_end, write_pack
+from neatpack.format.pixels import ImageFile, PixelEncoder
 from neatpack.storage.clients import NoAnswer
 from neatpack.storage.files import Counted, Hashed, Place, sizes_of, write_whole
 from neatpack.storage.tables import write_arrow
@@ -17,8 +21,8 @@ from neatpack.storage.tables import write_arrow
 from ..codecs import parse_codecs
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
+from ..families.restore import RuleRenderer, image_file
 from ..labels import shifted_spans_together
-from ..manifest import shard_name
 from ..measure.length import shrunk, truncated
 from ..measure.store import TextRow
 from ..media.open import open_picture
@@ -27,14 +31,12 @@ from ..media.stamp import is_changed
 from ..media.store_failures import store_failures
 from ..plan.assign import Plan, PlanLine
 from ..plan.files import read_paths, read_shard
-from ..records import TOKEN_TYPES, Documents, Measured, MeasuredMedia, MediaError, Pack
+from ..records import Measured, MeasuredMedia, MediaError
 from ..render.pack import build_pack, spans_of
 from ..render.sample import Expanded, expanded
 from ..runtime.journal import Journal, journal
 from ..runtime.work import did, each_timed, timed
-from .codec import member_names, write_end, write_pack
 from .note import CHANGED, DatasetSums, LostRow, MediaSize, PackLine, ShardDone, ShardNote, lines_path, note_path
-from .pixels import PixelEncoder
 from .rows import Rows, rows_of_packs
 from .stats import make_index
 
@@ -142,7 +144,7 @@ def write_packs(
         if pack is not None:
             start = file.size
             with timed("encoding"):
-                stored = encoder.stored(pack.arrays, renderer.sources, of_fake if pack.fake_image else None)
+                stored = encoder.encode(pack.arrays, renderer.sources, of_fake if pack.fake_image else None)
             if pack.fake_image:
                 of_fake = stored
             with timed("writing"):
@@ -168,7 +170,8 @@ def write_packs(
 
 
 def encoder_of(job: ShardJob, family: Family) -> PixelEncoder:
-    return PixelEncoder(layout=family.media, codecs=parse_codecs(job.pixels), rule=family.image)
+    renderer = RuleRenderer(family.image, job.resize) if family.image is not None else None
+    return PixelEncoder(layout=family.media, codecs=parse_codecs(job.pixels), renderer=renderer)
 
 
 def parts_of(job: ShardJob, plan: Plan) -> dict[int, Place]:
@@ -201,8 +204,8 @@ class Renderer:
     fetched: set[Fetched] = field(default_factory=set)  # downloads that are in a pack, filled on the way
     sizes: Counter[tuple[str, str, int, int, int, int]] = field(default_factory=Counter)  # likewise: see MediaSize
     keeps_sources: bool = False
-    # Where they are kept, the media of the last pack in the order of the text, pictures with their own bytes.
-    sources: list[MeasuredMedia] = field(default_factory=list)
+    # Where they are kept, the media of the last pack in the order of the text, images with their files.
+    sources: list[tuple[MediaKind, ImageFile | None]] = field(default_factory=list)
 
     def pack(self, number: int, rows: Rows) -> tuple[Pack | None, list[LostRow]]:
         """Pack `number` without the rows whose media fail, and those rows; None where no row is left."""
@@ -277,7 +280,8 @@ class Renderer:
             skip = store_failures.lose_medium(error)
             return _lost(line, skip.reason, skip.detail)
         if self.keeps_sources:
-            self.sources.extend(self.family.in_text_order(measured.ids, measured.media))
+            media = self.family.in_text_order(measured.ids, measured.media)
+            self.sources.extend((medium.ref.kind, image_file(medium)) for medium in media)
         for medium in measured.media:
             self.fetched.update(fetched_for(medium.ref))
             if medium.height:  # a sound has none

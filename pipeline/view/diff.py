@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from neatpack.errors import OutputError
+from neatpack.format.manifest import FILE, REMEDY, Manifest, changes
 from neatpack.storage.files import Place
 from neatpack.storage.tables import num_lines
 
-from ..identity import changes
-from ..manifest import FILE, REMEDY, Manifest, OutputError
 from ..shard.tables import ledger_names, ledger_rows, row_blocks, table_file
 from ..shard.words import clipped, counted
 from .columns import table

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..records import MediaKind
+from neatpack.format.layout import MediaKind
+
 from ..safe import TOLD, TRAINED
 from ..shard.words import counted
 from .pictures import Picture

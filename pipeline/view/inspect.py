@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from neatpack.format.manifest import FETCHED, INDEX, MEDIA, Manifest
 from neatpack.storage.files import Place
 from neatpack.storage.location import Remote
 from neatpack.storage.tables import column_sum, read_parquet
 
 from ..config import UserError
-from ..manifest import FETCHED, INDEX, MEDIA, Manifest
 from ..records import REASONS
 from ..shard.composition import read_composition
 from ..shard.tables import ledger_names, read_table, table_file, table_groups

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from neatpack.format.layout import AUDIO, IGNORE, TEXT, TOKEN_TYPES, VIDEO, Layout, MediaKind, split_media
+from neatpack.format.members import Document, Pack
+
 from ..labels import mask_spans
-from ..layout import Layout, split_media
-from ..records import AUDIO, IGNORE, TEXT, TOKEN_TYPES, VIDEO, Document, MeasuredMedia, MediaKind, Pack
+from ..records import MeasuredMedia
 from ..safe import safe_line
 from ..shard.words import counted
 from .document import DocumentView, MediaRun, MediumView, PackView, TextRun

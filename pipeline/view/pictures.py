@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from neatpack.format.layout import IMAGE, VIDEO, Layout, MediaKind
+
 from ..labels import mask_spans
-from ..layout import Layout
 from ..media.resize import best_resolution
-from ..records import IMAGE, VIDEO, MediaKind
 
 Arrays = Mapping[str, np.ndarray]
 Facts = Mapping[str, Any]

@@ -6,18 +6,19 @@ from typing import Any
 
 from zlib_ng import zlib_ng
 
-from neatpack.errors import fields_of
+from neatpack.errors import OutputError, ShardError, fields_of
+from neatpack.format.index import parse_index
+from neatpack.format.layout import TOKEN_TYPES, Layout, Misfit, layout_of, misfit
+from neatpack.format.manifest import INDEX, REMEDY, Manifest
+from neatpack.format.members import Pack, read_pack, text_problem
+from neatpack.format.pixels import PixelDecoder
 from neatpack.storage.files import Place, inside, open_regular, read_into, shown
 
 from ..config import UserError
-from ..layout import Layout, Misfit, layout_of, misfit
-from ..manifest import INDEX, REMEDY, Manifest, OutputError, ShardError
+from ..families.restore import load_renderer
 from ..measure.store import read_measured
 from ..plan.files import lines_of_pack, read_list, read_paths
-from ..records import TOKEN_TYPES, MeasuredMedia, Pack
-from ..shard.codec import read_pack, text_problem
-from ..shard.index import parse_index
-from ..shard.restoring import PixelDecoder
+from ..records import MeasuredMedia
 from ..shard.sources import SourceError, files_of, processor_of
 from ..shard.words import counted, size
 from .document import PackView
@@ -89,7 +90,7 @@ class StoredPacks:
     def __init__(self, out: Place, manifest: Manifest) -> None:
         try:
             content = inside(out, INDEX).read_bytes()
-            self.layout, self._pixels = layout_of(manifest.family), PixelDecoder(manifest)
+            self.layout, self._pixels = layout_of(manifest.family), PixelDecoder(manifest, load_renderer)
         except (OSError, ValueError) as error:
             raise OutputError(f"{out}: {error}; {REMEDY}", code="output-damaged", out=str(out)) from None
         if hashlib.sha256(content).hexdigest() != manifest.files[INDEX]:

@@ -11,7 +11,7 @@ from command_line import Run, conversation, flags
 from helpers import picture
 from support.errors import numbers_in, prints_code
 
-from neatpack.pipeline.manifest import Manifest
+from neatpack.format.manifest import Manifest
 
 ASK = conversation("How do I write <image> in HTML?", "So.")
 

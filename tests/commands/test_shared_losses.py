@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from command_line import Run, flags
 
-from neatpack.pipeline.manifest import Manifest
+from neatpack.format.manifest import Manifest
 
 # Of the main collection those that have a row longer than a pack, or are sampled; and the broken files and rows.
 TAKEN = {

@@ -14,11 +14,12 @@ from support.errors import raises
 from tokenizers.normalizers import Lowercase
 from transformers.models.auto.auto_mappings import PROCESSOR_MAPPING_NAMES
 
+from neatpack.format.layout import MediaArray
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import Family, ProcessorKey
 from neatpack.pipeline.families.identity import identity_of
+from neatpack.pipeline.families.media_rows import join_rows
 from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
-from neatpack.pipeline.layout import MediaArray, join_rows
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from neatpack import (
     neat_packed_vlm_collater,
     wrap_vlm_collate_for_pp,
 )
+from neatpack.format.manifest import Manifest
 from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.tokenized import tokenized_example
 from neatpack.loaders.pixels import restored
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger
 

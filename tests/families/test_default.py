@@ -26,6 +26,7 @@ from transformers import AutoProcessor
 from transformers.image_utils import make_flat_list_of_images
 
 from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.format.manifest import Manifest
 from neatpack.loaders.pixels import restored, stored_arrays
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.asked import Asked
@@ -33,7 +34,6 @@ from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.learnt import bytes_of
 from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure, truncated
 from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack

@@ -13,12 +13,12 @@ from tiny_models import tiny_gemma4
 from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 
 from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import family_for, load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.labels import TrainOn
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.media.image import decode_image
 from neatpack.pipeline.media.pixels import resize_torch

@@ -12,13 +12,13 @@ from support.errors import raises
 from tiny_models import tiny_kimi_k25
 
 from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.format.layout import Delivery
 from neatpack.loaders.pp_media import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.kimi_k25 import clock
 from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
-from neatpack.pipeline.layout import Delivery
 from neatpack.pipeline.measure.length import measure, shrunk, truncated
 from neatpack.pipeline.records import MeasuredMedia, MediaRef
 from neatpack.pipeline.render.sample import render_sample, render_whole

@@ -7,12 +7,12 @@ from processors import kimi_vl
 from support.errors import raises
 
 from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.format.manifest import Manifest
 from neatpack.loaders.pp_media import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure, shrunk
 from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack

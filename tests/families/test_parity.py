@@ -21,6 +21,7 @@ from helpers import DEMO_PROCESSOR, SHARED, asked, clip, film, picture, tone
 from PIL import Image
 from references import Talk, Tensors, by_double, by_pil, by_torchvision, omni_axes, pictures_by_pil, three_axes
 
+from neatpack.format.layout import TOKEN_TYPES
 from neatpack.loaders.media import LAYOUT_KEY, concatenated_media
 from neatpack.loaders.pixels import restored, stored_arrays
 from neatpack.pipeline.families.base import Family, ProcessorKey
@@ -29,7 +30,7 @@ from neatpack.pipeline.ingest.conversation import from_conversation
 from neatpack.pipeline.labels import TrainOn, shifted
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.media.audio import decode_audio
-from neatpack.pipeline.records import TOKEN_TYPES, MediaRef, Sample, Skip
+from neatpack.pipeline.records import MediaRef, Sample, Skip
 from neatpack.pipeline.render.sample import render_whole
 
 pytestmark = pytest.mark.slow

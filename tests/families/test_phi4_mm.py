@@ -13,6 +13,7 @@ from tiny_models import tiny_phi4_mm
 from transformers import Phi4MultimodalFeatureExtractor
 
 from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.format.manifest import Manifest
 from neatpack.loaders.media import concatenated_media
 from neatpack.loaders.mended import mend
 from neatpack.loaders.online.phi4 import input_mode, remote_code_batch
@@ -22,7 +23,6 @@ from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import load_family
 from neatpack.pipeline.ingest.conversation import from_conversation
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure, shrunk
 from neatpack.pipeline.media.audio import decode_audio
 from neatpack.pipeline.records import Example, MediaRef, Skip, Turn

@@ -7,10 +7,10 @@ from processors import qwen2_5_omni
 from support.errors import raises
 from tiny_models import tiny_model
 
+from neatpack.format.layout import AUDIO, IMAGE, VIDEO
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import load_family
-from neatpack.pipeline.records import AUDIO, IMAGE, VIDEO
 
 
 @pytest.fixture(scope="module")

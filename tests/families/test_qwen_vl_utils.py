@@ -17,12 +17,12 @@ import torch
 from helpers import DEMO_PROCESSOR, SHARED, clip, torchvision_environment
 from hypothesis import given, settings, strategies as st
 
+from neatpack.format.manifest import Manifest
 from neatpack.loaders.online.tokenized import tokenized_example
 from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.qwen2_vl import IMAGE_DEFAULTS, VIDEO_DEFAULTS, Qwen2Videos, with_qwen_vl_utils
 from neatpack.pipeline.families.registry import family_for, load_family
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.media import measure_medium
 from neatpack.pipeline.media.video import video_facts
 from neatpack.pipeline.records import MediaError, MediaRef

@@ -11,10 +11,10 @@ from support.errors import raises
 from transformers import AutoTokenizer
 
 from neatpack import PackedShards
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import load_family
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from golden.messages import list_messages, raised_without_code
 
-# BadRow, ShardError and the errors of single media have one code, that of their class.
-KINDS = ("UserError", "OutputError", "LoaderError", "ItemError", "MachineError", "NeatpackError")
+# OutputError, ShardError, BadRow and the errors of single media have a code by their class.
+KINDS = ("UserError", "LoaderError", "ItemError", "MachineError", "NeatpackError")
 
 
 def test_every_error_has_a_code() -> None:

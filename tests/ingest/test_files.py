@@ -12,12 +12,13 @@ from s3_server import S3
 from support.errors import raises
 
 from neatpack import PackedShards
+from neatpack.errors import OutputError
+from neatpack.format.manifest import Manifest
 from neatpack.loaders.online.datasets import make_meta_dataset
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.ingest.imported import lines_of, num_files
 from neatpack.pipeline.ingest.lines import Source, joined, part_ranges, rows, scan, source_of
 from neatpack.pipeline.ingest.meta import Dataset, read_meta
-from neatpack.pipeline.manifest import Manifest, OutputError
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger
 from neatpack.storage import clients, location

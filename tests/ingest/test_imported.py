@@ -13,6 +13,7 @@ from processors import qwen3_omni
 from source_data import TRUTHS, chat, imagefolder, rdr, wav, with_images, with_sounds
 from support.errors import raises
 
+from neatpack.format.manifest import Manifest
 from neatpack.loaders.online.tokenized import tokenized_example
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.registry import family_for
@@ -26,7 +27,6 @@ from neatpack.pipeline.ingest.sources import (
     make_cv17_dataset,
     make_rdr_dataset,
 )
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.media.open import open_media
 from neatpack.pipeline.records import Example, Measured, MediaRef

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import DEMO_PROCESSOR, packs_of, picture, tiny_config
 
+from neatpack.format.members import Pack
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import load_family
-from neatpack.pipeline.records import Pack
 from neatpack.pipeline.run import run_pack
 
 # Of the demo processor, with reasoning.

@@ -17,9 +17,9 @@ from object_store import ANEW, read_all, read_first, read_with_limit, serving, s
 from support.errors import raises
 
 from neatpack import PackedShards
+from neatpack.errors import OutputError, ShardError
 from neatpack.loaders.cache import ShardCache
 from neatpack.loaders.reader import ShardReader
-from neatpack.pipeline.manifest import OutputError, ShardError
 from neatpack.pipeline.run import run_pack
 
 PATIENCE = 300  # seconds until a process that says nothing is taken for stuck

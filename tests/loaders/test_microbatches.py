@@ -23,12 +23,12 @@ from neatpack import (
     neat_packed_vlm_collater,
     wrap_vlm_collate_for_pp,
 )
+from neatpack.format.layout import Layout
+from neatpack.format.manifest import Manifest
 from neatpack.loaders.online import COLLATE_FNS, make_meta_dataset
 from neatpack.loaders.recurrent import run_by_document
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import FAMILIES as REGISTERED, family_for
-from neatpack.pipeline.layout import Layout
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 
 # transformers has no model of Kimi-VL: its batches have all that the packs have.

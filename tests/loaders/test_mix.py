@@ -10,9 +10,10 @@ from hypothesis import given, settings, strategies as st
 from support.errors import raises
 
 from neatpack import PackedShards
+from neatpack.errors import OutputError
+from neatpack.format.manifest import Manifest
 from neatpack.loaders.mix import has_copies
 from neatpack.loaders.order import Source, epoch_order, mixed_order, shares
-from neatpack.pipeline.manifest import Manifest, OutputError
 from neatpack.pipeline.run import run_pack
 
 

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from neatpack.format.groups import correlation
 from neatpack.loaders import order as orders
 from neatpack.loaders.order import Source, epoch_order, lazy_order, mixed_order, rank_share, share_length
-from neatpack.pipeline.plan.balance import correlation, step_imbalance
+from neatpack.pipeline.plan.balance import step_imbalance
 
 ORDERS = st.tuples(st.integers(0, 60), st.sampled_from([1, 2, 4, 6, 12]), st.integers(0, 3), st.integers(0, 3))
 

@@ -5,9 +5,9 @@ from places import DEMO_PROCESSOR
 from support.errors import raises
 
 from neatpack import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp, wrap_vlm_collate_for_pp
+from neatpack.format.layout import MediaArray
 from neatpack.loaders.pp_media import _VLM_MEDIA_KEYS, _select_image_grid
 from neatpack.pipeline.families.registry import family_for
-from neatpack.pipeline.layout import MediaArray
 
 
 def flat(grids, width: int = 1):

@@ -23,9 +23,9 @@ from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 from neatpack import PackCollater, PackedShards, neat_packed_vlm_collater
+from neatpack.format.manifest import Manifest
 from neatpack.loaders.probes import isolates_by_positions, isolates_recurrent_layers
 from neatpack.loaders.recurrent import recurrent_layers, run_by_document
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 
 KINDS = ["qwen3_5", "qwen3_5_moe"]

@@ -7,7 +7,7 @@ from support.errors import raises
 from support.packed import many_packs
 
 from neatpack import OutputError, PackedShards
-from neatpack.pipeline.manifest import FORMAT
+from neatpack.format.manifest import FORMAT
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,12 @@ import pytest
 from helpers import DEMO_PROCESSOR, SHARED, TinyData, assert_verified, packs_of, picture, tiny_config
 from support.errors import assert_skipped
 
+from neatpack.format.layout import IGNORE
 from neatpack.pipeline.families.base import Family, ProcessorKey
 from neatpack.pipeline.families.registry import family_for, load_family
 from neatpack.pipeline.labels import TrainOn
 from neatpack.pipeline.measure.length import measure, truncated
-from neatpack.pipeline.records import IGNORE, Example, Measured, MediaRef, Skip, Turn
+from neatpack.pipeline.records import Example, Measured, MediaRef, Skip, Turn
 from neatpack.pipeline.render.sample import render_whole
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.check import check_pack

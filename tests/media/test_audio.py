@@ -10,10 +10,10 @@ from hypothesis import given, strategies as st
 from processors import qwen3_omni
 from support.errors import assert_skipped, raises, raises_media_error
 
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import family_for, load_family
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.measure.media import measure_medium
 from neatpack.pipeline.media.audio import _resampled, count_samples, decode_audio, has_audio, resampled_length

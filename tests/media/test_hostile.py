@@ -24,8 +24,8 @@ from PIL import Image
 from processors import qwen3_omni
 from support.errors import raises_media_error
 
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.media import audio, budget, image, video
 from neatpack.pipeline.media.limits import LIMITS, Limits
 from neatpack.pipeline.media.open import open_container

@@ -16,9 +16,9 @@ from object_store import serving
 from pyarrow import fs
 from support.errors import raises_media_error
 
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.ingest.media import MediaFolders, media_reference
 from neatpack.pipeline.ingest.meta import read_meta
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.media import remote
 from neatpack.pipeline.media.ahead import ahead
 from neatpack.pipeline.media.audio import decode_audio

@@ -156,7 +156,7 @@ def test_every_frame_of_a_pack_is_trained_on_once(tmp_path):
     """Through the whole pipeline, with pictures and videos in one conversation: verify proves grids and positions."""
     import json
 
-    from neatpack.pipeline.manifest import Manifest
+    from neatpack.format.manifest import Manifest
     from neatpack.pipeline.run import run_pack
     from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
 

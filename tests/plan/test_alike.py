@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from neatpack.format.groups import nested_shuffle, nested_sizes
 from neatpack.pipeline.plan.alike import alike_order, block_sizes
-from neatpack.pipeline.plan.balance import nested_shuffle, nested_sizes, step_imbalance
+from neatpack.pipeline.plan.balance import step_imbalance
 
 
 def steps(load: Any, order: Any, ranks: int) -> float:

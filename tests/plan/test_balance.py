@@ -6,15 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from neatpack.format.groups import correlation, nested_shuffle, nested_sizes
 from neatpack.pipeline.plan import plan_bins
-from neatpack.pipeline.plan.balance import (
-    balanced_order,
-    correlation,
-    nested_shuffle,
-    nested_sizes,
-    step_imbalance,
-    step_ratios,
-)
+from neatpack.pipeline.plan.balance import balanced_order, step_imbalance, step_ratios
 from neatpack.pipeline.step_cost import PRESETS
 
 CAPACITY = 8192

@@ -10,9 +10,9 @@ from hypothesis import given, settings, strategies as st
 from support.errors import raises
 
 from neatpack.errors import UserError
+from neatpack.format.groups import NestedGroups
 from neatpack.loaders.order import epoch_order, spread_group_size
 from neatpack.pipeline.plan import plan_bins
-from neatpack.pipeline.plan.balance import NestedGroups
 from neatpack.pipeline.plan.knapsack import sorted_by
 from neatpack.pipeline.plan.mixing import draw_phases, section_edges
 from neatpack.pipeline.plan.plan import plan_packs

@@ -9,9 +9,10 @@ from helpers import DEMO_PROCESSOR
 from hypothesis import given, strategies as st
 
 from jobs.scale.driver import planned_rows
+from neatpack.format.groups import correlation
 from neatpack.loaders.order import epoch_order
 from neatpack.pipeline.config import PackConfig
-from neatpack.pipeline.plan.balance import correlation, step_imbalance
+from neatpack.pipeline.plan.balance import step_imbalance
 from neatpack.pipeline.plan.partition import dealt, kept, num_partitions, partition_of
 from neatpack.pipeline.planned import Planned
 from neatpack.pipeline.runtime.engine import Engine

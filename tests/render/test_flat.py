@@ -8,7 +8,10 @@ import pytest
 from helpers import DEMO_PROCESSOR
 from hypothesis import given, settings, strategies as st
 
+from neatpack.format.layout import IGNORE
+from neatpack.format.members import Document
 from neatpack.pipeline.families.base import Family
+from neatpack.pipeline.families.media_rows import join_rows
 from neatpack.pipeline.families.registry import family_for
 from neatpack.pipeline.labels import (
     disjoint_spans_mask,
@@ -18,10 +21,9 @@ from neatpack.pipeline.labels import (
     shifted_spans_together,
     spans_mask,
 )
-from neatpack.pipeline.layout import join_rows
 from neatpack.pipeline.measure.store import _packed, text_row
 from neatpack.pipeline.media.pixels import in_patches, patchify
-from neatpack.pipeline.records import IGNORE, NO_MEDIA, Document, Measured, MeasuredMedia, MediaRef
+from neatpack.pipeline.records import NO_MEDIA, Measured, MeasuredMedia, MediaRef
 from neatpack.pipeline.render.pack import build_pack, end_to_end, laid_out
 from neatpack.pipeline.render.sample import Expanded, fake_image_sample
 

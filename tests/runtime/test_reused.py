@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from neatpack.pipeline.layout import MediaArray, join_rows
+from neatpack.format.layout import MediaArray
+from neatpack.pipeline.families.media_rows import join_rows
 from neatpack.pipeline.runtime import reused
 
 MB = 1 << 20

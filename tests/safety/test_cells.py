@@ -15,8 +15,8 @@ from format_rows import PNG, dataset
 from helpers import assert_verified, tiny_config
 from support.errors import raises_media_error
 
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.ingest.convert import convert
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.media import parquet
 from neatpack.pipeline.media.open import open_media
 from neatpack.pipeline.records import MediaError, MediaRef, Skip

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +17,13 @@ from zlib_ng import zlib_ng
 
 from jobs.fuzzing.output import sign
 from neatpack import PackedShards
+from neatpack.errors import OutputError
+from neatpack.format.index import LOADS_SCHEMA, places_schema
+from neatpack.format.manifest import MAX_TIMES, Manifest
+from neatpack.format.members import members_of
+from neatpack.format.pixels import MOST_SCANS, ImageFile, is_restorable
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.manifest import MAX_TIMES, Manifest, OutputError
 from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.codec import members_of
-from neatpack.pipeline.shard.index import LOADS_SCHEMA, places_schema
-from neatpack.pipeline.shard.pixels import MOST_SCANS, is_restorable
 from neatpack.storage.tables import arrow_blocks, read_message, read_parquet, read_plain_arrow
 
 pytestmark = pytest.mark.slow
@@ -95,7 +96,7 @@ READ = """
 import resource, sys
 from neatpack import PackedShards
 from neatpack.pipeline.cli import main
-from neatpack.pipeline.manifest import OutputError
+from neatpack.errors import OutputError
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 codes = [main(["verify", sys.argv[1]])]
 try:
@@ -190,19 +191,22 @@ def test_files_are_read_up_to_their_bound(out: Path) -> None:
 
 def test_slow_pictures_are_not_decoded_at_load(tmp_path: Path) -> None:
     """A progressive JPEG whose scan comes again and again: 30 bytes each, and all of the picture to go over."""
-    from neatpack.pipeline.records import MeasuredMedia, MediaRef
 
-    class Rule:
-        def rows(self, medium: MeasuredMedia) -> dict[str, int]:
+    class Renderer:
+        arrays: ClassVar[dict[str, Any]] = {}
+
+        def count_rows(self, image: ImageFile) -> dict[str, int]:
             return {"pixel_values": 4}
+
+        def render(self, image: ImageFile) -> dict[str, Any]:
+            raise NotImplementedError
 
     content = picture(tmp_path / "a.jpg", 56, 56, progressive=True).read_bytes()
     scan = content[content.rindex(b"\xff\xda") : -2]
 
     def restorable(content: bytes) -> bool:
-        ref = MediaRef(kind="image", path="a.jpg", held=content)
-        medium = MeasuredMedia(ref=ref, height=56, width=56, size=(56, 56), grid=(1, 4, 4))
-        return is_restorable(Rule(), "pixel_values", medium, 3 * 56 * 56, 4)
+        image = ImageFile(content, 56, 56, (56, 56), (1, 4, 4))
+        return is_restorable(Renderer(), "pixel_values", image, 3 * 56 * 56, 4)
 
     assert restorable(content)
     assert not restorable(content[:-2] + scan * MOST_SCANS + content[-2:])

@@ -21,7 +21,7 @@ from helpers import DEMO_PROCESSOR, ROOT, TinyData, assert_verified, clip, pictu
 from hostile import slow_jpeg
 from listener import CREDENTIALS, Listener, listening
 
-from neatpack.pipeline.manifest import Manifest
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.shard.verify import read_ledger
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 from helpers import TinyData, mixed_rows, tiny_config
 
 from jobs.fuzzing.output import sign
-from neatpack.pipeline.manifest import Manifest
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.engine import Engine
 from neatpack.pipeline.shard import audit, ledger, tables as tables_module, verify

@@ -13,10 +13,12 @@ from hypothesis.extra import numpy as npst
 from support.errors import raises
 
 from neatpack.errors import OutputError
-from neatpack.pipeline.codecs import PLAIN, spelled
-from neatpack.pipeline.layout import MediaArray
-from neatpack.pipeline.records import Document, Documents, Pack
-from neatpack.pipeline.shard.codec import (
+from neatpack.format.layout import MediaArray
+from neatpack.format.manifest import PLAIN, spelled
+from neatpack.format.members import (
+    Document,
+    Documents,
+    Pack,
     _header,
     member_names,
     npy_header,

@@ -8,11 +8,10 @@ from support.errors import raises
 
 from jobs.scale.loader import make_output
 from neatpack import PackedShards
-from neatpack.errors import ItemError
+from neatpack.errors import ItemError, OutputError
+from neatpack.format.index import parse_batch, runs, write_places
 from neatpack.loaders.places import PackPlaces
 from neatpack.loaders.reader import ShardReader
-from neatpack.pipeline.manifest import OutputError
-from neatpack.pipeline.shard.index import parse_batch, runs, write_places
 from neatpack.pipeline.shard.tables import read_table
 
 
@@ -38,8 +37,8 @@ def test_an_index_in_pieces_gives_the_same_bytes(out, tmp_path, monkeypatch, len
     assert write_places(tmp_path, pieces, len(reader.members))[0] == reader.manifest.index
     for name in ("index.arrow", "loads.arrow"):
         assert (tmp_path / name).read_bytes() == (out / name).read_bytes()
-    monkeypatch.setattr("neatpack.pipeline.shard.index.PACKS_PER_BATCH", 4)
-    monkeypatch.setattr("neatpack.pipeline.shard.index.LOADS_PER_BATCH", 4)
+    monkeypatch.setattr("neatpack.format.index.PACKS_PER_BATCH", 4)
+    monkeypatch.setattr("neatpack.format.index.LOADS_PER_BATCH", 4)
     small, _ = write_places(tmp_path, pieces, len(reader.members))
     assert len(small.crc32) == -(-len(index) // 4)
     for name in ("index.arrow", "loads.arrow"):

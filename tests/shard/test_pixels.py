@@ -5,6 +5,7 @@ import json
 import pickle
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,24 +18,16 @@ from hypothesis import given, settings, strategies as st
 from support.errors import raises
 
 from neatpack.errors import OutputError
-from neatpack.pipeline.codecs import PLAIN, parse_codecs, spelled
+from neatpack.format import pixels
+from neatpack.format.layout import Delivery, MediaArray
+from neatpack.format.manifest import PLAIN, Identity, Pixels, spelled
+from neatpack.format.pixels import COLUMNS, NUMBERS, PixelDecoder, PixelEncoder, room, rows_per_medium, stored_names
+from neatpack.pipeline.codecs import parse_codecs
 from neatpack.pipeline.config import PackConfig, UserError
+from neatpack.pipeline.families import restore
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import FAMILIES, REFUSED, load_family
-from neatpack.pipeline.families.restore import RULES, described_rule, restored_rule
-from neatpack.pipeline.identity import Identity
-from neatpack.pipeline.layout import Delivery, MediaArray
-from neatpack.pipeline.shard import pixels
-from neatpack.pipeline.shard.pixels import (
-    COLUMNS,
-    NUMBERS,
-    PixelEncoder,
-    pixels_for,
-    room,
-    rows_per_medium,
-    stored_names,
-)
-from neatpack.pipeline.shard.restoring import PixelDecoder
+from neatpack.pipeline.families.restore import RULES, described_rule, load_renderer, pixels_for, restored_rule
 
 CODECS = ("u8", "zstd", "source")
 U8, ZSTD, SOURCE = (NUMBERS[name] for name in CODECS)
@@ -86,20 +79,10 @@ def test_other_codecs_are_refused(text: str, fields: dict[str, str]) -> None:
 def manifest_of(layout: dict[str, MediaArray], codecs: dict[str, str]) -> Any:
     """As much of a manifest as restoring reads; its layout comes from JSON, as ever."""
 
-    @dataclasses.dataclass
-    class Pixels:
-        codec: dict[str, str]
-        resize: str = "torch"
-        rule: Any = None
-
-    @dataclasses.dataclass
-    class Described:
-        family: dict[str, Any]
-        pixels: Pixels
-        identity: Any = Identity(inputs={}, processor="", config={}, versions={}, code={})
-
     media = {name: json.loads(json.dumps(dataclasses.asdict(array))) for name, array in layout.items()}
-    return Described({"media": media}, Pixels(codecs))
+    identity = Identity(inputs={}, processor="", config={}, versions={}, code={})
+    pixels = Pixels(codec=codecs, resize="torch", tables={})
+    return SimpleNamespace(family={"media": media}, pixels=pixels, identity=identity)
 
 
 def patches(kind: Any, row: tuple[int, ...], counts: str = "", **more: Any) -> MediaArray:
@@ -149,11 +132,11 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 @given(packs(), st.sampled_from(["u8", "zstd"]), st.sampled_from(["u8", "zstd"]))
 def test_any_arrays_come_back(arrays: dict[str, np.ndarray], image: str, video: str) -> None:
     codecs = {"image": image, "video": video}
-    stored = PixelEncoder(layout=LAYOUT, codecs=codecs).stored(arrays)
+    stored = PixelEncoder(layout=LAYOUT, codecs=codecs).encode(arrays)
     assert list(stored) == ["input_ids", *stored_names(LAYOUT, codecs)], "the members do not depend on the media"
-    decoder = PixelDecoder(manifest_of(LAYOUT, codecs))
-    assert same(pickle.loads(pickle.dumps(decoder)).restored(stored), arrays)
-    again = PixelEncoder(layout=LAYOUT, codecs=codecs).stored(arrays)
+    decoder = PixelDecoder(manifest_of(LAYOUT, codecs), load_renderer)
+    assert same(pickle.loads(pickle.dumps(decoder)).restore(stored), arrays)
+    again = PixelEncoder(layout=LAYOUT, codecs=codecs).encode(arrays)
     assert same(stored, again), "the same bytes"
     if codecs == PLAIN:
         assert same(stored, arrays)
@@ -180,9 +163,9 @@ def test_more_than_a_pack_may_restore_to_is_stored_as_it_is(monkeypatch: pytest.
     monkeypatch.setattr(pixels, "BYTES_PER_TOKEN", 1)
     arrays = {"input_ids": np.zeros(3, np.int32), "thumbnails": np.zeros((3, 60), np.uint8)}
     layout = {"thumbnails": patches("image", (60,))}
-    stored = PixelEncoder(layout=layout, codecs=parse_codecs("zstd")).stored(arrays)
+    stored = PixelEncoder(layout=layout, codecs=parse_codecs("zstd")).encode(arrays)
     assert stored["thumbnails_media"][:, 0].tolist() == [ZSTD, U8, U8], "the first has taken the room"
-    assert same(PixelDecoder(manifest_of(layout, parse_codecs("zstd"))).restored(stored), arrays)
+    assert same(PixelDecoder(manifest_of(layout, parse_codecs("zstd")), load_renderer).restore(stored), arrays)
 
 
 # What is not so
@@ -223,10 +206,10 @@ def other(name: str, array: np.ndarray) -> Any:
 def test_tables_that_cannot_be_are_refused(change: Any, fields: dict[str, Any]) -> None:
     layout, codecs = {"thumbnails": patches("image", (600,))}, parse_codecs("zstd")
     arrays = {"input_ids": np.zeros(3, np.int32), "thumbnails": np.zeros((2, 600), np.uint8)}
-    stored = PixelEncoder(layout=layout, codecs=codecs).stored(arrays)
+    stored = PixelEncoder(layout=layout, codecs=codecs).encode(arrays)
     change(stored)
     with raises(OutputError, "output-damaged", **fields):
-        PixelDecoder(manifest_of(layout, codecs)).restored(stored)
+        PixelDecoder(manifest_of(layout, codecs), load_renderer).restore(stored)
 
 
 def test_a_frame_that_claims_to_be_larger_gets_no_memory() -> None:
@@ -239,18 +222,18 @@ def test_a_frame_that_claims_to_be_larger_gets_no_memory() -> None:
         "thumbnails_coded": np.frombuffer(bomb, np.uint8),
         "thumbnails_media": np.array([line], np.int64),
     }
-    decoder = PixelDecoder(manifest_of(layout, codecs))
+    decoder = PixelDecoder(manifest_of(layout, codecs), load_renderer)
     with raises(OutputError, "output-damaged", array="thumbnails", medium=0):
-        decoder.restored(stored)
+        decoder.restore(stored)
     stored["thumbnails_media"][0, 2] = room(3) // 600 + 1
     with raises(OutputError, "output-damaged", array="thumbnails_media", expected=room(3)):
-        decoder.restored(stored)
+        decoder.restore(stored)
 
 
 def test_arrays_of_one_name_are_refused() -> None:
     layout = {"x": patches("image", (5,)), "x_media": patches("video", (5,))}
     with raises(OutputError, "output-damaged", key="family.media"):
-        PixelDecoder(manifest_of(layout, {"image": "zstd", "video": "u8"}))
+        PixelDecoder(manifest_of(layout, {"image": "zstd", "video": "u8"}), load_renderer)
 
 
 # Rules of families
@@ -285,10 +268,10 @@ def test_a_rule_that_nobody_knows_is_refused_or_left_out(
     monkeypatch.delitem(RULES, "PatchImages")
     with raises(UserError, "option-conflict", option="pixels", got="source", kind="image", other="zstd"):
         pixels_for("source", demo_family)
-    monkeypatch.setattr(pixels, "parse_codecs", lambda text: {"image": "source", "video": "zstd"})
+    monkeypatch.setattr(restore, "parse_codecs", lambda text: {"image": "source", "video": "zstd"})
     with caplog.at_level("INFO", "neatpack"):
         assert pixels_for("", demo_family) == "zstd"
-    told = [record.args for record in caplog.records if record.name.endswith(".shard.pixels")]
+    told = [record.args for record in caplog.records if record.name.endswith(".families.restore")]
     assert [args[:3] for args in told if isinstance(args, tuple)] == [("image", "zstd", "source")]
 
 

@@ -13,8 +13,8 @@ import pytest
 from helpers import ROOT, TinyData, files_of, tiny_config
 from support.errors import raises
 
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.skipped import SkippedRow, skipped_rows
 

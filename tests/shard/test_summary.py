@@ -10,7 +10,7 @@ import pytest
 from helpers import TinyData, assert_verified, tiny_config
 from hypothesis import given, settings, strategies as st
 
-from neatpack.pipeline.manifest import Manifest
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.run import Packed, run_pack, run_plan
 from neatpack.pipeline.shard.summary import describe_output, describe_plan, describe_verified
 from neatpack.pipeline.shard.words import counted, percent, size

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from helpers import TinyData, mixed_rows, packs_of, tiny_config
 
-from neatpack.pipeline.manifest import Manifest
-from neatpack.pipeline.records import Pack
+from neatpack.format.manifest import Manifest
+from neatpack.format.members import Pack
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.check import check_pack
 

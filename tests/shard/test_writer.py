@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers import DEMO_PROCESSOR, picture, plan_of
 
+from neatpack.format.members import member_names
 from neatpack.pipeline.families.base import Family, ProcessorKey
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.measure.store import write_measured
@@ -16,7 +17,6 @@ from neatpack.pipeline.plan.assign import Plan
 from neatpack.pipeline.plan.files import write_paths
 from neatpack.pipeline.records import Example, Measured, MediaRef, Turn
 from neatpack.pipeline.shard import writer
-from neatpack.pipeline.shard.codec import member_names
 from neatpack.pipeline.shard.note import CHANGED, LostRow, ShardDone, ShardNote
 from neatpack.pipeline.shard.writer import ShardJob, finished_shards, write_shard
 from neatpack.storage.tables import read_arrow

@@ -8,8 +8,8 @@ import pytest
 from helpers import TinyData, tiny_config
 from support.errors import prints_code
 
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.cli import main
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard import tables
 from neatpack.pipeline.view import diff

@@ -7,9 +7,9 @@ import pytest
 from helpers import TinyData, packs_of, tiny_config
 from shown_packs import HARMLESS, HOSTILE, pack_of, view_of
 
+from neatpack.format.layout import IGNORE
 from neatpack.pipeline.families.base import ProcessorKey
 from neatpack.pipeline.families.registry import load_family
-from neatpack.pipeline.records import IGNORE
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.view.document import MediaRun, TextRun
 from neatpack.pipeline.view.of_pack import pack_view

@@ -14,8 +14,8 @@ from helpers import TinyData, tiny_config
 from hypothesis import given, strategies as st
 from support.errors import prints_code
 
+from neatpack.format.manifest import MEDIA, Manifest, signed
 from neatpack.pipeline.cli import main
-from neatpack.pipeline.manifest import MEDIA, Manifest, signed
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.view.inspect import PERCENTILES, _Spread, inspected, with_total
 from neatpack.storage.files import sha256_of

@@ -8,8 +8,9 @@ import pytest
 from helpers import DEMO_PROCESSOR, TinyData, packs_of, tiny_config
 from support.errors import raises
 
+from neatpack.errors import OutputError, ShardError
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.config import UserError
-from neatpack.pipeline.manifest import Manifest, OutputError, ShardError
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.view.stored import stored_pack, stored_view
 

@@ -12,4 +12,4 @@ def fits(row: Row) -> bool:
     return isinstance(row.get("instruction"), str) and isinstance(row.get("output"), str)
 
 
-FORMAT = Format(read=read, fits=fits, columns=COLUMNS, fields=FIELDS, keys=ROW_REASONING)
+FORMAT: Format = Format(read=read, fits=fits, columns=COLUMNS, fields=FIELDS, keys=ROW_REASONING)

@@ -43,6 +43,6 @@ def fits(row: Row) -> bool:
     )
 
 
-FORMAT = Format(
+FORMAT: Format = Format(
     read=read, fits=fits, columns=Columns(messages="texts"), fields=("messages", "images", "videos", "audios", "system")
 )

@@ -12,7 +12,9 @@ Each is one turn of the role "document".
 from collections.abc import Mapping
 from typing import Any
 
-from ...records import MediaKind, Skip
+from neatpack.format.layout import MediaKind
+
+from ...records import Skip
 from ..dialect import Columns, Dialect
 from ..media import is_unicode, json_name
 from .said import Format, Named, Row, Said, Spoken, bad_row, column_of, keys_of, media_of, named
@@ -108,4 +110,4 @@ def fits(row: Row) -> bool:
 
 
 KEYS = (*TEXTS, "texts", "text_list", "image_info", "content", "url")
-FORMAT = Format(read=read, fits=fits, fields=("text", "images", "videos", "audios"), keys=KEYS)
+FORMAT: Format = Format(read=read, fits=fits, fields=("text", "images", "videos", "audios"), keys=KEYS)

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...records import Example, MediaKind, MediaRef, Skip, Turn
+from neatpack.format.layout import MediaKind
+
+from ...records import Example, MediaRef, Skip, Turn
 from ..dialect import Dialect
 from ..media import shown
 from ..tars import KIND_OF

@@ -17,4 +17,4 @@ def read(row: Row, dialect: Dialect) -> Said | Skip:
 
 
 # Rows without a medium fit, too: a set of pictures has some.
-FORMAT = Format(read=read, fits=has_turns, columns=COLUMNS, tags=TAGS, fields=FIELDS, keys=ROW_REASONING)
+FORMAT: Format = Format(read=read, fits=has_turns, columns=COLUMNS, tags=TAGS, fields=FIELDS, keys=ROW_REASONING)

@@ -243,4 +243,4 @@ def fits(row: Row) -> bool:
     return bool(turns) and all("role" in turn for turn in turns)
 
 
-FORMAT = Format(read=read, fits=fits, fields=FIELDS, keys=ROW_REASONING)
+FORMAT: Format = Format(read=read, fits=fits, fields=FIELDS, keys=ROW_REASONING)

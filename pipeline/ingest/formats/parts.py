@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...records import MediaKind, MediaRef, Skip
+from neatpack.format.layout import MediaKind
+
+from ...records import MediaRef, Skip
 from ..dialect import Dialect
 from ..media import (
     AS_BASE64,

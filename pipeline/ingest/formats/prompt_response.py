@@ -91,4 +91,4 @@ def fits(row: Row) -> bool:
 
 
 KEYS = (*dict.fromkeys(key for pair in PAIRS for key in pair), HISTORY, *ROW_REASONING)
-FORMAT = Format(read=read, fits=fits, fields=FIELDS, keys=KEYS)
+FORMAT: Format = Format(read=read, fits=fits, fields=FIELDS, keys=KEYS)

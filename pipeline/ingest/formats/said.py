@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ...records import MediaKind, Role, Skip
+from neatpack.format.layout import MediaKind
+
+from ...records import Role, Skip
 from ..dialect import MEDIA_COLUMNS, Columns, Dialect, Tags
 from ..media import Steps, json_name
 from .texts import is_list_text, parsed

@@ -14,6 +14,6 @@ def fits(row: Row) -> bool:
     return has_turns(row) and not any(row.get(column) is not None for column in ("image", "video", "audio"))
 
 
-FORMAT = Format(
+FORMAT: Format = Format(
     read=read, fits=fits, columns=Columns(messages="conversations"), tags=TAGS, fields=FIELDS, keys=ROW_REASONING
 )

@@ -12,4 +12,4 @@ def fits(row: Row) -> bool:
     return any(isinstance(part, Mapping) and part.get("index") is not None for part in parts)
 
 
-FORMAT = Format(read=read, fits=fits, fields=FIELDS, keys=ROW_REASONING)
+FORMAT: Format = Format(read=read, fits=fits, fields=FIELDS, keys=ROW_REASONING)

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from neatpack.errors import OutputError
+from neatpack.format.manifest import INDEX, MEDIA, Manifest
 from neatpack.storage.files import Place, read_json
 
-from ...manifest import INDEX, MEDIA, Manifest, OutputError
 from ...plan.balance import step_ratios
 from ...records import REASONS
 from ...runtime.progress import FILE as TIMING

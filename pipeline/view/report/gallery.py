@@ -12,13 +12,15 @@ import numpy as np
 import pyarrow.compute as pc
 from PIL import Image
 
+from neatpack.errors import OutputError
+from neatpack.format.layout import Layout
+from neatpack.format.manifest import Manifest
+from neatpack.format.members import Pack
 from neatpack.storage.files import Place
 
 from ...ingest.convert import parse_row, said_of
 from ...ingest.meta import Columns, Dataset, Tags
-from ...layout import Layout
-from ...manifest import Manifest, OutputError
-from ...records import Pack, Skip
+from ...records import Skip
 from ...shard.sources import SourceError, files_of
 from ...shard.tables import ledger_names, read_ledger
 from ...shard.words import clipped

@@ -5,9 +5,9 @@ import hashlib
 import logging
 from pathlib import Path
 
+from neatpack.format.manifest import Manifest
 from neatpack.storage.files import Place, remove_parts, write_whole
 
-from ...manifest import Manifest
 from ...runtime.faults import sentence
 from ...safe import harmless_html as escape
 from ...shard.composition import read_composition

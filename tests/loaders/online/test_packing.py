@@ -14,6 +14,7 @@ from support.errors import logged, numbers_in, raises
 from torch.utils.data import DataLoader
 
 from neatpack import PackedShards, neat_packed_vlm_collater
+from neatpack.format.manifest import Manifest
 from neatpack.loaders.online import (
     MEDIA_KEYS,
     LengthGroupedSampler,
@@ -28,7 +29,6 @@ from neatpack.loaders.online.join import _build_packed_vlm_sample, _shift_sample
 from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.tokenized import SampleError, tokenized_example
 from neatpack.pipeline.cli import main
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger
 

@@ -13,8 +13,8 @@ from helpers import TinyData, assert_verified, tiny_config
 from PIL import Image
 from support.errors import prints_code
 
+from neatpack.format.manifest import Manifest
 from neatpack.pipeline.cli import main
-from neatpack.pipeline.manifest import Manifest
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.progress import FILE as TIMING
 from neatpack.pipeline.view.report import page as report_page

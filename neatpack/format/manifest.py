@@ -14,21 +14,120 @@ import os
 import re
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter, itemgetter
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from neatpack import __version__
-from neatpack.errors import OutputError as OutputError, ShardError as ShardError, fields_of
+import neatpack
+from neatpack.errors import OutputError, fields_of
+from neatpack.pipeline.typed import check_types
 from neatpack.storage.files import Place, parse_json, read_inside, write_whole
 from neatpack.storage.location import NoBucket
 from neatpack.storage.uris import SCHEME
 
-from .codecs import PLAIN, SOURCE, U8, checked_codecs
-from .identity import Identity, fields_from_json
-from .typed import check_types
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+U8, ZSTD, SOURCE = "u8", "zstd", "source"
+Codecs = Mapping[str, str]  # by kind of medium
+CODECS = (U8, ZSTD, SOURCE)
+KINDS: dict[str, tuple[str, ...]] = {"image": CODECS, "video": (U8, ZSTD)}  # by kind of medium, what it may be
+PLAIN: dict[str, str] = dict.fromkeys(KINDS, U8)
+
+
+def fingerprint(*parts: Any) -> str:
+    """Twenty hex digits that change whenever any part changes; parts are JSON values."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:20]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """Holds JSON values only: one that was written and read again equals the one in memory."""
+
+    inputs: dict[str, dict[str, Any]]  # by data set: what shapes its rows, `content` (a digest), `rows` (how many)
+    processor: str  # fingerprint of the processor, as the family sees it
+    config: dict[str, Any]  # the keys that shape the result, not where it lies or what computes it
+    versions: dict[str, str]
+    code: dict[str, str | int]
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint({field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+
+    @property
+    def num_rows(self) -> int:
+        return sum(int(entry["rows"]) for entry in self.inputs.values())
+
+    def differences(self, new: "Identity") -> list[str]:
+        """What differs in `new`, in words: "config.pack_size: 8192 -> 4096"."""
+        return differences(self.to_json(), new.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Identity":
+        """Raises ValueError where `value` is not an identity, as in records of an older neatpack."""
+        identity = cls(**fields_from_json(cls, value, "identity"))
+        check_types(identity, "identity")
+        return identity
+
+
+def fields_from_json(kind: "type[DataclassInstance]", found: Any, name: str = "") -> dict[str, Any]:
+    """The fields of a record from JSON; keys that it does not know are left out. A ValueError says what is wrong."""
+    where = f"{name}: " if name else ""
+    names = [field.name for field in dataclasses.fields(kind)]
+    if not isinstance(found, dict):
+        raise OutputError(
+            f"{where}expected an object of {', '.join(names)}, got {str(found)[:60]}",
+            code="output-damaged",
+            key=name,
+        )
+    if lacking := [each for each in names if each not in found]:
+        raise OutputError(f"{where}lacks {', '.join(lacking)}", code="output-damaged", key=name, missing=list(lacking))
+    return {name: found[name] for name in names}
+
+
+def differences(old: Any, new: Any) -> list[str]:
+    """What differs in two JSON values, in words."""
+    return [f"{where}: {was} -> {is_}" for where, was, is_ in changes(old, new)]
+
+
+def changes(old: Any, new: Any, where: str = "") -> list[tuple[str, Any, Any]]:
+    """What differs in two JSON values: where ("config.pack_size"), the old value and the new one."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in [*old, *(key for key in new if key not in old)]:
+            found += changes(old.get(key), new.get(key), f"{where}.{key}" if where else key)
+        return found
+    return [] if old == new else [(where, old, new)]
+
+
+def spelled(codecs: Codecs) -> str:
+    """As `parse_codecs` takes it, in one way only; as short as can be for one codec: u8."""
+    codecs = {kind: codecs[kind] for kind in KINDS}
+    if len(set(codecs.values())) == 1:
+        return codecs["image"]
+    return ",".join(f"{kind}={codec}" for kind, codec in codecs.items())
+
+
+def checked_codecs(found: Any, name: str) -> dict[str, str]:
+    """Of a file of unknown origin. Raises ValueError."""
+    if not isinstance(found, dict) or found.keys() != KINDS.keys():
+        raise OutputError(
+            f"{name}: expected a codec of {' and '.join(KINDS)}, got {str(found)[:60]}", code="output-damaged", key=name
+        )
+    for kind, codec in found.items():
+        if codec not in KINDS[kind]:
+            raise OutputError(
+                f"{name}.{kind}: {codec!r} is unknown; known: {', '.join(KINDS[kind])}",
+                code="output-damaged",
+                key=f"{name}.{kind}",
+            )
+    return {kind: found[kind] for kind in KINDS}
+
 
 FORMAT = 7  # of everything in OUT but work/; raise it when a reader of the older format would fail or misread
 READ = (5, 6, FORMAT)  # formats that are read; 5 has no files for the loader beside index.parquet, 5 and 6 have u8
@@ -201,7 +300,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    neatpack: str = __version__  # the version that wrote it
+    neatpack: str = neatpack.__version__  # the version that wrote it
     fingerprint: str  # of the identity
     identity: Identity
     family: dict[str, Any]  # what readers need to know of the model family: see Family.described
@@ -256,7 +355,7 @@ class Manifest:
         if not isinstance(found, dict) or found.get("format") not in READ:
             got = found.get("format") if isinstance(found, dict) else f"of a JSON {type(found).__name__}"
             raise OutputError(
-                f"{where}: format {got}, this neatpack ({__version__}) reads formats {READ[0]} to {FORMAT}; "
+                f"{where}: format {got}, this neatpack ({neatpack.__version__}) reads formats {READ[0]} to {FORMAT}; "
                 "use the neatpack that made it, or pack again",
                 code="output-format",
                 out=out,

@@ -4,34 +4,98 @@ Every pack of an output has the same members, in the same order, and JSON of one
 array. Members start on 512-byte boundaries and .npy headers are padded to 64: a mapped tar is a zero-copy store.
 """
 
-import dataclasses
 import json
 import math
 import re
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from json.encoder import encode_basestring
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from zlib_ng import zlib_ng
 
 from neatpack.errors import OutputError, fields_of
+from neatpack.format.layout import DTYPES, Form, Layout, Misfit, layout_of
+from neatpack.format.manifest import PLAIN, Codecs, Manifest, spelled
+from neatpack.format.pixels import PixelDecoder, stored_names
+from neatpack.pipeline.typed import check_types
 from neatpack.storage.files import Sink, parse_json
 
-from ..codecs import PLAIN, Codecs, spelled
-from ..layout import DTYPES, Layout, Misfit, layout_of
-from ..manifest import Manifest
-from ..records import Document, Documents, Pack
-from ..typed import check_types
-from .pixels import stored_names
-from .restoring import PixelDecoder
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """The source of one document of a pack, and its share of it. A fake image has dataset "" and row -1."""
+
+    dataset: str
+    row: int
+    repeat: int
+    id: str  # what the row calls itself, or ""
+    form: Form
+    loss: str  # what the row asks of its assistant turns
+    targets: tuple[tuple[int, int], ...]  # spans [start, stop) of its labels that are not -100
+    tokens: int
+    visual_tokens: int
+    num_images: int
+    num_videos: int
+    num_audios: int
+
+
+class Documents(Sequence[Document]):
+    """Documents by columns, the fields of `Document`: a pack may have hundreds, and an object for each takes longer
+    than all else that is done with it. Targets are lists of [start, stop]."""
+
+    __slots__ = ("columns",)
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
+        self.columns = columns
+
+    @classmethod
+    def of(cls, documents: Sequence[Document]) -> "Documents":
+        if isinstance(documents, Documents):
+            return documents
+        columns = {field.name: [getattr(each, field.name) for each in documents] for field in fields(Document)}
+        return cls(columns | {"targets": [[[start, stop] for start, stop in each.targets] for each in documents]})
+
+    def __add__(self, more: Sequence[Document]) -> "Documents":
+        other = Documents.of(more).columns
+        return Documents({name: [*values, *other[name]] for name, values in self.columns.items()})
+
+    def __len__(self) -> int:
+        return len(self.columns["row"])
+
+    @overload
+    def __getitem__(self, at: int) -> Document: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Documents": ...
+    def __getitem__(self, at: int | slice) -> "Document | Documents":
+        if isinstance(at, slice):
+            return Documents({name: values[at] for name, values in self.columns.items()})
+        values = {name: column[at] for name, column in self.columns.items()}
+        return Document(**values | {"targets": tuple((start, stop) for start, stop in values["targets"])})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]  # its columns are lists
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pack:
+    """One training sequence: documents end to end, each padded to the alignment, in the layout that goes to disk."""
+
+    number: int
+    arrays: dict[str, np.ndarray]
+    documents: Sequence[Document]
+    fake_image: bool
+
 
 # Arrays of every pack; those of its media, which its family declares, come after them.
 TEXT_ARRAYS = {"input_ids": "int32", "labels": "int32", "position_ids": "", "seq_lens": "int32",
                "seq_lens_padded": "int32", "mm_token_type_ids": "uint8"}  # fmt: skip  # "": as the family says
-DOCUMENT = tuple(field.name for field in dataclasses.fields(Document))
+DOCUMENT = tuple(field.name for field in fields(Document))
 _TEXTS = ("dataset", "id", "form", "loss")  # of which: the others are numbers, and lists of them, as Python writes them
 _DOCUMENT = "{" + ", ".join(f'"{name}": %s' for name in DOCUMENT) + "}"
 _as_json = json.JSONEncoder(ensure_ascii=False).encode
@@ -72,7 +136,7 @@ def write_pack(
 ) -> Written:
     """Append a pack to a tar that ends at `offset`.
 
-    `stored`: its arrays as an `PixelEncoder` of these codecs gives them; None: as they are.
+    `stored`: its arrays as a `PixelEncoder` of these codecs encodes them; None: as they are.
     """
     crc32 = 0
 
@@ -143,7 +207,7 @@ def read_pack(members: Mapping[str, bytes | memoryview], pixels: PixelDecoder | 
     arrays = read_arrays(members)
     codecs = PLAIN
     if pixels is not None:
-        arrays, codecs = pixels.restored(arrays), pixels.codecs
+        arrays, codecs = pixels.restore(arrays), pixels.codecs
     header = parse_json(bytes(members["json"]))
     try:
         documents = tuple(_document(document) for document in header["documents"])

@@ -21,10 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from zlib_ng import zlib_ng
 
-from neatpack.storage.files import Hashed, Place, write_whole
-from neatpack.storage.tables import read_message, refuse_bomb
-
-from ..manifest import (
+from neatpack.errors import OutputError, ShardError
+from neatpack.format.layout import TOKEN_TYPES
+from neatpack.format.manifest import (
     FORMAT,
     INDEX,
     LOADS,
@@ -32,14 +31,13 @@ from ..manifest import (
     REMEDY,
     IndexFile,
     Manifest,
-    OutputError,
-    ShardError,
     Shards,
     most_times,
     shard_name,
 )
-from ..records import TOKEN_TYPES
-from .codec import BLOCK, END, members_of
+from neatpack.format.members import BLOCK, END, members_of
+from neatpack.storage.files import Hashed, Place, write_whole
+from neatpack.storage.tables import read_message, refuse_bomb
 
 SCHEMA = pa.schema(
     [
