@@ -1,8 +1,22 @@
 """Conversations in the form of the online API, and samples of a foreign data set."""
 
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
+from transformers import AutoTokenizer
+
+
+@lru_cache
+def tokenizer_of(processor: str) -> Any:
+    return AutoTokenizer.from_pretrained(processor)
+
+
+def trained(batch: dict[str, Any], tokenizer: Any, row: int = 0) -> str:
+    """The text of the targets of a row."""
+    labels = batch["labels"][row]
+    return str(tokenizer.decode(labels[labels != -100]))
 
 
 def talk(*turns: Any) -> dict[str, Any]:
@@ -30,3 +44,16 @@ def tokens(*numbers: int, first_target: int = 0) -> dict[str, torch.Tensor]:
     labels = ids.clone()
     labels[:first_target] = -100
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
+class Page:
+    """The call protocol of Nemotron-Parse's processor, which is remote code: pictures for the encoder, a text for the
+    decoder, padded."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def __call__(self, images, text, **options):
+        assert all(image.mode == "RGB" for image in images)
+        shrunk = [np.asarray(image.resize((4, 4)), dtype=np.float32) / 255 for image in images]
+        return {"pixel_values": torch.tensor(np.stack(shrunk)).movedim(-1, 1), **self.tokenizer(text, **options)}

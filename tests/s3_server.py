@@ -69,6 +69,10 @@ class S3:
     def uri(self, key: str) -> str:
         return f"s3://{self.bucket}/{quote(key)}"
 
+    def uri_here(self, key: str) -> str:
+        """A URI that names the server, too: clients of other servers, which a process keeps, are not used for it."""
+        return f"{self.uri(key)}?endpoint_override={urlsplit(self.endpoint).netloc}&scheme=http"
+
     def keys(self, prefix: str = "") -> list[str]:
         """All objects, by ListObjectsV2."""
         query, keys = {"list-type": "2", "prefix": prefix}, list[str]()

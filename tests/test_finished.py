@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import DEMO_PROCESSOR, ROOT, TinyData, files_of, mixed_rows, tiny_config
-from support.errors import numbers_in, prints_code, raises
+from places import DEMO_PROCESSOR, ROOT
+from support.commands import main
+from support.data import TinyData, mixed_rows
+from support.errors import numbers_in, printed_code, prints_code, raises
+from support.outputs import files_of
+from support.packed import tiny_config
 
-from neatpack.pipeline import finished as finished_module, run
-from neatpack.pipeline.cli import main
-from neatpack.pipeline.config import PackConfig, UserError
-from neatpack.pipeline.families.registry import family_for
-from neatpack.pipeline.finished import FILE, Finished
-from neatpack.pipeline.run import Packed, run_pack
+from neatpack import PackConfig, UserError, run_pack
+
+pytestmark = pytest.mark.net
+
+RECORD = "work/finished.json"
 
 
 @pytest.fixture
@@ -32,31 +35,45 @@ def config(tmp_path: Path) -> PackConfig:
     return config
 
 
+class Looked(list[str]):
+    """The runs that read the rows again, as the interpreter reports what it opens: a run opens the meta JSON first."""
+
+    is_new_run = False
+
+    def note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and str(arguments[0]).endswith("/meta.json"):
+            self.is_new_run = True
+        elif event == "open" and str(arguments[0]).endswith("/rows.jsonl") and self.is_new_run:
+            self.append(str(arguments[0]))
+            self.is_new_run = False
+
+
+LOOKED = Looked()
+sys.addaudithook(LOOKED.note)  # for good: none can be removed
+
+
 @pytest.fixture
-def looked(monkeypatch: pytest.MonkeyPatch) -> list[PackConfig]:
-    """Runs that looked into everything."""
-    found: list[PackConfig] = []
-    whole: Callable[..., dict[Any, Packed]] = run._packed
-
-    def packed(config: PackConfig, *rest: Any) -> dict[Any, Packed]:
-        found.append(config)
-        return whole(config, *rest)
-
-    monkeypatch.setattr(run, "_packed", packed)
-    return found
+def looked(config: PackConfig) -> Looked:
+    LOOKED.clear()
+    return LOOKED
 
 
-def test_what_was_seen_before_is_enough(config: PackConfig, looked: list[PackConfig]) -> None:
+def test_what_was_seen_before_is_enough(config: PackConfig, looked: Looked) -> None:
     before = files_of(Path(config.out))
     again = run_pack(config)
     assert again.already_done and not looked
     assert again.summary.startswith(f"{config.out}\n  samples   11 = 11 rows")
     assert run_pack(dataclasses.replace(config, num_workers=3)).already_done and not looked, "it shapes nothing"
-    Path(config.out, FILE).unlink()
+    Path(config.out, RECORD).unlink()
     assert run_pack(config) == again, "told in the same words by a run that looks into everything"
     assert len(looked) == 1
     assert run_pack(config).already_done and len(looked) == 1, "which has left a record again"
     assert files_of(Path(config.out)) == before
+
+
+def _flags(config: PackConfig) -> list[str]:
+    return ["pack", "--meta", config.meta, "--processor", config.processor, "--out", config.out, "--pack-size", "512",
+            "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"]  # fmt: skip
 
 
 def _rows(config: PackConfig) -> Path:
@@ -85,12 +102,6 @@ def _another_file(config: PackConfig) -> None:
     copy.replace(_rows(config))
 
 
-def _another_template(config: PackConfig) -> None:
-    template = Path(config.processor, "chat_template.jinja")
-    template.write_text("{# another #}" + template.read_text())
-    family_for.cache_clear()  # a process keeps a processor; the next run is in another
-
-
 def _another_meta(config: PackConfig) -> None:
     entries = json.loads(Path(config.meta).read_text())
     entries["tiny"]["sample_ratio"] = 2.0
@@ -99,11 +110,11 @@ def _another_meta(config: PackConfig) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [_one_row_more, _another_letter, _another_file, _another_template, _another_meta],
+    [_one_row_more, _another_letter, _another_file, _another_meta],
     ids=lambda f: f.__name__,
 )
 def test_another_input_is_noticed_and_refused(
-    config: PackConfig, looked: list[PackConfig], change: Callable[[PackConfig], None]
+    config: PackConfig, looked: Looked, change: Callable[[PackConfig], None]
 ) -> None:
     change(config)
     with raises(UserError, "output-mismatch", out=config.out):
@@ -115,7 +126,7 @@ def test_another_input_is_noticed_and_refused(
     assert run_pack(config).already_done and len(looked) == 3, "the new output has a record of its own"
 
 
-def test_what_only_looks_different_is_looked_at_once(config: PackConfig, looked: list[PackConfig]) -> None:
+def test_what_only_looks_different_is_looked_at_once(config: PackConfig, looked: Looked) -> None:
     os.utime(_rows(config))
     assert run_pack(config).already_done and len(looked) == 1
     assert run_pack(config).already_done and len(looked) == 1
@@ -124,20 +135,28 @@ def test_what_only_looks_different_is_looked_at_once(config: PackConfig, looked:
     assert run_pack(config).already_done and len(looked) == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [("versions", {"torch": "another"}), ("_own_files", [Path(__file__)]), ("_installed", [["site-packages", 1]])],
-)
-def test_other_code_looks_again(
-    config: PackConfig, looked: list[PackConfig], monkeypatch: pytest.MonkeyPatch, name: str, found: Any
-) -> None:
-    monkeypatch.setattr(finished_module, name, lambda: found)
+def test_another_template_is_noticed(config: PackConfig) -> None:
+    """By another process: one keeps its processors."""
+    template = Path(config.processor, "chat_template.jinja")
+    template.write_text("{# another #}" + template.read_text())
+    command = [sys.executable, "-m", "neatpack.pipeline.cli", *_flags(config), "--engine", "inline"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, printed_code(done.stderr)) == (2, "output-mismatch"), done.stderr
+
+
+@pytest.mark.parametrize("name", ["config", "datasets", "data", "processor", "code"])
+def test_whatever_is_otherwise_is_looked_at(config: PackConfig, looked: Looked, name: str) -> None:
+    """Such as `code`: other versions of packages."""
+    record = json.loads(Path(config.out, RECORD).read_text())
+    assert sorted(record["seen"]) == ["code", "config", "data", "datasets", "processor"]
+    record["seen"][name] = "another"
+    Path(config.out, RECORD).write_text(json.dumps(record))
     assert run_pack(config).already_done and len(looked) == 1
     assert run_pack(config).already_done and len(looked) == 1
 
 
-@pytest.mark.parametrize("lost", ["manifest.json", "report.html", FILE])
-def test_what_is_missing_is_made_again(config: PackConfig, looked: list[PackConfig], lost: str) -> None:
+@pytest.mark.parametrize("lost", ["manifest.json", "report.html", RECORD])
+def test_what_is_missing_is_made_again(config: PackConfig, looked: Looked, lost: str) -> None:
     before = files_of(Path(config.out))
     Path(config.out, lost).unlink()
     run_pack(config)
@@ -146,29 +165,28 @@ def test_what_is_missing_is_made_again(config: PackConfig, looked: list[PackConf
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"seen": 1}', b"\xff", b'{"seen": {}, "fingerprint": ""}'])
-def test_a_record_that_is_none_is_none(config: PackConfig, looked: list[PackConfig], content: bytes) -> None:
-    Path(config.out, FILE).write_bytes(content)
-    assert Finished.read(Path(config.out)) is None
+def test_a_record_that_is_none_is_none(config: PackConfig, looked: Looked, content: bytes) -> None:
+    Path(config.out, RECORD).write_bytes(content)
     assert run_pack(config).already_done and len(looked) == 1
 
 
-def test_a_record_of_another_output_says_nothing(config: PackConfig, looked: list[PackConfig], tmp_path: Path) -> None:
+def test_a_record_of_another_output_says_nothing(config: PackConfig, looked: Looked, tmp_path: Path) -> None:
     """As after a run that was killed when its new output was in place, and its record not yet."""
-    record = Path(config.out, FILE).read_bytes()
+    record = Path(config.out, RECORD).read_bytes()
     run_pack(dataclasses.replace(config, pack_size=256, overwrite=True))
-    Path(config.out, FILE).write_bytes(record)
+    Path(config.out, RECORD).write_bytes(record)
     with raises(UserError, "output-mismatch", changed=["config.pack_size"]):
         run_pack(config)
 
 
-def test_media_that_are_to_be_checked_are(config: PackConfig, looked: list[PackConfig], tmp_path: Path) -> None:
+def test_media_that_are_to_be_checked_are(config: PackConfig, looked: Looked, tmp_path: Path) -> None:
     config = dataclasses.replace(config, check_media="size", out=str(tmp_path / "checked"))
     run_pack(config)
-    assert not Path(config.out, FILE).exists()
+    assert not Path(config.out, RECORD).exists()
     assert run_pack(config).already_done and len(looked) == 2
 
 
-def test_both_outputs_of_a_holdout(config: PackConfig, looked: list[PackConfig], tmp_path: Path) -> None:
+def test_both_outputs_of_a_holdout(config: PackConfig, looked: Looked, tmp_path: Path) -> None:
     config = dataclasses.replace(config, holdout=0.3, out=str(tmp_path / "both"), max_skipped=1.0)
     first = run_pack(config)
     second = run_pack(config)
@@ -182,7 +200,7 @@ def test_both_outputs_of_a_holdout(config: PackConfig, looked: list[PackConfig],
 
 
 def test_losses_are_told_again(
-    config: PackConfig, looked: list[PackConfig], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    config: PackConfig, looked: Looked, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with _rows(config).open("ab") as rows:
         rows.write(b"broken\n" * 5)
@@ -198,15 +216,14 @@ def test_losses_are_told_again(
 
 
 def test_a_clock_that_is_ahead_is_not_trusted(config: PackConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neatpack.pipeline.finished.time.time", lambda: 1.0)
+    monkeypatch.setattr("time.time", lambda: 1.0)
     run_pack(config)
-    assert not Path(config.out, FILE).exists()
+    assert not Path(config.out, RECORD).exists()
 
 
 def test_nothing_heavy_is_imported(config: PackConfig) -> None:
     """In a process of its own, on Ray: which is not started."""
-    flags = ["pack", "--meta", config.meta, "--processor", config.processor, "--out", config.out, "--pack-size", "512",
-             "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"]  # fmt: skip
+    flags = _flags(config)
     code = (
         "import sys\nfrom neatpack.pipeline.cli import main\n"
         f"code = main({flags!r})\n"

@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable
+import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import DEMO_PROCESSOR, TinyData, assert_verified, files_of, mixed_rows, packs_of, tiny_config
 from hypothesis import given, settings, strategies as st
+from places import DEMO_PROCESSOR
+from processors import qwen3_omni
 from source_data import wav, with_sounds
+from support.commands import assert_verified, main, run_command
+from support.data import TinyData, mixed_rows
 from support.errors import numbers_in, prints_code, raises
+from support.outputs import files_of, read_ledger, read_manifest, read_packs
+from support.packed import documents_of, tiny_config
 
-from neatpack import PackedShards
-from neatpack.format.manifest import Manifest
-from neatpack.pipeline import planning, stages
-from neatpack.pipeline.cli import main
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.ingest.convert import convert
-from neatpack.pipeline.ingest.imported import lines_of
-from neatpack.pipeline.ingest.meta import read_meta
-from neatpack.pipeline.run import run_pack, run_plan, run_split
-from neatpack.pipeline.shard import pieces
-from neatpack.pipeline.shard.verify import read_ledger
+from jobs.breaking.disk import KILL, Disk
+from jobs.breaking.run import killed_on
+from neatpack import PackedShards, UserError, run_pack, run_plan
+
+pytestmark = pytest.mark.net
 
 SHARE = 0.3
 
@@ -58,8 +58,16 @@ def beside(out: Path) -> Path:
     return out.with_name(f"{out.name}-holdout")
 
 
+def split(meta: Path, out: Path) -> dict[str, int]:
+    """Run `neatpack split`; return the number of rows of each half."""
+    code, printed, errors = run_command("split", "--meta", meta, "--out", out, "--engine", "inline", "--holdout", SHARE)
+    assert code == 0, errors
+    (trained, *_), (held, *_) = (numbers_in(line) for line in printed.splitlines())
+    return {"train": int(trained), "holdout": int(held)}
+
+
 def ledger_of(out: Path) -> list[dict[str, Any]]:
-    return read_ledger(out, Manifest.read(out)).to_pylist()
+    return read_ledger(out)
 
 
 def rows_of(out: Path, *, without: str) -> set[int]:
@@ -79,7 +87,7 @@ def test_every_row_belongs_to_one_output_and_is_in_both_ledgers(outputs: tuple[P
     assert counts[0].skipped["held_out"] == len(held) and counts[1].skipped["not_held_out"] == len(trained)
     skipped = [{k: v for k, v in each.skipped.items() if not k.endswith("held_out")} for each in counts]
     assert [*skipped[0].items(), *skipped[1].items()] == [("bad_row", 1)], "in the output it belongs to"
-    documents = [{document.row for pack in packs_of(out) for document in pack.documents} - {-1} for out in outputs]
+    documents = [{document.row for pack in read_packs(out) for document in pack.documents} - {-1} for out in outputs]
     assert documents[0] | documents[1] == set(range(75)) and not documents[0] & documents[1]
 
 
@@ -93,10 +101,10 @@ def test_both_are_ordinary_outputs(outputs: tuple[Path, Path], capsys: pytest.Ca
     for out in outputs:
         assert main(["verify", str(out)]) == 0
         packs = PackedShards(out, seed=1)
-        assert {pack["pack"] for pack in packs} == set(range(Manifest.read(out).counts.packs))
+        assert {pack["pack"] for pack in packs} == set(range(read_manifest(out).counts.packs))
     assert 76 in numbers_in(capsys.readouterr().out)
-    train, holdout = (Manifest.read(out).identity for out in outputs)
-    assert train.differences(holdout) == ["config.split: train -> holdout"]
+    train, holdout = (read_manifest(out).identity for out in outputs)
+    assert [train.config.pop("split"), holdout.config.pop("split")] == ["train", "holdout"] and train == holdout
 
 
 def test_what_is_held_out_comes_once_and_the_others_as_sample_ratio_says(tiny: TinyData, tmp_path: Path) -> None:
@@ -143,12 +151,14 @@ def test_rows_that_are_held_out_are_measured_whatever_another_share_measured(tin
         assert_verified(beside(tmp_path / name))
 
 
-def test_another_share_does_not_tokenize_again(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_share_does_not_tokenize_again(data: Path, tmp_path: Path) -> None:
+    def measured() -> set[Path]:
+        return {path for path in (tmp_path / "work/measured").rglob("*") if path.is_file()}
+
     run_pack(tiny_config(data, tmp_path / "a", work=str(tmp_path / "work")))
-    measured: list[object] = []
-    monkeypatch.setattr("neatpack.pipeline.measure.part.measure", lambda *what: measured.append(what))
+    before = measured()
     packed = run_pack(tiny_config(data, tmp_path / "b", work=str(tmp_path / "work"), holdout=SHARE))
-    assert measured == [] and packed.manifest.counts.packed > 0
+    assert before and measured() == before and packed.manifest.counts.packed > 0
 
 
 @settings(max_examples=15)
@@ -170,7 +180,7 @@ def test_the_ledgers_add_up_for_any_rows(
     packed = run_pack(tiny_config(tiny.write(ratio=ratio), folder / "out", holdout=share, pack_size=64))
     assert packed.holdout is not None
     for out, manifest in ((folder / "out", packed.manifest), (folder / "out-holdout", packed.holdout.manifest)):
-        assert assert_verified(out).counts == manifest.counts
+        assert assert_verified(out).counts == dataclasses.asdict(manifest.counts)
         assert manifest.counts.rows == len(rows)
         assert manifest.counts.packed + sum(manifest.counts.skipped.values()) == manifest.counts.samples
     held = rows_of(folder / "out-holdout", without="not_held_out")
@@ -181,45 +191,15 @@ def test_the_ledgers_add_up_for_any_rows(
 # ---------------------------------------------------------------- killed, changed, run again
 
 
-class Killed(Exception):
-    pass
-
-
-def test_same_bytes_whenever_it_is_killed(
-    data: Path, outputs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every run gets one step further: measured, planned twice, each shard, each commit."""
-    left = 0
-
-    def killed(step: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left < 0:
-                raise Killed
-            return step(*arguments)
-
-        return call
-
-    for module, name in (
-        (stages, "measure_part"),
-        (planning, "plan_partition"),
-        (pieces, "shard_task"),
-        (stages, "commit"),
-    ):
-        monkeypatch.setattr(module, name, killed(getattr(module, name)))
-    out, kills, packed = tmp_path / "out", 0, None
-    while packed is None:
-        left = 1
-        try:
-            packed = run_pack(tiny_config(data, out, holdout=SHARE))
-        except Killed:
-            kills += 1
-            (out / "work/plans").mkdir(exist_ok=True)
-            (out / "work/plans/.half.arrow.1.part").touch()
-    num_shards = sum(len(Manifest.read(each).shards) for each in outputs)
-    assert num_shards > 4 and kills == 1 + 2 + num_shards + 2 - 1
-    assert packed.already_done and packed.holdout is not None and not packed.holdout.already_done
+def test_same_bytes_however_often_it_is_killed(data: Path, outputs: tuple[Path, Path], tmp_path: Path) -> None:
+    """Each life ends before a call that changes files; the last one is whole."""
+    out, kills = tmp_path / "out", 0
+    command = ["pack", "--meta", str(data), "--processor", str(DEMO_PROCESSOR), "--out", str(out), "--engine", "inline",
+               "--holdout", str(SHARE), "--pack-size", "512", "--shard-mb", "1", "--group-size", "4", "--pixels", "u8",
+               "--keep-going"]  # fmt: skip
+    while (code := killed_on(Disk(tmp_path, KILL, 50 + 20 * kills), command)[0]) == -signal.SIGKILL:
+        kills += 1
+    assert code == 1 and kills > 4, "the broken row is more than 1%"
     assert [files_of(each) for each in (out, beside(out))] == [files_of(each) for each in outputs]
     assert not list(tmp_path.rglob("*.part")), "left-overs of killed runs"
 
@@ -307,7 +287,7 @@ def test_plan_tells_of_both(data: Path, outputs: tuple[Path, Path], capsys: pyte
     assert main(command) == 0
     train, holdout = capsys.readouterr().out.split("plan of the holdout\n")
     for text, out, reason in ((train, outputs[0], "held_out"), (holdout, outputs[1], "not_held_out")):
-        counts = Manifest.read(out).counts
+        counts = read_manifest(out).counts
         skipped = sum(counts.skipped.values())
         assert (
             f"  samples   76 = 76 rows + 0 repeats = {counts.packed} to pack + {skipped} skipped\n"
@@ -330,7 +310,7 @@ def test_lengths_are_not_written_for_rows_that_are_held_out(
 def test_a_plan_in_python(data: Path, outputs: tuple[Path, Path], tmp_path: Path) -> None:
     planned = run_plan(tiny_config(data, tmp_path / "out", holdout=SHARE))
     assert planned.holdout is not None and planned.holdout.holdout is None
-    packs = [Manifest.read(out).counts.packs for out in outputs]
+    packs = [read_manifest(out).counts.packs for out in outputs]
     assert [planned.num_packs, planned.holdout.num_packs] == packs
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -345,13 +325,13 @@ def test_packing_the_halves_gives_the_same_packs(data: Path, ratio: float, tmp_p
     meta["tiny"] |= {"sample_ratio": ratio, "file_name": str(data.parent / "rows.jsonl"), "media_dir": str(data.parent)}
     (tmp_path / "meta.json").write_text(json.dumps(meta))
     run_pack(tiny_config(tmp_path / "meta.json", tmp_path / "out", holdout=SHARE))
-    counts = run_split(tiny_config(tmp_path / "meta.json", tmp_path / "halves", holdout=SHARE))
+    counts = split(tmp_path / "meta.json", tmp_path / "halves")
     for half, out in (("train", tmp_path / "out"), ("holdout", beside(tmp_path / "out"))):
         run_pack(tiny_config(tmp_path / "halves" / half / "meta.json", tmp_path / half))
         manifest = assert_verified(tmp_path / half)
         assert manifest.counts.rows == counts[half] > 10
         assert "missing_media" not in manifest.counts.skipped
-        packs = [list(packs_of(each)) for each in (out, tmp_path / half)]
+        packs = [list(read_packs(each)) for each in (out, tmp_path / half)]
         assert len(packs[0]) == len(packs[1]) == manifest.counts.packs
         assert bool(ratio) == bool(packs[0])
         for ours, theirs in zip(*packs, strict=True):
@@ -359,7 +339,7 @@ def test_packing_the_halves_gives_the_same_packs(data: Path, ratio: float, tmp_p
 
 
 def test_a_half_has_the_rows_as_they_are(data: Path, outputs: tuple[Path, Path], tmp_path: Path) -> None:
-    run_split(tiny_config(data, tmp_path / "halves", holdout=SHARE))
+    split(data, tmp_path / "halves")
     lines = (data.parent / "rows.jsonl").read_text().splitlines()
     held = rows_of(outputs[1], without="not_held_out")
     for half, rows in (("train", set(range(76)) - held), ("holdout", held)):
@@ -377,39 +357,39 @@ def test_embedded_media_are_found(tmp_path: Path) -> None:
     meta = tiny.folder / "meta.json"
     meta.write_text(json.dumps({"a": {"file_name": "rows.parquet"}, "b/b": {"file_name": "rows.json"}}))
     run_pack(tiny_config(meta, tmp_path / "out", holdout=SHARE))
-    counts = run_split(tiny_config(meta, tmp_path / "halves", holdout=SHARE))
+    counts = split(meta, tmp_path / "halves")
     assert counts["train"] + counts["holdout"] == 40 and counts["holdout"] > 5
     for half, out in (("train", tmp_path / "out"), ("holdout", beside(tmp_path / "out"))):
         run_pack(tiny_config(tmp_path / "halves" / half / "meta.json", tmp_path / half))
         assert assert_verified(tmp_path / half).counts.skipped == {}
-        pixels = [[pack.arrays["pixel_values"].tolist() for pack in packs_of(each)] for each in (out, tmp_path / half)]
+        pixels = [
+            [pack.arrays["pixel_values"].tolist() for pack in read_packs(each)] for each in (out, tmp_path / half)
+        ]
         assert pixels[0] == pixels[1]
     assert [path.name for path in (tmp_path / "halves" / "media").glob("*/*")] == ["media.bin"]
 
 
 def test_named_sources_are_split_too(tmp_path: Path) -> None:
     """Sounds of a source stand beside the conversation: the half must say where."""
-    sounds = with_sounds([wav(0.01 * number) for number in range(1, 21)], [f"text {number}" for number in range(20)])
+    sounds = with_sounds([wav(0.1 * number) for number in range(1, 21)], [f"text {number}" for number in range(20)])
     sounds.save_to_disk(tmp_path / "saved")
     meta = tmp_path / "meta.json"
     meta.write_text(json.dumps({"speech": {"source": "cv17", "path_or_dataset": "saved"}}))
-    counts = run_split(tiny_config(meta, tmp_path / "halves", holdout=SHARE))
+    counts = split(meta, tmp_path / "halves")
     assert counts["train"] + counts["holdout"] == 20 and counts["holdout"] > 2
 
-    def heard(meta_file: Path) -> set[tuple[str, bytes]]:
-        """What is said, and the sound that goes with it."""
-        (dataset,) = read_meta(meta_file)
-        lines = lines_of(dataset, tmp_path / "imported")
-        found = set()
-        for line in Path(lines.file).read_bytes().splitlines():
-            example: Any = convert(json.loads(line), dataset)
-            (sound,) = example.media
-            content = Path(sound.path).read_bytes()[sound.offset : sound.offset + sound.length]
-            found.add((example.turns[1].parts[0], content))
-        return found
+    processor = str(qwen3_omni.make(tmp_path / "processor"))
 
-    halves = [heard(tmp_path / "halves" / half / "meta.json") for half in ("train", "holdout")]
-    assert halves[0] | halves[1] == heard(meta) and not halves[0] & halves[1]
+    def packed(meta_file: Path, name: str) -> Counter[bytes]:
+        """What is said, and the sound that goes with it."""
+        out = tmp_path / name
+        run_pack(tiny_config(meta_file, out, processor=processor, pack_size=128))
+        assert assert_verified(out).counts.skipped == {}
+        packs = [document for pack in PackedShards(out) for document in documents_of(out, pack)]
+        return Counter(each["input_ids"].numpy().tobytes() + each["input_features"].numpy().tobytes() for each in packs)
+
+    halves = [packed(tmp_path / "halves" / half / "meta.json", half) for half in ("train", "holdout")]
+    assert halves[0] + halves[1] == packed(meta, "whole") and not halves[0] & halves[1]
 
 
 def test_the_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -444,7 +424,7 @@ def test_split_keeps_weights_for_training(tmp_path: Path) -> None:
     tiny.write()
     entries = {name: {"file_name": "rows.jsonl", "weight": weight} for name, weight in (("a", 3), ("b", 1))}
     (tmp_path / "meta.json").write_text(json.dumps(entries))
-    run_split(tiny_config(tmp_path / "meta.json", tmp_path / "halves", holdout=SHARE))
+    split(tmp_path / "meta.json", tmp_path / "halves")
     halves = {half: json.loads((tmp_path / "halves" / half / "meta.json").read_text()) for half in ("train", "holdout")}
     assert [halves["train"][name]["weight"] for name in "ab"] == [0.75, 0.25]
     assert [halves["holdout"][name]["sample_ratio"] for name in "ab"] == [1.0, 1.0]

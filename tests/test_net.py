@@ -16,6 +16,7 @@ PUBLIC = {
 # The command line, as support/commands.py imports it; the demo and recipes, which are what their tests are about.
 COMMAND_LINE = "neatpack.pipeline.cli"
 UNIT_TESTS_TOO = ("support/errors.py", "neatpack.pipeline.records")  # it expects skips between stages as well
+OLD_NAMES = set(re.findall(r"\b(_\w+)", (ROOT / "docs" / "API.md").read_text()))  # documented, for older code
 PATCHED = re.compile(r"[\"']neatpack\.(?:pipeline|loaders)\.[\w.]+[\"']")
 
 
@@ -51,7 +52,7 @@ def private_imports(path: Path, seen: set[Path]) -> Iterator[str]:
         elif is_ours and module not in PUBLIC:
             if (module, where.parts[0]) != (COMMAND_LINE, "support") and (str(where), module) != UNIT_TESTS_TOO:
                 yield f"{where}: {module}"
-        elif is_ours and name.startswith("_") and name != "__version__":
+        elif is_ours and name.startswith("_") and name not in {"__version__", *OLD_NAMES}:
             yield f"{where}: {module}.{name}"
     if path.name != "test_net.py" and where.parts[0] != "support":
         yield from (

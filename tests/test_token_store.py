@@ -1,137 +1,46 @@
-"""What is measured once is not measured again, and what has changed is: whatever the store holds, the bytes are those
-of a run without one."""
+"""What is measured once is not measured again, and what has changed is: whatever the work folder holds, the bytes are
+those of a run without one. Each file is a part here."""
 
 import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from helpers import TinyData, assert_verified, files_of, tiny_config
+from support.reruns import Reruns
 
-from neatpack.pipeline import stages
-from neatpack.pipeline.ingest import lines
-from neatpack.pipeline.ingest.unread import RowFacts
-from neatpack.pipeline.measure.part import PartJob, measure_part
-from neatpack.pipeline.run import run_pack
-
-RANGE = 1 << 10
-
-
-@pytest.fixture(autouse=True)
-def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "RANGE_BYTES", RANGE)
+pytestmark = pytest.mark.net
 
 
 @pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The first row of each part that is measured."""
-    found: list[int] = []
-
-    def noted(job: PartJob) -> RowFacts:
-        found.append(job.part.first_row)
-        return measure_part(job)
-
-    monkeypatch.setattr(stages, "measure_part", noted)
-    return found
-
-
-def some_rows(folder: Path) -> TinyData:
-    """40 rows, most of which lie across the end of a range sooner or later, and one that is broken."""
-    data = TinyData(folder)
-    for number in range(40):
-        data.text(f"Count to {number}.", " ".join(map(str, range(3 * number))))
-    data.rows[20] = "{broken"
-    return data
-
-
-class Packing:
-    """Outputs of one data set as it changes, by one work folder; each is held against one that is made without."""
-
-    def __init__(self, folder: Path, measured: list[int]) -> None:
-        self.folder, self.measured, self.number = folder, measured, 0
-        self.data = some_rows(folder / "data")
-
-    @property
-    def file(self) -> Path:
-        return self.folder / "data/rows.jsonl"
-
-    def again(self, meta: Path | None = None, **config: Any) -> list[int]:
-        """Parts that were measured."""
-        meta, self.number = meta or self.folder / "data/meta.json", self.number + 1
-        out, alone = self.folder / f"out-{self.number}", self.folder / f"alone-{self.number}"
-        del self.measured[:]
-        run_pack(tiny_config(meta, out, work=str(self.folder / "work"), max_skipped=1.0, **config))
-        found = sorted(self.measured)
-        run_pack(tiny_config(meta, alone, max_skipped=1.0, **config))
-        assert_verified(out)
-        assert files_of(out) == files_of(alone)
-        shutil.rmtree(alone)
-        return found
-
-
-@pytest.fixture
-def packing(tmp_path: Path, measured: list[int]) -> Packing:
-    made = Packing(tmp_path, measured)
-    made.data.write()
-    assert len(made.again()) > 8
-    assert made.again() == []
+def packing(tmp_path: Path) -> Reruns:
+    made = Reruns(tmp_path, num_files=4)
+    assert made.again() == [0, 10, 20, 30]
+    assert made.again(pack_size=400) == []
     return made
 
 
-def test_appended_rows_are_measured_and_no_others(packing: Packing) -> None:
-    size = packing.file.stat().st_size
-    with packing.file.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in packing.data.rows[30:35])
-    new = packing.again()
-    assert new and new[-1] >= 40 - 1
-    last_range = packing.file.read_bytes()[: size // RANGE * RANGE].count(b"\n")
-    assert min(new) >= last_range, "of the old ones those of the last range"
+def test_appended_rows_are_measured_and_no_others(packing: Reruns) -> None:
+    with packing.files[3].open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in packing.data.rows[:3])
+    assert packing.again() == [30]
 
 
-def test_a_changed_byte_is_noticed_by_whoever_has_it(packing: Packing) -> None:
-    """A letter of the same size; also where it is the rest of a line that began in the range before."""
-    whole = packing.file.read_bytes()
-    letters = [place for place, letter in enumerate(whole) if chr(letter).isdigit() or letter == ord("C")]
-    wanted = (0, letters[0] + 1, RANGE - 1, RANGE, RANGE + 1, 3 * RANGE - 2, 3 * RANGE, 5 * RANGE + 77)
-    places = {next(place for place in letters if place >= at) for at in wanted}
-    assert len(places) > 5
-    for at in places:
-        content = bytearray(whole)
-        content[at] = ord("7") if content[at] != ord("7") else ord("8")
-        packing.file.write_bytes(content)
-        new = packing.again()
-        assert 1 <= len(new) <= 4 and min(new) <= content[:at].count(b"\n"), at
+@pytest.mark.parametrize("number", range(4))
+def test_changed_letter_is_noticed(packing: Reruns, number: int) -> None:
+    file = packing.files[number]
+    file.write_bytes(file.read_bytes().replace(b"Count", b"Tally", 1))
+    assert packing.again() == [10 * number]
 
 
-def test_a_line_that_ends_a_range_or_does_not(packing: Packing) -> None:
-    """Blank lines and spaces move rows, lines and ranges."""
-    whole = packing.file.read_bytes()
-    for content in (b"\n" + whole, whole[:-1], whole.replace(b"\n", b"\n\n", 5), whole.replace(b"\n", b" \n", 9)):
-        packing.file.write_bytes(content)
-        packing.again()
-    packing.file.write_bytes(whole)
-    assert packing.again() == [], "it was there before"
+def test_rows_that_are_taken_otherwise(packing: Reruns) -> None:
+    names = [file.name for file in packing.files]
+    assert packing.again(packing.data.write(ratio=2, file_name=names)) == []
+    half = packing.again(packing.data.write(ratio=0.5, file_name=names))
+    assert half and packing.again() == []
+    assert packing.again(packing.data.write(file_name=names), holdout=0.3) == []
 
 
-def test_rows_that_are_taken_otherwise(packing: Packing) -> None:
-    meta = packing.folder / "data/meta.json"
-    assert packing.again(packing.data.write(ratio=2)) == [], "all are measured, whichever number it is"
-    half = packing.again(packing.data.write(ratio=0.5))
-    assert len(half) > 4
-    assert packing.again(meta) == []
-    assert len(packing.again(packing.data.write(), holdout=0.3)) == 0, (
-        "all rows are measured, for one output or the other"
-    )
-
-
-def test_another_file(packing: Packing) -> None:
-    """What is wrong with a line of one file names its line, of several also the file."""
-    shutil.copy(packing.file, packing.folder / "data/more.jsonl")
-    packing.data.write(file_name=["rows.jsonl", "more.jsonl"])
-    assert len(packing.again()) > 16
-    (packing.folder / "data/last.jsonl").write_text(json.dumps(packing.data.rows[3]) + "\n")
-    packing.data.write(file_name=["rows.jsonl", "more.jsonl", "last.jsonl"])
-    assert packing.again() == [80]
-    packing.data.write(file_name=["more.jsonl", "last.jsonl"])
-    assert packing.again()[0] == 0, "its rows have other numbers"
+def test_files_in_another_order_have_other_rows(packing: Reruns) -> None:
+    packing.data.write(file_name=[packing.files[number].name for number in (3, 0, 1, 2)])
+    assert packing.again()[0] == 0
+    packing.data.write(file_name=[file.name for file in packing.files])
+    assert packing.again() == []

@@ -1,6 +1,7 @@
 """Data sets written to disk again: their rows as JSONL, and a meta JSON for `--meta`."""
 
 import dataclasses
+import json
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -20,13 +21,18 @@ def write_data(folder: Place, data: Iterable[tuple[Dataset, Source, Iterable[byt
     meta = {}
     for number, (dataset, source, texts) in enumerate(data):
         name = f"{number:03d}.jsonl"  # names of data sets may hold anything, slashes too
+        keys = set[str]()  # of rows of named sources, which may lack columns: a column that no row has is an error
         with write_whole(folder / name) as file:
             for text in texts:
                 file.write(text + b"\n")
+                keys |= json.loads(text).keys() if dataset.source else ()
+        columns = _given_columns(dataset)
+        if dataset.source:
+            columns = {field: column for field, column in columns.items() if column in keys}
         meta[dataset.name] = {
             "file_name": name,
             "format": dataset.format,
-            "columns": _given_columns(dataset),
+            "columns": columns,
             "tags": dataclasses.asdict(dataset.tags),
             "id_column": dataset.id_column,
             "ignore_keys": list(dataset.ignore_keys),

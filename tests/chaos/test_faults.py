@@ -13,14 +13,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import DEMO_PROCESSOR, TinyData, mixed_rows
+from places import DEMO_PROCESSOR
+from support.data import TinyData, mixed_rows
 from support.errors import prints_code
 
 from jobs.breaking.disk import KILL, Disk
 from jobs.breaking.run import SURVIVED, TOLD, Job, Wrong, files_of, killed_on, run_here, run_on
-from neatpack.pipeline.shard.writer import ShardJob, shard_task
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.net]
 
 SAMPLES = 4  # of the calls at which a fault is tried; jobs/chaos.py takes many
 
@@ -163,14 +163,15 @@ def test_a_disk_that_is_full_is_not_the_fault_of_the_data(made: Path, tmp_path: 
     assert (code, told) == (0, "")
 
 
-def test_a_folder_that_vanishes(new: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    def vanish(job: ShardJob) -> None:
-        shutil.rmtree(new.out)
-        shard_task(job)
+class Vanishing(Disk):
+    """The folder of an output is removed before its first shard is written."""
 
-    with monkeypatch.context() as patched:
-        patched.setattr("neatpack.pipeline.shard.pieces.shard_task", vanish)
-        code, told = run_here(new.command)
+    def _fail(self, path: str | None) -> None:
+        shutil.rmtree(self._folder.removesuffix("/shards"))
+
+
+def test_a_folder_that_vanishes(new: Job) -> None:
+    code, told = run_on(Vanishing(new.out / "shards", errno.ENOSPC, 1), new.command)
     assert prints_code(told, "machine") and os.strerror(errno.ENOENT) in told
     assert new.check(code, told) == TOLD
 
@@ -193,6 +194,6 @@ def test_errors_of_the_program_keep_their_traceback(
     def bug(*_: object) -> None:
         raise KeyError("no such key")
 
-    monkeypatch.setattr("neatpack.pipeline.stages.measure_part", bug)
+    monkeypatch.setattr("pyarrow.ipc.new_file", bug)
     with pytest.raises(KeyError):
         run_here(["pack", *flags(made), "--out", str(tmp_path / "out")])

@@ -5,12 +5,12 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from helpers import SHARED, assert_verified, tiny_config
+from places import ROOT, SHARED
+from support.commands import assert_verified
+from support.outputs import read_ledger
+from support.packed import tiny_config
 
-from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import FAMILIES, REFUSED, family_for
-from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_ledger
+from neatpack import run_pack
 
 REAL = {"qwen2_vl": "qwen2-vl", "qwen3_omni": "qwen3-omni", "llava_onevision": "llava-onevision"}
 # Some processors take every frame of a video unless they are told a rate, as transformers' do.
@@ -22,8 +22,10 @@ CHOSEN: dict[str, dict[str, Any]] = {
     "default": {"family": "default"},
 }
 # In qwen3_vl's place: tests/test_run.py packs all of it with two real processors.
-NAMES = [name for name in FAMILIES if name not in REFUSED and name != "qwen3_vl"]
+UNUSED = ("__init__", "common", "nemotron_parse", "qwen3_vl")
+NAMES = [path.stem for path in sorted((ROOT / "tests/processors").glob("*.py")) if path.stem not in UNUSED]
 pytestmark = [
+    pytest.mark.net,
     pytest.mark.slow,
     pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real data and processors) is not here"),
 ]
@@ -38,12 +40,13 @@ def named(request, tmp_path_factory) -> tuple[str, str]:
     return request.param, str(import_module(f"processors.{request.param}").make(folder / "processor"))
 
 
-def packed(named, meta, out) -> list[dict[str, Any]]:
-    """The ledger of a verified output."""
+def packed(named, meta, out) -> tuple[set[str], list[dict[str, Any]]]:
+    """The kinds of media that the family takes, and the ledger of a verified output."""
     name, processor = named
     more = CHOSEN.get(name, {})
     run_pack(tiny_config(meta, out, processor=processor, pack_size=24_576, shard_mb=64, **more))
-    return read_ledger(out, assert_verified(out)).to_pylist()
+    arrays = assert_verified(out).family.media.values()
+    return {kind for array in arrays for kind in array.kinds}, read_ledger(out)
 
 
 def some_rows(meta, folder):
@@ -73,9 +76,9 @@ def kinds_of(meta) -> dict[str, list[set[str]]]:
 
 @pytest.mark.parametrize("meta", ["meta.json", "meta_audio.json"])
 def test_what_a_family_supports_is_packed(named, meta, tmp_path):
-    takes = set(family_for(ProcessorKey(processor=named[1], family=named[0])).takes)
+    takes, ledger = packed(named, some_rows(meta, tmp_path), tmp_path / "out")
     kinds = kinds_of(meta)
-    for line in packed(named, some_rows(meta, tmp_path), tmp_path / "out"):
+    for line in ledger:
         if line["reason"] == "sampled_out":
             continue
         missing = kinds[line["dataset"]][line["row"]] - takes
@@ -85,7 +88,7 @@ def test_what_a_family_supports_is_packed(named, meta, tmp_path):
 
 @pytest.mark.parametrize("meta", ["nasty/meta.json", "nasty/meta_audio.json"])
 def test_nasty_files_end_as_documented(named, meta, tmp_path):
-    takes = family_for(ProcessorKey(processor=named[1], family=named[0])).takes
+    takes, ledger = packed(named, SHARED / "data" / meta, tmp_path / "out")
     lines = (SHARED / "data/nasty/expected.jsonl").read_text(encoding="utf-8").split("\n")
     documented = {entry["file"]: entry["expected"] for entry in map(json.loads, filter(None, lines))}
     rows = {
@@ -101,7 +104,7 @@ def test_nasty_files_end_as_documented(named, meta, tmp_path):
         "reject": {"bad_media"},
         "reject_unless_plugin": {"", "bad_media"},
     }
-    for line in packed(named, SHARED / "data" / meta, tmp_path / "out"):
+    for line in ledger:
         kind = line["dataset"].removeprefix("nasty_").removesuffix("s")
         expected = allowed[documented[rows[line["dataset"]][line["row"]]["id"]]]
         if kind not in takes:

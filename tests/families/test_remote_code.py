@@ -1,22 +1,21 @@
 """A processor whose tokenizer is Python code of its own, as Kimi's published ones are: run only if it is trusted."""
 
 import json
+import shutil
 import sys
 from base64 import b64encode
 
 import pytest
-from helpers import TinyData, documents_of, picture, tiny_config
 from processors import kimi_vl
+from support.commands import assert_verified
+from support.data import TinyData, picture
 from support.errors import raises
+from support.packed import documents_of, tiny_config
 from transformers import AutoTokenizer
 
-from neatpack import PackedShards
-from neatpack.format.manifest import Manifest
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import load_family
-from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import verify_ledger, verify_shard
+from neatpack import PackedShards, UserError, run_pack
+
+pytestmark = pytest.mark.net
 
 # Characters as tokens, and special ones as the vocabulary has them.
 CODE = """
@@ -55,14 +54,15 @@ class LetterTokenizer(PreTrainedTokenizer):
 
 
 @pytest.mark.parametrize("trusted", [False, True])
-def test_a_vocabulary_that_would_be_split_otherwise_is_refused(trusted, tmp_path):
+def test_a_vocabulary_that_would_be_split_otherwise_is_refused(trusted, tiny, tmp_path):
     """Kimi's tiktoken.model without its code: transformers would convert it, with splits of its own."""
     folder = kimi_vl.make(tmp_path / "kimi")
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").write_text("{}")
     (folder / "tiktoken.model").write_text("".join(f"{b64encode(bytes([n])).decode()} {n}\n" for n in range(256)))
     with raises(UserError, "processor-code", processor=str(folder)):
-        load_family(ProcessorKey(processor=str(folder), trust_remote_code=trusted))
+        run_pack(tiny_config(tiny.text("Who?", "Me.").write(), tmp_path / "out", processor=str(folder),
+                             trust_remote_code=trusted))  # fmt: skip
 
 
 @pytest.fixture
@@ -85,9 +85,9 @@ def processor(tmp_path, monkeypatch):
     return str(folder)
 
 
-def test_it_is_not_run_unasked(processor):
+def test_it_is_not_run_unasked(processor, tiny, tmp_path):
     with raises(UserError, "processor-code", processor=processor):
-        load_family(ProcessorKey(processor=processor))
+        run_pack(tiny_config(tiny.text("Who?", "Me.").write(), tmp_path / "out", processor=processor))
 
 
 def test_trusted_it_packs(processor, tmp_path):
@@ -95,22 +95,28 @@ def test_trusted_it_packs(processor, tmp_path):
     picture(data.folder / "more.png", 40, 40)
     out = tmp_path / "out"
     run_pack(tiny_config(data.write(), out, processor=processor, trust_remote_code=True))
-    manifest = Manifest.read(out)
-    assert verify_ledger(out, manifest) + verify_shard(out, manifest, 0) == []
-    assert manifest.counts.packed == 2
-    family = load_family(ProcessorKey(processor=processor, trust_remote_code=True))
+    assert assert_verified(out).counts.packed == 2
+    tokenizer = AutoTokenizer.from_pretrained(processor, trust_remote_code=True)
     answers = set()
     for pack in PackedShards(out):
         for document in documents_of(out, pack):
             labels = document["labels"]
-            answers.add(family.chat.tokenizer.decode(labels[labels != -100].tolist()))
+            answers.add(tokenizer.decode(labels[labels != -100].tolist()))
     assert answers >= {"Me.<|im_end|>", "That.<|im_end|>"}
 
 
-def test_the_fingerprint_is_of_vocabulary_and_code(processor, tmp_path):
-    key = ProcessorKey(processor=processor, trust_remote_code=True)
-    assert load_family(key).fingerprint == load_family(key).fingerprint
-    before = load_family(key).fingerprint
-    characters = tmp_path / "kimi" / "characters.json"
-    characters.write_text(characters.read_text().replace('"a": 97', '"a": 600'))
-    assert load_family(key).fingerprint != before
+def test_the_fingerprint_is_of_vocabulary_and_code(processor, tiny, tmp_path):
+    meta, found = tiny.text("Who?", "Me.").write(), []
+    changes = {
+        "first": ("", ""),
+        "same": ("", ""),
+        "vocabulary": ('"a": 97', '"a": 600'),
+        "code": ("(text)", "(text,)"),
+    }
+    for name, (old, new) in changes.items():
+        copy = shutil.copytree(processor, tmp_path / name)
+        for file in ("characters.json", "tokenization_characters.py"):
+            (copy / file).write_text((copy / file).read_text().replace(old, new))
+        run_pack(tiny_config(meta, tmp_path / f"out-{name}", processor=str(copy), trust_remote_code=True))
+        found.append(assert_verified(tmp_path / f"out-{name}").identity.processor)
+    assert found[0] == found[1] and len(set(found)) == 3

@@ -4,66 +4,19 @@ import errno
 import os
 import shutil
 import signal
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
-from pathlib import Path
 
 import pytest
-import torch
-from helpers import many_packs, one_shard_per_pack, tiny_config
 from object_store import ANEW, read_all, read_first, read_with_limit, serving, started, sums_of
+from support.caches import PATIENCE, assert_same, cached, kept, names, shards_of
 from support.errors import raises
+from support.outputs import read_manifest
+from support.packed import tiny_config
+from support.shards import one_shard_per_pack
 
-from neatpack import PackedShards
-from neatpack.errors import OutputError, ShardError
-from neatpack.loaders.cache import ShardCache
-from neatpack.loaders.reader import ShardReader
-from neatpack.pipeline.run import run_pack
+from neatpack import OutputError, PackedShards, ShardError, run_pack
 
-PATIENCE = 300  # seconds until a process that says nothing is taken for stuck
-
-
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bucket")
-    many_packs(folder)
-    return folder
-
-
-@pytest.fixture
-def store(bucket):
-    with serving(bucket) as store:
-        yield store
-
-
-def cached(store, folder, *, out="out", gb=1.0, **options):
-    return PackedShards(store.uri(out), cache=folder, cache_gb=gb, check="none", **options)
-
-
-def shards_of(bucket):
-    return ShardReader(bucket / "out", check="none").manifest.shards
-
-
-def kept(folder):
-    return {path.name for path in folder.iterdir()} - {".lock"}
-
-
-def names(shards):
-    return {f"{shard.sha256}.tar" for shard in shards}
-
-
-def assert_same(items, others):
-    for ours, theirs in zip(items, others, strict=True):
-        assert ours.keys() == theirs.keys() and ours["pack"] == theirs["pack"]
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours if isinstance(ours[key], torch.Tensor))
-
-
-def content_of(path):
-    """What ShardCache asks for the bytes of a shard, without a store: two chunks."""
-    content = path.read_bytes()
-    return lambda: iter([content[:1000], content[1000:]])
+pytestmark = pytest.mark.net
 
 
 # Items
@@ -80,12 +33,6 @@ def test_items_are_those_of_the_local_output(bucket, store, tmp_path):
     assert_same(packs, local)
     assert_same([packs.pack(3)], [PackedShards(bucket / "out").pack(3)])
     assert store.num("GET", ".tar") == 3, "warm: nothing is read from the store"
-
-
-def test_large_shards_come_by_ranges_in_order(bucket, store, tmp_path, monkeypatch):
-    monkeypatch.setattr("neatpack.loaders.files.CHUNK", 100_000)
-    assert_same(cached(store, tmp_path), PackedShards(bucket / "out"))
-    assert store.num("GET", ".tar") == sum(-(-shard.bytes // 100_000) for shard in shards_of(bucket))
 
 
 def test_shards_are_read_ahead(bucket, store, tmp_path):
@@ -193,42 +140,6 @@ def test_a_killed_downloader_blocks_and_poisons_nobody(bucket, store, tmp_path):
     assert (tmp_path / f"{shard.sha256}.tar").read_bytes() == (bucket / "out/shards" / shard.name).read_bytes()
 
 
-def wait_for_a_waiter(path):
-    """Until somebody waits for the lock of a file: `-> FLOCK … major:minor:inode` in the kernel's table."""
-    inode = f":{path.stat().st_ino} "
-    while not any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()):
-        time.sleep(0.01)
-
-
-def test_who_waits_for_a_download_that_fails_starts_anew(bucket, tmp_path):
-    shard = shards_of(bucket)[0]
-    cache = ShardCache(tmp_path, shard.bytes)
-    begun = threading.Event()
-
-    def broken():
-        yield bytes(1000)
-        begun.set()
-        wait_for_a_waiter(tmp_path / f"{shard.sha256}.part")
-        raise OSError("the store is gone")
-
-    with ThreadPoolExecutor(1) as pool:
-        failing = pool.submit(cache.opened, shard, "out", broken)
-        begun.wait(PATIENCE)
-        opened = cache.opened(shard, "out", content_of(bucket / "out/shards" / shard.name))
-        with pytest.raises(OSError, match="the store is gone"):
-            failing.result()
-    assert opened.read() == (bucket / "out/shards" / shard.name).read_bytes()
-    assert kept(tmp_path) == names([shard])
-
-
-def test_a_part_that_was_left_makes_room(bucket, tmp_path):
-    shard, other = shards_of(bucket)[:2]
-    cache = ShardCache(tmp_path, shard.bytes)
-    (tmp_path / f"{other.sha256}.part").write_bytes(bytes(other.bytes))  # as a killed process leaves it
-    cache.opened(shard, "out", content_of(bucket / "out/shards" / shard.name))
-    assert kept(tmp_path) == names([shard])
-
-
 def test_a_cached_shard_that_was_cut_is_fetched_again(bucket, store, tmp_path):
     packs = cached(store, tmp_path)
     list(packs)
@@ -251,31 +162,6 @@ def test_a_cached_shard_that_was_damaged_is_told(bucket, store, tmp_path):
         again.pack(0)
 
 
-# Eviction
-
-
-def test_the_least_recently_used_go_first(bucket, tmp_path):
-    first, second, third = shards = shards_of(bucket)
-    cache = ShardCache(tmp_path, sum(shard.bytes for shard in shards) - 1)  # two of the three
-
-    def read(shard):
-        return cache.opened(shard, "out", content_of(bucket / "out/shards" / shard.name))
-
-    file_of_first = read(first)
-    read(second)
-    os.utime(tmp_path / f"{second.sha256}.tar", (1, 1))  # used long ago
-    read(third)
-    assert kept(tmp_path) == names([first, third])
-    assert read(first).read() == file_of_first.read()
-    os.utime(tmp_path / f"{first.sha256}.tar", (2, 2))
-    os.utime(tmp_path / f"{third.sha256}.tar", (1, 1))
-    read(third)  # which is a use
-    read(second)
-    assert kept(tmp_path) == names([second, third])
-    file_of_first.seek(0)
-    assert file_of_first.read() == (bucket / "out/shards" / first.name).read_bytes(), "evicted, and still readable"
-
-
 def size_now(path):
     """What is read ahead may drive it out between the listing and this."""
     try:
@@ -292,22 +178,6 @@ def test_a_small_cache_keeps_its_bound_and_the_items(bucket, store, tmp_path):
         assert sum(map(size_now, tmp_path.iterdir())) <= largest
 
 
-def test_shards_in_download_are_not_evicted(bucket, tmp_path):
-    """While one is downloaded, another that does not fit beside it is refused; the reader then reads by range."""
-    shard, other = shards_of(bucket)[:2]
-    cache = ShardCache(tmp_path, max(shard.bytes, other.bytes))
-    content = (bucket / "out/shards" / shard.name).read_bytes()
-
-    def chunks():
-        yield content[:1000]
-        with pytest.raises(OSError, match=f"{shard.bytes} .* {other.bytes} "):
-            cache.opened(other, "out", content_of(bucket / "out/shards" / other.name))
-        yield content[1000:]
-
-    assert cache.opened(shard, "out", chunks).read() == content
-    assert kept(tmp_path) == names([shard])
-
-
 # Several outputs
 
 
@@ -317,7 +187,7 @@ def test_outputs_share_a_folder(bucket, store, tmp_path):
     shutil.copytree(bucket / "out", bucket / "copy", dirs_exist_ok=True)
     for out in ("out", "other", "copy", "other", "out"):
         assert_same(cached(store, tmp_path, out=out), PackedShards(bucket / out))
-    shards = {out: ShardReader(bucket / out).manifest.shards for out in ("out", "other")}
+    shards = {out: read_manifest(bucket / out).shards for out in ("out", "other")}
     assert {shard.name for shard in shards["out"]} & {shard.name for shard in shards["other"]}
     assert kept(tmp_path) == names([*shards["out"], *shards["other"]])
     assert {key.split("/")[0] for method, key in store.requests if method == "GET" and key.endswith(".tar")} == {

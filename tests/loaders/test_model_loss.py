@@ -17,9 +17,11 @@ import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 from accelerate.utils import convert_outputs_to_fp32, send_to_device
-from helpers import TinyData, documents_of, tiny_config
 from model_cases import CASES, rows
+from support.data import TinyData
 from support.errors import logged, raises
+from support.outputs import read_family
+from support.packed import documents_of, tiny_config
 from tiny_models import (
     attention,
     tiny_model,
@@ -29,15 +31,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from neatpack import PackedShards, restore_pixels
+from neatpack import PackCollater, PackedShards, restore_pixels, run_pack
 from neatpack.loaders.mended import mend
-from neatpack.loaders.model_inputs import PackCollater
-from neatpack.loaders.probes import isolates_by_positions
-from neatpack.pipeline.families.base import ProcessorKey
-from neatpack.pipeline.families.registry import family_for
-from neatpack.pipeline.run import run_pack
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.net]
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,7 @@ def made(request, tmp_path_factory) -> Made:
     assert all(pack[f"n_{kind}s"] >= 4 for kind in case.kinds.split())
     assert len(pack["seq_lens"]) == 3 + 2 * len(case.kinds.split()) + (len(case.kinds.split()) == 2)
     documents = list(documents_of(folder / "out", pack))
-    model = case.model(family_for(ProcessorKey(processor=processor, family=family)))
+    model = case.model(read_family(folder / "out"))
     # The first document once more, as a row that is filled up to the length of the other.
     return Made(folder / "out", model, [pack, documents[0]], [*documents, documents[0]])
 
@@ -189,7 +186,7 @@ def test_a_picture_without_padding_beside_one_with_some(tmp_path):
     data = TinyData(tmp_path / "data").image(60, 60).image(120, 48)
     run_pack(tiny_config(data.write(), tmp_path / "out", pack_size=4096, processor=processor))
     (pack,) = PackedShards(tmp_path / "out", pixels="fp32")
-    model = tiny_phi4_mm(family_for(ProcessorKey(processor=processor)))
+    model = tiny_phi4_mm(read_family(tmp_path / "out"))
     documents = list(documents_of(tmp_path / "out", pack))
 
     def difference() -> float:
@@ -350,15 +347,14 @@ def test_models_that_do_not_keep_documents_apart_by_positions(qwen_packs, monkey
     """They get a mask, unless nothing else would do."""
     model = tiny_model("qwen2_5_vl")
     text = model.get_decoder()
-    assert isolates_by_positions(model, 3)
+    assert qwen_packs.collater(model).way == "positions"
     forward = type(text).forward
 
     def deaf(self, position_ids, **given):
         return forward(self, position_ids=position_ids[-3:], **given)
 
-    assert not isolates_by_positions(copy.deepcopy(model).to("meta"), 3), "its mask cannot be looked at"
+    assert qwen_packs.collater(copy.deepcopy(model).to("meta")).way == "mask", "its mask cannot be looked at"
     monkeypatch.setattr(type(text), "forward", deaf)
-    assert not isolates_by_positions(model, 3)
     assert qwen_packs.collater(model).way == "mask"
     for options in ({"isolate": "positions"}, {"attn_implementation": "flex_attention"}):
         with raises(ValueError, "model-unsupported", isolate="positions"):

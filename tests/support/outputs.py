@@ -17,6 +17,10 @@ import pyarrow.parquet as pq
 
 Arrays = dict[str, np.ndarray]
 KINDS = ("image", "video", "audio")
+CODECS = ("u8", "zstd", "source")  # by their numbers
+# The columns of the tables NAME_media.
+MEDIA_COLUMNS = ("codec", "bytes", "rows", "crc32", "height", "width", "resized_height", "resized_width",
+                 "grid_t", "grid_h", "grid_w")  # fmt: skip
 TEXT_MEMBERS = ("input_ids.npy", "labels.npy", "position_ids.npy", "seq_lens.npy", "seq_lens_padded.npy",
                 "mm_token_type_ids.npy")  # fmt: skip
 
@@ -70,6 +74,11 @@ def sign(out: Path, change: Callable[[Any], Any] = lambda manifest: None) -> Non
     (out / "manifest.json").write_text(unsigned.replace('"digest": ""', f'"digest": "{own}"') + "\n")
 
 
+def read_family(out: Path) -> Any:
+    """Return the ids that models of the tests are made for: `chat.placeholder_ids` and `chat.padding_id`."""
+    return SimpleNamespace(chat=read_manifest(out).family)
+
+
 def read_index(out: Path) -> list[dict[str, Any]]:
     return pq.read_table(out / "index.parquet").to_pylist()
 
@@ -95,11 +104,16 @@ def read_documents(out: Path, number: int) -> list[Any]:
         return [SimpleNamespace(**each) for each in json.loads(shard.read(member["size"]))["documents"]]
 
 
-def read_pack(out: Path, line: dict[str, Any], media: Mapping[str, Any]) -> StoredPack:
-    """Return a pack by its line of the index, its pixels as bytes."""
+def read_members(out: Path, line: dict[str, Any]) -> dict[str, bytes]:
+    """Return the members of a pack by its line of the index."""
     content = (out / "shards" / line["shard"]).read_bytes()
     assert zlib.crc32(content[line["offset"] : line["offset"] + line["bytes"]]) == line["crc32"]
-    members = {each["name"]: content[each["offset"] : each["offset"] + each["size"]] for each in line["members"]}
+    return {each["name"]: content[each["offset"] : each["offset"] + each["size"]] for each in line["members"]}
+
+
+def read_pack(out: Path, line: dict[str, Any], media: Mapping[str, Any]) -> StoredPack:
+    """Return a pack by its line of the index, its pixels as bytes."""
+    members = read_members(out, line)
     header = json.loads(members.pop("json"))
     stored = {name.removesuffix(".npy"): np.load(io.BytesIO(member)) for name, member in members.items()}
     documents = [SimpleNamespace(**document) for document in header["documents"]]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from places import DEMO_PROCESSOR
 from support.data import TinyData, mixed_rows
-from support.outputs import KINDS, read_documents, read_index, read_manifest, split_media
+from support.outputs import KINDS, read_documents, read_family, read_index, read_manifest, split_media
 
 from neatpack import PackConfig, neat_packed_vlm_collater, run_pack
 
@@ -27,6 +27,13 @@ def packed_rows(folder: Path, num_text: int, num_images: int, *, times: int = 1,
         mixed_rows(data, num_text, num_images)
     run_pack(tiny_config(data.write(), folder / "out", **config))
     return folder / "out"
+
+
+def packed_family(processor: str, folder: Path) -> Any:
+    """Return the ids of a processor's family, as an output of one row has them: see `read_family`."""
+    data = TinyData(folder / "family-data").text("Who?", "Me.")
+    run_pack(tiny_config(data.write(), folder / "family", processor=processor))
+    return read_family(folder / "family")
 
 
 def many_packs(folder: Path) -> Path:

@@ -18,3 +18,9 @@ def image(tmp_path: Path) -> str:
 def tokenizer() -> Any:
     """The demo's."""
     return AutoTokenizer.from_pretrained(str(DEMO_PROCESSOR))
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the tests ends in the user's own cache."""
+    monkeypatch.setenv("NEATPACK_CACHE", str(tmp_path / "cache"))

@@ -6,20 +6,22 @@ import json
 import logging
 import pickle
 import random
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import DEMO_PROCESSOR, picture
-from PIL import Image
+from places import DEMO_PROCESSOR
+from support.data import picture
 from support.errors import logged, numbers_in, raises
+from support.online_rows import Row, answers, jsonl, meta, nasty, row
+from support.outputs import read_ledger
+from support.packed import tiny_config
 from torch.utils.data import DataLoader
 
+from neatpack import UserError, run_pack
 from neatpack.loaders import online
 from neatpack.loaders.online import datasets
 from neatpack.loaders.online.datasets import (
@@ -30,41 +32,8 @@ from neatpack.loaders.online.datasets import (
     _load_jsonl_for_rank,
     make_meta_dataset,
 )
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.ingest.conversation import to_conversation
-from neatpack.pipeline.ingest.convert import convert, parse_row, resolved
-from neatpack.pipeline.ingest.meta import copies_of_rows, read_meta
-from neatpack.pipeline.ingest.sources import SOURCES, make_rdr_dataset
-from neatpack.pipeline.records import Skip
 
-Row = dict[str, Any]
-
-
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the tests ends in the user's own cache."""
-    monkeypatch.setenv("NEATPACK_CACHE", str(tmp_path / "cache"))
-
-
-def row(answer: Any, question: str = "q", **columns: Any) -> Row:
-    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return {"messages": turns, **columns}
-
-
-def jsonl(path: Path, *rows: Row | str) -> Path:
-    lines = (item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in rows)
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path
-
-
-def meta(folder: Path, **entries: Any) -> str:
-    path = folder / "meta.json"
-    path.write_text(json.dumps(entries), encoding="utf-8")
-    return str(path)
-
-
-def answers(examples: list[Row]) -> list[str]:
-    return [example["conversation"][-1]["content"][0]["text"] for example in examples]
+pytestmark = pytest.mark.net
 
 
 # ---------------------------------------------------------------- the reference's signatures
@@ -169,14 +138,6 @@ def test_broken_lines_of_other_ranks_are_not_parsed(tmp_path: Path) -> None:
         _load_jsonl_for_rank(file, 1.0, 1, 2)
 
 
-def test_only_the_ranks_own_lines_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed = []
-    monkeypatch.setattr(datasets, "parse_row", lambda line, number: parsed.append(number) or parse_row(line, number))  # type: ignore[func-returns-value]
-    path = meta(tmp_path, a={"file_name": jsonl(tmp_path / "a.jsonl", *(row(str(i)) for i in range(7))).name})
-    assert answers(make_meta_dataset(path, shard_data=True, rank=1, world_size=3)) == ["1", "4"]
-    assert parsed == [2, 5]
-
-
 @pytest.mark.parametrize(
     ("ratio", "taken"),
     [
@@ -208,7 +169,8 @@ def test_rows_are_drawn_as_documented(tmp_path: Path) -> None:
         assert ([int(each["messages"][1]["content"]) for each in found], total) == (drawn[rank::2], 10)
     path = meta(tmp_path, a={"file_name": "a.jsonl", "sample_ratio": 0.5})
     assert answers(make_meta_dataset(path)) == [str(number) for number in drawn]
-    assert Counter(drawn) == Counter(np.flatnonzero(copies_of_rows(10, 0.5)).tolist()), "the rows that packing takes"
+    run_pack(tiny_config(Path(path), tmp_path / "out"))
+    assert sorted(drawn) == [line["row"] for line in read_ledger(tmp_path / "out") if line["status"] == "packed"]
 
 
 # ---------------------------------------------------------------- what code of the reference may replace
@@ -335,87 +297,6 @@ def test_from_a_meta_json_to_batches(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (batch["labels"] != -100).any(dim=1).tolist() == [True, True, True, False]
 
 
-# ---------------------------------------------------------------- the meta JSON as a whole
-
-
-def nasty(folder: Path) -> str:
-    """Two data sets with rows of every kind: good, with media, broken, skipped; sampled below and above one."""
-    (folder / "pictures").mkdir()
-    jsonl(
-        folder / "a.jsonl",
-        row("text"),
-        row("picture", "<image>q", images=["x.jpg"], _text_tokens=9),
-        "{broken",
-        row("no picture", "<image>q"),
-        {"messages": [{"role": "user", "content": "q"}]},
-        row("clip", "<video>q", videos=["x.mp4"]),
-        row("sound", "<audio>q", audios=["x.wav"]),
-    )
-    rows = [row(str(i)) for i in range(11)] + [7]
-    (folder / "b.json").write_text(json.dumps(rows), encoding="utf-8")
-    entries = {
-        "a": {"file_name": "a.jsonl", "sample_ratio": 2.5, "media_dir": "pictures"},
-        "b": {"file_name": "b.json", "sample_ratio": 0.7},
-    }
-    return meta(folder, **entries)
-
-
-def offline(path: str, folder: Path, **how: bool) -> tuple[Counter[str], Counter[str]]:
-    """Samples and reasons by the pipeline's own functions: copies, parse, convert."""
-    samples: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
-    for dataset in read_meta(Path(path)):
-        if dataset.files[0].endswith(".json"):
-            lines = [json.dumps(item).encode() for item in json.loads(Path(dataset.files[0]).read_bytes())]
-        else:
-            lines = Path(dataset.files[0]).read_bytes().rstrip(b"\n").split(b"\n")
-        first = [row for row in (parse_row(line, 0) for line in lines) if not isinstance(row, Skip)]
-        dataset = resolved(dataset, first)
-        for line, copies in zip(lines, copies_of_rows(len(lines), dataset.sample_ratio), strict=True):
-            parsed = parse_row(line, 0)
-            example = parsed if isinstance(parsed, Skip) else convert(parsed, dataset, **how)
-            if isinstance(example, Skip):
-                reasons[example.reason] += int(copies)
-            else:
-                samples[json.dumps(to_conversation(example)["conversation"])] += int(copies)
-    return +samples, +reasons
-
-
-def test_one_rank_takes_the_rows_of_packing(tmp_path: Path) -> None:
-    path = nasty(tmp_path)
-    shares = [make_meta_dataset(path, shard_data=True, rank=0, world_size=1)]
-    samples = Counter(json.dumps(example["conversation"]) for share in shares for example in share)
-    reasons = sum((Counter(share.stats["skipped_by_reason"]) for share in shares), Counter[str]())
-    assert (samples, reasons) == offline(path, tmp_path, needs_target=False)
-    assert reasons == {"bad_row": 3, "bad_placeholders": 2}  # 7, where b should have a row, is drawn
-    packed, left_out = offline(path, tmp_path)
-    assert left_out == reasons + Counter(no_target=2)
-    assert (samples - packed).total() == 2, "what has no answer can be asked about, and is not packed"
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 8, 40])
-def test_ranks_take_equally_many_rows_of_each_data_set(
-    tmp_path: Path, world_size: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = nasty(tmp_path)
-    num_left_out, num_each = 0, 0
-    for name in ("a", "b"):
-        whole = make_meta_dataset(path, [name]).stats
-        each, left_out = divmod(whole["n_samples"] + whole["n_skipped"], world_size)
-        num_each, num_left_out = num_each + each, num_left_out + left_out
-    caplog.clear()
-    shares = [make_meta_dataset(path, shard_data=True, rank=r, world_size=world_size) for r in range(world_size)]
-    assert {share.stats["n_samples"] + share.stats["n_skipped"] for share in shares} == {num_each}
-    told = [args for args in logged(caplog, "loaders.online.datasets") if isinstance(args[-1], int)]
-    assert sum(args[1] for args in told) == num_left_out, "rank 0 says it"  # type: ignore[index, misc]
-    samples = Counter(json.dumps(example["conversation"]) for share in shares for example in share)
-    reasons = sum((Counter(share.stats["skipped_by_reason"]) for share in shares), Counter[str]())
-    all_samples, all_reasons = offline(path, tmp_path, needs_target=False)
-    assert samples <= all_samples and reasons <= all_reasons
-    missing = (all_samples - samples).total() + (all_reasons - reasons).total()
-    assert missing == num_left_out
-
-
 def test_stats(tmp_path: Path) -> None:
     examples = make_meta_dataset(nasty(tmp_path), dataset_names=["a"])
     # Twice each row, and once more Random(42).sample(range(7), 3): text, clip, sound.
@@ -522,27 +403,6 @@ def test_rank_and_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog:
     assert answers(make_meta_dataset(path, shard_data=True)) == ["1"]
     assert answers(make_meta_dataset(path, shard_data=True, rank=0)) == ["0"]
     assert answers(make_meta_dataset(path, shard_data=True, world_size=2)) == ["1", "3"]
-
-
-def test_a_named_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def source(**arguments: str) -> Any:
-        asked.append(arguments)
-        picture = Image.new("RGB", (8, 8))
-        return make_rdr_dataset([{"image": picture, "text": text} for text in ("0", "1", None, "3")])
-
-    monkeypatch.setitem(SOURCES, "rdr", source)
-    entry = {"source": "rdr", "split": "test", "sample_ratio": 1.5}
-    path = meta(tmp_path, here=entry, there={"source": "rdr", "path_or_dataset": "o/n"})
-    whole = make_meta_dataset(path)
-    assert asked == [{"split": "test"}, {"path_or_dataset": "o/n", "split": "train"}]
-    assert answers(whole) == ["0", "1", "3", "0", "3", "0", "1", "3"]  # 1.5 of 4: Random(42).sample gives 0 and 3
-    assert whole[0]["conversation"][0]["content"][0]["image"].size == (8, 8)
-    assert (whole.stats["n_rows"], whole.stats["n_images"]) == (8, 8)
-    assert whole.stats["skipped_by_reason"] == {"bad_row": 2}
-    shares = [make_meta_dataset(path, ["here"], shard_data=True, rank=rank, world_size=2) for rank in range(2)]
-    assert [answers(share) for share in shares] == [["0", "0"], ["1", "3", "3"]]
 
 
 def test_weights_are_for_packing(tmp_path: Path) -> None:

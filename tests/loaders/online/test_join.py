@@ -128,3 +128,13 @@ def plus_seven(get_rope_index):
         return positions + 7, delta
 
     return moved
+
+
+def test_has_mrope_keeps_positions():
+    """Three axes as soon as one sample has them; without has_mrope all are counted."""
+    placed = tokens(1, 2, 3) | {"position_ids": torch.tensor([[4, 5, 6]] * 3)}
+    kept, counted = (_shift_sample(placed, has) for has in (True, False))
+    assert kept["position_ids"].tolist() == [[4, 5]] * 3 and "position_ids" not in counted
+    plain = _shift_sample(tokens(8, 9))
+    assert _build_packed_vlm_sample([kept, plain], 4, 0, True)["position_ids"].tolist() == [[4, 5, 0]] * 3
+    assert _build_packed_vlm_sample([kept, plain], 4, 0)["position_ids"].tolist() == [0, 1, 0]

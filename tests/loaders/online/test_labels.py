@@ -7,25 +7,25 @@ from itertools import product
 
 import pytest
 import torch
-from helpers import DEMO_PROCESSOR, SHARED
+from conversations import tokenizer_of
 from hypothesis import assume, given, settings, strategies as st
+from places import DEMO_PROCESSOR, SHARED
 from support.errors import logged
 from transformers import AutoTokenizer
 
-from neatpack.loaders.online import build_labels, build_labels_from_template, labels as module
-from neatpack.loaders.online.labels import (
+from neatpack.loaders.online import (
+    PreTokenizedDatasetWrapper,
     _decode_single_token,
     _extract_assistant_text,
     _find_pattern_indices,
     _get_assistant_marker,
     _get_stop_token_id,
+    build_labels,
+    build_labels_from_template,
+    labels as module,
 )
-from neatpack.loaders.online.processor import family_of
-from neatpack.pipeline.families.registry import family_for
-from neatpack.pipeline.ingest.conversation import from_conversation
-from neatpack.pipeline.labels import AS_USUAL, labels_of, spans_mask
-from neatpack.pipeline.measure.targets import target_spans
-from neatpack.pipeline.records import Example, Skip, Turn
+
+pytestmark = pytest.mark.net
 
 OURS = ["default", "gemma4", "internvl", "kimi_k25", "kimi_vl", "llava_onevision", "phi4_mm", "qwen2_vl", "qwen3_omni",
         "qwen3_vl"]  # fmt: skip
@@ -174,17 +174,16 @@ def any_processor(request, tmp_path_factory):
     return name, str(path)
 
 
-def packed_labels(conversation, family) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and labels by the functions of packing; none where it skips the row for want of an answer."""
-    read = from_conversation({"conversation": conversation})
-    assert not isinstance(read, Skip) or read.reason == "no_target"
-    turns = tuple(Turn(role=turn["role"], parts=(turn["content"][0]["text"],)) for turn in conversation)
-    example = Example(turns=turns) if isinstance(read, Skip) else read
-    (ids,) = family.chat.encode([example], [[]])
-    assume(not isinstance(ids, Skip))  # a template that wants something in every turn, say
-    spans = target_spans(ids, example, family.chat, AS_USUAL)
-    mask = spans_mask(() if isinstance(read, Skip) or isinstance(spans, Skip) else spans, len(ids))
-    return torch.from_numpy(ids)[None].long(), torch.from_numpy(labels_of(ids, mask)).long()
+def packed_labels(conversation, processor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and labels by the functions of packing."""
+    samples = PreTokenizedDatasetWrapper(
+        [{"conversation": conversation}], processor, inject_fake_images=False, max_retries=0
+    )
+    try:
+        sample = samples[0]
+    except RuntimeError:  # a template that wants something in every turn, say
+        assume(False)
+    return sample["input_ids"][None], sample["labels"]
 
 
 def answers_only(labels, tokenizer, templates_own):
@@ -203,13 +202,12 @@ def answers_only(labels, tokenizer, templates_own):
 
 def test_search_markers_and_packing_agree(any_processor):
     name, processor = any_processor
-    family = family_of(processor)
-    tokenizer, own = family.chat.tokenizer, TEMPLATES_OWN.get(name, "")
+    tokenizer, own = tokenizer_of(processor), TEMPLATES_OWN.get(name, "")
 
     @given(conversations())
     @settings(max_examples=30)
     def agree(conversation):
-        ids, expected = packed_labels(conversation, family)
+        ids, expected = packed_labels(conversation, processor)
         assert torch.equal(build_labels_from_template(ids, [conversation], processor)[0], expected)
         answers = answers_only(expected, tokenizer, own)
         for known in (processor, tokenizer):
@@ -225,7 +223,7 @@ def test_search_markers_and_packing_agree(any_processor):
 @pytest.mark.parametrize("name", ["glm4.5v", "mistral3", "qwen2.5-omni"])
 def test_search_and_markers_agree_for_tokenizers_alone(shared, name):
     """Of processors that transformers loads with torchvision only."""
-    tokenizer = family_for(str(shared / "processors" / name)).chat.tokenizer
+    tokenizer = tokenizer_of(str(shared / "processors" / name))
     conversation = talk("a big house\n", "the house", "Say assistant", "assistant", "\nuser", " user 这个")
     ids = templated(tokenizer, conversation)
     by_search, by_template = (
@@ -314,7 +312,7 @@ def test_labels_three_ways_agree(tokenizer):
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="../shared (real processors) is not here")
 def test_labels_of_a_real_tokenizer():
-    tokenizer = family_for(str(SHARED / "processors" / "qwen2.5-vl")).chat.tokenizer
+    tokenizer = tokenizer_of(str(SHARED / "processors" / "qwen2.5-vl"))
     conversations = [talk("Who?", "\n\nMe, 这个.\n", "And?", "You.")]
     ids = tokenizer(tokenizer.apply_chat_template(conversations[0], tokenize=False), return_tensors="pt")["input_ids"]
     labels = build_labels_from_template(ids, conversations, str(SHARED / "processors" / "qwen2.5-vl"))

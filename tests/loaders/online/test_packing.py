@@ -7,14 +7,17 @@ import random
 import numpy as np
 import pytest
 import torch
-from conversations import asked, tokens
-from helpers import DEMO_PROCESSOR, TinyData, clip, mixed_rows, picture, tiny_config
+from conversations import asked, tokenizer_of, tokens
 from PIL import Image
+from places import DEMO_PROCESSOR
+from support.commands import main
+from support.data import TinyData, clip, mixed_rows, picture
 from support.errors import logged, numbers_in, raises
+from support.outputs import read_ledger
+from support.packed import tiny_config
 from torch.utils.data import DataLoader
 
-from neatpack import PackedShards, neat_packed_vlm_collater
-from neatpack.format.manifest import Manifest
+from neatpack import PackedShards, neat_packed_vlm_collater, run_pack
 from neatpack.loaders.online import (
     MEDIA_KEYS,
     LengthGroupedSampler,
@@ -25,12 +28,8 @@ from neatpack.loaders.online import (
     packing,
     pad_collate_fn,
 )
-from neatpack.loaders.online.join import _build_packed_vlm_sample, _shift_sample
-from neatpack.loaders.online.processor import family_of
-from neatpack.loaders.online.tokenized import SampleError, tokenized_example
-from neatpack.pipeline.cli import main
-from neatpack.pipeline.run import run_pack
-from neatpack.pipeline.shard.verify import read_ledger
+
+pytestmark = pytest.mark.net
 
 PROCESSOR = str(DEMO_PROCESSOR)
 
@@ -48,7 +47,7 @@ def both(tmp_path_factory):
     meta = data.write(ratio=1.5)
     out = folder / "out"
     run_pack(tiny_config(meta, out, pack_size=1024))
-    ledger = read_ledger(out, Manifest.read(out)).to_pylist()
+    ledger = read_ledger(out)
     raw = make_meta_dataset(str(meta))
     assert len(raw) == len(ledger), "the online data set takes the same rows as often"
     by_row: dict[int, list[int]] = {}  # online, rows come in passes over the file; offline, a row's repeats together
@@ -132,12 +131,11 @@ def test_written_lengths_are_exact(tmp_path):
 def test_a_sample(image):
     dataset = PreTokenizedDatasetWrapper([asked("What?", "That.", ("image", image))], PROCESSOR)
     sample = dataset[0]
-    family = family_of(PROCESSOR)
     assert len(dataset) == 1
     assert sample["input_ids"].shape == sample["attention_mask"].shape == sample["labels"].shape
     trained = sample["labels"] != -100
     assert torch.equal(sample["labels"][trained], sample["input_ids"][trained]), "nothing is shifted yet"
-    assert family.chat.tokenizer.decode(sample["labels"][trained]) == "That.<|im_end|>"
+    assert tokenizer_of(PROCESSOR).decode(sample["labels"][trained]) == "That.<|im_end|>"
     assert sample["pixel_values"].dtype == torch.float32
     assert len(sample["pixel_values"]) == int(sample["image_grid_thw"].prod())
 
@@ -151,7 +149,7 @@ def test_text_gets_a_fake_image_that_nobody_sees():
     assert with_fake["attention_mask"][length:].tolist() == [0, 0, 0]
     assert with_fake["labels"][length:].tolist() == [-100, -100, -100]
     assert with_fake["n_images"] == 1 and len(with_fake["image_grid_thw"]) == 1
-    assert "pixel_values" in pad_collate_fn([with_fake], family_of(PROCESSOR).chat.tokenizer)
+    assert "pixel_values" in pad_collate_fn([with_fake], tokenizer_of(PROCESSOR))
     assert "pixel_values" not in without
 
 
@@ -192,9 +190,10 @@ def test_broken_media_and_placeholders_without_media(tmp_path, image):
         {"conversation": []},
     ]
     for example, reason in zip(bad, ("bad_media", "missing_media", "bad_placeholders", "bad_row"), strict=True):
-        with pytest.raises(SampleError) as error:
-            tokenized_example(example, family_of(PROCESSOR))
-        assert error.value.reason == reason
+        alone = PreTokenizedDatasetWrapper([example], PROCESSOR, max_retries=1)
+        with raises(RuntimeError, "sample-retries", sample=0):
+            alone[0]
+        assert set(alone.failures) == {reason}
     dataset = PreTokenizedDatasetWrapper([*bad, asked("Who?", "Me.", ("image", image))], PROCESSOR, max_retries=50)
     assert all("pixel_values" in dataset[index] for index in range(5))
     assert set(dataset.failures) <= {"bad_media", "missing_media", "bad_placeholders", "bad_row"}
@@ -207,7 +206,7 @@ def test_a_picture_in_memory_is_the_picture_in_its_file(tmp_path, mode):
         grey = np.arange(60 * 90, dtype=np.uint16).reshape(60, 90) * 12
         Image.fromarray(grey).save(path)
     held, named = (
-        tokenized_example(asked("What?", "That.", ("image", value)), family_of(PROCESSOR))["pixel_values"]
+        PreTokenizedDatasetWrapper([asked("What?", "That.", ("image", value))], PROCESSOR)[0]["pixel_values"]
         for value in (Image.open(path), str(path))
     )
     assert torch.equal(held, named)
@@ -234,15 +233,6 @@ class TestForeignSamples:
         batch = neat_packed_vlm_collater([pack, PackedDatasetWrapper([tokens(1, 2)], [[0]], 8)[0]])
         assert batch["mm_token_type_ids"].tolist() == [[0, 0, 0, 1], [0, 0, 0, 0]]
         assert batch["n_images_per_sample"].tolist() == [2, 0]
-
-    def test_has_mrope_keeps_positions(self):
-        """Three axes as soon as one sample has them; without has_mrope all are counted."""
-        placed = tokens(1, 2, 3) | {"position_ids": torch.tensor([[4, 5, 6]] * 3)}
-        kept, counted = (_shift_sample(placed, has) for has in (True, False))
-        assert kept["position_ids"].tolist() == [[4, 5]] * 3 and "position_ids" not in counted
-        plain = _shift_sample(tokens(8, 9))
-        assert _build_packed_vlm_sample([kept, plain], 4, 0, True)["position_ids"].tolist() == [[4, 5, 0]] * 3
-        assert _build_packed_vlm_sample([kept, plain], 4, 0)["position_ids"].tolist() == [0, 1, 0]
 
     def test_padding_fills_documents_up(self):
         packed = PackedDatasetWrapper([tokens(1, 2, 3, 4), tokens(5, 6)], [[0, 1]], 8, padding_idx=9, align=4)

@@ -1,12 +1,19 @@
 """Before anything is tokenized: pictures in RGB, media counted, lengths, and what a processor tells of sizes."""
 
+import numpy as np
 import pytest
-from conversations import saw, talk
-from helpers import DEMO_PROCESSOR
+from conversations import Page, saw, talk
+from helpers import DEMO_PROCESSOR, picture
 from PIL import Image
+from processors import phi4_mm
 from support.errors import raises
 
-from neatpack.loaders.online import PreTokenizedDatasetWrapper, _extract_image_config, default_collate_fn
+from neatpack.loaders.online import (
+    PreTokenizedDatasetWrapper,
+    _extract_image_config,
+    default_collate_fn,
+    nemotron_parse_collate_fn,
+)
 from neatpack.loaders.online.processor import family_of
 from neatpack.loaders.online.steps import (
     _count_media_per_sample,
@@ -15,6 +22,8 @@ from neatpack.loaders.online.steps import (
     _estimate_media_tokens,
     _extract_media_from_conversations,
 )
+from neatpack.pipeline.media.image import decode_image
+from neatpack.pipeline.records import MediaRef
 
 PROCESSOR = str(DEMO_PROCESSOR)
 
@@ -111,3 +120,39 @@ def test_sizes_of_a_processor(own, bounds):
     }  # fmt: skip
     config = _extract_image_config(family_of(PROCESSOR))
     assert config is not None and config["merge_size"] == 2
+
+
+def test_pictures_are_decoded_as_packing_decodes_them(tokenizer, tmp_path):
+    """A page turned by EXIF, one with alpha and one of 16-bit grey, as `decode_image` has them."""
+    seen: list[Image.Image] = []
+
+    class Seeing(Page):
+        def __call__(self, images, *arguments, **more):
+            seen.extend(images)
+            return super().__call__(images, *arguments, **more)
+
+    turned = picture(tmp_path / "turned.jpg", 20, 30, exif=_turned())
+    clear = picture(tmp_path / "clear.png", 20, 30, mode="RGBA")
+    deep = tmp_path / "deep.png"
+    Image.fromarray(np.full((20, 30), 40_000, dtype=np.uint16)).save(deep)
+    examples = [talk(saw("image", str(path)), "A.") for path in (turned, clear, deep)]
+    nemotron_parse_collate_fn(examples, Seeing(tokenizer), task_prompt="Read: ")
+    for image, path in zip(seen, (turned, clear, deep), strict=True):
+        expected = decode_image(MediaRef(kind="image", path=str(path)))
+        assert np.array_equal(np.asarray(image), expected), path
+    assert seen[0].size == (20, 30), "turned: 30 high and 20 wide"
+    (conversation,) = _ensure_rgb([talk(saw("image", Image.open(deep)), "x")["conversation"]])
+    held = conversation[0]["content"][0]["image"]
+    assert held.mode == "RGB" and np.asarray(held)[0, 0].tolist() == [40_000 >> 8] * 3
+
+
+def _turned() -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return exif
+
+
+def test_sounds_in_a_column_are_not_counted(tmp_path):
+    """A sample is longer than its conversation tells: the collate drops it later."""
+    heard = talk([{"type": "audio"}, {"type": "text", "text": "Write it down."}], "La.")
+    assert _drop_overlong_samples([heard["conversation"]], str(phi4_mm.make(tmp_path / "phi")), 64)[1] == [0]

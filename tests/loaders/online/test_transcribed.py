@@ -1,14 +1,19 @@
 """Collates against the steps that the API documents, done by hand, tensor by tensor; and used as a trainer would."""
 
+import json
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import DEMO_PROCESSOR, SHARED, picture, run_with_torchvision, tone
+from conversations import tokenizer_of
 from PIL import Image
+from places import DEMO_PROCESSOR, SHARED
 from processors import gemma4, kimi_k25, kimi_vl, nemotron_parse, phi4_mm, qwen3_omni
+from support.data import picture, tone
+from support.packed import packed_family
+from support.workers import run_with_torchvision
 from tiny_models import tiny_gemma4, tiny_kimi_k25, tiny_model, tiny_phi4_mm
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
@@ -21,7 +26,8 @@ from neatpack.loaders.online import (
     kimi_vl_collate_fn,
     nemotron_parse_collate_fn,
 )
-from neatpack.loaders.online.processor import family_of
+
+pytestmark = pytest.mark.net
 
 
 def talk(*media, answer="It is so."):
@@ -52,10 +58,9 @@ def test_kimi_vl(real, images, tmp_path):
     folder = SHARED / "processors" / "kimi-vl" if real else kimi_vl.make(tmp_path / "p")
     if not folder.is_dir():
         pytest.skip("../shared/processors/kimi-vl is not here")
-    family = family_of(str(folder), family="kimi_vl")
-    tokenizer = family.chat.tokenizer
-    rule = family.image
-    own = {"in_token_limit": rule.max_patches, "image_mean": rule.image_mean, "image_std": rule.image_std}
+    tokenizer, padding = tokenizer_of(str(folder)), packed_family(str(folder), tmp_path).chat.padding_id
+    said = json.loads((folder / "preprocessor_config.json").read_text())
+    own = {key: said[key] for key in ("in_token_limit", "image_mean", "image_std")}
     processor = kimi_vl.Double(tokenizer, kimi_vl.IMAGE | own)
     examples = [talk(("image", images[0])), talk(), talk(*(("image", path) for path in images), answer="Yes.")]
     conversations = [example["conversation"] for example in examples]
@@ -67,8 +72,8 @@ def test_kimi_vl(real, images, tmp_path):
     rows = [torch.tensor(one["input_ids"]) for one in made]
     for max_length in (None, 600):
         more = (max_length or max(map(len, rows))) - max(map(len, rows))
-        ids = pad_sequence(rows, batch_first=True, padding_value=family.chat.padding_id)
-        ids = torch.nn.functional.pad(ids, (0, more), value=family.chat.padding_id)
+        ids = pad_sequence(rows, batch_first=True, padding_value=padding)
+        ids = torch.nn.functional.pad(ids, (0, more), value=padding)
         mask = torch.arange(ids.shape[1])[None] < torch.tensor([len(row) for row in rows])[:, None]
         labels = build_labels(ids, conversations, tokenizer)
         batch = kimi_vl_collate_fn(examples, str(folder), max_length=max_length)
@@ -149,7 +154,7 @@ def test_a_loader_a_collate_and_a_model(name, images, tmp_path):
     """An entry of COLLATE_FNS in a DataLoader: the loss of a batch is that of its samples, at a fixed length, too."""
     make, model_of = MODELS[name]
     processor = str(make(tmp_path / "p"))
-    model = model_of(family_of(processor))
+    model = model_of(packed_family(processor, tmp_path))
     dtype = next(model.parameters()).dtype
     examples = [talk(("image", images[0])), talk(("image", images[1]), answer="Yes, and no.")]
 
@@ -171,7 +176,7 @@ def test_a_loader_a_collate_and_a_model(name, images, tmp_path):
 def test_gemma_with_an_empty_thought(images, tmp_path):
     """The model sees the thought, and is not trained on it: another loss, of as many targets."""
     processor = str(gemma4.make(tmp_path / "p"))
-    model = tiny_gemma4(family_of(processor))
+    model = tiny_gemma4(packed_family(processor, tmp_path))
     collates = (COLLATE_FNS["Gemma4Processor"], gemma4_prefix_collate_fn)
     plain, thinking = (fn([talk(("image", images[0]))], processor, pixel_dtype=torch.float64) for fn in collates)
     assert int((plain["labels"] != -100).sum()) == int((thinking["labels"] != -100).sum())
