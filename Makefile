@@ -23,7 +23,7 @@ if $(INSTALL) --no-deps --target .venv/$(2) $(3) > .venv/step.log 2>&1; then ech
 else echo 'not installed, its tests are skipped'; fi
 endef
 
-.PHONY: demo test test-rest test-all lint format types check bench clean
+.PHONY: demo test test-rest test-all net-coverage lint format types check bench clean
 
 demo: .venv/pack
 	$(BIN)/python jobs/demo/run.py demo-out
@@ -40,6 +40,12 @@ test-rest: .venv/ready
 	$(PYTEST) -m '$(REST)'
 
 test-all: test test-rest
+
+# The lines of the product that the net alone runs, also in the processes that it starts. Half an hour on two idle cores.
+net-coverage: .venv/ready
+	rm -rf .venv/coverage && mkdir .venv/coverage
+	$(BIN)/coverage run $(wordlist 2,99,$(PYTEST)) -m net; status=$$?; \
+	$(BIN)/coverage combine -q && $(BIN)/coverage report --sort=cover --skip-covered && exit $$status
 
 lint: .venv/ready
 	$(BIN)/ruff format --check .

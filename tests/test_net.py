@@ -17,7 +17,7 @@ PUBLIC = {
 COMMAND_LINE = "neatpack.pipeline.cli"
 UNIT_TESTS_TOO = ("support/errors.py", "neatpack.pipeline.records")  # it expects skips between stages as well
 OLD_NAMES = set(re.findall(r"\b(_\w+)", (ROOT / "docs" / "API.md").read_text()))  # documented, for older code
-PATCHED = re.compile(r"[\"']neatpack\.(?:pipeline|loaders)\.[\w.]+[\"']")
+PATCHED = re.compile(r"[\"']neatpack\.(?:pipeline|loaders|storage)\.[\w.]+[\"']")
 
 
 def net_files() -> list[Path]:

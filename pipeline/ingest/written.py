@@ -25,7 +25,7 @@ def write_data(folder: Place, data: Iterable[tuple[Dataset, Source, Iterable[byt
         with write_whole(folder / name) as file:
             for text in texts:
                 file.write(text + b"\n")
-                keys |= json.loads(text).keys() if dataset.source else ()
+                keys.update(json.loads(text) if dataset.source else ())
         columns = _given_columns(dataset)
         if dataset.source:
             columns = {field: column for field, column in columns.items() if column in keys}
