@@ -280,7 +280,7 @@ def test_verify_finds_packs_of_neighbors(tmp_path: Path) -> None:
     digest = hashlib.sha256((out / "ledger/00000.parquet").read_bytes()).hexdigest()
     changed = replace(manifest, files={**manifest.files, "ledger/00000.parquet": digest})
     (problem,) = composition_problems(read_composition(out, changed))
-    assert "pairs of neighbours in a file share a pack" in problem
+    assert (problem.code, problem.fields["kind"]) == ("rows-together", NEIGHBORS)
 
 
 def test_file_of_long_rows_and_then_short_ones_is_not_blamed(tmp_path: Path) -> None:

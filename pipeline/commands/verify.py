@@ -44,7 +44,7 @@ def _verify(args: argparse.Namespace) -> int:
             progress.enter(VERIFYING)
             problems = verify_output(out, manifest, running)
     for problem in problems:
-        to_stdout(harmless_line(problem))
+        to_stdout(f"{harmless_line(problem)} [{problem.code}]")
     if problems:
         to_stderr(f"{out}: {counted(len(problems), 'problem')}")
         return FAILED

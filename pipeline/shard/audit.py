@@ -21,6 +21,7 @@ from neatpack.storage.tables import column_sum, read_groups, schema_of
 
 from ..records import REASONS
 from .ledger import BEFORE_GROUPS, SCHEMA, fitted_counts, reason_counts, skipped_tokens
+from .problems import Problem
 from .tables import Block, ledger_rows
 
 OF_DOCUMENT = ("row", "repeat", "pack", "position", "tokens", "visual_tokens")
@@ -40,7 +41,7 @@ class Figures:
     skipped_tokens: Counter[str] = field(default_factory=Counter)
     fitted: Counter[str] = field(default_factory=Counter)
     sums: Sums
-    problems: dict[str, None] = field(default_factory=dict)  # a set that keeps its order
+    problems: dict[Problem, None] = field(default_factory=dict)  # a set that keeps its order
 
     def add(self, other: "Figures") -> None:
         self.samples += other.samples
@@ -59,19 +60,20 @@ def audit_file(path: Place, name: str, dataset: str, number: int, firsts: NDArra
     figures = Figures(sums=np.zeros((len(firsts) - 1, 2), np.uint64))
     try:
         if schema_of(path) not in (SCHEMA, BEFORE_GROUPS):
-            figures.problems[f"{name}: other columns"] = None
+            figures.problems[Problem(f"{name}: other columns", "ledger-invalid", file=name)] = None
             return figures
         for lines in read_groups(path):
             figures.add(_of_lines(lines, name, dataset, number, firsts))
     except (pa.ArrowException, OSError) as error:
-        figures.problems[f"{name}: not parquet: {str(error)[:200]}"] = None
+        words = f"{name}: not parquet: {str(error)[:200]}"
+        figures.problems[Problem(words, "file-unreadable", file=name)] = None
     return figures
 
 
 def _of_lines(lines: pa.Table, name: str, dataset: str, number: int, firsts: NDArray[np.int64]) -> Figures:
     figures = Figures(sums=np.zeros((len(firsts) - 1, 2), np.uint64))
     if any(column.null_count for column in lines.columns):
-        figures.problems[f"{name}: cells are empty"] = None
+        figures.problems[Problem(f"{name}: cells are empty", "ledger-invalid", file=name)] = None
         return figures
     is_packed = pc.equal(lines["status"], "packed")
     skipped = pc.and_(pc.equal(lines["status"], "skipped"), pc.is_in(lines["reason"], pa.array(list(REASONS))))
@@ -84,7 +86,7 @@ def _of_lines(lines: pa.Table, name: str, dataset: str, number: int, firsts: NDA
     }
     for words, holds in checks.items():
         if not pc.all(holds, min_count=0).as_py():
-            figures.problems[f"ledger: {words}"] = None
+            figures.problems[Problem(f"ledger: {words}", "ledger-invalid")] = None
     packed = lines.filter(is_packed)
     figures.samples, figures.packed, figures.tokens = len(lines), len(packed), column_sum(packed["tokens"])
     figures.skipped.update(reason_counts(lines))

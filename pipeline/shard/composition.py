@@ -16,6 +16,7 @@ from neatpack.format.manifest import Manifest
 from neatpack.storage.files import Place
 from neatpack.storage.tables import read_groups, schema_of
 
+from .problems import Problem
 from .tables import ledger_names, ledger_rows, row_blocks, table_file
 
 COPIES, NEIGHBORS, GROUPS, DATASETS = "copies of a row", "neighbours in a file", "rows of one group", "one dataset"
@@ -84,12 +85,16 @@ def read_composition(out: Place, manifest: Manifest) -> list[Together]:
     ]
 
 
-def composition_problems(found: Sequence[Together]) -> Iterator[str]:
+def composition_problems(found: Sequence[Together]) -> Iterator[Problem]:
     for each in found:
         if each.is_too_often:
-            yield (
+            yield Problem(
                 f"ledger: {each.together:,} of {each.pairs:,} pairs of {each.kind} share a pack (expected "
-                f"{each.by_chance:,.1f} by chance, {MOST_TOGETHER:g} times that at most). Pack again."
+                f"{each.by_chance:,.1f} by chance, {MOST_TOGETHER:g} times that at most). Pack again.",
+                "rows-together",
+                kind=each.kind,
+                got=each.together,
+                pairs=each.pairs,
             )
 
 

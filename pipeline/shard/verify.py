@@ -32,6 +32,7 @@ from .audit import Figures, Rows, audit_file, audit_rows, sums_of
 from .check import check_pack
 from .composition import composition_problems, read_composition
 from .note import PackLine
+from .problems import Problem
 from .stats import pack_stats, shard_stats
 from .tables import ledger_names, row_blocks
 
@@ -45,11 +46,12 @@ FAMILY_KEYS = {"name": str, "placeholder_ids": dict, "assistant_header_ids": lis
                "end_of_turn_id": int, "fake_image_ids": list, "padding_id": int, "facts": dict}  # fmt: skip
 
 
-def verify_output(out: Place, manifest: Manifest, running: Engine) -> list[str]:
+def verify_output(out: Place, manifest: Manifest, running: Engine) -> list[Problem]:
     """All that is wrong with a finished output; nothing, if it is as promised."""
     problems, ledger = _verified_tables(out, manifest, running)
     if any(problem.startswith(("manifest.json", INDEX, "ledger/")) for problem in problems):
-        return [*problems, "shards: not checked, for they are held against manifest, index and ledger"]
+        unchecked = "shards: not checked, because they are compared with manifest, index and ledger"
+        return [*problems, Problem(unchecked, "not-checked")]
     shards = range(len(manifest.shards))
     sums = [None] * len(shards) if ledger is None else list(map(tuple, ledger.sums.tolist()))
     items = [(out, manifest, number, sums[number]) for number in shards]
@@ -58,14 +60,16 @@ def verify_output(out: Place, manifest: Manifest, running: Engine) -> list[str]:
     return problems
 
 
-def verify_ledger(out: Place, manifest: Manifest, running: Engine | None = None) -> list[str]:
+def verify_ledger(out: Place, manifest: Manifest, running: Engine | None = None) -> list[Problem]:
     """Digests of the tables, conservation of rows and tokens, index against manifest."""
     return _verified_tables(out, manifest, running or Engine({}))[0]
 
 
-def _verified_tables(out: Place, manifest: Manifest, running: Engine) -> tuple[list[str], Figures | None]:
+def _verified_tables(out: Place, manifest: Manifest, running: Engine) -> tuple[list[Problem], Figures | None]:
     """What is wrong with them; and what the ledger adds up to, if it can be read. Tasks read it: nobody holds it."""
-    problems = [f"{FILE}: {problem}" for problem in _manifest_problems(manifest)]
+    problems = [
+        Problem(f"{FILE}: {problem}", "manifest-invalid", file=FILE) for problem in _manifest_problems(manifest)
+    ]
     items = [(out, name, digest) for name, digest in manifest.files.items()]
     problems += [found for found in running.run(file_problem, items, title="digests", unit="file") if found]
     problems += _strangers(out, manifest)
@@ -77,25 +81,28 @@ def _verified_tables(out: Place, manifest: Manifest, running: Engine) -> tuple[l
             try:
                 tables[name] = read_parquet(out / name)
             except (pa.ArrowException, OSError) as error:
-                problems.append(f"{name}: not parquet: {str(error)[:200]}")
+                problems.append(Problem(f"{name}: not parquet: {str(error)[:200]}", "file-unreadable", file=name))
     if problems:
         return problems, None
     index = tables[INDEX]
     ledger = _audited(out, manifest, running)
     problems += [problem for problem in ledger.problems if problem.startswith("ledger/")]
-    problems += [f"{INDEX}: {words}" for words, *_ in index_problems(index, manifest)]
+    problems += [
+        Problem(f"{INDEX}: {words}", "index-invalid", file=INDEX, shard=shard, pack=pack, column=column)
+        for words, shard, pack, column in index_problems(index, manifest)
+    ]
     if problems:
         return problems, None
     problems += _arrow_problems(out, index, manifest)
     if manifest.fingerprint != manifest.identity.fingerprint:
-        problems.append("manifest: its fingerprint is not that of its identity")
+        problems.append(Problem("manifest: its fingerprint is not that of its identity", "manifest-invalid"))
     problems += ledger.problems
     if not problems:
         problems += composition_problems(read_composition(out, manifest))
     problems += _sum_problems(ledger, index, manifest)
     made = {"shards": shard_stats(index), "packs": pack_stats(index, manifest.identity.config["pack_size"])}
     problems += [
-        f"stats/{name}.parquet: not that of the index"
+        Problem(f"stats/{name}.parquet: not that of the index", "stats-mismatch", file=f"stats/{name}.parquet")
         for name, table in made.items()
         if not table.equals(tables[f"stats/{name}.parquet"])
     ]
@@ -121,11 +128,12 @@ def _audited(out: Place, manifest: Manifest, running: Engine) -> Figures:
     for (name, _), own in zip(blocks, running.run(audit_rows, asked, title="rows", unit="block"), strict=True):
         found[name].append(own)
     if twice := sum(own.lines - own.different for all_rows in found.values() for own in all_rows):
-        ledger.problems[f"ledger: {twice} rows are there twice"] = None
+        ledger.problems[Problem(f"ledger: {twice} rows are there twice", "ledger-rows", duplicates=twice)] = None
     for name, all_rows in found.items():
         if not all(own.are_all for own in all_rows):
             there = sum(own.rows for own in all_rows)
-            ledger.problems[f"ledger: data set {name} has {rows[name]} rows, the ledger {there}"] = None
+            words = f"ledger: dataset {name} has {rows[name]} rows, the ledger {there}"
+            ledger.problems[Problem(words, "ledger-rows", dataset=name, got=there, expected=rows[name])] = None
     return ledger
 
 
@@ -162,20 +170,21 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         yield f"files: {', '.join(sorted(odd))} are too many, or missing"
 
 
-def _arrow_problems(out: Place, index: pa.Table, manifest: Manifest) -> Iterator[str]:
+def _arrow_problems(out: Place, index: pa.Table, manifest: Manifest) -> Iterator[Problem]:
     """Whether the loader's files say what index.parquet says, which is known to be sound."""
     if manifest.index is None:
         return
     if list(manifest.index.times) != runs(index["times"].to_numpy()):
-        yield f"{FILE}: index.times is not that of {INDEX}"
+        yield Problem(f"{FILE}: index.times is not that of {INDEX}", "index-mismatch", file=FILE, key="index.times")
     for name, problems in ((PLACES, _places_problems), (LOADS, _loads_problems)):
         try:
             with open_regular(inside(out, name))[0] as file:
-                yield from (f"{name}: {problem}" for problem in problems(file, index, manifest))
+                found = problems(file, index, manifest)
+                yield from (Problem(f"{name}: {words}", "index-mismatch", file=name) for words in found)
         except OutputError as error:
-            yield f"{name}: {error}"
+            yield Problem(f"{name}: {error}", "index-mismatch", file=name)
         except (pa.ArrowException, OSError, ValueError) as error:
-            yield f"{name}: not Arrow: {str(error)[:200]}"
+            yield Problem(f"{name}: not Arrow: {str(error)[:200]}", "file-unreadable", file=name)
 
 
 def _places_problems(file: BinaryIO, index: pa.Table, manifest: Manifest) -> Iterator[str]:
@@ -217,27 +226,34 @@ def _loads_problems(file: BinaryIO, index: pa.Table, manifest: Manifest) -> Iter
         yield f"says something else than {INDEX}"
 
 
-def file_problem(out: Place, name: str, sha256: str) -> str:
-    """The task: whether a file is as the manifest has it."""
+def file_problem(out: Place, name: str, sha256: str) -> Problem | None:
+    """Compare a file with the manifest. A task."""
     try:
         with open_regular(inside(out, name))[0] as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
-        return f"{name}: missing"
+        return Problem(f"{name}: missing", "file-missing", file=name)
     except (OSError, ValueError) as error:
-        return f"{name}: cannot be read: {error}"
-    return "" if digest == sha256 else f"{name}: sha256 differs from the manifest's"
+        return Problem(f"{name}: cannot be read: {error}", "file-unreadable", file=name)
+    if digest == sha256:
+        return None
+    words = f"{name}: sha256 differs from the manifest's"
+    return Problem(words, "file-changed", file=name, got=digest, expected=sha256)
 
 
-def _strangers(out: Place, manifest: Manifest) -> list[str]:
+def _strangers(out: Place, manifest: Manifest) -> list[Problem]:
     """Files beside the shards: whoever takes all of the folder would read them, too."""
     known = {shard.name for shard in manifest.shards}
     known |= {f"{name}.idx" for name in known}  # of `neatpack export energon`
     found = sorted(path.name for path in (out / "shards").iterdir()) if (out / "shards").is_dir() else []
-    return [f"shards/{name}: not in the manifest; remove it" for name in found if name not in known]
+    return [
+        Problem(f"shards/{name}: not in the manifest; remove it", "file-unknown", file=f"shards/{name}")
+        for name in found
+        if name not in known
+    ]
 
 
-def _sum_problems(ledger: Figures, index: pa.Table, manifest: Manifest) -> list[str]:
+def _sum_problems(ledger: Figures, index: pa.Table, manifest: Manifest) -> list[Problem]:
     problems = []
     sums = {
         "tokens in the ledger": ledger.tokens,
@@ -247,7 +263,8 @@ def _sum_problems(ledger: Figures, index: pa.Table, manifest: Manifest) -> list[
         ),
     }
     if len(set(sums.values())) > 1:
-        problems.append("; ".join(f"{count} {what}" for what, count in sums.items()))
+        words = "; ".join(f"{count} {what}" for what, count in sums.items())
+        problems.append(Problem(words, "counts-mismatch", key="tokens"))
     counts = Counts(
         rows=manifest.identity.num_rows,
         samples=ledger.samples,
@@ -260,7 +277,13 @@ def _sum_problems(ledger: Figures, index: pa.Table, manifest: Manifest) -> list[
     )
     said = dataclasses.asdict(manifest.counts)
     return problems + [
-        f"manifest: counts.{name} is {said[name]}, index and ledger say {count}"
+        Problem(
+            f"manifest: counts.{name} is {said[name]}, index and ledger say {count}",
+            "counts-mismatch",
+            key=f"counts.{name}",
+            got=said[name],
+            expected=count,
+        )
         for name, count in dataclasses.asdict(counts).items()
         if said[name] != count
     ]
@@ -270,7 +293,7 @@ def read_ledger(out: Place, manifest: Manifest) -> pa.Table:
     return pa.concat_tables([read_parquet(out / name) for name in manifest.files if name.startswith("ledger/")])
 
 
-def verify_shard(out: Place, manifest: Manifest, number: int, expected: tuple[int, int] | None = None) -> list[str]:
+def verify_shard(out: Place, manifest: Manifest, number: int, expected: tuple[int, int] | None = None) -> list[Problem]:
     """One shard: every byte of the tar, digest, index, and every pack in it.
 
     `expected`: what its documents add up to by the ledger (audit.py), which is looked into only if that is not so.
@@ -279,53 +302,61 @@ def verify_shard(out: Place, manifest: Manifest, number: int, expected: tuple[in
     try:
         file, found = open_regular(inside(out, f"shards/{shard.name}"))
     except FileNotFoundError:
-        return [f"{shard.name}: missing"]
+        return [Problem(f"{shard.name}: missing", "file-missing", shard=shard.name)]
     except (OSError, ValueError) as error:
-        return [f"{shard.name}: cannot be read: {error}"]
+        return [Problem(f"{shard.name}: cannot be read: {error}", "file-unreadable", shard=shard.name)]
     with file:
         if found.st_size != shard.bytes:
-            return [f"{shard.name}: {found.st_size} bytes where the manifest has {shard.bytes}"]
+            words = f"{shard.name}: {found.st_size} bytes where the manifest has {shard.bytes}"
+            facts = {"shard": shard.name, "got": found.st_size, "expected": shard.bytes}
+            return [Problem(words, "shard-changed", **facts)]
         try:
-            problems = [f"{shard.name}: {problem}" for problem in _shard_problems(out, file, shard, manifest, expected)]
+            inside_shard = _shard_problems(out, file, shard, manifest, expected)
+            problems = [problem.inside(shard.name, shard=shard.name) for problem in inside_shard]
         except OSError as error:
-            return [f"{shard.name}: cannot be read: {error}"]
+            return [Problem(f"{shard.name}: cannot be read: {error}", "file-unreadable", shard=shard.name)]
     did(packs=shard.num_packs, bytes=shard.bytes)
-    more = [f"{shard.name}: and {len(problems) - MAX_PROBLEMS} more"] if len(problems) > MAX_PROBLEMS else []
-    return problems[:MAX_PROBLEMS] + more
+    if len(problems) <= MAX_PROBLEMS:
+        return problems
+    words = f"{shard.name}: and {len(problems) - MAX_PROBLEMS} more"
+    return [*problems[:MAX_PROBLEMS], Problem(words, "not-checked", shard=shard.name)]
 
 
 def _shard_problems(
     out: Place, file: BinaryIO, shard: ShardEntry, manifest: Manifest, expected: tuple[int, int] | None
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """The index was held against the manifest before: its places are inside the file, and leave no gap."""
     index = read_parquet(out / INDEX, filters=[("shard", "=", shard.name)]).to_pylist()
     documents: dict[int, list[Documented]] = {}  # of packs that can be read
     digest, is_whole = hashlib.sha256(), True
     pixels = PixelDecoder(manifest, load_renderer)
     for line in index:
+        number, at = line["pack"], f"pack {line['pack']}"
         content = np.empty(line["bytes"], np.uint8).data
         if read_into(file, content, line["offset"]) < len(content):
-            yield f"pack {line['pack']}: the file ends before it does"
+            yield Problem(f"{at}: the file ends before it does", "shard-changed", pack=number)
             return
         digest.update(content)
         if (crc32 := zlib_ng.crc32(content)) != line["crc32"]:
             is_whole = False
-            yield f"pack {line['pack']}: its crc32 is {crc32:08x}, by the index {line['crc32']:08x}"
+            yield Problem(
+                f"{at}: its crc32 is {crc32:08x}, by the index {line['crc32']:08x}", "pack-changed", pack=number
+            )
             continue
         try:
             found = _line_problems(content, line, manifest, pixels, documents)
-            yield from (f"pack {line['pack']}: {problem}" for problem in found)
+            yield from (problem.inside(at, pack=number) for problem in found)
         except PixelsChangedError as error:
-            yield f"pack {line['pack']}: {error}; {pixels.find_remedy(error)}"
+            yield Problem(f"{at}: {error}; {pixels.find_remedy(error)}", "pixels-changed", pack=number)
         except UNREADABLE as error:
-            yield f"pack {line['pack']}: cannot be read: {type(error).__name__}: {error}"
+            yield Problem(f"{at}: cannot be read: {type(error).__name__}: {error}", "pack-unreadable", pack=number)
     end = memoryview(bytearray(END))
     read_into(file, end, shard.bytes - END)
     digest.update(end)
     if any(end):
-        yield "does not end with two blocks of zeros"
+        yield Problem("does not end with two blocks of zeros", "shard-changed")
     elif is_whole and digest.hexdigest() != shard.sha256:
-        yield "sha256 differs from the manifest's"
+        yield Problem("sha256 differs from the manifest's", "shard-changed")
     numbers = {name: number for number, name in enumerate(manifest.identity.inputs)}
     listed = [
         (numbers.get(name, -1), row, repeat, pack, position, tokens, visual)
@@ -336,17 +367,20 @@ def _shard_problems(
         yield from _ledger_problems(out, documents, manifest)
 
 
-def _ledger_problems(out: Place, documents: dict[int, list[Documented]], manifest: Manifest) -> Iterator[str]:
+def _ledger_problems(out: Place, documents: dict[int, list[Documented]], manifest: Manifest) -> Iterator[Problem]:
     """Packs whose documents are others in the ledger."""
     ledger = _ledger_of_packs(out, list(documents), manifest)
     for pack, own in documents.items():
         theirs = ledger.get(pack, [])
         if len({place[0] for place in theirs}) < len(theirs):
-            yield f"pack {pack}: two rows at one position by the ledger"
+            words = "two rows at one position by the ledger"
         elif [place[1:] for place in theirs] != [place[1:] for place in own]:
-            yield f"pack {pack}: its documents differ from the ledger's"
+            words = "its documents differ from the ledger's"
         elif theirs != own:
-            yield f"pack {pack}: its documents are at other positions by the ledger"
+            words = "its documents are at other positions by the ledger"
+        else:
+            continue
+        yield Problem(f"pack {pack}: {words}", "pack-ledger", pack=pack)
 
 
 def _line_problems(
@@ -355,7 +389,7 @@ def _line_problems(
     manifest: Manifest,
     pixels: PixelDecoder,
     documents: dict[int, list[Documented]],
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     """A pack by its bytes, against its line of the index. Its documents, if they can be read, are added."""
     members, start = {}, 0
     for place in line["members"]:
@@ -363,7 +397,7 @@ def _line_problems(
         begin, end = start + BLOCK, start + BLOCK + size
         start = end + -size % BLOCK
         if content[begin - BLOCK : begin] != tar_header(line["pack"], name, size) or any(content[end:start]):
-            yield f"{name}: its header in the tar, or what pads it, is another"
+            yield Problem(f"{name}: its header in the tar, or what pads it, is another", "pack-changed", member=name)
             return
         members[name] = content[begin:end]
     pack = read_pack(members, pixels)
@@ -374,8 +408,10 @@ def _line_problems(
     places = [(place["offset"], place["size"]) for place in line["members"]]
     found = dataclasses.asdict(PackLine.of(pack, line["offset"], line["offset"] + line["bytes"], line["crc32"], places))
     found |= {"fake_tokens": len(manifest.family["fake_image_ids"]) if pack.fake_image else 0}
-    yield from (f"{name} is {line[name]} by the index, {value}" for name, value in found.items()
-                if name not in ("members", "fake_image") and line[name] != value)  # fmt: skip
+    for name, value in found.items():
+        if name not in ("members", "fake_image") and line[name] != value:
+            words = f"{name} is {line[name]} by the index, {value}"
+            yield Problem(words, "pack-index", column=name, got=line[name], expected=value)
     own = (document for document in pack.documents if document.row >= 0)
     documents[line["pack"]] = [
         (position, document.dataset, document.row, document.repeat, document.tokens, document.visual_tokens)

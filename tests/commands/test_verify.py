@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from command_line import Run
+from support.commands import Found, parse_problems
 from support.errors import numbers_in, prints_code
 from support.outputs import sign
 
@@ -29,52 +30,49 @@ def flip(path: Path, where: int) -> None:
 
 
 SHARD, LEDGER = "shards/pack-000000.tar", "ledger/00000.parquet"
-DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a bit in a shard": (lambda out: flip(out / SHARD, 5000), "pack-000000.tar: pack 0: "),
+DAMAGES: dict[str, tuple[Callable[[Path], Any], tuple[str, int | None, str]]] = {
+    "a bit in a shard": (lambda out: flip(out / SHARD, 5000), ("pack-000000.tar", 0, "pack-changed")),
     "a shard is cut": (
         lambda out: (out / SHARD).write_bytes((out / SHARD).read_bytes()[:-512]),
-        "pack-000000.tar: ",
+        ("pack-000000.tar", None, "shard-changed"),
     ),
-    "a shard is gone": (lambda out: (out / SHARD).unlink(), "pack-000000.tar: "),
-    "the ledger is gone": (lambda out: (out / LEDGER).unlink(), "ledger/00000.parquet: "),
-    "a bit in the ledger": (
-        lambda out: flip(out / LEDGER, 100),
-        "ledger/00000.parquet: ",
+    "a shard is gone": (lambda out: (out / SHARD).unlink(), ("pack-000000.tar", None, "file-missing")),
+    "the ledger is gone": (lambda out: (out / LEDGER).unlink(), (LEDGER, None, "file-missing")),
+    "a bit in the ledger": (lambda out: flip(out / LEDGER, 100), (LEDGER, None, "file-changed")),
+    "the pixel table is gone": (
+        lambda out: (out / "image_table.npy").unlink(),
+        ("image_table.npy", None, "file-missing"),
     ),
-    "the pixel table is gone": (lambda out: (out / "image_table.npy").unlink(), "image_table.npy: "),
-    "a bit in the index": (
-        lambda out: flip(out / "index.parquet", 100),
-        "index.parquet: ",
-    ),
+    "a bit in the index": (lambda out: flip(out / "index.parquet", 100), ("index.parquet", None, "file-changed")),
     "the manifest has another digest": (
         lambda out: sign(out, lambda m: m["shards"][0].update(sha256="0" * 64)),
-        "pack-000000.tar: ",
+        ("pack-000000.tar", None, "shard-changed"),
     ),
     "the manifest counts another number of packs": (
         lambda out: sign(out, lambda m: m["counts"].update(packs=99)),
-        "manifest: counts.packs is 99, ",
+        ("manifest", None, "counts-mismatch"),
     ),
     "the manifest knows more rows": (
         lambda out: sign(out, lambda m: m["identity"]["inputs"]["tiny"].update(rows=20)),
-        "ledger: ",
+        ("ledger", None, "ledger-rows"),
     ),
     "the manifest has lost its shards": (
         lambda out: sign(out, lambda m: [m["shards"].clear(), m["index"].update(offsets=[0], crc32=[], times=[])]),
-        "shards/pack-000000.tar: ",
+        ("shards/pack-000000.tar", None, "file-unknown"),
     ),
     "the manifest asks for smaller packs": (
         lambda out: sign(out, lambda m: m["identity"]["config"].update(pack_size=100)),
-        "pack_size 100",
+        ("index.parquet", None, "index-invalid"),
     ),
 }
 
 
-@pytest.mark.parametrize(("damage", "words"), DAMAGES.values(), ids=DAMAGES)
-def test_verify_names_the_damage(run: Run, out: Path, damage: Callable[[Path], Any], words: str) -> None:
+@pytest.mark.parametrize(("damage", "problem"), DAMAGES.values(), ids=DAMAGES)
+def test_verify_names_the_damage(run: Run, out: Path, damage: Callable[[Path], Any], problem: Found) -> None:
     damage(out)
     code, printed, errors = run("verify", out)
     assert code == 1
-    assert words in printed
+    assert problem in parse_problems(printed), printed
     assert errors.startswith(f"{out}: ") and numbers_in(errors.removeprefix(str(out))) == [len(printed.splitlines())]
 
 
@@ -82,7 +80,8 @@ def test_verify_does_not_hold_shards_against_a_broken_table(run: Run, out: Path)
     flip(out / "index.parquet", 100)
     flip(out / SHARD, 5000)
     code, printed, _ = run("verify", out)
-    assert (code, [line.partition(":")[0] for line in printed.splitlines()]) == (1, ["index.parquet", "shards"])
+    found = [("index.parquet", None, "file-changed"), ("shards", None, "not-checked")]
+    assert (code, parse_problems(printed)) == (1, found)
 
 
 def test_verify_what_is_not_finished(run: Run, out: Path, tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ def _messages(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             yield f"{_name(node.exc.func)}{_code(node.exc)}: {_text(node.exc)}"
+        elif isinstance(node, ast.Call) and _name(node.func) == "Problem" and len(node.args) == 2:
+            yield f"Problem [{_words(node.args[1])}]: {_words(node.args[0])}"
         elif isinstance(node, ast.Call) and _name(node.func) == "Skip":
             given = {str(keyword.arg): keyword.value for keyword in node.keywords}
             if {"reason", "detail"} <= given.keys():

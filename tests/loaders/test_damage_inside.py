@@ -120,9 +120,7 @@ def test_an_index_that_was_edited(out: Path, change: Callable[[Lines], Any], fie
     with pytest.raises(ShardError) as caught:
         PackedShards(out, check="none")
     assert has(caught.value, out=str(out), file="index.parquet", **fields)
-    found = list_problems(out)
-    problems = [problem.removeprefix("index.parquet: ") for problem in found if problem.startswith("index.parquet: ")]
-    assert any(problem in str(caught.value) for problem in problems), "both say the same of it"
+    assert ("index.parquet", None, "index-invalid") in list_problems(out)
 
 
 def test_batches_are_compared_where_they_are_needed(out: Path) -> None:
@@ -135,7 +133,7 @@ def test_batches_are_compared_where_they_are_needed(out: Path) -> None:
     expected = manifest.index.crc32[0]
     with raises(OutputError, "output-damaged", file="index.arrow", batch=0, expected=expected):
         packs.pack(0)
-    assert any(problem.startswith("index.arrow: ") for problem in list_problems(out))
+    assert ("index.arrow", None, "file-changed") in list_problems(out)
     (out / "index.arrow").write_bytes(content[: manifest.index.offsets[1] - 7])
     with raises(OutputError, "output-damaged", file="index.arrow", batch=0, missing=7):
         packs.pack(0)
@@ -156,12 +154,12 @@ def test_an_index_without_a_column(out: Path) -> None:
     sign(out)
     with raises(ShardError, "shard-damaged", file="index.parquet", column="schema"):
         ShardReader(out)
-    assert list_problems(out)[0].startswith("index.parquet: ")
+    assert list_problems(out)[0].place == "index.parquet"
     (out / "index.parquet").write_bytes(b"PAR1, but not more")
     sign(out)
     with raises(OutputError, "output-damaged", file="index.parquet"):
         ShardReader(out)
-    assert list_problems(out)[0].startswith("index.parquet: ")
+    assert list_problems(out)[0].place == "index.parquet"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +180,7 @@ def test_arrays_that_were_edited(out: Path, name: str, change: Callable[[np.ndar
         packs.pack(3)
     assert (caught.error.shard, caught.error.pack) == ("pack-000000.tar", 3)
     assert packs.pack(2)["pack"] == 2
-    assert any(problem.startswith("pack-000000.tar: pack 3: ") for problem in list_problems(out))
+    assert ("pack-000000.tar", 3) in [problem[:2] for problem in list_problems(out)]
 
 
 # Places
@@ -195,9 +193,7 @@ def test_links_out_of_the_output_are_not_followed(out: Path, tmp_path: Path, nam
     with pytest.raises(OutputError) as caught:
         loaded(out)
     assert has(caught.value, escapes=True)
-    assert any(problem.startswith(name) or str(out / name) in problem for problem in list_problems(out)), list_problems(
-        out
-    )
+    assert any(problem.code.startswith("file-") for problem in list_problems(out)), list_problems(out)
     (out / name).unlink()
     (out / "kept").mkdir()
     (tmp_path / "elsewhere").rename(out / "kept/there")
@@ -212,7 +208,7 @@ def test_a_pipe_is_not_waited_for(out: Path) -> None:
     os.mkfifo(out / "shards/pack-000001.tar")
     with raises(ShardError, "shard-damaged", shard="pack-000001.tar", got=None):
         loaded(out)
-    assert any("pack-000001.tar: " in problem for problem in list_problems(out))
+    assert ("pack-000001.tar", None, "file-missing") in list_problems(out)
 
 
 # All of it, drawn

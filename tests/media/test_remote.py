@@ -317,4 +317,5 @@ def test_an_output_tells_what_was_downloaded(web: Web, tmp_path: Path) -> None:
     )
     assert (out / "fetched.parquet").read_bytes() == before
     (out / "fetched.parquet").write_bytes(b"other")
-    assert verify_ledger(out, Manifest.read(out)) == ["fetched.parquet: sha256 differs from the manifest's"]
+    (problem,) = verify_ledger(out, Manifest.read(out))
+    assert (problem.code, problem.fields["file"]) == ("file-changed", "fetched.parquet")

@@ -19,6 +19,7 @@ from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.engine import Engine
 from neatpack.pipeline.shard import audit, ledger, tables as tables_module, verify
 from neatpack.pipeline.shard.audit import document_hashes, sums_of
+from neatpack.pipeline.shard.problems import Problem
 from neatpack.pipeline.shard.tables import Block, ledger_names, row_blocks
 from neatpack.pipeline.shard.verify import verify_output
 from neatpack.storage import tables as runtime_tables
@@ -57,7 +58,7 @@ def out(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "out"
 
 
-def verified(out: Path) -> list[str]:
+def verified(out: Path) -> list[Problem]:
     return verify_output(out, Manifest.read(out), Engine({}))
 
 
@@ -143,40 +144,46 @@ def _moved_to_another_file(out: Path) -> None:
     pq.write_table(pa.concat_tables([pq.read_table(second), pq.read_table(first).slice(1, 1)]), second)
 
 
-WRONGS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a row is missing": (_without_a_row, "ledger: data set twice has 43 rows, the ledger 4"),
-    "a row is there twice": (_edited(lambda t: pa.concat_tables([t, t.slice(3, 1)])), "ledger: 1 rows are there twice"),
-    "a row is there twice, in two files": (_moved_to_another_file, "ledger: 1 rows are there twice"),
-    "a row that is none": (_edited(_put("row", lambda row: 999)), "ledger: data set twice has 43 rows, the ledger 4"),
-    "a row before the first": (_edited(_put("row", lambda row: -1)), "ledger: data set twice has 43 rows, the ledger"),
-    "another repetition": (_edited(_put("repeat", lambda repeat: 7)), "its documents differ from the ledger's"),
-    "another pack": (_edited(_put("pack", lambda pack: pack + 1)), "its documents differ from the ledger's"),
-    "no such pack": (_edited(_put("pack", lambda pack: 1 << 20)), "its documents differ from the ledger's"),
-    "another position": (_edited(_put("position", lambda at: at + 99)), "pack-000000.tar: pack "),
-    "other tokens": (_edited(_put("tokens", lambda tokens: tokens + 1)), "its documents differ from the ledger's"),
-    "other visual tokens": (_edited(_put("visual_tokens", lambda n: n + 4)), "its documents differ from the ledger's"),
-    "two rows in each other's place": (_edited(_swapped), "its documents differ from the ledger's"),
-    "of another data set": (_edited(_put("dataset", lambda name: "some")), "that is not of twice"),
-    "an unknown status": (_edited(_put("status", lambda status: "lost")), "neither packed nor skipped for a known"),
+WRONGS: dict[str, tuple[Callable[[Path], None], str, dict[str, Any]]] = {
+    "a row is missing": (_without_a_row, "ledger-rows", {"dataset": "twice", "expected": 43}),
+    "a row is there twice": (_edited(lambda t: pa.concat_tables([t, t.slice(3, 1)])), "ledger-rows", {"duplicates": 1}),
+    "a row is there twice, in two files": (_moved_to_another_file, "ledger-rows", {"duplicates": 1}),
+    "a row that is none": (_edited(_put("row", lambda row: 999)), "ledger-rows", {"dataset": "twice", "expected": 43}),
+    "a row before the first": (
+        _edited(_put("row", lambda row: -1)),
+        "ledger-rows",
+        {"dataset": "twice", "expected": 43},
+    ),
+    "another repetition": (_edited(_put("repeat", lambda repeat: 7)), "pack-ledger", {}),
+    "another pack": (_edited(_put("pack", lambda pack: pack + 1)), "pack-ledger", {}),
+    "no such pack": (_edited(_put("pack", lambda pack: 1 << 20)), "pack-ledger", {}),
+    "another position": (_edited(_put("position", lambda at: at + 99)), "pack-ledger", {"shard": "pack-000000.tar"}),
+    "other tokens": (_edited(_put("tokens", lambda tokens: tokens + 1)), "pack-ledger", {}),
+    "other visual tokens": (_edited(_put("visual_tokens", lambda n: n + 4)), "pack-ledger", {}),
+    "two rows in each other's place": (_edited(_swapped), "pack-ledger", {}),
+    "of another data set": (_edited(_put("dataset", lambda name: "some")), "ledger-invalid", {}),
+    "an unknown status": (_edited(_put("status", lambda status: "lost")), "ledger-invalid", {}),
     "an unknown reason": (
         _edited(_put("reason", lambda reason: "tired", "skipped"), at=-2),
-        "neither packed nor skipped for a known",
+        "ledger-invalid",
+        {},
     ),
     "skipped, with a pack": (
         _edited(_put("pack", lambda pack: 0, "skipped"), at=-2),
-        "a packed row without a pack, or a skipped one with",
+        "ledger-invalid",
+        {},
     ),
-    "an empty cell": (_edited(_put("tokens", lambda tokens: None)), "cells are empty"),
-    "another column": (_edited(lambda t: t.drop_columns(["id"])), "other columns"),
+    "an empty cell": (_edited(_put("tokens", lambda tokens: None)), "ledger-invalid", {}),
+    "another column": (_edited(lambda t: t.drop_columns(["id"])), "ledger-invalid", {}),
 }
 
 
-@pytest.mark.parametrize(("break_it", "words"), WRONGS.values(), ids=WRONGS)
-def test_what_is_wrong_is_named(out: Path, break_it: Callable[[Path], None], words: str) -> None:
+@pytest.mark.parametrize(("break_it", "code", "fields"), WRONGS.values(), ids=WRONGS)
+def test_what_is_wrong_is_named(out: Path, break_it: Callable[[Path], None], code: str, fields: dict[str, Any]) -> None:
     break_it(out)
     sign(out)
     found = verified(out)
-    assert any(words in problem for problem in found), found
+    assert any(problem.code == code and fields.items() <= problem.fields.items() for problem in found), found
 
 
 def test_the_last_position_is_another(out: Path) -> None:
@@ -194,9 +201,7 @@ def test_the_last_position_is_another(out: Path) -> None:
     lines = lines.set_column(lines.column_names.index("position"), "position", pa.array(position, pa.int32()))
     pq.write_table(lines, out / name)
     sign(out)
-    assert [problem.partition(": ")[2] for problem in verified(out)] == [
-        f"pack {pack}: its documents are at other positions by the ledger"
-    ]
+    assert [(problem.code, problem.fields["pack"]) for problem in verified(out)] == [("pack-ledger", pack)]
 
 
 def test_two_rows_at_one_position(out: Path) -> None:
@@ -208,9 +213,7 @@ def test_two_rows_at_one_position(out: Path) -> None:
     position = pc.if_else(pc.equal(lines["pack"], pack), pa.scalar(0, pa.int32()), lines["position"])
     pq.write_table(lines.set_column(lines.column_names.index("position"), "position", position), path)
     sign(out)
-    assert [problem.partition(": ")[2] for problem in verified(out)] == [
-        f"pack {pack}: two rows at one position by the ledger"
-    ]
+    assert [(problem.code, problem.fields["pack"]) for problem in verified(out)] == [("pack-ledger", pack)]
 
 
 def test_sums_do_not_depend_on_the_order() -> None:

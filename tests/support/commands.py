@@ -1,10 +1,12 @@
 """The command line, in this process."""
 
 import io
+import re
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from support.errors import printed_code
 from support.outputs import Manifest, read_manifest
 
 from neatpack.pipeline.cli import main as main
@@ -28,7 +30,24 @@ def assert_verified(out: Path) -> Manifest:
     return read_manifest(out)
 
 
-def list_problems(out: Path) -> list[str]:
-    """Return what `neatpack verify` says is wrong; of a manifest that cannot be read, the error."""
+class Found(NamedTuple):
+    """A line of `neatpack verify`: the file or shard, the number of the pack where it is about one, and the code."""
+
+    place: str
+    pack: int | None
+    code: str
+
+
+def list_problems(out: Path) -> list[Found]:
+    """Return what `neatpack verify` finds wrong; of a manifest that cannot be read, the error."""
     code, printed, errors = run_command("verify", out)
-    return (printed.splitlines() or [errors]) if code else []
+    return parse_problems(printed or errors) if code else []
+
+
+def parse_problems(printed: str) -> list[Found]:
+    """Return the problems that `neatpack verify` has printed."""
+    found = []
+    for line in printed.splitlines():
+        place, pack = re.match(r"([^:]*): (?:pack (\d+): )?", line).groups()  # type: ignore[union-attr]
+        found.append(Found(place, int(pack) if pack else None, printed_code(line)))
+    return found
