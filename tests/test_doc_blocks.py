@@ -240,10 +240,10 @@ def test_a_dataset_info_of_llama_factory_is_translated_as_the_table_says():
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_targets_of_make_exist(page):
-    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     fenced = [line for block in blocks_of(page) if not block.info for line in block.body.splitlines()]
     for line in [*inline_code(page), *fenced]:
-        if found := re.match(r"make (\w+)", line):
+        if found := re.match(r"make ([\w-]+)", line):
             assert found[1] in targets, line
 
 

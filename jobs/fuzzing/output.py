@@ -406,7 +406,7 @@ def verified(out: Path) -> list[str]:
     except OutputError as error:
         return [str(error)]
     with engine("inline") as running:
-        return verify_output(out, manifest, running)
+        return list(verify_output(out, manifest, running))
 
 
 def _digest(tensor: torch.Tensor) -> str:
