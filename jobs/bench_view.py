@@ -65,7 +65,7 @@ def make_output(out: Path, num_rows: int, seed: int) -> Manifest:
         sums = {key: int(table[key].to_numpy().sum()) for key in ("tokens", "visual_tokens")}
         line = {"dataset": name, "rows": len(table), "samples": len(table), "packed": int(is_packed.sum()), **sums}
         blank = {field.name: 0 for field in DATASETS_SCHEMA if field.name not in line}
-        lines.append(line | blank | {"ratio": 1.0, "times": 1.0, "weight": None, "bad_media": int((~is_packed).sum())})
+        lines.append(line | blank | {"ratio": 1.0, "weight": None, "bad_media": int((~is_packed).sum())})
     tables["stats/datasets.parquet"] = pa.Table.from_pylist(lines, schema=DATASETS_SCHEMA)
     for file, table in tables.items():
         write_parquet(out / file, table)

@@ -152,12 +152,6 @@ class PackConfig:
         shapes="plan",
     )
     drop_long_samples: bool | None = _key(None, "true: overlong=drop; false: overlong=error")
-    repeat_at_load: bool = _key(
-        False,
-        "store rows that a sample_ratio above 1 repeats once, in packs of their own, which the loader repeats: an "
-        "epoch of PackedShards has a pack as often as the ratio says",
-        shapes="plan",
-    )
     max_packs: int = _key(0, "write this many packs at most; 0: all", shapes="plan")
     group_size: int = _key(
         512, "packs in a balanced group; data-parallel sizes that divide it are balanced", shapes="plan"

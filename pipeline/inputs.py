@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from neatpack.format.manifest import MAX_TIMES, Identity
+from neatpack.format.manifest import Identity
 from neatpack.pipeline.families.restore import pixels_for
 from neatpack.storage.files import Place, place
 from neatpack.storage.uris import redact_uri
 
-from .config import PackConfig, UserError
+from .config import PackConfig
 from .families.base import Family
 from .identity import own_code, versions
 from .ingest.convert import first_rows, resolved
@@ -51,22 +51,8 @@ def inputs_of(config: PackConfig, datasets: Sequence[Dataset], family: Family, r
 
 def output_of(split: Split, config: PackConfig, family: Family, data: Sequence[SplitRows]) -> Inputs:
     """What one output starts from."""
-    corpora = [
-        Corpus.of(dataset, source, split, is_held, repeat_at_load=config.repeat_at_load)
-        for dataset, source, is_held in data
-    ]
+    corpora = [Corpus.of(dataset, source, split, is_held) for dataset, source, is_held in data]
     for corpus in corpora:
-        if corpus.times_at_load > MAX_TIMES:
-            problem = (
-                f"sample_ratio is too high for --repeat-at-load (got {corpus.times_at_load:g}, at most {MAX_TIMES:,})"
-            )
-            raise UserError(
-                f'data set "{corpus.name}": {problem}',
-                code="meta-invalid",
-                dataset=corpus.name,
-                key="sample_ratio",
-                limit=MAX_TIMES,
-            )
         counts = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in corpus.num_left_out().items())
         logger.info("%s: %d rows, %s", corpus.name, corpus.num_rows, counts)
     identity = Identity(

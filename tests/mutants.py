@@ -111,7 +111,7 @@ MUTANTS = {
         OUTPUTS,
     ),
     "doubled-row": Mutant(
-        "pipeline/ingest/corpus.py", "dataset.sample_ratio / times)", "2 * dataset.sample_ratio / times)", OUTPUTS
+        "pipeline/ingest/corpus.py", "dataset.sample_ratio)", "2 * dataset.sample_ratio)", OUTPUTS
     ),
     "copies-in-one-pack": Mutant(
         "pipeline/plan/mixing.py",

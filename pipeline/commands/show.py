@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # What says how a whole output is made, and nothing of one row.
 OF_OUTPUTS = (
-    "out", "datasets", "holdout", "check_media", "packing_ratio", "repeat_at_load", "max_packs", "group_size", "seed",
+    "out", "datasets", "holdout", "check_media", "packing_ratio", "max_packs", "group_size", "seed",
     "fake_image", "shard_mb", "max_skipped", "engine", "num_workers", "record_paths", "overwrite",
 )  # fmt: skip
 OF_ROWS = tuple(f.name for f in dataclasses.fields(PackConfig) if f.name not in (*OF_OUTPUTS, "processor"))

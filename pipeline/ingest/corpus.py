@@ -64,23 +64,13 @@ class Corpus:
     is_held: NDArray[np.bool_]  # which rows belong to the split "holdout"
     copies: NDArray[np.int32]  # of each row, in this split; 0: `left_out` says why
     is_measured: NDArray[np.bool_]  # rows that either split takes
-    times_at_load: float = 1.0  # how often its packs come in an epoch, where rows that are repeated are stored once
 
     @classmethod
-    def of(
-        cls,
-        dataset: Dataset,
-        source: Source,
-        split: Split,
-        is_held: NDArray[np.bool_],
-        *,
-        repeat_at_load: bool = False,
-    ) -> "Corpus":
+    def of(cls, dataset: Dataset, source: Source, split: Split, is_held: NDArray[np.bool_]) -> "Corpus":
         """Rows that are held out come once, unless the sample_ratio is 0. It is drawn among the others, so that they
         are those that a data set without the rows held out would give."""
-        times = max(1.0, dataset.sample_ratio) if repeat_at_load and split == "train" else 1.0
         trained = np.zeros(len(is_held), dtype=np.int32)
-        trained[~is_held] = copies_of_rows(int(np.count_nonzero(~is_held)), dataset.sample_ratio / times)
+        trained[~is_held] = copies_of_rows(int(np.count_nonzero(~is_held)), dataset.sample_ratio)
         held = (is_held & (dataset.sample_ratio > 0)).astype(np.int32)
         return cls(
             dataset=dataset,
@@ -89,7 +79,6 @@ class Corpus:
             is_held=is_held,
             copies=trained if split == "train" else held,
             is_measured=trained + held > 0,
-            times_at_load=times,
         )
 
     @property

@@ -76,7 +76,6 @@ class Share(NamedTuple):
 
     name: str
     weight: float | None
-    times_at_load: float
     has_group_column: bool = False
 
 
@@ -97,7 +96,7 @@ def make_plan(
 ) -> Plan:
     """Assign every measured row of these parts, as often as its corpus takes it; of a partition, those dealt to it."""
     lines = fitted_lines(parts, corpora, family, config, dealt)
-    lines = _mixed(lines, corpora, dealt, repeat_at_load=config.repeat_at_load)
+    lines = _mixed(lines, corpora, dealt)
     lines = _with_groups(lines, corpora, config)
     reserve = reserved(config, len(family.fake_image_ids))
     tokens = aligned(lines["tokens"].to_numpy(), config.align)
@@ -105,28 +104,23 @@ def make_plan(
     is_good = pc.equal(lines["reason"], "").to_numpy()
     # Rows that exceed the fill that packing_ratio asks for, but not the pack, get a pack of their own.
     is_alone = tokens > np.where(visual > 0, config.fill, config.fill - reserve)
-    times = lines["times"].to_numpy()
+    shared, alone = np.flatnonzero(is_good & ~is_alone), np.flatnonzero(is_good & is_alone)
     rows, groups = kinship_of(lines)
-    pack, num_packs = np.full(len(lines), -1, dtype=np.int64), 0
-    for each in np.unique(times[is_good]):  # rows of one pack come equally often
-        mine = is_good & (times == each)
-        shared, alone = np.flatnonzero(mine & ~is_alone), np.flatnonzero(mine & is_alone)
-        pack[shared] = num_packs + plan_packs(
-            tokens[shared],
-            visual[shared],
-            capacity=config.fill,
-            group_size=config.group_size,
-            seed=config.seed,
-            max_visual_tokens=config.max_visual_tokens or None,
-            text_reserve=reserve,
-            audio_tokens=audio[shared],
-            cost=config.step_cost,
-            rows=None if rows is None else rows[shared],
-            groups=None if groups is None else groups[shared],
-        )
-        num_packs = int(pack.max(initial=-1)) + 1
-        pack[alone] = num_packs + np.arange(len(alone))
-        num_packs += len(alone)
+    pack = np.full(len(lines), -1, dtype=np.int64)
+    pack[shared] = plan_packs(
+        tokens[shared],
+        visual[shared],
+        capacity=config.fill,
+        group_size=config.group_size,
+        seed=config.seed,
+        max_visual_tokens=config.max_visual_tokens or None,
+        text_reserve=reserve,
+        audio_tokens=audio[shared],
+        cost=config.step_cost,
+        rows=None if rows is None else rows[shared],
+        groups=None if groups is None else groups[shared],
+    )
+    pack[alone] = pack.max(initial=-1) + 1 + np.arange(len(alone))
     plan = in_pack_order(lines, pack)
     return cut_off(plan, config.max_packs) if config.max_packs else plan
 
@@ -215,7 +209,7 @@ def aligned(tokens: Tokens, align: int) -> Tokens:
 def _lines(parts: Sequence[TakenPart], corpora: Sequence[Share], config: PackConfig, dealt: Dealt | None) -> pa.Table:
     """One line per row and repetition, in source order."""
     by_weight = None
-    if dealt and corpora[0].weight is not None and not config.repeat_at_load:
+    if dealt and corpora[0].weight is not None:
         by_weight = ratios(dealt.tokens_in_all, [corpus.weight or 0.0 for corpus in corpora])
     pieces: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
     numbers = ("row", "group", "at", "size", "tokens", "visual_tokens", "audio_tokens", "media_bytes", "picture_bytes")
@@ -244,7 +238,6 @@ def _lines(parts: Sequence[TakenPart], corpora: Sequence[Share], config: PackCon
     fixed = {
         "dataset": np.repeat(np.array([part.corpus for part in parts], dtype=np.int32), counts),
         "part": np.repeat(np.array([part.index for part in parts], dtype=np.int32), counts),
-        "times": np.repeat(np.array([corpora[part.corpus].times_at_load for part in parts]), counts),
     } | {name: np.full(sum(counts), value, np.int32) for name, value in
          (("pack", -1), ("position", -1), ("limit", 0), ("shrink", 0))}  # fmt: skip
     columns = []
@@ -267,25 +260,18 @@ def tokens_of(lines: pa.Table, num_corpora: int) -> list[int]:
     return [int(count) for count in sums]
 
 
-def _mixed(lines: pa.Table, corpora: Sequence[Share], dealt: Dealt | None, *, repeat_at_load: bool) -> pa.Table:
-    """Where data sets have weights, their lines repeated, or marked for the loader to repeat: only now it is known how
-    long each row is, and which fit."""
+def _mixed(lines: pa.Table, corpora: Sequence[Share], dealt: Dealt | None) -> pa.Table:
+    """Repeat lines by the weights of their data sets: only now it is known how long each row is, and which fit."""
     weights = [corpus.weight for corpus in corpora if corpus.weight is not None]
-    if not weights or (dealt and not repeat_at_load):  # what is dealt is repeated already
+    if not weights or dealt:  # what is dealt is repeated already
         return lines
     assert len(weights) == len(corpora), "read_meta gives all of them a weight, or none"
     dataset = lines["dataset"].to_numpy()
     tokens = np.where(pc.equal(lines["reason"], "").to_numpy(), lines["tokens"].to_numpy(), 0).astype(np.int64)
     places = [np.flatnonzero(dataset == index) for index in range(len(corpora))]
-    repeats, times = np.ones(len(lines), dtype=np.int32), np.ones(len(lines))
-    in_all = dealt.tokens_in_all if dealt else tokens_of(lines, len(corpora))
-    for place, ratio in zip(places, ratios(in_all, weights), strict=True):
-        if repeat_at_load:
-            times[place] = ratio
-        else:
-            repeats[place] = copies(tokens[place], ratio)
-    if repeat_at_load:
-        return with_columns(lines, {"times": times})
+    repeats = np.ones(len(lines), dtype=np.int32)
+    for place, ratio in zip(places, ratios(tokens_of(lines, len(corpora)), weights), strict=True):
+        repeats[place] = copies(tokens[place], ratio)
     taken = lines.take(pa.array(np.repeat(np.arange(len(lines)), repeats)))
     return with_columns(taken, {"repeat": _repeat_numbers(repeats)})
 
@@ -444,6 +430,4 @@ class _Fitting:
 
 
 def shares_of(corpora: Sequence[Corpus]) -> list[Share]:
-    return [
-        Share(corpus.name, corpus.weight, corpus.times_at_load, bool(corpus.dataset.group_column)) for corpus in corpora
-    ]
+    return [Share(corpus.name, corpus.weight, bool(corpus.dataset.group_column)) for corpus in corpora]

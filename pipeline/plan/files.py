@@ -35,7 +35,6 @@ class Sums:
     tokens: int = 0
     visual_tokens: int = 0
     tokens_once: int = 0  # without those of repetitions
-    times: float = 1.0  # how often the loader gives its packs
     media_bytes: int = 0
     repeated_media_bytes: int = 0  # of which those of repetitions
     truncated: int = 0  # samples, to fit a pack
@@ -51,10 +50,9 @@ class Sums:
         summed = {
             field.name: getattr(self, field.name) + getattr(other, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("times", "skipped", "skipped_tokens")
+            if field.name not in ("skipped", "skipped_tokens")
         }
-        times = self.times if self.packed else other.times
-        return Sums(**summed, skipped=skipped, skipped_tokens=skipped_tokens, times=times)
+        return Sums(**summed, skipped=skipped, skipped_tokens=skipped_tokens)
 
 
 class Cut(NamedTuple):
@@ -219,8 +217,6 @@ def _sums(packed: pa.Table, skipped: pa.Table, num_corpora: int) -> Iterator[Sum
         "truncated": summed(limit > 0),
         "shrunk": summed(shrink > 0),
     }
-    times, (there, firsts) = np.ones(num_corpora), np.unique(dataset, return_index=True)
-    times[there] = packed["times"].to_numpy()[firsts]
     reasons: list[dict[str, int]] = [{} for _ in range(num_corpora)]
     lost: list[dict[str, int]] = [{} for _ in range(num_corpora)]
     figures = [("row", "count"), ("tokens", "sum")]
@@ -229,9 +225,9 @@ def _sums(packed: pa.Table, skipped: pa.Table, num_corpora: int) -> Iterator[Sum
         reasons[line["dataset"]][line["reason"]] = line["row_count"]
         if line["tokens_sum"]:
             lost[line["dataset"]][line["reason"]] = line["tokens_sum"]
-    for corpus, (often, counts, tokens_lost) in enumerate(zip(times.tolist(), reasons, lost, strict=True)):
+    for corpus, (counts, tokens_lost) in enumerate(zip(reasons, lost, strict=True)):
         own = {name: values[corpus] for name, values in columns.items()}
-        yield Sums(**own, times=often, skipped=counts, skipped_tokens=tokens_lost)
+        yield Sums(**own, skipped=counts, skipped_tokens=tokens_lost)
 
 
 def _is_first(packed: pa.Table) -> np.ndarray:

@@ -51,10 +51,9 @@ def repaired(
     pack = np.where(gone, UNPLACED, before)
     is_spilled = pc.equal(lines["reason"], "max_packs").to_numpy()
     filling = _Filling(lines, config, reserved(config, num_fake_ids))
-    times, spilled_before = lines["times"].to_numpy(), is_spilled.copy()
-    for each in np.unique(times[gone]):  # rows of one pack come equally often
-        holed = np.unique(before[gone & (times == each)])
-        filling.fill(pack, is_spilled, holed, times == each, is_moved)
+    spilled_before = is_spilled.copy()
+    if gone.any():
+        filling.fill(pack, is_spilled, np.unique(before[gone]), is_moved)
     pack = filling.separated(pack, before)
     for is_now, reason in ((is_spilled & ~spilled_before, "max_packs"), (spilled_before & ~is_spilled, "")):
         at = np.flatnonzero(is_now)
@@ -98,15 +97,15 @@ class _Filling:
         # By --packing-ratio, what is larger than the fill but not than a pack has one of its own.
         self.is_alone = self.samples.lengths > config.fill - np.where(self.samples.is_visual, 0, reserve)
 
-    def fill(self, pack: Ints, is_spilled: Mask, holed: Ints, mine: Mask, is_moved: Mask) -> None:
-        """Documents for these packs, out of the lines that may be with theirs; a place for those that moved.
+    def fill(self, pack: Ints, is_spilled: Mask, holed: Ints, is_moved: Mask) -> None:
+        """Find documents for these packs, and a place for those that moved.
 
         `is_spilled`: lines that --max-packs left over.
         """
-        alone = np.flatnonzero(mine & is_moved & self.is_alone)
+        alone = np.flatnonzero(is_moved & self.is_alone)
         pack[alone] = pack.max() + 1 + np.arange(len(alone))
-        moved = mine & is_moved & ~self.is_alone
-        spilled = mine & is_spilled & ~self.is_alone
+        moved = is_moved & ~self.is_alone
+        spilled = is_spilled & ~self.is_alone
         if spilled.any():
             pool = np.flatnonzero(spilled | moved)
             bins = self._filled(pack, holed, pool)
@@ -114,18 +113,18 @@ class _Filling:
             pack[pool[placed]] = holed[bins[placed]]
             is_spilled[pool] = ~placed
             return
-        donors = self._donors(pack, holed, mine, int(self.samples.lengths[moved].sum()))
+        donors = self._donors(pack, holed, int(self.samples.lengths[moved].sum()))
         pool = np.flatnonzero(np.isin(pack, donors) | moved)
         bins = self._filled(pack, holed, pool)
         num_more = max(0, int(bins.max(initial=0)) + 1 - len(holed) - len(donors))
         numbers = np.concatenate([holed, donors, pack.max() + 1 + np.arange(num_more)])
         pack[pool] = numbers[bins]
 
-    def _donors(self, pack: Ints, holed: Ints, mine: Mask, num_moved: int) -> Ints:
+    def _donors(self, pack: Ints, holed: Ints, num_moved: int) -> Ints:
         """The last packs, as many as the holes are large, without the tokens of what moved."""
         samples = self.samples
         room = len(holed) * samples.capacity - int(samples.lengths[np.isin(pack, holed)].sum()) - num_moved
-        others = np.setdiff1d(pack[mine & (pack >= 0) & ~self.is_alone], holed)
+        others = np.setdiff1d(pack[(pack >= 0) & ~self.is_alone], holed)
         return others[max(0, len(others) - max(0, ceil_div(room, samples.capacity))) :]
 
     def _filled(self, pack: Ints, holed: Ints, pool: Ints) -> Ints:

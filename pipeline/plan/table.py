@@ -42,7 +42,6 @@ class PlanLine(TypedDict):
     picture_bytes: Annotated[int, pa.int64()]  # of which those of pictures
     limit: Annotated[int, pa.int32()]  # tokens to truncate to; 0: whole
     shrink: Annotated[int, pa.int32()]  # steps by which its media are made smaller
-    times: Annotated[float, pa.float64()]  # how often its pack comes in an epoch
     reason: Annotated[str, TEXT]
     detail: Annotated[str, TEXT]
 
@@ -122,11 +121,6 @@ class Plan:
         columns = [np.ascontiguousarray(self.packed[name].to_numpy()).data for name in SHAPING]
         edges = self.starts[[*firsts, self.num_packs]].tolist()
         return [_sha256(column[start:end] for column in columns) for start, end in pairwise(edges)]
-
-    @property
-    def times_per_pack(self) -> np.ndarray:
-        times: np.ndarray = self.packed["times"].to_numpy()[self.starts[:-1]]
-        return times
 
     def per_pack(self, column: str) -> np.ndarray:
         """Sum of a column over the documents of each pack."""

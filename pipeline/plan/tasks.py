@@ -128,14 +128,9 @@ def join_rests(
         np.add.reduceat(values, joined.starts[:-1]) if count else values for values in (lengths, lengths**2)
     )
     encoders = config.step_cost.of_encoders(joined.per_pack("visual_tokens"), joined.per_pack("audio_tokens"))
-    cost, times = config.step_cost.of_packs(tokens, encoders, squares), joined.times_per_pack
-    order = [np.zeros(0, dtype=np.int64)]
-    for each in np.unique(times):  # as in a partition
-        mine = np.flatnonzero(times == each)
-        balanced = balanced_order(encoders[mine], cost[mine], group_size=config.group_size, seed=config.seed)
-        order.append(mine[balanced])
+    cost = config.step_cost.of_packs(tokens, encoders, squares)
     place = np.empty(count, dtype=np.int64)
-    place[np.concatenate(order)] = np.arange(count)
+    place[balanced_order(encoders, cost, group_size=config.group_size, seed=config.seed)] = np.arange(count)
     plan = in_pack_order(lines, place[lines["pack"].to_numpy()])
     return write_plan(
         path,

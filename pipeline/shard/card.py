@@ -194,10 +194,10 @@ def _facts(out: Place, manifest: Manifest, processor: str) -> list[tuple[str, ..
 
 
 def _mixture(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    total = sum(line["tokens"] * line["times"] for line in lines)
+    total = sum(line["tokens"] for line in lines)
     return [
         (line["dataset"], f"{line['rows']:,}", f"{line['packed']:,}", f"{line['tokens']:,}",
-         percent(line["tokens"] * line["times"], total), times_taken(line["ratio"]))
+         percent(line["tokens"], total), times_taken(line["ratio"]))
         for line in lines
     ]  # fmt: skip
 

@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from neatpack.format.index import SCHEMA
 
@@ -19,7 +17,6 @@ DATASETS_SCHEMA = pa.schema(
         ("dataset", pa.string()),
         *((key, pa.int64()) for key in ("rows", "samples", "packed", "tokens", "visual_tokens")),
         ("ratio", pa.float64()),  # how often rows are taken in an epoch
-        ("times", pa.float64()),  # of which by the loader, which repeats packs
         ("weight", pa.float64()),  # the share of all tokens that was asked for; null: none was
         ("media_bytes", pa.int64()),  # by the plan
         ("repeated_media_bytes", pa.int64()),  # of which those of repetitions
@@ -38,25 +35,22 @@ SHARDS, PACKS, DATASETS = (f"stats/{name}.parquet" for name in ("shards", "packs
 SUMMED = (
     "bytes", "tokens", "visual_tokens", "target_tokens", "num_documents", "num_images", "num_videos", "num_audios"
 )  # fmt: skip
-_OF_SUMS = ("packed", "tokens", "visual_tokens", "times", "media_bytes", "repeated_media_bytes")
+_OF_SUMS = ("packed", "tokens", "visual_tokens", "media_bytes", "repeated_media_bytes")
 # Columns that are fields of a PackLine; the others are made from them.
 _OF_PACK_LINE = [name for name in SCHEMA.names if name not in ("shard", "fake_tokens", "times", "members")]
 
 
-def make_index(
-    shard: str, packs: Sequence[PackLine], members: Sequence[str], fake_tokens: int, times: NDArray[np.float64]
-) -> pa.Table:
-    """One line per pack of a shard: where it is and what is in it. `fake_tokens`: length of the fake image; `times`: of
-    each pack."""
+def make_index(shard: str, packs: Sequence[PackLine], members: Sequence[str], fake_tokens: int) -> pa.Table:
+    """One line per pack of a shard: where it is and what is in it. `fake_tokens`: length of the fake image."""
     lines = []
-    for pack, often in zip(packs, times.tolist(), strict=True):
+    for pack in packs:
         places = zip(members, pack.members, strict=True)
         lines.append(
             {name: getattr(pack, name) for name in _OF_PACK_LINE}
             | {
                 "shard": shard,
                 "fake_tokens": fake_tokens if pack.fake_image else 0,
-                "times": often,
+                "times": 1.0,
                 "members": [{"name": name, "offset": offset, "size": size} for name, (offset, size) in places],
             }
         )
@@ -117,4 +111,4 @@ def ratio_taken(corpus: Corpus, sums: Sums) -> float:
     if corpus.weight is None:
         ratio = corpus.dataset.sample_ratio
         return ratio if corpus.split == "train" else float(ratio > 0)
-    return sums.tokens / sums.tokens_once * sums.times if sums.tokens_once else 0.0
+    return sums.tokens / sums.tokens_once if sums.tokens_once else 0.0

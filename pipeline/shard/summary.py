@@ -35,7 +35,6 @@ class Share:
     name: str
     weight: float | None  # the share of tokens that was asked for
     ratio: float  # how often its rows are taken in an epoch
-    times: float  # of which by the loader
     tokens: int  # stored
     media_bytes: int
     repeated_media_bytes: int
@@ -62,7 +61,7 @@ def describe_output(out: Place, manifest: Manifest, *, reused_shards: int = 0) -
     lines += [(word, f"{counted(count, 'sample')}, to fit a pack") for word, count in counts.fitted.items()]
     lines += _unavoidable_lines(out, manifest)
     figures = read_parquet(out / "stats" / "datasets.parquet").to_pylist()
-    columns = ("weight", "ratio", "times", "tokens", "media_bytes", "repeated_media_bytes")
+    columns = ("weight", "ratio", "tokens", "media_bytes", "repeated_media_bytes")
     shares = [Share(name=line["dataset"], **{name: line[name] for name in columns}) for line in figures]
     lines = [_sum_line(counts.rows, counts.packed, counts.skipped, "packed"),
              _format_line(manifest.identity.inputs), *lines, *_mixture_lines(shares),
@@ -151,7 +150,7 @@ def _planned_shares(planned: Planned) -> list[Share]:
             name=corpus.name,
             weight=corpus.weight,
             ratio=ratio_taken(corpus, sums),
-            **{name: getattr(sums, name) for name in ("times", "tokens", "media_bytes", "repeated_media_bytes")},
+            **{name: getattr(sums, name) for name in ("tokens", "media_bytes", "repeated_media_bytes")},
         )
         for corpus, sums in zip(planned.inputs.corpora, planned.sums, strict=True)
     ]
@@ -183,13 +182,12 @@ def _load_lines(num_packs: int, tokens: int, visual: int, pack_size: int, balanc
 
 def _mixture_lines(shares: Sequence[Share]) -> list[Line]:
     """Asked against packed, of the data sets for which something was asked: there may be dozens of others."""
-    total = sum(share.tokens * share.times for share in shares)
+    total = sum(share.tokens for share in shares)
     lines: list[Line] = []
     for share in (share for share in shares if share.weight is not None or share.ratio != 1):
         asked = f"{share.weight:.1%} asked, " if share.weight is not None else ""
-        packed = f"{percent(share.tokens * share.times, total)} of tokens"
-        stored = ", stored once" if share.times > 1 else ""
-        lines.append(("" if lines else "mixture", f"{share.name} {asked}{packed}, {times_taken(share.ratio)}{stored}"))
+        packed = f"{percent(share.tokens, total)} of tokens"
+        lines.append(("" if lines else "mixture", f"{share.name} {asked}{packed}, {times_taken(share.ratio)}"))
     return lines
 
 
@@ -216,7 +214,7 @@ def _copies_lines(shares: Sequence[Share], num_bytes: int) -> list[Line]:
         (
             "" if number else "repeats",
             f"{share.name}: media stored {share.ratio:.3g} times, "
-            f"{share.repeated_media_bytes / share.media_bytes:.0%} of them copies; --repeat-at-load stores each once",
+            f"{share.repeated_media_bytes / share.media_bytes:.0%} of them copies",
         )
         for number, share in enumerate(share for share in shares if share.repeated_media_bytes)
     ]

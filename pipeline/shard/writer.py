@@ -165,8 +165,7 @@ def write_packs(
         sums=tuple(DatasetSums(name, *(own[each] for each in _SUMMED)) for name, own in sorted(sums.items())),
     )
     fake_tokens = len(family.fake_image_ids) if job.fake_image else 0
-    times = plan.times_per_pack[[line.pack - plan.first for line in lines]]
-    return note, make_index(job.name, lines, member_names(family.media, encoder.codecs), fake_tokens, times)
+    return note, make_index(job.name, lines, member_names(family.media, encoder.codecs), fake_tokens)
 
 
 def encoder_of(job: ShardJob, family: Family) -> PixelEncoder:

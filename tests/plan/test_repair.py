@@ -21,7 +21,7 @@ def config(**keys: Any) -> PackConfig:
 
 
 def line(pack: int, row: int, tokens: int, visual: int = 1, **more: Any) -> dict[str, Any]:
-    return {"pack": pack, "row": row, "line": row, "tokens": tokens, "visual_tokens": visual, "times": 1.0} | more
+    return {"pack": pack, "row": row, "line": row, "tokens": tokens, "visual_tokens": visual} | more
 
 
 def rows_of(plan: Plan) -> list[list[int]]:
@@ -64,14 +64,12 @@ def test_a_row_that_is_in_no_pack_cannot_be_lost():
         repaired(plan_of(line(0, 0, 20)), {(0, 7, 0): BAD}, config(), 3)
 
 
-documents = st.lists(
-    st.tuples(st.integers(5, 32), st.booleans(), st.sampled_from([1.0, 2.5]), st.booleans()), min_size=1, max_size=60
-)
+documents = st.lists(st.tuples(st.integers(5, 32), st.booleans(), st.booleans()), min_size=1, max_size=60)
 
 
 @given(documents, st.sampled_from([1, 4]), st.sampled_from([0, 20]), st.sampled_from([1.0, 0.75]))
 def test_any_plan(found, align, max_visual, ratio):
-    """Each document: tokens, whether seen, times, whether it will be lost."""
+    """Each document: tokens, whether seen, whether it will be lost."""
     settings = config(align=align, max_visual_tokens=max_visual, packing_ratio=ratio)
     fake = 3
     tokens = np.array([tokens for tokens, *_ in found])
@@ -80,21 +78,18 @@ def test_any_plan(found, align, max_visual, ratio):
     reserve = -(-fake // align) * align
     fits = taken <= np.where(visual > 0, 32, 32 - reserve)
     alone = taken > np.where(visual > 0, settings.fill, settings.fill - reserve)
-    times = np.array([each for *_, each, _ in found])
-    bins = []
-    for each in (1.0, 2.5):
-        mine = np.flatnonzero((times == each) & fits & ~alone)
-        bins += [mine[bin_] for bin_ in plan_bins(
-            taken[mine], visual[mine], capacity=settings.fill, group_size=2, max_visual_tokens=max_visual or None,
-            text_reserve=reserve)]  # fmt: skip
-        bins += [np.array([index]) for index in np.flatnonzero((times == each) & fits & alone)]
+    shared = np.flatnonzero(fits & ~alone)
+    bins = [shared[bin_] for bin_ in plan_bins(
+        taken[shared], visual[shared], capacity=settings.fill, group_size=2, max_visual_tokens=max_visual or None,
+        text_reserve=reserve)]  # fmt: skip
+    bins += [np.array([index]) for index in np.flatnonzero(fits & alone)]
     lines = [
-        line(number, int(row), int(tokens[row]), int(visual[row]), position=position, times=times[row])
+        line(number, int(row), int(tokens[row]), int(visual[row]), position=position)
         for number, bin_ in enumerate(bins) for position, row in enumerate(bin_)
     ]  # fmt: skip
     lines += [line(-1, row, int(tokens[row]), reason="overlong") for row in np.flatnonzero(~fits).tolist()]
     plan = plan_of(*lines)
-    lost = [row for row in np.flatnonzero(fits).tolist() if found[row][3]]
+    lost = [row for row in np.flatnonzero(fits).tolist() if found[row][2]]
 
     mended = repaired(plan, {(0, row, 0): BAD for row in lost}, settings, fake)
 
@@ -106,7 +101,6 @@ def test_any_plan(found, align, max_visual, ratio):
         row: each["position"] for rows in [mended.packed.to_pylist()] for each in rows for row in [each["row"]]
     } == {row: position for pack in after for position, row in enumerate(pack)}
     for pack in after:
-        assert len({times[row] for row in pack}) == 1
         seen = sum(visual[pack])
         assert sum(taken[pack]) + (0 if seen else reserve) <= (32 if len(pack) == 1 else settings.fill)
         assert not max_visual or seen <= max_visual

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from helpers import ROOT, TinyData, packed_rows, picture, tiny_config
+from helpers import ROOT, packed_rows, picture
 from support.errors import raises
 from zlib_ng import zlib_ng
 
@@ -22,8 +22,6 @@ from neatpack.format.index import LOADS_SCHEMA, places_schema
 from neatpack.format.manifest import MAX_TIMES, Manifest
 from neatpack.format.members import members_of
 from neatpack.format.pixels import MOST_SCANS, ImageFile, is_restorable
-from neatpack.pipeline.config import UserError
-from neatpack.pipeline.run import run_pack
 from neatpack.storage.tables import arrow_blocks, read_message, read_parquet, read_plain_arrow
 
 pytestmark = pytest.mark.slow
@@ -173,12 +171,6 @@ def test_the_most_passes_of_an_epoch_are_computed_at_once(out: Path) -> None:
     sign(out, repeat)
     packs = PackedShards(out, check="none", rank=0, world_size=1)
     assert len(packs) == MAX_TIMES * Manifest.read(out).counts.packs
-
-
-def test_a_ratio_beyond_the_bound_is_refused_where_it_is_packed(tiny: TinyData, tmp_path: Path) -> None:
-    meta = tiny.text("a", "b").write(ratio=MAX_TIMES + 1)
-    with raises(UserError, "meta-invalid", key="sample_ratio"):
-        run_pack(tiny_config(meta, tmp_path / "out", repeat_at_load=True))
 
 
 def test_files_are_read_up_to_their_bound(out: Path) -> None:

@@ -202,7 +202,7 @@ def test_copies_of_pictures_are_told(tiny: TinyData, tmp_path: Path) -> None:
     meta = tiny.write(ratio=25)
     _, summary = packed_of(meta, tmp_path / "out")
     told = line_of(summary, "repeats")
-    assert told == "tiny: media stored 25 times, 96% of them copies; --repeat-at-load stores each once"
+    assert told == "tiny: media stored 25 times, 96% of them copies"
     assert line_of(describe_plan(run_plan(tiny_config(meta, tmp_path / "plan"))), "repeats") == told
 
 

@@ -172,12 +172,12 @@ def mixture(figures: Figures) -> str:
     found, counts = figures.datasets, figures.manifest.counts
     if not found:
         return ""
-    epoch = sum(line["tokens"] * line["times"] for line in found)
-    columns = ["data set", "asked", "rows", "samples", "packed", "of packed", "tokens", "of tokens in an epoch"]
+    tokens = sum(line["tokens"] for line in found)
+    columns = ["data set", "asked", "rows", "samples", "packed", "of packed", "tokens", "of tokens"]
     rows = [
         [
             escape(line["dataset"]), _asked(line), f"{line['rows']:,}", f"{line['samples']:,}", f"{line['packed']:,}",
-            share(line["packed"], counts.packed), f"{line['tokens']:,}", share(line["tokens"] * line["times"], epoch),
+            share(line["packed"], counts.packed), f"{line['tokens']:,}", share(line["tokens"], tokens),
         ]
         for line in found
     ]  # fmt: skip
@@ -191,8 +191,7 @@ def mixture(figures: Figures) -> str:
 def _asked(line: dict[str, Any]) -> str:
     if line["weight"] is not None:
         return f"{line['weight']:.1%} of tokens"
-    at_load = ", by the loader" if line["times"] > 1 else ""
-    return "each row once" if line["ratio"] == 1 else f"{line['ratio']:.3g} times{at_load}"
+    return "each row once" if line["ratio"] == 1 else f"{line['ratio']:.3g} times"
 
 
 def skips(figures: Figures) -> str:
