@@ -121,7 +121,7 @@ class ShardCache:
 @contextmanager
 def _locked(path: Path, how: int = fcntl.LOCK_EX) -> Iterator[BinaryIO]:
     """A file, made if it is not there, that nobody else has locked."""
-    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:  # local: the cache
         fcntl.flock(file, how)
         try:
             yield file

@@ -149,6 +149,7 @@ class Skip:
     detail: str
     tokens: int = field(default=0, compare=False)  # as far as the row was measured
     visual_tokens: int = field(default=0, compare=False)  # of which
+    fields: Mapping[str, Any] = field(default_factory=dict, compare=False)  # facts of the detail, such as the turn
 
     def __post_init__(self) -> None:
         assert self.reason in REASONS, self.reason
@@ -164,8 +165,8 @@ def _readable(detail: str) -> str:
 class MediaError(Exception):
     """A medium that cannot be used; carries the Skip for its row."""
 
-    def __init__(self, reason: str, detail: str) -> None:
-        self.skip = Skip(reason=reason, detail=detail)
+    def __init__(self, reason: str, detail: str, **fields: Any) -> None:
+        self.skip = Skip(reason=reason, detail=detail, fields=fields)
         super().__init__(self.skip.detail)
 
 

@@ -78,20 +78,8 @@ def pytest_collection_finish() -> None:
 _ray = ExitStack()
 
 
-# Real processors take 2 to 8 s to load, and all of them a minute.
-LOAD_REAL_PROCESSORS = (
-    "tests/families/", "tests/loaders/online/", "tests/loaders/test_codecs.py", "tests/measure/",
-    "tests/media/test_audio.py",
-    "tests/ingest/test_conversation.py", "tests/test_nasty.py", "tests/test_run.py", "tests/view/test_pictures.py",
-    "tests/view/test_tokens.py",
-)  # fmt: skip
-
-
-# Tests that wait longer than they work: for nodes that come up or die, for clusters, for servers that do not answer.
-WAIT = (
-    "tests/chaos/", "tests/jobs/test_specs.py", "tests/runtime/test_journal.py", "tests/storage/test_location.py",
-    "tests/test_install.py", "tests/test_ray_job.py", "tests/test_stores.py",
-)  # fmt: skip
+# Fixtures of real processors, which take 2 to 8 s to load, and all of them a minute.
+REAL = {"shared", "processor", "family"}
 
 
 TIERS = {"s3": "s3", "launcher": "trainer", "browser": "browser"}  # markers of tests, by the fixture that they use
@@ -112,13 +100,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     launched = {item.path for item in items if "launcher" in getattr(item, "fixturenames", ())}
 
     def place(item: pytest.Item) -> int:
-        if item.nodeid.startswith(WAIT):
+        if item.get_closest_marker("cluster") or item.get_closest_marker("s3"):
             return 0
         if item.get_closest_marker("on_ray"):
             return 1
         if item.path in launched:
             return 2
-        return 3 if item.nodeid.startswith(LOAD_REAL_PROCESSORS) else 4
+        return 3 if REAL & set(getattr(item, "fixturenames", ())) else 4
 
     items.sort(key=place)
     # Real processors at the start of the second process: behind what waits, both others would take them over.

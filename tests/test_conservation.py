@@ -2,51 +2,17 @@
 
 import dataclasses
 import json
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
 from support.commands import assert_verified
+from support.conversations_drawn import LIKELY
 from support.packed import tiny_config
 
 from neatpack import run_pack
 
 pytestmark = pytest.mark.net
-
-QUESTION, ANSWER = st.text(max_size=20), st.text(max_size=20)
-# Rows that look like the format's, some of them good.
-LIKELY: dict[str, st.SearchStrategy[Any]] = {
-    "messages": st.builds(
-        lambda asked, said, loss: {
-            "id": asked,
-            "messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": said, "loss": loss}],
-        },
-        QUESTION, ANSWER, st.sampled_from([None, True, False, 0.5]),
-    ),
-    "vsft": st.builds(
-        lambda asked, said, index: {
-            "messages": [
-                {"role": "user", "content": [{"type": "text", "text": asked}, {"type": "image", "index": index}]},
-                {"role": "assistant", "content": [{"type": "text", "text": said}]},
-            ],
-            "images": ["absent.png"],
-        },
-        QUESTION, ANSWER, st.integers(-1, 2),
-    ),
-    "sharegpt": st.builds(
-        lambda asked, said: {"conversations": [{"from": "human", "value": asked}, {"from": "gpt", "value": said}]},
-        QUESTION, ANSWER,
-    ),
-    "llava": st.builds(
-        lambda asked, said: {"conversations": [{"from": "human", "value": asked}, {"from": "gpt", "value": said}]},
-        st.sampled_from(["<image>?", "?"]), ANSWER,
-    ),
-    "cauldron": st.builds(lambda asked, said: {"texts": [{"user": asked, "assistant": said}]}, QUESTION, ANSWER),
-    "alpaca": st.builds(lambda asked, said: {"instruction": asked, "input": "", "output": said}, QUESTION, ANSWER),
-    "prompt_response": st.builds(lambda asked, said: {"prompt": asked, "response": said}, QUESTION, ANSWER),
-    "document": st.builds(lambda text: {"text": text}, QUESTION),
-}  # fmt: skip
 ANY = st.one_of(
     st.none(), st.integers(), st.text(max_size=5), st.just("{broken"), st.just({}), st.just({"text": 7, "images": "x"}),
     st.dictionaries(st.sampled_from(["messages", "texts", "text", "image", "conversations"]), st.text(max_size=3)),

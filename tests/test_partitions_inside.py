@@ -1,58 +1,21 @@
 """What test_partitions.py proves by internals."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from support.commands import assert_verified
-from support.data import TinyData, mixed_rows
-from support.outputs import files_of, read_ledger, read_packs
-from support.packed import tiny_config
+from support.data import TinyData
+from support.outputs import files_of, read_packs
+from support.partitions import config, cut, data as data, ledger_of
 
-from neatpack import PackConfig, run_pack, run_plan
+from neatpack import run_pack, run_plan
 from neatpack.pipeline.shard import pieces
 from neatpack.pipeline.shard.summary import describe_plan
 from neatpack.pipeline.shard.tables import ledger_names
 from neatpack.pipeline.shard.writer import shard_task
-
-
-def split(data: TinyData, num_files: int, name: str) -> list[str]:
-    """Rows in several files, each a part of its own."""
-    files = []
-    for number in range(num_files):
-        files.append(f"{name}-{number}.jsonl")
-        rows = data.rows[number * len(data.rows) // num_files : (number + 1) * len(data.rows) // num_files]
-        lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
-        (data.folder / files[-1]).write_text("".join(line + "\n" for line in lines))
-    return files
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> TinyData:
-    """46 rows of pictures and text in eight files, 21 of text in five, one of which is broken."""
-    made = mixed_rows(TinyData(tmp_path / "data"), 30, 16)
-    text = mixed_rows(TinyData(tmp_path / "data"), 20, 0).row([], note="nothing is said")
-    meta = {
-        "tiny": {"file_name": split(made, 8, "rows"), "media_dir": "."},
-        "text": {"file_name": split(text, 5, "text")},
-    }
-    (made.folder / "meta.json").write_text(json.dumps(meta))
-    return made
-
-
-def config(data: TinyData, out: Path, **keys: Any) -> PackConfig:
-    given: dict[str, Any] = {"pack_size": 256, "partition_samples": 22, "group_size": 2, "max_skipped": 1.0}
-    return tiny_config(data.folder / "meta.json", out, **given | keys)
-
-
-def ledger_of(out: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
-    lines = read_ledger(out)
-    found = {(line["dataset"], line["row"], line["repeat"]): line for line in lines}
-    assert len(found) == len(lines)
-    return found
 
 
 def test_the_same_rows_as_in_one_partition(data: TinyData, tmp_path: Path) -> None:
@@ -73,12 +36,6 @@ def test_the_same_rows_as_in_one_partition(data: TinyData, tmp_path: Path) -> No
     assert [pack.number for pack in read_packs(tmp_path / "out")] == list(range(manifest.counts.packs))
     figures = [pq.read_table(out / "stats/datasets.parquet") for out in (tmp_path / "one", tmp_path / "out")]
     assert figures[0].equals(figures[1])
-
-
-def cut(path: Path) -> None:
-    """Opens with a valid size, and fails on decode."""
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
 
 
 def test_killed_at_any_shard(data: TinyData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

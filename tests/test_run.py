@@ -15,16 +15,13 @@ from hypothesis import given, settings, strategies as st
 from support.commands import assert_verified, main
 from support.data import TinyData, mixed_rows, picture
 from support.errors import prints_code, raises
-from support.outputs import files_of, read_ledger, read_manifest, read_packs
+from support.outputs import files_of, read_manifest, read_packs
 from support.packed import tiny_config
+from support.run_data import cut, data as data, expected as expected, ledger_of
 
 from neatpack import UserError, run_pack, run_plan
 
 pytestmark = pytest.mark.net
-
-
-def ledger_of(out):
-    return read_ledger(out)
 
 
 def test_every_row_ends_in_the_ledger_once(tiny, tmp_path):
@@ -51,12 +48,6 @@ def test_ledger_says_where_each_row_is(tiny, tmp_path):
     for line in ledger_of(tmp_path / "out"):
         document = packs[line["pack"]].documents[line["position"]]
         assert (document.row, document.repeat, document.tokens) == (line["row"], line["repeat"], line["tokens"])
-
-
-def cut(path):
-    """Opens with a valid size, and fails on decode."""
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
 
 
 def test_the_holes_of_unreadable_pictures_are_filled(tiny, tmp_path):
@@ -327,23 +318,6 @@ def test_conservation_for_any_rows(rows, ratio, size, seed, tmp_path_factory):
     counts = manifest.counts
     assert counts.rows == len(rows)
     assert counts.packed + sum(counts.skipped.values()) == counts.samples
-
-
-# Byte-identical whatever the engine, the number of workers, or an interruption.
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return mixed_rows(TinyData(tmp_path_factory.mktemp("same") / "data"), num_images=40).write()
-
-
-@pytest.fixture(scope="module")
-def expected(data, tmp_path_factory):
-    out = tmp_path_factory.mktemp("expected") / "out"
-    run_pack(tiny_config(data, out))
-    files = files_of(out)
-    assert sum(name.startswith("shards/") for name in files) > 3
-    return files
 
 
 @pytest.mark.on_ray

@@ -10,26 +10,17 @@ import pytest
 from packing import SCRIPT, packing
 from places import DEMO_PROCESSOR
 from support.commands import assert_verified
-from support.data import TinyData, mixed_rows, picture
+from support.data import mixed_rows, picture
 from support.errors import raises
-from support.outputs import files_of, read_ledger
+from support.outputs import files_of
 from support.packed import tiny_config
+from support.run_data import cut, data as data, expected as expected, ledger_of
 
 from neatpack import UserError, run_pack, run_plan
 from neatpack.format.manifest import Manifest
 from neatpack.pipeline.finished import FILE as FINISHED
 from neatpack.pipeline.shard import pieces, writer
 from neatpack.pipeline.shard.writer import shard_task
-
-
-def ledger_of(out):
-    return read_ledger(out)
-
-
-def cut(path):
-    """Opens with a valid size, and fails on decode."""
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
 
 
 def test_killed_while_holes_are_filled(tiny, tmp_path, monkeypatch):
@@ -81,7 +72,7 @@ def test_another_pack_size_does_not_tokenize_again(tiny, tmp_path, monkeypatch):
     [
         ("neatpack.pipeline.measure.REVISION", "code.measure", 9),
         ("neatpack.pipeline.families.qwen2_vl.Qwen2VL.revision", "code.family", 9),
-        ("neatpack.pipeline.identity.__version__", "code.neatpack", "99.0"),
+        ("neatpack.__version__", "code.neatpack", "99.0"),
     ],
 )
 def test_tokens_measured_by_older_code_are_measured_again(tiny, tmp_path, monkeypatch, where, name, raised):
@@ -110,23 +101,6 @@ def test_a_picture_that_changes_while_it_is_read(tiny, tmp_path, monkeypatch):
     run_pack(tiny_config(meta, tmp_path / "out"))
     line = ledger_of(tmp_path / "out")[1]
     assert line["reason"] == "bad_media" and "100x100" in line["detail"] and "60x60" in line["detail"]
-
-
-# Byte-identical whatever the engine, the number of workers, or an interruption.
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return mixed_rows(TinyData(tmp_path_factory.mktemp("same") / "data"), num_images=40).write()
-
-
-@pytest.fixture(scope="module")
-def expected(data, tmp_path_factory):
-    out = tmp_path_factory.mktemp("expected") / "out"
-    run_pack(tiny_config(data, out))
-    files = files_of(out)
-    assert sum(name.startswith("shards/") for name in files) > 3
-    return files
 
 
 @pytest.mark.slow

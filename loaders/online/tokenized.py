@@ -59,7 +59,13 @@ def tokenized_example(
     if max_length is not None and length > max_length:
         cut = truncated(measured, max_length - 1, family) if truncate else None
         if cut is None:
-            raise SampleError(Skip(reason="overlong", detail=f"{length} tokens, max_length is {max_length}"))
+            raise SampleError(
+                Skip(
+                    reason="overlong",
+                    detail=f"{length} tokens, max_length is {max_length}",
+                    fields={"got": length, "most": max_length},
+                )
+            )
         measured = cut
     try:
         return as_tensors(render_whole(measured, family, RESIZE), measured.num_media, family, restore=restore)

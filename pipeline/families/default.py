@@ -290,22 +290,26 @@ class Default(Family):
         for kind, token in self.chat.placeholder_ids.items():
             has, expected = np.count_nonzero(ids == token), np.count_nonzero(measured_ids == token)
             if has != expected:
-                raise MediaError("bad_media", f"{where}: {has} {kind} tokens now, {expected} when measured")
+                raise MediaError(
+                    "bad_media", f"{where}: {has} {kind} tokens now, {expected} when measured", medium=where
+                )
         try:
             arrays = with_counts(arrays, looks, self.image.asked, self.media)
         except ValueError as error:
-            raise MediaError("bad_media", f"{where}: {error}") from None
+            raise MediaError("bad_media", f"{where}: {error}", medium=where) from None
         for name, array in self.media.items():
             if name not in arrays:  # of the other kind
                 continue
             shape = arrays[name].shape[1:]
             fits = [side in (has, -1) for has, side in zip(shape, array.row, strict=False)]
             if len(shape) != len(array.row) or not all(fits):
-                raise MediaError("bad_media", f"{where}: {name} has rows {shape}, of other media {array.row}")
+                raise MediaError(
+                    "bad_media", f"{where}: {name} has rows {shape}, of other media {array.row}", medium=where
+                )
         try:
             return [self.as_stored(arrays)]
         except NoBytes as error:
-            raise MediaError("bad_media", f"{where}: {error}") from None
+            raise MediaError("bad_media", f"{where}: {error}", medium=where) from None
 
 
 def _pixels(content: Any) -> np.ndarray:

@@ -27,7 +27,7 @@ def arrow_rows(file: Path, name: str = "") -> Iterator[dict[str, Any]]:
     name = name or str(file)
     shown = redact_uri(name)
     try:
-        with pa.memory_map(str(file)) as mapped:
+        with pa.memory_map(str(file)) as mapped:  # local: the file, or its copy
             content = mapped.read_buffer()
         for batch in _batches(shown, content):
             batch.validate(full=True)  # offsets of a damaged file would lead anywhere

@@ -45,28 +45,38 @@ def parse_rows(lines: Sequence[tuple[bytes, int | str]], max_bytes: int = MAX_RO
     good = [index for index, row in enumerate(found) if not isinstance(row, Skip)]
     twice = problems([lines[index][0] for index in good], [found[index] for index in good])
     for number, problem in twice.items():
-        found[good[number]] = Skip(reason="bad_row", detail=f"line {lines[good[number]][1]}: {problem}")
+        found[good[number]] = Skip(
+            reason="bad_row",
+            detail=f"line {lines[good[number]][1]}: {problem}",
+            fields={"line": lines[good[number]][1]},
+        )
     return found
 
 
 def _parsed(line: bytes, line_number: int | str, max_bytes: int) -> dict[str, Any] | Skip:
     if len(line) > max_bytes:
-        return Skip(reason="bad_row", detail=f"line {line_number}: more bytes than --max-row-bytes {max_bytes} allows")
+        return Skip(
+            reason="bad_row",
+            detail=f"line {line_number}: more bytes than --max-row-bytes {max_bytes} allows",
+            fields={"line": line_number, "got": len(line), "most": max_bytes},
+        )
     try:
         # To ask in which of five encodings bytes are takes time; what begins so can be in UTF-8 alone.
         encoding = "utf-8" if line[:2] == b'{"' else json.detect_encoding(line)
         row = _JSON.decode(line.decode(encoding, "surrogatepass"))
     except RecursionError:
-        return Skip(reason="bad_row", detail=f"line {line_number}: {TOO_DEEP}")
+        return Skip(reason="bad_row", detail=f"line {line_number}: {TOO_DEEP}", fields={"line": line_number})
     except ValueError as error:  # not JSON, not UTF-8, a number of thousands of digits
-        return Skip(reason="bad_row", detail=f"line {line_number}: broken JSON: {error}")
+        return Skip(reason="bad_row", detail=f"line {line_number}: broken JSON: {error}", fields={"line": line_number})
     if not isinstance(row, dict):
         return Skip(
-            reason="bad_row", detail=f"line {line_number}: a JSON {json_name(row)} where an object was expected"
+            reason="bad_row",
+            detail=f"line {line_number}: a JSON {json_name(row)} where an object was expected",
+            fields={"line": line_number},
         )
     # No row has more levels than brackets, and most have fewer than a hundred.
     if line.count(b"[") + line.count(b"{") > MAX_DEPTH and is_too_deep(row):
-        return Skip(reason="bad_row", detail=f"line {line_number}: {TOO_DEEP}")
+        return Skip(reason="bad_row", detail=f"line {line_number}: {TOO_DEEP}", fields={"line": line_number})
     if isinstance(row.get(PROBLEM), str):  # a row of our own rewriting that could not be made
         return Skip(reason="bad_row", detail=row[PROBLEM])
     return row
@@ -110,7 +120,11 @@ def _beyond_bounds(example: Example) -> Skip | None:
 
 
 def _too_many(number: int, what: str, most: int) -> Skip:
-    return Skip(reason="bad_row", detail=f"{number} {what} in a row (at most {most}); cut it into several")
+    return Skip(
+        reason="bad_row",
+        detail=f"{number} {what} in a row (at most {most}); cut it into several",
+        fields={"got": number, "most": most},
+    )
 
 
 def said_of(row: dict[str, Any], dataset: Dataset) -> Said | Skip:

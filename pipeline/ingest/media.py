@@ -58,7 +58,7 @@ def media_reference(
     is said of it elsewhere (fps …)."""
 
     def bad(problem: str, reason: str = "bad_row") -> Skip:
-        return Skip(reason=reason, detail=f"column {column!r}: {problem}")
+        return Skip(reason=reason, detail=f"column {column!r}: {problem}", fields={"column": column})
 
     asks: dict[str, Any] = {}
     where: dict[str, Any] = {}
@@ -119,7 +119,7 @@ def _frames(paths: Any, folders: MediaFolders) -> tuple[str, ...] | Skip:
         return Skip(reason="bad_row", detail=f"{shown(str(paths))} is not a path")
     if len(paths) > MAX_FRAMES:
         detail = f"{len(paths)} frames (at most {MAX_FRAMES}); take fewer, or give the video"
-        return Skip(reason="bad_row", detail=detail)
+        return Skip(reason="bad_row", detail=detail, fields={"got": len(paths), "most": MAX_FRAMES})
     if any(is_data_uri(path) or is_base64(path) for path in paths):
         return Skip(reason="bad_row", detail="frames as base64; expected paths of files")
     found: list[str] = []

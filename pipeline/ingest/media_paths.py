@@ -43,7 +43,11 @@ def resolve_path(text: str, folders: MediaFolders) -> str | Skip:
         text = f"file://{text[len('file:') :]}"  # as Java and Spark write it
     scheme = SCHEME.match(text[:_LONGEST_URI]) if "://" in text else None
     if scheme is not None and len(text) > _LONGEST_URI:
-        return Skip(reason="bad_row", detail=f"a URI of {len(text)} characters (at most {_LONGEST_URI})")
+        return Skip(
+            reason="bad_row",
+            detail=f"a URI of {len(text)} characters (at most {_LONGEST_URI})",
+            fields={"got": len(text), "most": _LONGEST_URI},
+        )
     if scheme is not None and scheme[1].lower() != "file":
         return text if is_http(text) else _object(text, scheme[1], folders)
     if len(text) > _LONGEST_NAME and (
@@ -60,11 +64,17 @@ def resolve_path(text: str, folders: MediaFolders) -> str | Skip:
     except ValueError:
         parts = None
     if parts is None or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        return Skip(reason="bad_row", detail=f"{_shown(text)} is on another machine; expected file:///…")
+        return Skip(
+            reason="bad_row",
+            detail=f"{_shown(text)} is on another machine; expected file:///…",
+            fields={"medium": _shown(text)},
+        )
     try:  # not of parts.path: a ? or # is part of a name here
         return _whole(unquote_to_bytes(text[text.index("/", len("file://")) :]).decode(), text, folders)
     except UnicodeDecodeError:
-        return Skip(reason="bad_row", detail=f"{_shown(text)} is not UTF-8 once decoded")
+        return Skip(
+            reason="bad_row", detail=f"{_shown(text)} is not UTF-8 once decoded", fields={"medium": _shown(text)}
+        )
 
 
 def is_inside(path: str, bounds: tuple[str, ...], also: tuple[str, ...] = ()) -> bool:
@@ -113,6 +123,7 @@ def _relative(path: str, folders: MediaFolders) -> str | Skip:
             return Skip(
                 reason="bad_row",
                 detail=f"{_shown(path)} is both {hits[0]} and {other}; give media_dir, or whole paths",
+                fields={"medium": _shown(path), "found": [hits[0], other]},
             )
     if hits:
         return hits[0]
@@ -166,11 +177,19 @@ def _object(uri: str, named: str, folders: MediaFolders) -> str | Skip:
 
 def _unknown(scheme: str) -> Skip:
     known = ", ".join(("file", *STORES, "http", "https", "data"))
-    return Skip(reason="bad_row", detail=f"unknown scheme {scheme[:20]}://; known: {known}, or a path")
+    return Skip(
+        reason="bad_row",
+        detail=f"unknown scheme {scheme[:20]}://; known: {known}, or a path",
+        fields={"scheme": scheme[:20]},
+    )
 
 
 def _outside(named: str) -> Skip:
-    return Skip(reason="missing_media", detail=f"{_shown(named)} is outside of media_dir. {_ALLOW}")
+    return Skip(
+        reason="missing_media",
+        detail=f"{_shown(named)} is outside of media_dir. {_ALLOW}",
+        fields={"medium": _shown(named)},
+    )
 
 
 def _shown(path: str) -> str:

@@ -156,6 +156,7 @@ def _not_written(ids: np.ndarray, media: Sequence[MeasuredMedia], family: Family
                 reason="bad_row",
                 detail=f"the chat template of {os.path.basename(family.source)} writes {written.count(kind)} of "
                 f"{count} {kind}s: it may take them in user turns only",
+                fields={"kind": kind, "got": written.count(kind), "expected": count},
             )
     return None
 
@@ -294,7 +295,11 @@ def _probe(
 ) -> tuple[MeasuredMedia, ...] | Skip:
     for ref in refs:  # before any file is opened
         if ref.kind not in family.rules:
-            return Skip(reason=f"{ref.kind}_unsupported", detail=family.refusal(ref.kind))
+            return Skip(
+                reason=f"{ref.kind}_unsupported",
+                detail=family.refusal(ref.kind),
+                fields={"kind": ref.kind, "family": family.name},
+            )
     num_images = [ref.kind for ref in refs].count("image")
     found: list[MeasuredMedia] = []
     tokens = 0
@@ -315,4 +320,4 @@ def _probe(
 
 def _overlong(what: str, bounds: Limits, tokens: int) -> Skip:
     detail = f"{what}; rows are measured up to {bounds.max_row_tokens}"
-    return Skip(reason="overlong", detail=detail, tokens=tokens)
+    return Skip(reason="overlong", detail=detail, tokens=tokens, fields={"got": tokens, "most": bounds.max_row_tokens})

@@ -36,7 +36,7 @@ def measure_medium(
         return _measure_video(ref, rule, found.stamp)
     if isinstance(rule, SoundRule):
         return _measure_sound(ref, rule, found.stamp)
-    raise MediaError(f"{ref.kind}_unsupported", family.refusal(ref.kind))
+    raise MediaError(f"{ref.kind}_unsupported", family.refusal(ref.kind), kind=ref.kind, family=family.name)
 
 
 def _wished(ref: MediaRef, rule: MediaRule, asked: dict[str, int], family: Family) -> MediaRule:
@@ -53,7 +53,7 @@ def _wished(ref: MediaRef, rule: MediaRule, asked: dict[str, int], family: Famil
 def _refusal(ref: MediaRef, error: ValueError) -> Exception:
     """A rule refuses a shape (an aspect ratio, say) by a ValueError. A UserError is not about the medium: about the
     processor, or what was asked for."""
-    return error if isinstance(error, UserError) else MediaError("bad_media", f"{ref.shown}: {error}")
+    return error if isinstance(error, UserError) else MediaError("bad_media", f"{ref.shown}: {error}", medium=ref.shown)
 
 
 def _measure_image(
@@ -114,7 +114,11 @@ def _window(ref: MediaRef, facts: VideoFacts) -> np.ndarray:
     window = np.flatnonzero((facts.times >= begin) & (facts.times < stop))
     if not len(window):
         length = facts.times[-1]
-        raise MediaError("bad_media", f"{ref.shown}: no frame from {begin} s to {stop} s; it ends at {length:.2f} s")
+        raise MediaError(
+            "bad_media",
+            f"{ref.shown}: no frame from {begin} s to {stop} s; it ends at {length:.2f} s",
+            medium=ref.shown,
+        )
     return window
 
 

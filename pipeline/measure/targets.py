@@ -46,6 +46,7 @@ def target_spans(ids: np.ndarray, example: Example, chat: Chat, train_on: TrainO
             reason="bad_row",
             detail=f"the chat template writes {len(spans)} assistant turns of {len(answers)}; which is which is not "
             "told: join turns of the assistant that follow each other",
+            fields={"got": len(spans), "expected": len(answers)},
         )
     trained = [number for number in range(len(answers)) if is_trained(number, len(answers), asked, train_on)]
     if not any([answers[number].says_something for number in trained]):
@@ -130,6 +131,7 @@ def _cannot_be_told(example: Example, train_on: TrainOn) -> Skip | None:
             reason="bad_row",
             detail=f"turn {number}: is to be {wish}, but loss can be said of assistant turns only"
             + (f"; {remedy}" if remedy else ""),
+            fields={"turn": number, "loss": turn.loss},
         )
     return None
 

@@ -22,7 +22,7 @@ def decode_audio(ref: MediaRef, sampling_rate: int) -> np.ndarray:
         pieces = list(_resampled(_frames(ref), sampling_rate))
     samples = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.float32)
     if not len(samples):
-        raise MediaError("bad_media", f"{ref.shown}: has no sound in it")
+        raise MediaError("bad_media", f"{ref.shown}: has no sound in it", medium=ref.shown)
     return samples
 
 
@@ -77,7 +77,7 @@ def own_rate(ref: MediaRef) -> int:
 
 def _stream(container: Any, ref: MediaRef) -> Any:
     if not container.streams.audio:
-        raise MediaError("bad_media", f"{ref.shown}: has no audio stream")
+        raise MediaError("bad_media", f"{ref.shown}: has no audio stream", medium=ref.shown)
     return container.streams.audio[0]
 
 

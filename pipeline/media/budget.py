@@ -75,9 +75,11 @@ class Budget:
         if self._bounds_time:
             key = _key(self._ref) if self._ref.path else ""
             if was_late(key):
-                raise MediaError("bad_media", f"{self._ref.shown}: {OVERTIME}, in a row before this one")
+                raise MediaError(
+                    "bad_media", f"{self._ref.shown}: {OVERTIME}, in a row before this one", medium=self._ref.shown
+                )
             if min(self._left.cpu, self._left.clock) < 0:
-                raise MediaError("bad_media", f"{self._ref.shown}: its row {OVERTIME}")
+                raise MediaError("bad_media", f"{self._ref.shown}: its row {OVERTIME}", medium=self._ref.shown)
             note_medium(key)
         self._start()
         return self
@@ -85,7 +87,9 @@ class Budget:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         self._stop()
         if isinstance(error, MemoryError) and is_watched():
-            raise MediaError("bad_media", f"{self._ref.shown}: takes more than {MEMORY >> 20} MiB of memory") from None
+            raise MediaError(
+                "bad_media", f"{self._ref.shown}: takes more than {MEMORY >> 20} MiB of memory", medium=self._ref.shown
+            ) from None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -105,7 +109,7 @@ class Budget:
 
     def check(self) -> None:
         if self._bounds_time and min(self._now_left()) < 0:
-            raise MediaError("bad_media", f"{self._ref.shown}: {OVERTIME}")
+            raise MediaError("bad_media", f"{self._ref.shown}: {OVERTIME}", medium=self._ref.shown)
 
     def _now_left(self) -> tuple[float, float]:
         cpu, clock = time.process_time() - self._since[0], time.monotonic() - self._since[1]
@@ -157,7 +161,7 @@ def _data_bytes(_tenth_of_a_second: int) -> int:
     Asked for ten times a second at most: headers are read faster than this.
     """
     try:
-        with open("/proc/self/statm", "rb") as file:
+        with open("/proc/self/statm", "rb") as file:  # local: the kernel says what a process takes
             return int(file.read().split()[5]) * resource.getpagesize()
     except FileNotFoundError:  # Linux alone has it
         return 0

@@ -40,7 +40,7 @@ class Limits:
         """Refuses a medium that is above the limit of this name."""
         if value > getattr(self, name):
             shown = f"{value:.0f} {unit}, above {flag(name)} {getattr(self, name):.0f}"
-            raise MediaError("bad_media", f"{ref.shown}: {shown}")
+            raise MediaError("bad_media", f"{ref.shown}: {shown}", medium=ref.shown)
 
 
 def limits() -> Limits:

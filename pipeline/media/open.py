@@ -83,13 +83,13 @@ def open_media(ref: MediaRef) -> BinaryIO:
     except OSError as error:
         if error.errno in TROUBLE:
             raise trouble(ref, error) from None
-        raise MediaError("missing_media", f"{ref.shown}: {error.strerror or error}") from None
+        raise MediaError("missing_media", f"{ref.shown}: {error.strerror or error}", medium=ref.shown) from None
     except ValueError as error:  # a name that no file can have, with a zero byte in it
-        raise MediaError("missing_media", f"{ref.shown!r}: {error}") from None
+        raise MediaError("missing_media", f"{ref.shown!r}: {error}", medium=ref.shown) from None
 
 
 def _not_plain(ref: MediaRef) -> MediaError:
-    return MediaError("bad_media", f"{ref.shown}: not a regular file but a pipe, device or socket")
+    return MediaError("bad_media", f"{ref.shown}: not a regular file but a pipe, device or socket", medium=ref.shown)
 
 
 def _in_store(ref: MediaRef, uri: str) -> BinaryIO:
@@ -112,7 +112,7 @@ def _end(ref: MediaRef, size: int) -> int:
     """Where in a file of this size the bytes of a medium end."""
     end = ref.offset + ref.length if ref.length >= 0 else size
     if max(ref.offset, end) > size:
-        raise MediaError("bad_media", f"{ref.shown}: has {size} bytes, and not {ref.offset} to {end}")
+        raise MediaError("bad_media", f"{ref.shown}: has {size} bytes, and not {ref.offset} to {end}", medium=ref.shown)
     _check_size(ref, end - ref.offset)
     return end
 
@@ -124,7 +124,7 @@ def _in_memory(ref: MediaRef, content: bytes) -> BinaryIO:
 
 def _check_size(ref: MediaRef, size: int) -> None:
     if not size:
-        raise MediaError("bad_media", f"{ref.shown}: is empty")
+        raise MediaError("bad_media", f"{ref.shown}: is empty", medium=ref.shown)
     limits().check("max_media_bytes", size, ref, "bytes")
 
 
@@ -135,7 +135,9 @@ def _inside(key: Hashable, read: Callable[[], bytes], ref: MediaRef) -> bytes:
     try:
         return _last_line.bytes_at(key, read, ref.inside)
     except ValueError as error:
-        raise MediaError("bad_media", f"{ref.shown}: {error}; has it changed since it was measured?") from None
+        raise MediaError(
+            "bad_media", f"{ref.shown}: {error}; has it changed since it was measured?", medium=ref.shown
+        ) from None
 
 
 def _in_cell(ref: MediaRef, path: str) -> bytes:
@@ -149,9 +151,11 @@ def _in_cell(ref: MediaRef, path: str) -> bytes:
     except OSError as error:
         if error.errno in TROUBLE:
             raise trouble(ref, error) from None
-        raise MediaError("missing_media", f"{ref.shown}: {error.strerror or error}") from None
+        raise MediaError("missing_media", f"{ref.shown}: {error.strerror or error}", medium=ref.shown) from None
     except ValueError as error:
-        raise MediaError("bad_media", f"{ref.shown}: {error}; has it changed since it was measured?") from None
+        raise MediaError(
+            "bad_media", f"{ref.shown}: {error}; has it changed since it was measured?", medium=ref.shown
+        ) from None
 
 
 @contextmanager
@@ -168,7 +172,7 @@ def blamed(ref: MediaRef) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and not _is_of_ffmpeg(error) and error.errno in TROUBLE:
             raise trouble(ref, error) from None
-        raise MediaError("bad_media", f"{ref.shown}: {_words(error)}") from None
+        raise MediaError("bad_media", f"{ref.shown}: {_words(error)}", medium=ref.shown) from None
 
 
 def _words(error: Exception) -> str:
@@ -231,7 +235,7 @@ def _container(ref: MediaRef, file: BinaryIO) -> Any:
         container = av.open(nameless, "r", metadata_errors="ignore", options=_BYTES_ALONE)
     except av.ArgumentError:
         told = f"not a container that is read; convert it, to mp4 or flac say ({CONTAINERS})"
-        raise MediaError("bad_media", f"{ref.shown}: {told}") from None
+        raise MediaError("bad_media", f"{ref.shown}: {told}", medium=ref.shown) from None
     for stream in container.streams:
         if stream.codec_context is not None:
             stream.codec_context.thread_count = 1  # damaged streams decode differently with several threads

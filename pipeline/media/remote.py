@@ -60,16 +60,18 @@ def missing_told(uri: str) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, PermissionError) as error:
-        raise MediaError("missing_media", f"{shown_path(uri)}: {error.strerror}") from None
+        raise MediaError("missing_media", f"{shown_path(uri)}: {error.strerror}", medium=shown_path(uri)) from None
     except ValueError as error:  # a name that no object can have
-        raise MediaError("missing_media", f"{shown_path(uri)}: {error}") from None
+        raise MediaError("missing_media", f"{shown_path(uri)}: {error}", medium=shown_path(uri)) from None
 
 
 def fetched(url: str) -> Place:
     """The file of a download, which is made once: measuring and rendering see the same bytes."""
     folder = os.environ.get(DOWNLOADS)
     if not folder:
-        raise MediaError("missing_media", f"{shown_path(url)}: downloads are off; give --allow-http")
+        raise MediaError(
+            "missing_media", f"{shown_path(url)}: downloads are off; give --allow-http", medium=shown_path(url)
+        )
     path = place(folder) / hashlib.sha256(url.encode()).hexdigest()
     if not path.exists():
         _download(url, path)
@@ -97,7 +99,9 @@ def _download(url: str, path: Place) -> None:
     try:
         failing = host = _host_of(url)
     except ValueError:  # its message may hold a password
-        raise MediaError("missing_media", f"{shown_path(url)}: not a URL that can be asked for") from None
+        raise MediaError(
+            "missing_media", f"{shown_path(url)}: not a URL that can be asked for", medium=shown_path(url)
+        ) from None
     errors: list[Exception] = []
     while len(errors) < host_failures.num_tries(failing, TRIES):
         _wait(len(errors))
@@ -106,11 +110,13 @@ def _download(url: str, path: Place) -> None:
         except _HTTPStatus as error:
             if error.code < 500 and error.code not in _TRY_LATER:
                 host_failures.note_answer(host)
-                raise MediaError("missing_media", f"{shown_path(url)}: {error}") from None
+                raise MediaError("missing_media", f"{shown_path(url)}: {error}", medium=shown_path(url)) from None
             failing = host
             errors.append(error)
         except http.client.InvalidURL:  # its message may hold a password
-            raise MediaError("missing_media", f"{shown_path(url)}: not a URL that can be asked for") from None
+            raise MediaError(
+                "missing_media", f"{shown_path(url)}: not a URL that can be asked for", medium=shown_path(url)
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             failing = error.host if isinstance(error, _Unconnected) else host
             errors.append(error)
@@ -119,7 +125,7 @@ def _download(url: str, path: Place) -> None:
                 if error.errno in _NO_SUCH_NAME:
                     break
         except ValueError as error:
-            raise MediaError("missing_media", f"{shown_path(url)}: {error}") from None
+            raise MediaError("missing_media", f"{shown_path(url)}: {error}", medium=shown_path(url)) from None
         else:
             host_failures.note_answer(host)
             return
@@ -128,8 +134,12 @@ def _download(url: str, path: Place) -> None:
     # Of many hosts some are gone for good, and none of them may end a run.
     host_failures.note_failure(failing, is_connected=not isinstance(errors[-1], _Unconnected))
     if time.monotonic() > deadline:
-        raise MediaError("missing_media", f"{shown_path(url)}: download {OVERTIME}")
-    raise MediaError("missing_media", f"{shown_path(url)}: cannot be read, {len(errors)} times over: {errors[-1]}")
+        raise MediaError("missing_media", f"{shown_path(url)}: download {OVERTIME}", medium=shown_path(url))
+    raise MediaError(
+        "missing_media",
+        f"{shown_path(url)}: cannot be read, {len(errors)} times over: {errors[-1]}",
+        medium=shown_path(url),
+    )
 
 
 def _host_of(url: str) -> str:
@@ -157,7 +167,7 @@ def _copy(url: str, path: Place, deadline: float) -> None:
         out, most = Hashed(file), min(MAX_BYTES, limits().max_media_bytes)
         while block := response.read1(1 << 20):  # what is there: read() would wait for all of it
             if out.tell() + len(block) > most:
-                raise MediaError("bad_media", f"{shown_path(url)}: larger than {most} bytes")
+                raise MediaError("bad_media", f"{shown_path(url)}: larger than {most} bytes", medium=shown_path(url))
             out.write(block)
         if time.monotonic() > deadline:
             raise TimeoutError  # the connection was shut down

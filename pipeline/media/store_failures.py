@@ -51,7 +51,9 @@ class StoreFailures:
             raise Unreachable(
                 f"{store} failed for {len(times)} media within {now - times[0]:.0f} s. The last: {error.told}"
             )
-        return Skip(reason="missing_media", detail=f"{error.shown}: its store does not answer")
+        return Skip(
+            reason="missing_media", detail=f"{error.shown}: its store does not answer", fields={"medium": error.shown}
+        )
 
 
 def _store_of(medium: Remote) -> str:

@@ -35,7 +35,7 @@ def video_facts(ref: MediaRef) -> VideoFacts:
     with open_containers(ref) as (opened, budget):
         with opened() as container:
             if not container.streams.video:
-                raise MediaError("bad_media", f"{ref.shown}: has no video stream")
+                raise MediaError("bad_media", f"{ref.shown}: has no video stream", medium=ref.shown)
             stream = container.streams.video[0]
             header_rate = float(stream.average_rate or 0)
             size = f"{stream.codec_context.width}x{stream.codec_context.height}"
@@ -50,7 +50,7 @@ def video_facts(ref: MediaRef) -> VideoFacts:
         with opened() as container:
             first = next(container.decode(video=0), None) if num_packets else None
         if first is None:
-            raise MediaError("bad_media", f"{ref.shown}: has no frames")
+            raise MediaError("bad_media", f"{ref.shown}: has no frames", medium=ref.shown)
         check_frame(first, ref)
         turned = first.rotation % 180 == 90
         height, width = (first.width, first.height) if turned else (first.height, first.width)
@@ -76,7 +76,9 @@ def _facts_of_pictures(ref: MediaRef) -> VideoFacts:
     sizes = {image_size(MediaRef(kind="image", path=path)) for path in ref.frames}
     if len(sizes) > 1:
         shown = ", ".join(f"{width}x{height}" for height, width in sorted(sizes))
-        raise MediaError("bad_media", f"{ref.shown}: the pictures of a video have several sizes: {shown}")
+        raise MediaError(
+            "bad_media", f"{ref.shown}: the pictures of a video have several sizes: {shown}", medium=ref.shown
+        )
     ((height, width),) = sizes
     fps = ref.sampling.fps or UNKNOWN_FPS
     return VideoFacts(height=height, width=width, fps=fps, times=np.arange(len(ref.frames)) / fps)
@@ -95,7 +97,9 @@ def wanted_frames(medium: MeasuredMedia) -> Iterator[np.ndarray]:
             continue
         if pixels.shape[:2] != (medium.height, medium.width):
             was, now = f"{medium.width}x{medium.height}", f"{pixels.shape[1]}x{pixels.shape[0]}"
-            raise MediaError("bad_media", f"{ref.shown}: was {was} when measured, and frame {number} is {now}")
+            raise MediaError(
+                "bad_media", f"{ref.shown}: was {was} when measured, and frame {number} is {now}", medium=ref.shown
+            )
         last = pixels
         while left and left[0] == number:
             yield pixels
@@ -103,7 +107,9 @@ def wanted_frames(medium: MeasuredMedia) -> Iterator[np.ndarray]:
         if not left:
             return
     if last is None:
-        raise MediaError("bad_media", f"{ref.shown}: ends before frame {left[0]}, the first that was asked for")
+        raise MediaError(
+            "bad_media", f"{ref.shown}: ends before frame {left[0]}, the first that was asked for", medium=ref.shown
+        )
     for _ in left:
         yield last
 

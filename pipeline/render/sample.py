@@ -103,5 +103,7 @@ def decoded(medium: MeasuredMedia, rule: MediaRule) -> Any:
         pixels = decode_image(medium.ref)
     if pixels.shape[:2] != (medium.height, medium.width):
         was, now = f"{medium.width}x{medium.height}", f"{pixels.shape[1]}x{pixels.shape[0]}"
-        raise MediaError("bad_media", f"{medium.ref.shown}: was {was} when measured and is {now} now")
+        raise MediaError(
+            "bad_media", f"{medium.ref.shown}: was {was} when measured and is {now} now", medium=medium.ref.shown
+        )
     return pixels

@@ -87,7 +87,7 @@ def _read_late_media() -> list[str]:
 
 def _add_late_medium(key: str) -> None:
     if path := os.environ.get(LATE_MEDIA):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)  # local: private
         os.write(file, f"{key or _NO_KEY}\n".encode())
         os.close(file)
 
@@ -129,7 +129,7 @@ class Journal:
                 folder=str(folder),
                 row=last,
             )
-        self._file = os.open(folder / "at", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._file = os.open(folder / "at", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)  # local: private
 
     def at(self, row: str) -> None:
         """About to read the media of a row. One write and no flush: the file outlives the process, not the machine."""
@@ -156,7 +156,7 @@ class Journal:
         return (self._folder / name).read_text(encoding="utf-8").splitlines() if self._has(name) else []
 
     def _append(self, name: str, row: str) -> None:
-        with open(self._folder / name, "a", encoding="utf-8") as file:
+        with open(self._folder / name, "a", encoding="utf-8") as file:  # local: a private folder
             file.write(row + "\n")
 
 
@@ -194,7 +194,8 @@ def _reported(folder: Path) -> Iterator[None]:
     """What ends the process writes to `report`, or, where a medium takes too long, to `alarm`: in C, at any time."""
     before = faulthandler.is_enabled()
     with ExitStack() as files:
-        report, alarm = (files.enter_context(open(folder / name, "wb")) for name in ("report", "alarm"))
+        files_of_journal = [folder / name for name in ("report", "alarm")]
+        report, alarm = (files.enter_context(open(path, "wb")) for path in files_of_journal)  # local: private
         faulthandler.enable(file=report)
         for number in ALARMS.values():
             faulthandler.register(number, file=alarm, all_threads=False, chain=True)  # chain: and ends the process

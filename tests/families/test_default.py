@@ -170,7 +170,7 @@ def test_videos_from_rows_to_a_model(tmp_path):
 
 def test_why_videos_are_not_taken(llava, tmp_path):
     (skip,) = measure([from_conversation({"conversation": asked({"type": "video", "video": "a.mp4"})})], llava)
-    assert_skipped(skip, "video_unsupported", "default", "LlavaProcessor")
+    assert_skipped(skip, "video_unsupported", "LlavaProcessor", kind="video", family="default")
     with raises(UserError, "processor-missing") as caught:
         load(DEMO_PROCESSOR)
     assert "Torchvision" in str(caught.error)

@@ -210,7 +210,7 @@ def test_a_model_that_does_not_hear(tmp_path):
     assert "input_features" not in deaf.media
     path = tone(tmp_path / "a.wav", 0.5)
     (skip,) = measure([from_conversation({"conversation": asked({"type": "audio", "audio": str(path)})})], deaf)
-    assert_skipped(skip, "audio_unsupported", "gemma4")
+    assert_skipped(skip, "audio_unsupported", kind="audio", family="gemma4")
 
 
 # Packed against alone

@@ -114,7 +114,7 @@ def test_lines_are_parsed_together_as_one_by_one() -> None:
 
 @pytest.mark.parametrize(("line", "named"), BROKEN_LINES.values(), ids=BROKEN_LINES)
 def test_broken_lines_name_their_number(line: bytes, named: tuple[str, ...]) -> None:
-    assert_skipped(parse_row(line, 7), "bad_row", "line 7: ", *named)
+    assert_skipped(parse_row(line, 7), "bad_row", *named, line=7)
 
 
 @given(st.binary(max_size=30))
@@ -431,7 +431,7 @@ def test_lenient_equals_strict_where_the_counts_agree() -> None:
 
 def test_lenient_media_without_a_user_turn() -> None:
     value = {"messages": [{"role": "assistant", "content": "x"}], "images": ["1.jpg", "2.jpg"]}
-    assert_skipped(convert(value, PLAIN, lenient=True), "bad_placeholders", "2 media")
+    assert_skipped(convert(value, PLAIN, lenient=True), "bad_placeholders", media=2)
 
 
 # ---------------------------------------------------------------- content in parts
@@ -488,7 +488,7 @@ def test_lenient_parts() -> None:
     value = in_parts({"type": "image"}, text("?"), images=["1.jpg", "2.jpg"], audios="a.wav")
     assert parts(convert(value, PLAIN, lenient=True))[0] == (image("2.jpg"), audio("a.wav"), image("1.jpg"), "?")
     only_answer = {"messages": [{"role": "assistant", "content": [text("x")]}], "images": ["1.jpg"]}
-    assert_skipped(convert(only_answer, PLAIN, lenient=True), "bad_placeholders", "1 media")
+    assert_skipped(convert(only_answer, PLAIN, lenient=True), "bad_placeholders", media=1)
 
 
 # Row -> reason, and what the detail names.

@@ -11,23 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support.commands import list_problems
+from support.damage import Lines, edit_table, exchange, has, put
 from support.errors import raises
 from support.outputs import sign
-from support.shards import read_table, write_forged
 
 from jobs.fuzz import fuzz
 from jobs.fuzzing.output import CODED, OUTPUT, as_format_5, loaded, write_indexes
 from neatpack import OutputError, PackedShards, ShardError
 from neatpack.loaders.reader import ShardReader
-
-Lines = list[dict[str, Any]]
-
-
-def edit_table(out: Path, name: str, change: Callable[[Lines], Any]) -> None:
-    table = read_table(out / name)
-    lines = table.to_pylist()
-    change(lines)
-    write_forged(out, name, pa.Table.from_pylist(lines, schema=table.schema))
 
 
 def edit_array(out: Path, pack: int, name: str, change: Callable[[np.ndarray], Any]) -> None:
@@ -53,31 +44,8 @@ def edit_array(out: Path, pack: int, name: str, change: Callable[[np.ndarray], A
     write_indexes(out, pa.Table.from_pylist(lines, schema=table.schema))
 
 
-def put(**cells: Any) -> Callable[[Lines], None]:
-    """Other cells in line 3."""
-    return lambda lines: lines[3].update(cells)
-
-
 def member(number: int, **cells: Any) -> Callable[[Lines], None]:
     return lambda lines: lines[3]["members"][number].update(cells)
-
-
-def exchange(key: str) -> Callable[[Lines], None]:
-    """The cells of line 3 with those of the line behind it that differs most."""
-
-    def change(lines: Lines) -> None:
-        sizes = [line["offset"] if key == "offset" else sum(line.get("sizes") or [line["bytes"]]) for line in lines[3:]]
-        other = 3 + max(range(len(sizes)), key=lambda at: abs(sizes[at] - sizes[0]))
-        lines[3][key], lines[other][key] = lines[other][key], lines[3][key]
-
-    return change
-
-
-def has(error: OutputError, **fields: Any) -> bool:
-    """Whether an error has at least these fields."""
-    found = {name: error.fields.get(name) for name in fields}
-    assert found == fields, f"{error.fields}: {error}"
-    return True
 
 
 @pytest.mark.parametrize(

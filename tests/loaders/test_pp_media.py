@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from support.errors import raises
+from support.pipeline_media import COUNTS, flat, identity, lists
 from torch.distributed.pipelining.microbatch import split_args_kwargs_into_chunks
 
 from neatpack import (
@@ -23,17 +24,6 @@ pytestmark = pytest.mark.net
 STAGE_KEYS = ("pixel_values", "image_grid_hws", "num_patches", "patch_pixel_values", "patch_newline_mask",
               "pixel_values_videos", "video_grid_thw")  # fmt: skip
 STAGE_ATTRIBUTES = [f"_vlm_{key}_chunks" for key in STAGE_KEYS]
-
-
-def flat(grids, width: int = 1):
-    """Patches of images end to end; each row holds the number of its image."""
-    grid = torch.tensor(grids, dtype=torch.int64).reshape(len(grids), -1 if len(grids) else 3)
-    owner = torch.arange(len(grids)).repeat_interleave(grid.prod(1))
-    return owner.to(torch.float32)[:, None].repeat(1, width), grid
-
-
-def lists(chunks):
-    return [chunk.flatten().tolist() for chunk in chunks]
 
 
 def rows_of(batch_size, n_microbatches):
@@ -148,11 +138,6 @@ def test_more_microbatches_than_samples():
     pixels, grid = flat([(1, 1, 1)] * 3)
     assert rows_of(3, 4) == [[0], [1], [2]]
     assert lists(chunk_vlm_media(pixels, grid, 3, 4)[0]) == [[0], [1], [2], []]
-
-
-# --- errors
-
-COUNTS = "n_images_per_sample"
 
 
 @pytest.mark.parametrize(
@@ -421,13 +406,6 @@ def test_thd_batches(rows):
         batch = wrap_vlm_collate_for_pp(thd, n_microbatches)(rows)
         assert lists(batch[VLM_PP_MEDIA_KEY]["pixel_values"]) == expected
         assert set(batch) == {"input_ids", "labels", "qkv_format", "cu_seqlens", VLM_PP_MEDIA_KEY}
-
-
-# --- the wrapper
-
-
-def identity(samples):
-    return samples
 
 
 def test_wrapper_lets_pass_what_has_no_media():

@@ -3,28 +3,12 @@
 import torch
 from places import DEMO_PROCESSOR
 from support.errors import raises
+from support.pipeline_media import COUNTS, flat, identity, lists
 
 from neatpack import VLM_PP_MEDIA_KEY, prepare_vlm_media_for_pp, wrap_vlm_collate_for_pp
 from neatpack.format.layout import MediaArray
 from neatpack.loaders.pp_media import _VLM_MEDIA_KEYS, _select_image_grid
 from neatpack.pipeline.families.registry import family_for
-
-
-def flat(grids, width: int = 1):
-    """Patches of images end to end; each row holds the number of its image."""
-    grid = torch.tensor(grids, dtype=torch.int64).reshape(len(grids), -1 if len(grids) else 3)
-    owner = torch.arange(len(grids)).repeat_interleave(grid.prod(1))
-    return owner.to(torch.float32)[:, None].repeat(1, width), grid
-
-
-def lists(chunks):
-    return [chunk.flatten().tolist() for chunk in chunks]
-
-
-# --- errors
-
-COUNTS = "n_images_per_sample"
-
 
 # --- a batch
 
@@ -116,10 +100,3 @@ def test_sounds_that_nobody_owns():
     batch = {"input_ids": torch.zeros(2, 3), "features": torch.arange(6), "lengths": torch.tensor([2, 3, 1])}
     with raises(ValueError, "batch-mismatch", missing="n_audios_per_sample", items=3, batch_size=2):
         prepare_vlm_media_for_pp(batch, 2, 2, AUDIO_LAYOUT)
-
-
-# --- the wrapper
-
-
-def identity(samples):
-    return samples

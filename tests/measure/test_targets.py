@@ -115,7 +115,7 @@ def test_an_answer_without_words_is_no_target(demo_family):
 def test_wishes_that_cannot_be_met_are_refused(demo_family):
     skip = trained([user(loss=True), assistant("Because.")], demo_family)
     assert skip.reason == "bad_row"
-    assert_skipped(skip, "bad_row", "turn 0", "--train-on")
+    assert_skipped(skip, "bad_row", "--train-on", turn=0)
     assert trained([user(loss=False), assistant("Because.")], demo_family) == ["Because.<|im_end|>"]
     assert trained([user(loss=False), assistant("Because.")], demo_family, turns="all").reason == "bad_row"
 
@@ -162,7 +162,7 @@ def test_what_a_template_would_leave_out_in_silence_is_refused(demo_family, exam
 def test_a_template_that_joins_turns_is_refused_not_guessed(demo_family, monkeypatch):
     monkeypatch.setattr(type(demo_family.chat), "template", lambda *_: "<|im_start|>assistant\nA B<|im_end|>\n")
     skip = trained([user(), assistant("A"), assistant("B")], demo_family)
-    assert_skipped(skip, "bad_row", "1 ", "2")
+    assert_skipped(skip, "bad_row", got=1, expected=2)
 
 
 def test_documents(demo_family, tmp_path):

@@ -98,7 +98,7 @@ def test_a_family_that_does_not_hear_says_so(tmp_path, demo_family):
         Turn(role="assistant", parts=("Yes.",)),
     )
     (skipped,) = measure([Example(turns=turns)], demo_family)
-    assert_skipped(skipped, "audio_unsupported", "qwen2_vl")
+    assert_skipped(skipped, "audio_unsupported", kind="audio", family="qwen2_vl")
 
 
 def test_a_family_that_does_not_hear_videos_says_so():

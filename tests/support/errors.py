@@ -54,16 +54,17 @@ def logged(caplog: pytest.LogCaptureFixture, module: str, level: int = logging.W
 
 
 @contextmanager
-def raises_media_error(reason: str, *named: object) -> Iterator[None]:
+def raises_media_error(reason: str, *named: object, **fields: Any) -> Iterator[None]:
     """Expect a medium that cannot be used: the reason, and what its detail names, such as a file or a limit."""
     with pytest.raises(MediaError) as info:
         yield
-    assert_skipped(info.value.skip, reason, *named)
+    assert_skipped(info.value.skip, reason, *named, **fields)
 
 
-def assert_skipped(found: object, reason: str, *named: object) -> Skip:
-    """Expect a row that is skipped: the reason, and what its detail names, such as a column, a turn or a limit."""
+def assert_skipped(found: object, reason: str, *named: object, **fields: Any) -> Skip:
+    """Expect a row that is skipped: the reason, what its detail names, and at least these fields."""
     assert isinstance(found, Skip), found
     assert found.reason == reason, found
+    assert {name: found.fields.get(name) for name in fields} == fields, found
     assert [name for name in map(str, named) if name not in found.detail] == [], found.detail
     return found

@@ -85,7 +85,11 @@ def _tagged(said: Said, dialect: Dialect) -> Example | Skip:
             if other or not (said.media_first and not count):
                 told = f" ({shown(other[0])} is none)" if other else ""
                 detail = f"{count} <{kind}> tags but {len(refs)} {kind}s{told}"
-                return Skip(reason="bad_placeholders", detail=detail + _remedy(refs, is_cut=is_cut))
+                return Skip(
+                    reason="bad_placeholders",
+                    detail=detail + _remedy(refs, is_cut=is_cut),
+                    fields={"kind": kind, "tags": count, "media": len(refs)},
+                )
         surplus += refs[count:]
     waiting = {kind: iter(refs) for kind, refs in media.items()}
     contents = [
@@ -159,7 +163,11 @@ def in_parts(said: Said, dialect: Dialect, *, of_file: bool = True) -> Example |
                 at = (*turn.at, number)
                 part = media_part(item, kind, at, shared.waiting[kind], said.media.get(kind, ()), dialect.folders)
             if isinstance(part, Skip):
-                return Skip(reason=part.reason, detail=f"{turn.label}: {part.detail}")
+                return Skip(
+                    reason=part.reason,
+                    detail=f"{turn.label}: {part.detail}",
+                    fields={**part.fields, "turn": turn.label},
+                )
             parts.append(part)
         result.append(tuple(parts) or ("",))
     surplus = []
@@ -174,7 +182,9 @@ def in_parts(said: Said, dialect: Dialect, *, of_file: bool = True) -> Example |
 def _unknown_in_parts(said: Said, contents: list[list[Any]]) -> Skip | None:
     for turn, items in zip(said.turns, contents, strict=True):
         for skip in filter(None, map(unknown_in, items)):
-            return Skip(reason=skip.reason, detail=f"{turn.label}: {skip.detail}")
+            return Skip(
+                reason=skip.reason, detail=f"{turn.label}: {skip.detail}", fields={**skip.fields, "turn": turn.label}
+            )
     return None
 
 
@@ -200,6 +210,7 @@ def _shared(said: Said, items: list[Any], dialect: Dialect, *, surplus_matters: 
                 return Skip(
                     reason="bad_placeholders",
                     detail=f"a part with the index {index} but {len(named)} {kind}s; fix the row",
+                    fields={"kind": kind, "index": index, "media": len(named)},
                 )
             taken.add(index)
         rest = [one for number, one in enumerate(named) if number not in taken]
@@ -210,6 +221,7 @@ def _shared(said: Said, items: list[Any], dialect: Dialect, *, surplus_matters: 
                 reason="bad_placeholders",
                 detail=f"{num_bare} parts of type {kind!r} without their own {kind} but {len(rest)} {kind}s{unnamed}"
                 + _remedy(named, is_cut=True),
+                fields={"kind": kind, "parts": num_bare, "media": len(rest)},
             )
         shared.waiting[kind] = iter(rest[:num_bare])
         if surplus_matters:
@@ -233,7 +245,11 @@ def _finished(
     if dialect.needs_target and (problem := _no_target(turns)):
         return Skip(reason="no_target", detail=problem)
     if surplus and first is None:
-        return Skip(reason="bad_placeholders", detail=f"{len(surplus)} media but no user turn to put them in")
+        return Skip(
+            reason="bad_placeholders",
+            detail=f"{len(surplus)} media but no user turn to put them in",
+            fields={"media": len(surplus)},
+        )
     return Example(turns=turns, tools=said.tools)
 
 

@@ -121,7 +121,9 @@ def media_part(
     if is_bare(item, kind):
         found = named[item["index"]] if "index" in item else next(waiting, None)
         if found is None:
-            return Skip(reason="bad_placeholders", detail=f"a part of type {kind!r} without its {kind}")
+            return Skip(
+                reason="bad_placeholders", detail=f"a part of type {kind!r} without its {kind}", fields={"kind": kind}
+            )
         return reference(found.entry, asked, kind, found.column, folders, found.at)
     if "index" in item:
         return bad_row(

@@ -356,7 +356,7 @@ def test_tags_of_others(tag: str) -> None:
     row = {"prompt": f"Who is {tag}?", "response": "Me."}
     assert turns_of(convert(row, dataset("prompt_response"))) == asked(f"Who is {tag}?"), "without a picture it is text"
     skip = convert({**row, "image": "a.jpg"}, dataset("prompt_response"))
-    assert_skipped(skip, "bad_placeholders", "0 <image>", "1 image", tag.removeprefix("<|vision_start|>")[:11])
+    assert_skipped(skip, "bad_placeholders", tag.removeprefix("<|vision_start|>")[:11], kind="image", tags=0, media=1)
 
 
 @pytest.mark.parametrize(
@@ -552,4 +552,4 @@ def test_a_medium_whose_every_field_is_null_is_none() -> None:
     found = convert({"text": "A cat.", "image": {"bytes": None, "path": None}}, dataset)
     assert isinstance(found, Example) and found.media == ()
     told = convert({"text": "<image> A cat.", "image": {"bytes": None, "path": None}}, dataset)
-    assert_skipped(told, "bad_placeholders", "1 <image>", "0 image")
+    assert_skipped(told, "bad_placeholders", kind="image", tags=1, media=0)

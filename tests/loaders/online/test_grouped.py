@@ -6,12 +6,12 @@ That smart_resize is transformers' own: tests/test_resize.py.
 import multiprocessing
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from support.errors import logged, raises
+from support.grouped import hf_processor
 from torch.utils.data import DataLoader, Subset
 
 from neatpack.loaders.online import LengthGroupedSampler
@@ -26,14 +26,6 @@ def samples(*lengths: int) -> list[dict[str, Any]]:
 def epoch(sampler: LengthGroupedSampler, number: int) -> list[int]:
     sampler.set_epoch(number)
     return list(sampler)
-
-
-def hf_processor(**video: Any) -> Any:
-    """As Hugging Face's: numbers on two parts, areas in `size` under the names of edges."""
-    image = SimpleNamespace(patch_size=14, merge_size=2, size={"shortest_edge": 3136, "longest_edge": 1_003_520})
-    numbers = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, "fps": 2}
-    size = {"shortest_edge": 128 * 128, "longest_edge": 16 * 16 * 2 * 2 * 2 * 6144}
-    return SimpleNamespace(image_processor=image, video_processor=SimpleNamespace(**numbers, size=size, **video))
 
 
 # ---------------------------------------------------------------- order

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.grouped import hf_processor
 
 from neatpack.loaders.online import LengthGroupedSampler, _smart_resize_image, _smart_resize_video
 from neatpack.loaders.online.estimate import _estimate_video_tokens
@@ -13,14 +14,6 @@ from neatpack.loaders.online.processor_config import extract_image_config, extra
 from neatpack.pipeline.families.qwen2_vl import VIDEO_DEFAULTS, Qwen2Videos, with_qwen_vl_utils
 
 IMAGE = {"factor": 28, "patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max_pixels": 1_003_520}
-
-
-def hf_processor(**video: Any) -> Any:
-    """As Hugging Face's: numbers on two parts, areas in `size` under the names of edges."""
-    image = SimpleNamespace(patch_size=14, merge_size=2, size={"shortest_edge": 3136, "longest_edge": 1_003_520})
-    numbers = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2, "fps": 2}
-    size = {"shortest_edge": 128 * 128, "longest_edge": 16 * 16 * 2 * 2 * 2 * 6144}
-    return SimpleNamespace(image_processor=image, video_processor=SimpleNamespace(**numbers, size=size, **video))
 
 
 # ---------------------------------------------------------------- the reference's signatures
