@@ -32,6 +32,7 @@ from jobs.plan_data import (
     questions,
     repeated_images,
     repeated_texts,
+    sorted_heavy_tailed,
     sorted_texts,
     video_heavy,
     with_sounds,
@@ -242,6 +243,7 @@ MIXED: tuple[tuple[str, Callable[[int, int, int], Rows], int, int], ...] = (
     ("texts four times", partial(repeated_texts, copies=4), 8_000, 2048),
     ("images eight times, and texts", repeated_images, 20_000, 8192),
     ("texts sorted by length", sorted_texts, 20_000, 2048),
+    ("heavy-tailed, sorted by length", sorted_heavy_tailed, 100_000, 16384),
     ("texts of 40 to 60 tokens, sorted", near_texts, 20_000, 8192),
     ("ten questions an image", questions, 20_000, 8192),
 )  # name, data, samples, capacity

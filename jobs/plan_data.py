@@ -121,6 +121,13 @@ def sorted_texts(num: int, capacity: int, seed: int) -> Rows:
     return Rows(_data(np.sort(text_lengths(num, capacity, seed)), np.zeros(num), capacity), rows, rows)
 
 
+def sorted_heavy_tailed(num: int, capacity: int, seed: int) -> Rows:
+    """Texts and images of heavy-tailed lengths, by their length."""
+    data, rows = heavy_tailed(num, capacity, seed), np.arange(num)
+    order = np.lexsort((data.visual, data.lengths))
+    return Rows(Data(data.lengths[order], data.visual[order], data.audio), rows, rows)
+
+
 def near_texts(num: int, capacity: int, seed: int) -> Rows:
     """Texts of 40 to 60 tokens, sorted."""
     rows = np.arange(num)

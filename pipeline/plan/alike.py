@@ -22,15 +22,19 @@ NEAR_BEST = 1.1  # where no weight keeps MOST_COST: times the excess of the best
 # How much a difference in encoder load counts beside one in cost. 0: not at all, down to differences in it alone.
 WEIGHTS = (4.0, 2.0, 1.0, 0.5, 0.25, 0.12, 0.06, 0.03, 0.015, 0.0)
 FIRST_WEIGHT = 4  # index of the one that does for most data
-INSIDE_WEIGHT = 0.25  # inside groups, whose cost is even already
+# Of differences in cost, encoder load and visual tokens inside groups, whose cost is even already.
+INSIDE_WEIGHTS = (1.0, 0.25, 0.01)
 
 FEW = 1 / 64  # share of packs; mixing them in costs max/mean 1.5 times as much, 0.023
 PER_POOR = 2  # packs with more load for each with hardly any, where they are mixed
 UNIT = 64  # of them that stay together
 
 
-def alike_order(encoder: Ints, cost: Ints, sizes: Sequence[int]) -> Ints:
-    """All packs in a line, which `nested_shuffle` cuts into blocks of these sizes, each dividing the one before."""
+def alike_order(encoder: Ints, cost: Ints, sizes: Sequence[int], visual: Ints | None = None) -> Ints:
+    """Return all packs in a line, which `nested_shuffle` cuts into blocks of these sizes, each dividing the one before.
+
+    `visual`: visual tokens, where encoders have sounds to read, too; they are evened out inside groups.
+    """
     apart = _without_load(encoder, cost, sizes[0])
     others = np.setdiff1d(np.arange(len(cost)), apart, assume_unique=True)
     # The line has its rest in the middle of all groups: some of those without load may have to stand behind it.
@@ -40,7 +44,8 @@ def alike_order(encoder: Ints, cost: Ints, sizes: Sequence[int]) -> Ints:
     if len(others):
         own = encoder[others], cost[others]
         mixed, is_inside = _mixed_in(*own, avoid_text=not len(apart))
-        line = others[_inside(_chosen_line(*mixed, own[1], leaves), *(mixed if is_inside else own), leaves, sizes)]
+        loads = [*(mixed if is_inside else own)[::-1], *([] if visual is None else [visual[others]])]
+        line = others[_inside(_chosen_line(*mixed, own[1], leaves), loads, leaves, sizes)]
     return np.concatenate([apart[:num_before], line, apart[num_before:]])
 
 
@@ -173,10 +178,13 @@ def _excess(ascending: Ints) -> float:
     return float(ascending[-1] / ascending.mean()) - 1 if ascending[-1] else 0.0
 
 
-def _inside(line: Ints, encoder: Ints, cost: Ints, leaves: Sequence[int], sizes: Sequence[int]) -> Ints:
-    """The line with each block ordered inside, such that the blocks of smaller sizes in it are alike, too."""
-    ranks = [_ranks(np.lexsort(keys), line) for keys in ((cost, encoder), (encoder, cost))]
-    loads = [load[line] for load in (encoder, cost)]
+def _inside(line: Ints, loads: Sequence[Ints], leaves: Sequence[int], sizes: Sequence[int]) -> Ints:
+    """Return the line with each block ordered inside, so that blocks of smaller sizes in it are alike, too.
+
+    Each is halved by the load in which its packs differ most. `loads`: as many as INSIDE_WEIGHTS, or fewer.
+    """
+    ranks = [_ranks(np.lexsort((*loads[:at], *loads[at + 1 :], load)), line) for at, load in enumerate(loads)]
+    loads = [load[line] for load in loads]
     places = np.arange(len(line))
     for first, last, size in _equal_runs(leaves):
         part = places[first:last]
@@ -184,8 +192,8 @@ def _inside(line: Ints, encoder: Ints, cost: Ints, leaves: Sequence[int], sizes:
             if smaller == 1:
                 break  # in a pair, none comes before the other
             rows = part.reshape(-1, whole)
-            by_encoder = INSIDE_WEIGHT * _excesses(loads[0][rows]) > _excesses(loads[1][rows])
-            keys = np.where(by_encoder[:, None], ranks[0][rows], ranks[1][rows])
+            excesses = [weight * _excesses(load[rows]) for weight, load in zip(INSIDE_WEIGHTS, loads, strict=False)]
+            keys = np.choose(np.argmax(excesses, axis=0)[:, None], [rank[rows] for rank in ranks])
             part = np.take_along_axis(rows, np.argsort(keys, axis=1), axis=1).reshape(-1)
         places[first:last] = part
     return line[places]

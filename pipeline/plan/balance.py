@@ -9,13 +9,14 @@ from .alike import alike_order
 from .knapsack import Ints
 
 
-def balanced_order(encoder: Ints, cost: Ints, *, group_size: int, seed: int) -> Ints:
-    """The packs in training order: any aligned run of a size in `nested_sizes(group_size)` holds packs alike in load.
+def balanced_order(encoder: Ints, cost: Ints, visual: Ints | None = None, *, group_size: int, seed: int) -> Ints:
+    """Return packs in training order: aligned runs of a size in `nested_sizes(group_size)` are alike in load.
 
+    `visual`: visual tokens of the packs, where encoders have sounds to read, too.
     Shuffles with a trend (by chance: with 80 groups |r| has a standard deviation of 0.11) are drawn again.
     """
     sizes = nested_sizes(group_size)
-    alike = alike_order(encoder, cost, sizes)
+    alike = alike_order(encoder, cost, sizes, visual)
     random = np.random.PCG64(seed)
     loads = (encoder, cost)
     return without_trend(

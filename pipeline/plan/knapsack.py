@@ -271,12 +271,10 @@ def runs(keys: Ints, items: Ints) -> Iterator[tuple[int, Ints]]:
 
 
 def stable_order(keys: Ints) -> Ints:
-    """np.argsort(keys, kind="stable"), which is ten times as fast for numbers of 16 bits: they are not compared."""
-    if len(keys):
-        least = keys.min()
-        if keys.max() - least < 1 << 16:
-            keys = (keys - least).astype(np.uint16)
-    return np.argsort(keys, kind="stable")
+    """Return np.argsort(keys, kind="stable"), in a quarter of its time, or in none where they are sorted already."""
+    if (keys[1:] >= keys[:-1]).all():
+        return np.arange(len(keys))
+    return sorted_by(keys - keys.min())
 
 
 def sorted_by(*keys: Ints) -> Ints:

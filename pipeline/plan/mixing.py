@@ -17,9 +17,7 @@ MAX_SECTIONS = 16
 MIN_ROUNDS, MAX_ROUNDS, MIXED_SAMPLES = 2, 24, 300_000  # exchanges between bundles, of so many samples in all
 ALIGN_ROUNDS, FINEST = 16, 1 << 12  # and the steps in phases
 MOST_BUNDLED = 8
-MOST_TOGETHER = 1.2  # times chance: samples that are next to each other by length, in one bin
-LOOKED_AT = 50_000  # pairs from which this is estimated
-LOAD_STEPS = 32  # in the mean encoder load of a pack; bundles that change places are of one step
+LOAD_STEPS = 8  # in the mean deviation of packs' encoder loads; bundles that change places are of one step
 MIN_SECTION_BINS = 8
 ROUNDS, IDLE_ROUNDS = 24, 3  # of exchanges between documents of equal length, and those without any
 LEAST_LOOKS, MOST_LOOKS, NUM_LOOKS = 24, 400, 50_000  # packs that are looked at for a document, and for all: 10 s
@@ -103,25 +101,23 @@ def mix_lengths(bin_of: Ints, edges: Ints, samples: Samples, random: np.random.R
     section = np.searchsorted(edges, np.arange(int(edges[-1])), side="right") - 1
     counts = np.bincount(bin_of).astype(np.float64)
     chance = float((counts * (counts - 1)).sum()) / max(1, len(bin_of) - 1)  # pairs of neighbours in one bin
-    is_text = (samples.encoder == 0) & ~samples.is_visual
-    # Where there are texts, they fill bins of even load, which is kept to the token.
-    quantum = 1 if is_text.any() else max(1, int(samples.encoder.sum()) // (len(counts) * LOAD_STEPS))
+    load_step = _load_step(bin_of, samples, len(counts))
     bin_of = bin_of.copy()
-    for todo in (np.flatnonzero(is_text), np.flatnonzero(~is_text)):
+    for todo in _texts_and_media(samples):
         own, bins = samples.take(todo), bin_of[todo]
-        by_length = stable_order(own.lengths)
-        step = 1 + len(todo) // LOOKED_AT  # of many pairs, some are looked at
-        firsts, seconds = by_length[:-1:step], by_length[1::step]
-        expected = chance * len(firsts) / len(bin_of)
+        by_length = sorted_by(own.lengths, np.frombuffer(random.bytes(2 * len(todo)), np.uint16))  # ties at random
+        expected = chance * len(todo) / len(bin_of)
         budget, before = max(MIN_ROUNDS, MIXED_SAMPLES // max(1, len(todo))), 0
         for round_ in range(MAX_ROUNDS):
-            together = int(np.count_nonzero(bins[firsts] == bins[seconds]))
-            if together <= MOST_TOGETHER * expected + expected**0.5 + 1:
-                break
-            if round_ >= budget and 2 * together > before:  # many samples: more rounds where each halves what is left
+            together = int(np.count_nonzero(np.diff(bins[by_length]) == 0))
+            is_mixed = together <= expected + expected**0.5 / 2
+            hardly_helps = round_ >= budget and 4 * together > 3 * before  # many samples: a round takes 30 ms a million
+            if hardly_helps or (is_mixed and not round_):
                 break
             before = together
-            bins = _exchange_bundles(bins, section, own, quantum, random)
+            bins = _exchange_bundles(bins, section, own, load_step, random)
+            if is_mixed:  # one round more has been, since other orders of equal lengths may have had worse luck
+                break
         bin_of[todo] = bins
     return bin_of
 
@@ -130,22 +126,32 @@ def align_sections(bin_of: Ints, samples: Samples, kin: Kinship, random: np.rand
     """Number bins so that samples are about where their phases are, and exchange bundles until more of them are."""
     num_bins = int(bin_of.max()) + 1
     bin_of = random.permutation(num_bins)[bin_of]
-    is_text = (samples.encoder == 0) & ~samples.is_visual
-    quantum = 1 if is_text.any() else max(1, int(samples.encoder.sum()) // (num_bins * LOAD_STEPS))
+    load_step = _load_step(bin_of, samples, num_bins)
     everywhere = np.zeros(num_bins, dtype=np.int64)
-    for todo in (np.flatnonzero(is_text), np.flatnonzero(~is_text)):
+    for todo in _texts_and_media(samples):
         own, bins, phases = samples.take(todo), bin_of[todo], kin.phases[todo]
         for _ in range(ALIGN_ROUNDS if len(todo) else 0):
-            bins = _exchange_bundles(bins, everywhere, own, quantum, random, phases)
+            bins = _exchange_bundles(bins, everywhere, own, load_step, random, phases)
         bin_of[todo] = bins
     return bin_of
+
+
+def _texts_and_media(samples: Samples) -> tuple[Ints, Ints]:
+    is_text = (samples.encoder == 0) & ~samples.is_visual
+    return np.flatnonzero(is_text), np.flatnonzero(~is_text)
+
+
+def _load_step(bin_of: Ints, samples: Samples, num_bins: int) -> int:
+    """Return how much less than a bundle's encoder load may come for it: little against how bins differ already."""
+    loads = bin_sums(bin_of, samples.encoder, num_bins)
+    return max(1, int(np.abs(loads - loads.sum() // num_bins).sum()) // (num_bins * LOAD_STEPS))
 
 
 def _exchange_bundles(
     bin_of: Ints,
     section: Ints,
     samples: Samples,
-    quantum: int,
+    load_step: int,
     random: np.random.RandomState,
     phases: NDArray[np.float64] | None = None,
 ) -> Ints:
@@ -154,43 +160,55 @@ def _exchange_bundles(
     Bins of short documents have larger bundles, too: five of 60 tokens change places with six of 50. By `phases`,
     documents of near ones are bundled, and bundles go into bins in the order of theirs.
     """
-    within = _few_bits(len(bin_of), random) if phases is None else (phases * FINEST).astype(np.int64)
-    order, bins = sort_with_first(bin_of, within)
-    counts = np.bincount(bins)
-    most = np.clip(counts // 4, 1, MOST_BUNDLED - 1)
-    each = (2 if phases is None else 1) + (random.random_sample(len(most)) * most).astype(np.int64)
-    # Numbers of 32 bits are divided in half the time.
-    before = np.repeat((np.cumsum(counts) - counts).astype(np.int32), counts)
-    within_bin = np.arange(len(bins), dtype=np.int32) - before
-    starts = np.flatnonzero(within_bin % np.repeat(each.astype(np.int32), counts) == 0)
-    sizes = np.diff(np.append(starts, len(order)))
-    places = bins[starts]
+    order, starts, places = _bundle(bin_of, random, phases)
     keys = [np.add.reduceat(samples.lengths[order], starts)]
     if samples.encoder.any() or samples.is_visual.any():
         visual, encoder = (
             np.add.reduceat(values[order], starts) for values in (samples.visual_tokens, samples.encoder)
         )
-        keys += [encoder // quantum, (visual > 0).astype(np.int64) if samples.max_visual_tokens is None else visual]
+        keys += [encoder // load_step, (visual > 0).astype(np.int64) if samples.max_visual_tokens is None else visual]
     if section.any():
         keys.append(section[places])
-    moved = np.empty_like(places)
-    if phases is not None:
-        means = np.add.reduceat((phases[order] * FINEST).astype(np.int64), starts) // sizes
-        moved[sorted_by(*keys, means)] = places[sorted_by(*keys, places)]
+    sizes = np.diff(starts, append=len(order))
+    if phases is None:
+        moved = _give_to_next(places, keys, random)
     else:
-        turn, first = sort_with_first(*keys, _few_bits(len(starts), random))
-        is_first = np.zeros(len(turn), dtype=np.bool_)
-        is_first[:1] = True
-        for key in (first, *(key[turn] for key in keys[1:])):
-            is_first[1:] |= key[1:] != key[:-1]
-        # Each bundle goes where the next one of its kind is, the last one where the first is.
-        firsts = np.flatnonzero(is_first)
-        following = np.arange(1, len(turn) + 1)
-        following[np.append(firsts[1:], len(turn)) - 1] = firsts
-        moved[turn] = places[turn[following]]
+        means = np.add.reduceat((phases[order] * FINEST).astype(np.int64), starts) // sizes
+        moved = np.empty_like(places)
+        moved[sorted_by(*keys, means)] = places[sorted_by(*keys, places)]
     exchanged = np.empty_like(bin_of)
     exchanged[order] = np.repeat(moved, sizes)
     return exchanged
+
+
+def _bundle(bin_of: Ints, random: np.random.RandomState, phases: NDArray[np.float64] | None) -> tuple[Ints, Ints, Ints]:
+    """Return the documents in an order in which bundles are together, and the start and the bin of each bundle."""
+    within = _few_bits(len(bin_of), random) if phases is None else (phases * FINEST).astype(np.int64)
+    order = sorted_by(bin_of, within)
+    counts = np.bincount(bin_of)
+    most = np.clip(counts // 4, 1, MOST_BUNDLED - 1)
+    each = (2 if phases is None else 1) + (random.random_sample(len(most)) * most).astype(np.int64)
+    num_bundles = -(-counts // each)
+    places = np.repeat(np.arange(len(counts)), num_bundles)
+    # The third bundle of a bin starts two bundles after its first document.
+    before = np.cumsum(counts) - counts - (np.cumsum(num_bundles) - num_bundles) * each
+    return order, before[places] + np.arange(len(places)) * each[places], places
+
+
+def _give_to_next(places: Ints, keys: list[Ints], random: np.random.RandomState) -> Ints:
+    """Return, for each bundle, the place of the next one with its keys, in random order; for the last the first's."""
+    turn, first = sort_with_first(*keys, _few_bits(len(places), random))
+    differs = first[1:] != first[:-1]
+    for key in keys[1:]:
+        differs |= np.diff(key[turn]) != 0
+    lasts = np.append(np.flatnonzero(differs), len(turn) - 1)
+    given = places[turn]
+    firsts = given[np.append(0, lasts[:-1] + 1)]
+    given[:-1] = given[1:]
+    given[lasts] = firsts
+    moved = np.empty_like(places)
+    moved[turn] = given
+    return moved
 
 
 def _few_bits(count: int, random: np.random.RandomState) -> Ints:

@@ -65,13 +65,18 @@ def tries(bound: int, samples: Samples) -> Iterator[tuple[Ints, int, Mask | None
 
 
 def fillers(samples: Samples) -> Iterator[Mask]:
-    """Which samples to leave to best fit: short text, then short samples of any kind, at last all."""
+    """Yield which samples to leave to best fit: short text, then short samples of any kind, at last all."""
     sizes, is_text = samples.sizes(), samples.encoder == 0
-    for divisor in (8, 16, 32):
-        yield is_text & (sizes < samples.capacity // divisor)
-    for divisor in (32, 16, 8, 4):
-        yield sizes < samples.capacity // divisor
-    yield np.ones(len(sizes), dtype=np.bool_)
+    limits = [samples.capacity // divisor for divisor in (8, 16, 32, 32, 16, 8, 4)]
+    before = -1
+    for number, limit in enumerate([*limits, samples.capacity + 1]):
+        filler = sizes < limit
+        if number < 3:
+            filler &= is_text
+        count = int(np.count_nonzero(filler))
+        if count != before:  # else it is the same one
+            yield filler
+        before = count
 
 
 def pack_around(filler: Mask, num_bins: int, samples: Samples, *, opens_bins: bool = True) -> tuple[Ints, int]:

@@ -10,7 +10,7 @@ from neatpack.format.groups import nested_sizes
 
 from ..step_cost import DEFAULT_COST, PRESETS, StepCost
 from .balance import balanced_order
-from .knapsack import Ints, Samples, as_ints, bin_sums, check_lengths, members, refuse
+from .knapsack import Ints, Samples, as_ints, bin_sums, check_lengths, members, refuse, stable_order
 from .mixing import draw_phases, mix_lengths, section_block, separate
 from .packing import pack, pack_in_sections
 
@@ -102,7 +102,7 @@ def plan_packs(
     if not num_samples:
         return np.zeros(0, dtype=np.int64)
     random = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, num_samples])))
-    shuffled = random.permutation(num_samples)  # so samples that are alike change places at random
+    shuffled = _sort_by_size(samples, random.permutation(num_samples))
     samples = samples.take(shuffled)
     kin = draw_phases(_labels("rows", rows, shuffled), _labels("groups", groups, shuffled), num_samples, random)
     place = np.empty(num_samples, dtype=np.int64)
@@ -117,6 +117,12 @@ def plan_packs(
     ordered = _order(bin_of, samples, cost, group_size, seed, edges)[bin_of]
     place[shuffled] = separate(ordered, samples, kin, random)
     return place
+
+
+def _sort_by_size(samples: Samples, shuffled: Ints) -> Ints:
+    """Return the samples, longest first, and those that are alike in the order given."""
+    size_and_kind = 4 * samples.sizes() + 2 * samples.is_visual + (samples.encoder > 0)
+    return shuffled[stable_order(-size_and_kind[shuffled])]
 
 
 def _labels(name: str, values: ArrayLike | None, shuffled: Ints) -> Ints | None:
@@ -138,21 +144,27 @@ def _order(bin_of: Ints, samples: Samples, cost: StepCost, group_size: int, seed
     """Return the place of each bin in the order: sections one after the other, each balanced in itself, then what fills
     no whole block of theirs. `edges`: first bin of each section."""
     num_bins = int(edges[-1])
-    tokens, encoder, squares = (
-        bin_sums(bin_of, values, num_bins) for values in (samples.lengths, samples.encoder, samples.lengths**2)
+    tokens, encoder, squares, visual = (
+        bin_sums(bin_of, values, num_bins)
+        for values in (samples.lengths, samples.encoder, samples.lengths**2, samples.visual_tokens)
     )
-    costs = cost.of_packs(tokens, encoder, squares)
     block = group_size if len(edges) == 2 else section_block(num_bins, len(edges) - 1, nested_sizes(group_size))
+    has_audio = (encoder != cost.of_encoders(visual, 0 * visual)).any()
+    costs = cost.of_packs(tokens, encoder, squares)
+
+    def order_balanced(bins: Ints) -> Ints:
+        of_bins = visual[bins] if has_audio else None
+        return bins[balanced_order(encoder[bins], costs[bins], of_bins, group_size=block, seed=seed)]
+
     order, rest = [], []
     for first, last in pairwise(edges.tolist()):
-        own = np.arange(first, last)
-        own = own[balanced_order(encoder[own], costs[own], group_size=block, seed=seed)]
+        own = order_balanced(np.arange(first, last))
         whole = len(own) if len(edges) == 2 else len(own) // block * block
         order.append(own[:whole])
         rest.append(own[whole:])
     left = np.concatenate(rest)
     if len(left):
-        order.append(left[balanced_order(encoder[left], costs[left], group_size=block, seed=seed)])
+        order.append(order_balanced(left))
     place = np.empty(num_bins, dtype=np.int64)
     place[np.concatenate(order)] = np.arange(num_bins)
     return place

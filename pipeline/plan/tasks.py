@@ -127,10 +127,11 @@ def join_rests(
     tokens, squares = (
         np.add.reduceat(values, joined.starts[:-1]) if count else values for values in (lengths, lengths**2)
     )
-    encoders = config.step_cost.of_encoders(joined.per_pack("visual_tokens"), joined.per_pack("audio_tokens"))
-    cost = config.step_cost.of_packs(tokens, encoders, squares)
+    visual, audio = joined.per_pack("visual_tokens"), joined.per_pack("audio_tokens")
+    encoders = config.step_cost.of_encoders(visual, audio)
+    loads = (encoders, config.step_cost.of_packs(tokens, encoders, squares), visual if audio.any() else None)
     place = np.empty(count, dtype=np.int64)
-    place[balanced_order(encoders, cost, group_size=config.group_size, seed=config.seed)] = np.arange(count)
+    place[balanced_order(*loads, group_size=config.group_size, seed=config.seed)] = np.arange(count)
     plan = in_pack_order(lines, place[lines["pack"].to_numpy()])
     return write_plan(
         path,

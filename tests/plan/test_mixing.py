@@ -112,14 +112,34 @@ def test_packs_do_not_show_the_order_of_samples_and_differ_by_seed(kind: str) ->
             assert len(pairs & others) <= 0.03 * len(pairs), (name, seed, other, another)
 
 
+def count_neighbors(packs: np.ndarray) -> tuple[int, float]:
+    """Return pairs of samples, one after the other, that share a pack, and how many would by chance."""
+    counts = np.bincount(packs).astype(float)
+    return np.count_nonzero(np.diff(packs) == 0), float((counts * (counts - 1)).sum()) / len(packs)
+
+
 def test_many_sorted_texts_share_packs_by_chance() -> None:
     """As many as get few rounds of exchanges: two of them leave 40 times chance."""
     lengths = np.sort(np.clip(np.random.RandomState(0).lognormal(np.log(200), 0.9, 300_000), 8, 4096).astype(int))
     packs = plan_packs(lengths, 0 * lengths, capacity=8192, group_size=512, seed=0, max_visual_tokens=None,
                        text_reserve=0)  # fmt: skip
-    counts = np.bincount(packs).astype(float)
-    by_chance = float((counts * (counts - 1)).sum()) / len(packs)
-    assert np.count_nonzero(np.diff(packs) == 0) <= 1.5 * by_chance + 4 * by_chance**0.5
+    met, by_chance = count_neighbors(packs)
+    assert met <= 1.5 * by_chance + 4 * by_chance**0.5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_sorted_images_share_packs_by_chance(seed: int) -> None:
+    """Images of one length and many loads, next to texts: bundles of exactly equal load leave 500 times chance."""
+    random = np.random.RandomState(seed)
+    is_text = random.random_sample(50_000) < 0.4
+    visual = np.where(is_text, 0, np.minimum(256 * (1 + random.pareto(0.8, 50_000)), 14_000)).astype(int)
+    text = 30 * (1 + random.pareto(1, 50_000)) * np.where(is_text, 4, 1)
+    lengths = np.minimum(visual + text, 16384).astype(int)
+    order = np.lexsort((visual, lengths))
+    packs = plan_packs(lengths[order], visual[order], capacity=16384, group_size=512, seed=seed, max_visual_tokens=None,
+                       text_reserve=0)  # fmt: skip
+    met, by_chance = count_neighbors(packs)
+    assert met <= 4 * by_chance + 4 * by_chance**0.5
 
 
 def test_more_copies_than_packs_take_no_more_packs() -> None:
