@@ -105,3 +105,16 @@ def test_cost_goes_first_where_both_cannot_be_even() -> None:
     by_cost = steps(cost, np.argsort(cost, kind="stable"), 64)
     assert steps(cost, order, 64) - 1 <= 1.11 * (by_cost - 1)
     assert steps(encoder, order, 8) < steps(encoder, np.argsort(cost, kind="stable"), 8)
+
+
+def test_visual_tokens_are_even_where_there_are_sounds() -> None:
+    """Packs of one encoder load and cost, whose load is of images or of sounds."""
+    rng = np.random.default_rng(0)
+    encoder, cost = rng.integers(9900, 10_100, 64 * 100), rng.integers(99_000, 101_000, 64 * 100)
+    visual = rng.integers(5000, 10_000, len(encoder))
+    sizes = nested_sizes(64)
+    even, other = (
+        nested_shuffle(alike_order(encoder, cost, sizes, each), sizes, np.random.PCG64(0)) for each in (visual, None)
+    )
+    assert steps(visual, even, 8) - 1 < 0.75 * (steps(visual, other, 8) - 1)
+    assert max(steps(encoder, even, 8), steps(cost, even, 8)) < 1.01
