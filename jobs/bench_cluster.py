@@ -53,6 +53,7 @@ from neatpack.pipeline.runtime.work import Work
 from neatpack.pipeline.shard.pieces import join_task, write_shards
 from neatpack.pipeline.shard.writer import shard_task
 from neatpack.pipeline.stages import plan_all, processor_key, render, shard_jobs, task_environment, warming
+from neatpack.storage.location import Location
 
 NOT_WORK = (LOADING, STARTING, STOPPING)  # stages of a run that more workers do not shorten
 MEDIA = " (media)"  # after the name of a data set: those of its rows that have some
@@ -111,7 +112,7 @@ def read(meta: Path, folder: Path) -> list[tuple[Dataset, Source, list[bytes]]]:
     """All rows of all data sets, those with media and those without apart."""
     own = [dataclasses.replace(dataset, sample_ratio=1.0, weight=None) for dataset in read_meta(meta)]
     data = []
-    for dataset, source, _ in read_rows(own, PackConfig(), folder / "imported", Engine({})):
+    for dataset, source, _ in read_rows(own, PackConfig(), Location.parse(folder / "imported"), Engine({})):
         texts = [row.text.strip() for part in source.parts for row in rows(part)]
         for has, name in ((False, dataset.name), (True, f"{dataset.name}{MEDIA}")):
             if chosen := [text for text in texts if has_media(text) == has]:
@@ -141,7 +142,7 @@ def repeated(
             return dataclasses.replace(dataset, sample_ratio=ratio), source, texts
         return dataset, source, islice(cycle(texts), round(ratio * len(texts)))
 
-    write_data(folder, (chosen(*each) for each in data if times[each[0].name.endswith(MEDIA)] > 0))
+    write_data(Location.parse(folder), (chosen(*each) for each in data if times[each[0].name.endswith(MEDIA)] > 0))
     return folder / "meta.json"
 
 

@@ -38,6 +38,7 @@ from neatpack.pipeline.view.diff import difference
 from neatpack.pipeline.view.inspect import inspected
 from neatpack.pipeline.view.report.page import write_report
 from neatpack.storage.files import sha256_of
+from neatpack.storage.location import Location
 from neatpack.storage.tables import write_parquet
 
 PACK_SIZE, PER_SHARD, NUM_DATASETS = 16384, 64, 4
@@ -141,7 +142,7 @@ def write_manifest(
                                 first_pack=number * PER_SHARD) for number, line in enumerate(shards)),
         files={file: sha256_of(out / file) for file in files},
     )  # fmt: skip
-    manifest.write(out)
+    manifest.write(Location.parse(out))
     return manifest
 
 
@@ -166,14 +167,14 @@ def main() -> int:
         manifest = make_output(first, args.rows, 0)
         make_output(second, args.rows, 1)
         print(f"{args.rows:,} rows in {manifest.counts.packs:,} packs, {len(manifest.shards):,} shards")
-        page = timed("report", lambda: write_report(first, manifest), missed)
+        page = timed("report", lambda: write_report(Location.parse(first), manifest), missed)
         assert isinstance(page, Path)
         num_bytes = page.stat().st_size
         print(f"         {num_bytes / 1e6:6.2f} MB")
         if num_bytes > MAX_BYTES:
             missed.append(f"report: {num_bytes:,} bytes, target <= {MAX_BYTES:,}")
-        timed("inspect", lambda: inspected(first, manifest), missed)
-        timed("diff", lambda: difference(first, second), missed)
+        timed("inspect", lambda: inspected(Location.parse(first), manifest), missed)
+        timed("diff", lambda: difference(Location.parse(first), Location.parse(second)), missed)
     print("\n".join(f"MISSED {miss}" for miss in missed) or "all targets met")
     return 1 if missed else 0
 

@@ -21,8 +21,8 @@ from neatpack.format.manifest import (
     missing_manifest,
     shard_name,
 )
-from neatpack.storage.files import inside, open_regular, place, read_inside, read_into, sizes_in
-from neatpack.storage.location import Opened, Remote
+from neatpack.storage.files import inside, open_regular, read_inside, read_into
+from neatpack.storage.location import Location, ObjectReader
 
 from .cache import ShardCache
 from .opened import FileVersion, in_advance, opened_local, opened_remote
@@ -51,11 +51,11 @@ class OutputFiles:
                 cache=cache,
                 cache_gb=cache_gb,
             )
-        found = place(out)
+        found = Location.parse(out)
         # Absolute: files are opened later, and a program may change its working directory before (Hydra does).
-        self._place = found.absolute() if isinstance(found, Path) else found
+        self._place = found.absolute()
         self.out = str(self._place)  # as messages have it
-        self.is_local = isinstance(self._place, Path)
+        self.is_local = self._place.is_local
         self.manifest = self._read_manifest()
         self.cache: ShardCache | None = None
         self._warned: set[int | None] = set()
@@ -138,8 +138,8 @@ class OutputFiles:
                 file=name,
             ) from None
 
-    def _remote(self, name: str) -> Opened:
-        assert isinstance(self._place, Remote), "a local output is read otherwise"
+    def _remote(self, name: str) -> ObjectReader:
+        assert not self.is_local, "a local output is read otherwise"
         return opened_remote(self._place / name)
 
     # Shards
@@ -259,7 +259,7 @@ class OutputFiles:
     def _remote_sizes(self) -> Iterator[int | None]:
         """A listing tells a thousand sizes at a time. Of few shards each is asked for: that opens it, once for all."""
         if len(self.manifest.shards) > LISTED:
-            found = sizes_in(self._place / "shards")
+            found = (self._place / "shards").sizes()
             yield from (found.get(shard_name(number)) for number in range(len(self.manifest.shards)))
             return
         for number in range(len(self.manifest.shards)):

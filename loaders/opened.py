@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
 
 from neatpack.storage.files import inside, open_regular
-from neatpack.storage.location import Opened, Remote
+from neatpack.storage.location import Location, ObjectReader
 
 from .places import Locks
 
@@ -70,7 +70,7 @@ def opened_local(out: str, name: str, _version: FileVersion) -> BinaryIO:
     return open_regular(inside(Path(out), name))[0]
 
 
-def opened_remote(file: Remote) -> Opened:
+def opened_remote(file: Location) -> ObjectReader:
     """A remote file, kept open: opening costs a request, by which pyarrow asks the store for the size.
 
     It does so even where the size is known: of Arrow's ways to open a file, Python lacks the one that takes it (pyarrow
@@ -82,6 +82,6 @@ def opened_remote(file: Remote) -> Opened:
 
 
 @lru_cache(maxsize=REMOTE_OPEN)
-def _opened_once(file: Remote, _process: int) -> Opened:
+def _opened_once(file: Location, _process: int) -> ObjectReader:
     """Once per process: clients of object stores have threads, which a forked worker does not inherit."""
-    return file.opened()
+    return file.open_object()

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from neatpack.errors import DataLossError as DataLossError, UserError as UserError, fields_of
 from neatpack.format.manifest import spelled
-from neatpack.storage.files import Place, place, text_of
-from neatpack.storage.location import Remote
+from neatpack.storage.location import Location
 from neatpack.storage.uris import SCHEME, is_host
 
 from .codecs import parse_codecs
@@ -381,14 +380,14 @@ class PackConfig:
         return min(most << 4 if self.overlong_policy in ("truncate", "shrink") else most, 1 << 30)
 
     @property
-    def work_dir(self) -> Place:
-        return place(self.work) if self.work else place(self.out) / "work"
+    def work_dir(self) -> Location:
+        return Location.parse(self.work) if self.work else Location.parse(self.out) / "work"
 
     def for_holdout(self) -> "PackConfig":
         """The config of the output of the rows that are held out: beside OUT, with one work folder for both."""
         out = place_of("--out", self.out) if self.out else None
-        beside = text_of(out.with_name(f"{out.name}-holdout")) if out else ""
-        return dataclasses.replace(self, out=beside, work=text_of(self.work_dir))
+        beside = out.with_name(f"{out.name}-holdout").uri if out else ""
+        return dataclasses.replace(self, out=beside, work=self.work_dir.uri)
 
     def shaping(self, *stages: str) -> dict[str, Any]:
         """The keys that shape the results of these stages."""
@@ -411,7 +410,7 @@ def flag(name: str) -> str:
 
 
 def absolute(name: str, path: str) -> str:
-    return text_of(place_of(name, path))
+    return place_of(name, path).uri
 
 
 def with_absolute_paths(config: PackConfig) -> PackConfig:
@@ -424,13 +423,13 @@ def with_absolute_paths(config: PackConfig) -> PackConfig:
     return dataclasses.replace(config, media_prefixes=prefixes, **found)
 
 
-def _has_password(uri: Remote) -> bool:
+def _has_password(uri: Location) -> bool:
     """Also one with a slash in it, as those of AWS may be: of s3://user:pa/ss@bucket the authority is "user:pa"."""
     user, _, host = uri.authority.rpartition("@")
     return ":" in user or ("@" in uri.key and not is_host(host))
 
 
-def place_of(name: str, path: str) -> Place:
+def place_of(name: str, path: str) -> Location:
     """Where a path or URI leads that was given as `name`; a path is made absolute against the caller's directory.
 
     A relative one is refused inside a Ray job, where it would land in a temporary directory, and so is a URI with a
@@ -446,12 +445,12 @@ def place_of(name: str, path: str) -> Place:
                 option=name,
                 got=path,
             )
-        return Path(os.path.abspath(expanded))
+        return Location.parse(Path(os.path.abspath(expanded)))
     try:
-        found = place(path)
+        found = Location.parse(path)
     except ValueError as error:
         raise UserError(f"{name}: {error}", code="uri-invalid", **fields_of(error) | {"name": name}) from None
-    if isinstance(found, Remote) and _has_password(found):
+    if not found.is_local and _has_password(found):
         raise UserError(
             f"{name}: {found} is given with a password, which would end up in logs and lists of processes; leave it "
             "out, and let the environment or a profile have it (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, say)",

@@ -21,10 +21,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import neatpack
 from neatpack.errors import OutputError
 from neatpack.format.manifest import FILE as MANIFEST, Manifest, fields_from_json, fingerprint
-from neatpack.storage.files import AT_ONCE, Place, place, read_json, write_json
-from neatpack.storage.location import Remote
+from neatpack.storage.files import read_json, write_json
+from neatpack.storage.location import AT_ONCE, Location
 
 from .config import PackConfig
 from .families.hub import stamped_files
@@ -68,7 +69,7 @@ class Finished:
     troubles: list[str]
 
     @classmethod
-    def read(cls, out: Place) -> "Finished | None":
+    def read(cls, out: Location) -> "Finished | None":
         """None where there is none that can be read: it only saves time."""
         try:
             found = cls(**fields_from_json(cls, read_json(out / FILE)))
@@ -85,7 +86,7 @@ def seen_by(config: PackConfig, datasets: Sequence[Dataset]) -> Seen | None:
     if config.check_media != "none" or config.trust_remote_code or any(dataset.source for dataset in datasets):
         return None
     processor = stamped_files(config.processor)
-    data = [place(file) for dataset in datasets for file in dataset.files]
+    data = [Location.parse(file) for dataset in datasets for file in dataset.files]
     if processor is None:
         return None
     try:
@@ -104,7 +105,7 @@ def seen_by(config: PackConfig, datasets: Sequence[Dataset]) -> Seen | None:
     )
 
 
-def finished(out: Place, seen: Seen) -> tuple[Manifest, Finished] | None:
+def finished(out: Location, seen: Seen) -> tuple[Manifest, Finished] | None:
     """An output that an earlier run has finished, if all that run saw is as it was."""
     if (record := Finished.read(out)) is None:
         return None
@@ -118,7 +119,7 @@ def finished(out: Place, seen: Seen) -> tuple[Manifest, Finished] | None:
     return (manifest, record) if manifest.fingerprint == record.fingerprint else None
 
 
-def leave_record(out: Place, seen: Seen | None, manifest: Manifest, summary: str, troubles: Sequence[str]) -> None:
+def leave_record(out: Location, seen: Seen | None, manifest: Manifest, summary: str, troubles: Sequence[str]) -> None:
     """Of an output that is complete, and in its place."""
     if seen is None or not (out / MANIFEST).exists():
         (out / FILE).unlink(missing_ok=True)
@@ -139,28 +140,28 @@ def _settled(changed: Sequence[int]) -> bool:
     return True
 
 
-def _stamps(files: Sequence[Place | str]) -> Iterator[tuple[Any, int]]:
+def _stamps(files: Sequence[Location | str]) -> Iterator[tuple[Any, int]]:
     """What stands for the content of each, and when it was changed: 0 where a store has a tag for it."""
-    stored = [file for file in files if isinstance(file, Remote)]
+    stored = [file for file in files if isinstance(file, Location) and not file.is_local]
     if stored:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             tags = dict(zip(map(str, stored), pool.map(_tag, stored), strict=True))
     for file in files:
-        if isinstance(file, Remote):
+        if isinstance(file, Location) and not file.is_local:
             yield tags[str(file)], 0
             continue
         found = os.stat(file)
         yield [found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns], found.st_ctime_ns
 
 
-def _tag(file: Remote) -> list[Any]:
-    opened = file.opened()
+def _tag(file: Location) -> list[Any]:
+    opened = file.open_object()
     return [opened.size, opened.version]
 
 
 def _own_files() -> list[str]:
-    """Their names, for there are 200 of them: to make a Path of each takes as long as to look at it."""
-    folders = os.walk(os.path.dirname(__file__))
+    """Return the names of neatpack's files: to make a Path of each of 300 takes as long as to look at it."""
+    folders = os.walk(os.path.dirname(neatpack.__file__), followlinks=True)  # pipeline and loaders are links
     return sorted(os.path.join(folder, name) for folder, _, names in folders for name in names if name.endswith(".py"))
 
 

@@ -3,14 +3,13 @@
 import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from neatpack.format.manifest import Identity
 from neatpack.pipeline.families.restore import pixels_for
-from neatpack.storage.files import Place, place
+from neatpack.storage.location import Location
 from neatpack.storage.uris import redact_uri
 
 from .config import PackConfig
@@ -62,10 +61,10 @@ def output_of(split: Split, config: PackConfig, family: Family, data: Sequence[S
         versions=versions(),
         code=own_code(family.revision),
     )
-    return Inputs(config=config, family=family, corpora=corpora, identity=identity, place=place(config.out))
+    return Inputs(config=config, family=family, corpora=corpora, identity=identity, place=Location.parse(config.out))
 
 
-def read_rows(datasets: Sequence[Dataset], config: PackConfig, imported: Place, running: Engine) -> list[SplitRows]:
+def read_rows(datasets: Sequence[Dataset], config: PackConfig, imported: Location, running: Engine) -> list[SplitRows]:
     """Each data set with its numbered rows, and which of them are held out."""
     running.progress.enter(READING)
     files = [(dataset, number) for dataset in datasets for number in range(num_files(dataset))]
@@ -106,7 +105,7 @@ def _lies_as_it_is(dataset: Dataset, number: int) -> bool:
 
 
 def _is_local(file: str) -> bool:
-    return isinstance(place(file), Path)
+    return Location.parse(file).is_local
 
 
 def _scanned(files: Sequence[Call], running: Engine) -> list[Source]:

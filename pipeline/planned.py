@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from neatpack.format.manifest import Identity
-from neatpack.storage.files import Place, place
+from neatpack.storage.location import Location
 
 from .config import PackConfig
 from .families.base import Family
@@ -29,11 +29,11 @@ class Inputs:
     family: Family
     corpora: Sequence[Corpus]
     identity: Identity
-    place: Place  # where the output is written: OUT, or beside a finished one that it takes the place of
+    place: Location  # where the output is written: OUT, or beside a finished one that it takes the place of
 
     @property
-    def out(self) -> Place:
-        return place(self.config.out)
+    def out(self) -> Location:
+        return Location.parse(self.config.out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ class Planned:
     # Indices of the parts of each: it surveys them, and its ledger has their rows that are not taken. Rows that are
     # taken are dealt one by one.
     partitions: Sequence[np.ndarray]
-    folder: Place  # of the plan files
+    folder: Location  # of the plan files
     files: Sequence[PlanFile]  # as they are now: mended, where rows turned out unreadable
     warnings: tuple[str, ...] = ()  # about the data, for the manifest
     troubles: tuple[str, ...] = ()  # of `run_plan`: what would be lost, in words; none: no more than may be
@@ -59,11 +59,11 @@ class Planned:
     def is_mended(self) -> bool:
         return any(file.is_mended for file in self.files)
 
-    def path(self, file: PlanFile) -> Place:
+    def path(self, file: PlanFile) -> Location:
         return self.folder / file.name
 
     @property
-    def list_file(self) -> Place:
+    def list_file(self) -> Location:
         """Names the plan files that count."""
         return self.folder / f"{self.inputs.identity.fingerprint}.list.json"
 

@@ -11,7 +11,7 @@ from operator import itemgetter
 
 import numpy as np
 
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 
 from .families.base import ProcessorKey
 from .measure.store import MeasuredPart
@@ -114,7 +114,7 @@ def _numbered(planned: Planned, jobs: Sequence[PartitionJob], files: list[PlanFi
 
 def mended(
     planned: Planned,
-    notes: Sequence[tuple[int, Place]],
+    notes: Sequence[tuple[int, Location]],
     num_lost: int,
     changed_parts: Sequence[int],
     processor: ProcessorKey,
@@ -149,11 +149,11 @@ def keep(planned: Planned, before: Planned) -> None:
             before.path(file).unlink(missing_ok=True)
 
 
-def _mended_path(planned: Planned, file: PlanFile) -> Place:
+def _mended_path(planned: Planned, file: PlanFile) -> Location:
     """A new name for every round: a run that is killed has the files of its list. a.arrow, a.mended-1.arrow, …"""
     stem, _, number = planned.path(file).stem.partition(MENDED)
     return planned.folder / f"{stem}{MENDED}{int(number or 0) + 1}.arrow"
 
 
-def _named(path: Place, word: str) -> Place:
+def _named(path: Location, word: str) -> Location:
     return path.with_name(f"{path.stem}.{word}.arrow")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from neatpack.format.members import Pack
-from neatpack.storage.files import place
+from neatpack.storage.location import Location
 from neatpack.storage.lock import lock_folders
 
 from .config import PackConfig, UserError
@@ -52,11 +52,11 @@ def pack_row(config: PackConfig, dataset: str, row: int, folder: Path) -> RowPac
         running = stack.enter_context(engine("inline", env=task_environment(config)))
         prefixes = config.media_prefixes
         (found,) = read_meta(
-            place(config.meta), (dataset,), allow_unknown=config.allow_unknown_keys, media_prefixes=prefixes
+            Location.parse(config.meta), (dataset,), allow_unknown=config.allow_unknown_keys, media_prefixes=prefixes
         )
         own = dataclasses.replace(config, out=str(folder / "out"), work=str(folder), holdout=0.0, max_packs=0)
         family = family_for(processor_key(config))
-        imported = (config.work_dir if config.work else folder) / "imported"
+        imported = (config.work_dir if config.work else Location.parse(folder)) / "imported"
         ((found, source, is_held),) = read_rows([found], own, imported, running)
         if not 0 <= row < source.num_rows:
             raise UserError(

@@ -10,11 +10,10 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from neatpack.format.manifest import Manifest
-from neatpack.storage.files import Place, place
+from neatpack.storage.location import Location
 from neatpack.storage.lock import lock_folders
 
 from .config import DataLossError, PackConfig, UserError, with_absolute_paths
@@ -55,27 +54,29 @@ def run_pack(config: PackConfig, progress: Progress | None = None) -> Packed:
     """
     config = with_absolute_paths(config)
     with collect_warnings() as warnings, _begun(config, progress) as (progress, datasets):
-        out, beside = place(config.out), place(config.for_holdout().out)
+        out, beside = Location.parse(config.out), Location.parse(config.for_holdout().out)
         outs = {out: config, beside: config.for_holdout()} if config.holdout else {out: config}
         seen = {each: seen_by(own, datasets) for each, own in outs.items()}
         packed = _finished(config, seen) or _packed(config, datasets, seen, warnings, progress)
     return dataclasses.replace(packed[out], holdout=packed.get(beside))
 
 
-Views = Mapping[Place, Seen | None]  # by output: what a run saw before it began, if that is all that counts
+Views = Mapping[Location, Seen | None]  # by output: what a run saw before it began, if that is all that counts
 
 
-def _finished(config: PackConfig, seen: Views) -> dict[Place, Packed] | None:
+def _finished(config: PackConfig, seen: Views) -> dict[Location, Packed] | None:
     """The outputs of a run, if all of them are finished, and were made from what was seen now.
 
     Nothing heavy is imported for it, and no data are read.
     """
     from .shard.exchange import is_alone
 
-    another = not config.holdout and place(config.for_holdout().out).exists()  # it may have rows of this output
+    another = (
+        not config.holdout and Location.parse(config.for_holdout().out).exists()
+    )  # it may have rows of this output
     if config.overwrite or another or not all((out / FINISHED).exists() and (out / REPORT).is_file() for out in seen):
         return None
-    found: dict[Place, Packed] = {}
+    found: dict[Location, Packed] = {}
     with lock_folders(_in_use(config, seen)):
         for out, own in seen.items():
             if own is None or not is_alone(out) or (done := finished(out, own)) is None:
@@ -90,7 +91,7 @@ def _finished(config: PackConfig, seen: Views) -> dict[Place, Packed] | None:
 
 def _packed(
     config: PackConfig, datasets: list[Dataset], seen: Views, warnings: list[str], progress: Progress
-) -> dict[Place, Packed]:
+) -> dict[Location, Packed]:
     """The outputs of a run, made as far as they are not there."""
     from .families.registry import family_for
     from .inputs import inputs_of
@@ -103,7 +104,7 @@ def _packed(
     for out in seen:
         refuse_strangers(out)
     if not config.holdout:
-        refuse_old_holdout(place(config.out), place(config.for_holdout().out))
+        refuse_old_holdout(Location.parse(config.out), Location.parse(config.for_holdout().out))
     family, warm = family_for(processor_key(config)), warming(config)
     env = task_environment(config)
     with (
@@ -141,11 +142,11 @@ def _packed(
 def _rendered(
     config: PackConfig,
     outputs: "Sequence[Inputs]",
-    done: Mapping[Place, Manifest],
+    done: Mapping[Location, Manifest],
     plans: "Sequence[Planned]",
     seen: Views,
     running: Engine,
-) -> dict[Place, Packed]:
+) -> dict[Location, Packed]:
     """All outputs of a run, those that are planned rendered and the others (`done`) as they are, with reports."""
     from .shard.exchange import put_in_place
     from .shard.sources import write_sources
@@ -183,7 +184,7 @@ def _prove(config: PackConfig, warm: Call) -> None:
         warm.function(*warm.arguments)
 
 
-def _in_use(config: PackConfig, outs: Iterable[Place]) -> list[Place]:
+def _in_use(config: PackConfig, outs: Iterable[Location]) -> list[Location]:
     """Folders that one run at a time may have."""
     return [config.work_dir, *(out / "work" for out in outs)]
 
@@ -214,7 +215,7 @@ def run_split(config: PackConfig, progress: Progress | None = None) -> dict[str,
     The number of rows in each.
     """
     config = with_absolute_paths(config)
-    out = place(config.out)
+    out = Location.parse(config.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(
             f"--out {out}: is there and is no empty directory; remove it, or give another",
@@ -231,16 +232,16 @@ def run_split(config: PackConfig, progress: Progress | None = None) -> dict[str,
             data = read_rows(datasets, config, out / "media", running)
         progress.enter(SPLITTING)
         counts = write_split(out, data)
-        rewritten: list[Place] = list((out / "media").rglob("rows.jsonl"))
+        rewritten = [file for file, *_ in (out / "media").files() if file.name == "rows.jsonl"]
         for rewriting in rewritten:  # its rows are split; media beside it are needed
             rewriting.unlink()
-            if isinstance(rewriting, Path):
+            if rewriting.is_local:
                 with contextlib.suppress(OSError):  # there are some
                     os.removedirs(rewriting.parent)
     return counts
 
 
-def write_plan_lengths(planned: "Planned", folder: Place, *, keeps_work: bool) -> dict[str, int]:
+def write_plan_lengths(planned: "Planned", folder: Location, *, keeps_work: bool) -> dict[str, int]:
     """The rows of all data sets with their exact lengths; see pipeline/measure/hints.py."""
     from .ingest.lines import media_beside
     from .measure.hints import write_lengths
@@ -262,7 +263,7 @@ def _begun(config: PackConfig, progress: Progress | None) -> Iterator[tuple[Prog
     progress = progress or Progress()
     progress.enter(LOADING)
     datasets = read_meta(
-        place(config.meta),
+        Location.parse(config.meta),
         config.datasets,
         allow_unknown=config.allow_unknown_keys,
         media_prefixes=config.media_prefixes,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from neatpack.format.manifest import Manifest, fingerprint
-from neatpack.storage.files import Place, remove, sizes_in, text_of
+from neatpack.storage.location import Location
 
 from .config import PackConfig, UserError
 from .families.base import ProcessorKey
@@ -86,12 +86,12 @@ def _measure(inputs: Inputs, running: Engine, *, judges: bool) -> list[MeasuredP
     """Tokenize and probe what the token store does not hold yet. `judges`: raises UserError where rows are not as the
     meta JSON says."""
     config = inputs.config
-    facts: dict[Place, RowFacts] = {}
+    facts: dict[Location, RowFacts] = {}
     parts: list[MeasuredPart] = []
     todo: list[MeasuredPart] = []
     for index, corpus in enumerate(inputs.corpora):
         folder = config.work_dir / "measured" / _store_name(inputs, corpus)
-        there = sizes_in(folder)
+        there = folder.sizes()
         for part in corpus.source.parts:
             measured = MeasuredPart(corpus=index, part=part, path=folder / f"{_part_name(corpus, part)}.arrow")
             parts.append(measured)
@@ -203,7 +203,7 @@ def render(planned: Planned, running: Engine) -> Rendered:
             )
         planned = _mended(planned, holed, done, running)
     running.progress.enter(COMMITTING)
-    remove(pieces_folder(planned.inputs.place))
+    pieces_folder(planned.inputs.place).remove()
     entries = [done[job.number].entry for job in jobs]
     manifest = commit(planned, entries, processor_key(planned.inputs.config), running)
     counts = manifest.counts
@@ -212,7 +212,7 @@ def render(planned: Planned, running: Engine) -> Rendered:
     return Rendered(manifest=manifest, reused_shards=reused)
 
 
-def _finished(out: Place, jobs: Sequence[ShardJob], running: Engine) -> dict[int, ShardDone]:
+def _finished(out: Location, jobs: Sequence[ShardJob], running: Engine) -> dict[int, ShardDone]:
     """What earlier runs finished, by number. Tasks look, each for many."""
     if not note_path(out, 0).parent.is_dir():
         return {}
@@ -277,7 +277,7 @@ def shard_jobs(planned: Planned) -> list[ShardJob]:
 def task_environment(config: PackConfig) -> dict[str, str]:
     """Of every task: media are opened far below what the config reaches."""
     return {
-        DOWNLOADS: text_of(config.work_dir / "fetched") if config.allow_http else "",
+        DOWNLOADS: (config.work_dir / "fetched").uri if config.allow_http else "",
         ALLOWED_HOSTS: " ".join(config.allow_hosts),
         LIMITS: Limits.of(config).as_text(),
     }
@@ -288,7 +288,7 @@ def warming(config: PackConfig) -> Call:
     return Call(function=_ready, arguments=(processor_key(config), config.work_dir / "tokenizers"))
 
 
-def _ready(processor: ProcessorKey, proofs: Place) -> None:
+def _ready(processor: ProcessorKey, proofs: Location) -> None:
     chat = family_for(processor).chat
     chat.encoder = kept_encoder(chat.tokenizer, proofs)
 

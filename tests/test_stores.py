@@ -28,7 +28,7 @@ from neatpack.pipeline.media.ahead import ahead
 from neatpack.pipeline.media.store_failures import MOST
 from neatpack.pipeline.run import run_pack
 from neatpack.storage import clients
-from neatpack.storage.location import Remote, parse
+from neatpack.storage.location import Location
 
 pytestmark = pytest.mark.slow
 
@@ -78,15 +78,15 @@ def proxy(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
         for name, value in proxy.env.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(clients, "BACKOFF", 0.01)
-        clients.client.cache_clear()
+        clients.connect.cache_clear()
         ahead.forget()
         yield proxy
 
 
 @pytest.fixture
-def bucket(proxy: Proxy, data: Path, request: pytest.FixtureRequest) -> Remote:
+def bucket(proxy: Proxy, data: Path, request: pytest.FixtureRequest) -> Location:
     """A folder of this test's own in the bucket, with the data in it and nothing else."""
-    folder = parse(f"s3://{proxy.s3.bucket}/stores-{abs(hash(request.node.name))}")
+    folder = Location.parse(f"s3://{proxy.s3.bucket}/stores-{abs(hash(request.node.name))}")
     for file in data.rglob("*"):
         if file.is_file():
             (folder / "data" / str(file.relative_to(data))).write_bytes(file.read_bytes())
@@ -94,12 +94,12 @@ def bucket(proxy: Proxy, data: Path, request: pytest.FixtureRequest) -> Remote:
     return folder
 
 
-def config_in(bucket: Remote, **overrides: Any) -> PackConfig:
+def config_in(bucket: Location, **overrides: Any) -> PackConfig:
     local = tiny_config(Path("meta"), Path("out"), max_skipped=1.0)
     return dataclasses.replace(local, meta=(bucket / "data" / "meta.json").uri, out=(bucket / "out").uri, **overrides)
 
 
-def stored(bucket: Remote) -> dict[str, bytes]:
+def stored(bucket: Location) -> dict[str, bytes]:
     """As `files_of`, of a store."""
     out = bucket / "out"
     names = {str(file.relative_to(out)): file for file, *_ in out.files()}
@@ -114,7 +114,7 @@ def about(requests: list[Request], *methods: str) -> list[str]:
     return [request.key for request in requests if request.method in methods]
 
 
-def test_from_and_to_a_store_as_on_disk(bucket: Remote, proxy: Proxy, expected: Mapping[str, bytes]) -> None:
+def test_from_and_to_a_store_as_on_disk(bucket: Location, proxy: Proxy, expected: Mapping[str, bytes]) -> None:
     packed = run_pack(config_in(bucket))
     assert packed.manifest.counts.skipped == {"missing_media": 1}
     assert stored(bucket) == expected
@@ -132,7 +132,7 @@ def test_from_and_to_a_store_as_on_disk(bucket: Remote, proxy: Proxy, expected: 
     assert proxy.s3.uploads(bucket.key) == []
 
 
-def test_everything_reads_it(bucket: Remote, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_everything_reads_it(bucket: Location, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The commands, and the loader."""
     run_pack(config_in(bucket))
     out = (bucket / "out").uri
@@ -160,7 +160,7 @@ def test_everything_reads_it(bucket: Remote, capsys: pytest.CaptureFixture[str],
 
 
 def test_a_processor_in_the_bucket_and_work_elsewhere(
-    bucket: Remote, expected: Mapping[str, bytes], tmp_path: Path
+    bucket: Location, expected: Mapping[str, bytes], tmp_path: Path
 ) -> None:
     for file in DEMO_PROCESSOR.iterdir():
         (bucket / "models" / "tiny" / file.name).write_bytes(file.read_bytes())
@@ -171,7 +171,7 @@ def test_a_processor_in_the_bucket_and_work_elsewhere(
     assert not (bucket / "out" / "work" / "measured").exists()
 
 
-def test_faults_all_the_way(bucket: Remote, proxy: Proxy, expected: Mapping[str, bytes]) -> None:
+def test_faults_all_the_way(bucket: Location, proxy: Proxy, expected: Mapping[str, bytes]) -> None:
     """One request in five fails, in all the ways that stores fail."""
     rules = [
         proxy.fail(kind, share=0.05, seed=number)  # type: ignore[arg-type]
@@ -183,14 +183,14 @@ def test_faults_all_the_way(bucket: Remote, proxy: Proxy, expected: Mapping[str,
     assert stored(bucket) == expected
 
 
-def skipped_rows(out: Remote, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def skipped_rows(out: Location, capsys: pytest.CaptureFixture[str]) -> list[str]:
     capsys.readouterr()
     assert main(["skipped", out.uri]) == 0
     return [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines()]
 
 
 def test_refused_and_unanswered_media_cost_their_rows(
-    bucket: Remote, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+    bucket: Location, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     proxy.fail("403", key=f"{bucket.key}/data/21.png")
     flags = ["--processor", str(DEMO_PROCESSOR), "--pack-size", "512", "--engine", "inline", "--max-skipped", "1"]
@@ -209,7 +209,7 @@ def test_refused_and_unanswered_media_cost_their_rows(
 
 @pytest.mark.parametrize("how", [{"cell": "0/0/image"}, {"offset": 0, "length": 9}])
 def test_unanswered_parts_of_files_cost_their_rows(
-    how: dict[str, Any], bucket: Remote, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+    how: dict[str, Any], bucket: Location, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [json.dumps({"messages": ASKED, "images": [{"path": f"dead/{number}", **how}]}) for number in range(4)]
     rows.append(json.dumps({"messages": ASKED, "images": ["22.png"]}))
@@ -225,7 +225,7 @@ def test_unanswered_parts_of_files_cost_their_rows(
 
 
 def test_store_that_loses_many_media_stops_the_run(
-    bucket: Remote, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+    bucket: Location, proxy: Proxy, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One message names the store and how many. Once it answers, the same command packs every row."""
     rows = [json.dumps({"messages": ASKED, "images": [f"dead/{number}.png"]}) for number in range(60)]
@@ -248,7 +248,7 @@ def test_store_that_loses_many_media_stops_the_run(
     assert skipped_rows(bucket / "out", capsys) == []
 
 
-def test_no_credential_is_written_down(bucket: Remote, proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_credential_is_written_down(bucket: Location, proxy: Proxy, capsys: pytest.CaptureFixture[str]) -> None:
     run_pack(config_in(bucket, record_paths=True))
     everything = b"".join(file.read_bytes() for file, *_ in (bucket / "out").files())
     told = "".join(capsys.readouterr())
@@ -256,14 +256,14 @@ def test_no_credential_is_written_down(bucket: Remote, proxy: Proxy, capsys: pyt
         assert secret.encode() not in everything and secret not in told
 
 
-def flags_for(bucket: Remote) -> list[str]:
+def flags_for(bucket: Location) -> list[str]:
     where = ["--meta", (bucket / "data/meta.json").uri, "--out", (bucket / "out").uri]
     shape = ["--processor", str(DEMO_PROCESSOR), "--pack-size", "512", "--shard-mb", "1", "--group-size", "4",
              "--pixels", "u8"]  # fmt: skip
     return [*where, *shape, "--max-skipped", "1", "--engine", "inline"]
 
 
-def test_killed_again_and_again(bucket: Remote, proxy: Proxy, expected: Mapping[str, bytes]) -> None:
+def test_killed_again_and_again(bucket: Location, proxy: Proxy, expected: Mapping[str, bytes]) -> None:
     """At requests of every stage. What is finished is neither read nor written again."""
     out = (bucket / "out").key
     done: dict[str, bytes] = {}

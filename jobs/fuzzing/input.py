@@ -20,6 +20,7 @@ from neatpack.format.manifest import Manifest
 from neatpack.pipeline.config import PackConfig, UserError
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger
+from neatpack.storage.location import Location
 
 from .output import PROCESSOR, VALUES, verified
 from .target import DAMAGE, FOUND, HARMLESS, Mutator, Target, Verdicts
@@ -129,7 +130,7 @@ def _judged(out: Path, verdict: str) -> str:
     if problems := verified(out):
         return f"DOES NOT VERIFY: {problems[0]}"
     manifest = Manifest.read(out)
-    lines = [(line["row"], line["repeat"]) for line in read_ledger(out, manifest).to_pylist()]
+    lines = [(line["row"], line["repeat"]) for line in read_ledger(Location.parse(out), manifest).to_pylist()]
     is_whole = {row for row, _ in lines} == set(range(manifest.counts.rows)) and len(set(lines)) == len(lines)
     return verdict if is_whole else "ROWS ARE MISSING IN THE LEDGER, OR THERE TWICE"
 

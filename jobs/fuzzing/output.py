@@ -27,6 +27,7 @@ from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.engine import engine
 from neatpack.pipeline.shard.verify import verify_output
+from neatpack.storage.location import Location
 
 from .target import DAMAGE, FITS, FOUND, HARMLESS, Mutator, Target, Verdicts
 
@@ -165,7 +166,7 @@ def write_forged(out: Path, name: str, table: pa.Table) -> None:
 
 def write_indexes(out: Path, table: pa.Table) -> None:
     """An index that can be, in all files that have it."""
-    described, _ = write_places(out, [table], len(table["members"][0]))
+    described, _ = write_places(Location.parse(out), [table], len(table["members"][0]))
     pq.write_table(table, out / "index.parquet")
     sign(out, lambda manifest: manifest.update(index=asdict(described)))
 
@@ -406,7 +407,7 @@ def verified(out: Path) -> list[str]:
     except OutputError as error:
         return [str(error)]
     with engine("inline") as running:
-        return list(verify_output(out, manifest, running))
+        return list(verify_output(Location.parse(out), manifest, running))
 
 
 def _digest(tensor: torch.Tensor) -> str:

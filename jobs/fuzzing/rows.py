@@ -30,7 +30,7 @@ from neatpack.pipeline.labels import TrainOn
 from neatpack.pipeline.measure.length import measure
 from neatpack.pipeline.measure.store import read_measured, write_measured
 from neatpack.pipeline.records import MAX_DETAIL, REASONS, Measured, Skip
-from neatpack.storage.files import place
+from neatpack.storage.location import Location
 
 from .output import PROCESSOR, VALUES
 from .target import FOUND, HARMLESS, Mutator, Target, Verdicts
@@ -300,7 +300,7 @@ def _judged(line: bytes, format_: str, data: Path, family: Family, train_on: Tra
     (found,) = measure([example], family, train_on=train_on)
     if isinstance(found, Skip):
         return _checked(found)
-    stored = place(str(data / "part.arrow"))
+    stored = Location.parse(str(data / "part.arrow"))
     write_measured(stored, [0], [name], [found])
     again = read_measured(stored, 0)
     return HARMLESS if _is_same(found, again) else "STORED AS ANOTHER ROW"

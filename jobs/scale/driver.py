@@ -36,6 +36,7 @@ from neatpack.pipeline.runtime.logs import ROOT
 from neatpack.pipeline.shard.note import DatasetSums, ShardNote
 from neatpack.pipeline.shard.writer import ShardJob
 from neatpack.pipeline.stages import processor_key, render, shard_jobs
+from neatpack.storage.location import Location
 from neatpack.storage.tables import write_arrow
 
 PROCESSOR = Path(__file__).resolve().parents[1] / "demo" / "processor"
@@ -177,7 +178,7 @@ def write_store(folder: Path, num_rows: int, part_rows: int) -> list[MeasuredPar
             write_arrow(path, _stored(first, count, rng, is_text=corpus == 2))
             part = Part(file=f"/data/{NAMES[corpus]}.jsonl", start=first, end=first + count, first_row=first,
                         num_rows=count, first_line=first + 1)  # fmt: skip
-            parts.append(MeasuredPart(corpus=corpus, part=part, path=path))
+            parts.append(MeasuredPart(corpus=corpus, part=part, path=Location.parse(path)))
     return parts
 
 
@@ -233,7 +234,7 @@ def write_note(job: ShardJob, media: Any) -> None:
             for each, field in zip(arrays, INDEX, strict=True)]  # fmt: skip
     write_arrow(job.lines, pa.table(cast, schema=INDEX))
     size = int(bytes_.sum()) + 1024
-    job.tar.parent.mkdir(parents=True, exist_ok=True)
+    job.tar.parent.mkdir()
     with open(str(job.tar), "wb") as file:
         os.truncate(file.fileno(), size)
     sums = tuple(DatasetSums(name, 8 * count, count, 0, 0) for name in NAMES)

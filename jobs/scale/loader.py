@@ -45,6 +45,7 @@ from neatpack.format.manifest import (
 )
 from neatpack.format.members import BLOCK, END, member_names
 from neatpack.storage.files import sha256_of
+from neatpack.storage.location import Location
 
 ROOT = Path(__file__).resolve().parents[2]
 PACK_SIZE, GROUP_SIZE, PER_TABLE = 16384, 512, 1 << 16
@@ -128,7 +129,9 @@ def make_output(out: Path, num_packs: int, packs_per_shard: int, seed: int = 0) 
     family = {"name": "made up", "position_axes": 3, "position_dtype": "int32", "media": media}
     members = member_names(MEDIA)
     shards: list[ShardEntry] = []
-    index, _ = write_places(out, index_tables(num_packs, packs_per_shard, members, shards, seed), len(members))
+    index, _ = write_places(
+        Location.parse(out), index_tables(num_packs, packs_per_shard, members, shards, seed), len(members)
+    )
     (out / INDEX).touch()  # nobody reads it here
     (out / "shards").mkdir()
     for shard in shards:
@@ -147,7 +150,7 @@ def make_output(out: Path, num_packs: int, packs_per_shard: int, seed: int = 0) 
         files={name: sha256_of(out / name) for name in (INDEX, PLACES, LOADS)},
         index=index,
     )  # fmt: skip
-    manifest.write(out)
+    manifest.write(Location.parse(out))
     return manifest
 
 

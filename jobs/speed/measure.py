@@ -26,7 +26,7 @@ from neatpack.pipeline.labels import AS_USUAL
 from neatpack.pipeline.measure.part import PartJob, measure_part
 from neatpack.pipeline.media.image import FORMATS
 from neatpack.pipeline.records import Example
-from neatpack.storage.files import place
+from neatpack.storage.location import Location
 
 from .side_by_side import Options, Row, side_by_side
 
@@ -103,7 +103,7 @@ def _jobs(options: Options, name: str, data: Sequence[dict[str, Any]]) -> list[P
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
     (folder / "meta.json").write_text(json.dumps({name: {"file_name": "rows.jsonl"}}))
     (dataset,) = read_meta(folder / "meta.json")
-    lines = lines_of(dataset, place(folder / "imported"), 0)
+    lines = lines_of(dataset, Location.parse(folder / "imported"), 0)
     ranges = part_ranges(lines)
     parts = joined([source_of(lines, ranges, scan(lines, ranges))]).parts
     dataset = resolved(dataset, first_rows(parts))
@@ -116,7 +116,7 @@ def _jobs(options: Options, name: str, data: Sequence[dict[str, Any]]) -> list[P
             lenient=False,
             train_on=AS_USUAL,
             processor=ProcessorKey(processor=options.processor),
-            path=place(folder / f"part{number}.arrow"),
+            path=Location.parse(folder / f"part{number}.arrow"),
         )
         for number, part in enumerate(parts)
     ]

@@ -26,6 +26,7 @@ from neatpack.pipeline.shard.rows import rows_of_packs
 from neatpack.pipeline.shard.writer import Renderer, ShardJob, loaded, parts_of, write_packs
 from neatpack.pipeline.stages import shard_jobs
 from neatpack.storage.files import Hashed
+from neatpack.storage.location import Location
 
 from .data import meta_of
 from .side_by_side import Options, Row, side_by_side
@@ -39,7 +40,7 @@ BLOCK = 180 << 10  # bytes: a pack of 8,192 tokens
 def rows(options: Options) -> Iterator[Row]:
     datasets = [dataclasses.replace(each, sample_ratio=1.0, weight=None) for each in read_meta(meta_of(options))]
     for number, (dataset, source, _) in enumerate(
-        read_rows(datasets, PackConfig(), options.folder / "imported", Engine({}))
+        read_rows(datasets, PackConfig(), Location.parse(options.folder / "imported"), Engine({}))
     ):
         lines = (row.text.strip() for part in source.parts for row in rows_of(part))
         texts = [text for text in lines if not media_seconds(text)]
@@ -47,7 +48,7 @@ def rows(options: Options) -> Iterator[Row]:
             continue
         folder = options.folder / str(number)
         times = -(-DOCUMENTS // len(texts))
-        write_data(folder, [(dataclasses.replace(dataset, sample_ratio=times), source, texts)])
+        write_data(Location.parse(folder), [(dataclasses.replace(dataset, sample_ratio=times), source, texts)])
         config = PackConfig(meta=str(folder / "meta.json"), processor=options.processor, out=str(folder / "out"),
                             engine="inline", pack_size=8192, max_skipped=1.0)  # fmt: skip
         planned = run_plan(config)

@@ -13,6 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from neatpack.storage.location import Location
+
 from ...pipeline.config import UserError
 from ...pipeline.ingest.conversation import KINDS, from_conversation, to_conversation
 from ...pipeline.ingest.convert import convert, first_rows, parse_row, resolved
@@ -80,7 +82,9 @@ def make_meta_dataset(
     lenient = _is_lenient(kwargs.get("placeholders", "strict"))
     allow_unknown = bool(kwargs.get("allow_unknown_keys"))
     examples, timings = _ExamplesWithStats(), {}
-    for dataset in read_meta(Path(path_or_dataset), _selection(dataset_names), allow_unknown=allow_unknown):
+    for dataset in read_meta(
+        Location.parse(Path(path_or_dataset)), _selection(dataset_names), allow_unknown=allow_unknown
+    ):
         if dataset.weight is not None:  # how often it takes each row is known only when all are measured
             raise UserError(
                 f"{dataset.name}: has a weight, which is for `neatpack pack`; online, give a sample_ratio",
@@ -166,7 +170,7 @@ def _load_jsonl_for_rank(
     memory. A row that is taken twice is parsed twice: nobody who changes one copy changes the other.
     """
     names = [file_path] if isinstance(file_path, str) else file_path
-    parts, num_rows = _whole([as_lines(Path(name), _imported()).file for name in names])
+    parts, num_rows = _whole([as_lines(Location.parse(Path(name)), _imported()).file for name in names])
     mine = _mine(num_rows, sample_ratio, rank, world_size)
     wanted = set(mine)
     texts = {row: (text, line) for part in parts for row, line, _, text in rows(part, MAX_ROW_BYTES) if row in wanted}
@@ -338,13 +342,13 @@ def _mine(num_rows: int, ratio: float, rank: int, world_size: int) -> list[int]:
     return rows_in_order(num_rows, ratio)[rank::world_size]
 
 
-def _imported() -> Path:
+def _imported() -> Location:
     """Where files that are not JSONL are rewritten as such, as `datasets` does it: a cache that ranks of a node share.
 
     Not a temporary folder: the pictures in a parquet file are read from there for as long as training lasts.
     """
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("NEATPACK_CACHE") or Path(cache) / "neatpack") / "imported"
+    return Location.parse(Path(os.environ.get("NEATPACK_CACHE") or Path(cache, "neatpack"))) / "imported"
 
 
 def _share(shard_data: bool, rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -36,7 +36,8 @@ from neatpack.format.manifest import (
     shard_name,
 )
 from neatpack.format.members import BLOCK, END, members_of
-from neatpack.storage.files import Hashed, Place, write_whole
+from neatpack.storage.files import Hashed, write_whole
+from neatpack.storage.location import Location
 from neatpack.storage.tables import read_message, refuse_bomb
 
 SCHEMA = pa.schema(
@@ -216,7 +217,7 @@ def places_schema(num_members: int) -> pa.Schema:
     return pa.schema([pa.field(name, kind, nullable=False) for name, kind in kinds.items()])
 
 
-def write_places(out: Place, tables: Iterable[pa.Table], num_members: int) -> tuple[IndexFile, dict[str, str]]:
+def write_places(out: Location, tables: Iterable[pa.Table], num_members: int) -> tuple[IndexFile, dict[str, str]]:
     """index.arrow and loads.arrow of a whole index, which comes in pieces: one of them is in memory at a time.
 
     What the manifest says of them, and their digests.

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, overload
 import neatpack
 from neatpack.errors import OutputError, fields_of
 from neatpack.pipeline.typed import check_types
-from neatpack.storage.files import Place, parse_json, read_inside, write_whole
-from neatpack.storage.location import NoBucket
+from neatpack.storage.files import parse_json, read_inside, write_whole
+from neatpack.storage.location import Location, NoBucket, PathLike
 from neatpack.storage.uris import SCHEME
 
 if TYPE_CHECKING:
@@ -321,12 +321,12 @@ class Manifest:
             return {"format": READ[0], **values, "pixels": values["pixels"] | {"codec": U8}}
         return {"format": FORMAT, **values}
 
-    def write(self, out: Place) -> None:
+    def write(self, out: Location) -> None:
         with write_whole(out / FILE) as file:
             file.write(signed(self._values() | {"shards": self.shards}))
 
     @classmethod
-    def read(cls, out: Place) -> "Manifest":
+    def read(cls, out: PathLike) -> "Manifest":
         """The manifest of an output. Raises OutputError where it is missing or not one of ours."""
         try:
             content = read_inside(out, FILE, MOST_BYTES)

@@ -9,13 +9,12 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from neatpack.errors import UserError
-from neatpack.storage.uris import STORES, quote_key, redact_uri, without_secrets
+from neatpack.storage.uris import STORES, without_secrets
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -31,22 +30,6 @@ _DENIED = re.compile(r"ACCESS_DENIED|AccessDenied|PERMISSION_DENIED|HTTP status 
 _GONE = re.compile(r"NO_SUCH_KEY|NO_SUCH_BUCKET|NoSuchKey|NoSuchBucket|RESOURCE_NOT_FOUND|Path does not exist")
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, order=True)
-class Bucket:
-    """What one client is for; of stores that have no buckets, what stands in their place."""
-
-    scheme: str
-    authority: str  # what stands between :// and the next slash
-    query: str = ""  # options of the client: endpoint_override=…&scheme=http
-
-    def uri(self, key: str = "") -> str:
-        return f"{self.scheme}://{self.authority}/{quote_key(key)}{'?' if self.query else ''}{self.query}"
-
-    def __str__(self) -> str:
-        """For people: without what may be secret."""
-        return redact_uri(self.uri())
 
 
 class Unreachable(OSError):
@@ -83,7 +66,7 @@ class NoAnswer(Unreachable):
         return type(self), (self.shown, self._problem)
 
 
-def tried(ask: Callable[[], Result], shown: str, seconds: float = 0.0) -> Result:
+def retry(ask: Callable[[], Result], shown: str, seconds: float = 0.0) -> Result:
     """Return the answer of a store, asked for again while it may only be busy.
 
     `seconds`: after so many there is no further try; 0: the number of tries is the only bound.
@@ -108,53 +91,49 @@ def tried(ask: Callable[[], Result], shown: str, seconds: float = 0.0) -> Result
 
 
 @lru_cache(maxsize=64)
-def client(bucket: Bucket, _process: int) -> tuple["fs.FileSystem", str]:
-    """One per bucket and process: clients of stores have threads, which a forked worker does not inherit."""
+def connect(scheme: str, authority: str, query: str, _process: int) -> tuple["fs.FileSystem", str]:
+    """Return the client of a bucket and the path of its root.
+
+    One per bucket and process: clients of stores have threads, which a forked worker does not inherit.
+    """
     from pyarrow import fs
 
-    if bucket.scheme == "s3":
-        return _s3(bucket), bucket.authority.rpartition("@")[2]
-    if bucket.scheme in STORES:
-        filesystem, root = fs.FileSystem.from_uri(_bounded(bucket).uri())
-        return filesystem, root.rstrip("/")
-    import fsspec
+    if scheme == "s3":
+        # As `FileSystem.from_uri` makes it, but a small object is one request (allow_delayed_open) instead of three.
+        filesystem = fs.S3FileSystem(
+            **_s3_options(authority, query),
+            allow_delayed_open=True,
+            retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),  # `retry` goes on from there
+            request_timeout=PATIENCE,
+            connect_timeout=PATIENCE,
+        )
+        return filesystem, authority.rpartition("@")[2]
+    uri = f"{scheme}://{authority}/{'?' if query else ''}{query}"
+    if scheme in STORES:
+        if scheme in ("gs", "gcs") and "retry_limit_seconds" not in query:
+            # Google's client tries for 15 minutes by itself; `retry` goes on from there.
+            uri += f"{'&' if query else '?'}retry_limit_seconds={PATIENCE:.0f}"
+        filesystem, path = fs.FileSystem.from_uri(uri)
+    else:
+        import fsspec
 
-    filesystem, root = fsspec.core.url_to_fs(bucket.uri())
-    return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), root.rstrip("/")
+        found, path = fsspec.core.url_to_fs(uri)
+        filesystem = fs.PyFileSystem(fs.FSSpecHandler(found))
+    return filesystem, path.rstrip("/")
 
 
-def _bounded(bucket: Bucket) -> Bucket:
-    """Google's client tries for 15 minutes by itself; `tried` goes on from there."""
-    if bucket.scheme not in ("gs", "gcs") or "retry_limit_seconds" in bucket.query:
-        return bucket
-    return replace(bucket, query="&".join(filter(None, (bucket.query, f"retry_limit_seconds={PATIENCE:.0f}"))))
-
-
-def _s3(bucket: Bucket) -> "fs.S3FileSystem":
-    """As `FileSystem.from_uri` makes it, but small objects are one request (allow_delayed_open), and not three."""
+def _s3_options(authority: str, query: str) -> dict[str, Any]:
+    """Return what the URI of a bucket and the environment say, by pyarrow's names; credentials only from the URI."""
     from pyarrow import fs
 
-    return fs.S3FileSystem(
-        **s3_options(bucket),
-        allow_delayed_open=True,
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=3),  # `tried` goes on from there
-        request_timeout=PATIENCE,
-        connect_timeout=PATIENCE,
-    )
-
-
-def s3_options(bucket: Bucket) -> dict[str, Any]:
-    """What the URI of a bucket and the environment say, by pyarrow's names; credentials only if the URI has them."""
-    from pyarrow import fs
-
-    user, _, host = bucket.authority.rpartition("@")
+    user, _, host = authority.rpartition("@")
     key, _, secret = user.partition(":")
-    options: dict[str, Any] = dict(parse_qsl(bucket.query))
+    options: dict[str, Any] = dict(parse_qsl(query))
     if unknown := options.keys() - set(_S3_OPTIONS):
         raise UserError(
-            f"{bucket}: unknown option {', '.join(sorted(unknown))}; known: {', '.join(_S3_OPTIONS)}",
+            f"s3://{host}/: unknown option {', '.join(sorted(unknown))}; known: {', '.join(_S3_OPTIONS)}",
             code="option-unknown",
-            store=str(bucket),
+            store=f"s3://{host}/",
             option=sorted(unknown)[0],
         )
     if "endpoint_override" not in options and (endpoint := next(filter(None, map(os.environ.get, _S3_ENDPOINTS)), "")):
@@ -169,7 +148,7 @@ def s3_options(bucket: Bucket) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def is_known(scheme: str) -> bool:
-    """Of a store."""
+    """Return whether a scheme is that of a store."""
     if scheme in STORES:
         return True
     if scheme in _NOT_FILES:

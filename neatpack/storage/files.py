@@ -1,8 +1,4 @@
-"""Files, on disk or in a store: the one place that opens them. Ours are written whole or not at all, and read as what
-may be damaged.
-
-A place is a Path, or a `Remote` (location.py) where it was given as a URI. Both are used alike.
-"""
+"""Files, on disk or in a store: ours are written whole or not at all, and read as what may be damaged."""
 
 import contextlib
 import errno
@@ -16,15 +12,12 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
-from urllib.parse import unquote
 
 from neatpack.errors import OutputError
-from neatpack.storage.location import BUFFER, RawObject, Remote, parse
-from neatpack.storage.uris import SCHEME
+from neatpack.storage.location import FileStatus, Location, ObjectFile, PathLike
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -32,43 +25,13 @@ if TYPE_CHECKING:
 MAX_NESTING = 100  # of JSON; ours has less than ten, and Python's own limit is a crash somewhere later
 BLOCK = 16 << 20  # bytes of a request, where a file is read from end to end
 WRITE_BUFFER = 1 << 18  # bytes: a plan has a batch of some KB for each shard, and 8 KB, the usual, are a write for each
-AT_ONCE = 16  # requests to a store that a process has under way
 _NOT_CREATED = (errno.EEXIST, errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # of a hard link
 _NESTING = (dict, list)  # what JSON is nested by
 _PART = re.compile(r"\.(.+)\.\d+\.part")
 
 
-Place = Path | Remote
-
-
-def place(text: str | Place) -> Place:
-    """Where a path or a URI leads. Raises ValueError for a scheme that nobody knows."""
-    if not isinstance(text, str):
-        return text
-    scheme = SCHEME.match(text)
-    if scheme is None:
-        return Path(text)
-    return Path(unquote(text[len(scheme[0]) :])) if scheme[1].lower() == "file" else parse(text)
-
-
-def shown(found: Place) -> str:
-    """For people: a path as seen from the working directory."""
-    return str(found) if isinstance(found, Remote) else os.path.relpath(found)
-
-
-def is_under(file: Place, folder: Place) -> bool:
-    if isinstance(file, Remote) or isinstance(folder, Remote):
-        return isinstance(file, Remote) and file.is_relative_to(folder)
-    return file.is_relative_to(folder)
-
-
-def text_of(place: Place) -> str:
-    """What `place` reads again. Not for people: a URI may have options that are nobody's business."""
-    return place.uri if isinstance(place, Remote) else str(place)
-
-
 @contextlib.contextmanager
-def name_errors(path: str | Path) -> Iterator[None]:
+def name_errors(path: PathLike) -> Iterator[None]:
     """Name this file in errors that the block raises: the kernel does not say which file it cannot write or sync."""
     try:
         yield
@@ -137,7 +100,7 @@ class _Part(io.FileIO):
 
 
 @contextlib.contextmanager
-def write_whole(path: Place, *, durable: bool = True) -> Iterator[BinaryIO]:
+def write_whole(path: PathLike, *, durable: bool = True) -> Iterator[BinaryIO]:
     """A file that appears under its name only when complete; a crash leaves nothing that anybody takes for it.
 
     On disk a `.part` file is left then, which the next run replaces. Its name carries the process id: two attempts at
@@ -145,12 +108,14 @@ def write_whole(path: Place, *, durable: bool = True) -> Iterator[BinaryIO]:
     with the same bytes. A store gets an object that is complete on this machine's own disk (TMPDIR) first. What can be
     made again, and is found out if it is not whole, need not be `durable`: a machine that loses power may lose it.
     """
-    if isinstance(path, Remote):
+    target = Location.parse(path)
+    if not target.is_local:
         with tempfile.TemporaryFile(prefix="neatpack-") as file:
             yield file
             file.flush()
-            path.write_bytes(_mapped(file.fileno()))
+            target.write_bytes(_map_file(file.fileno()))
         return
+    path = target.path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -168,13 +133,14 @@ def write_whole(path: Place, *, durable: bool = True) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
 
 
-def create_file(path: Place, content: bytes) -> bool:
+def create_file(target: Location, content: bytes) -> bool:
     """Write a file if there is none, and return whether it was written.
 
     A store cannot tell, nor a disk without hard links: then nothing is written.
     """
-    if isinstance(path, Remote):
+    if not target.is_local:
         return False
+    path = target.path
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
@@ -190,12 +156,12 @@ def create_file(path: Place, content: bytes) -> bool:
     return True
 
 
-def _mapped(file: int) -> mmap.mmap | bytes:
+def _map_file(file: int) -> mmap.mmap | bytes:
     """The bytes of a file of ours, which nobody else can cut, without reading them into memory."""
     return mmap.mmap(file, 0, access=mmap.ACCESS_READ) if os.fstat(file).st_size else b""
 
 
-def sync_folder(folder: Path) -> None:
+def sync_folder(folder: PathLike) -> None:
     """A rename is on disk only when its folder is: without this, a machine that loses power may forget it."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -205,58 +171,24 @@ def sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def remove(path: Place) -> None:
-    """A file, or a folder with all that is in it; nothing where there is none."""
-    if isinstance(path, Remote):
-        path.remove_all()
-    elif path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def write_json(path: Place, value: Any) -> None:
+def write_json(path: PathLike, value: Any) -> None:
     with write_whole(path) as file:
         file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def remove_parts(folder: Place, pattern: str) -> None:
+def remove_parts(folder: PathLike, pattern: str) -> None:
     """Remove what `write_whole` leaves in a folder if it is killed, of files whose names match `pattern` as a whole.
 
     Not while others write there. In a store it leaves none.
     """
-    if isinstance(folder, Remote):
-        return
-    for path in folder.glob(".*.part"):
+    place = Location.parse(folder)
+    for path in place.path.glob(".*.part") if place.is_local else ():
         if (name := _PART.fullmatch(path.name)) and re.fullmatch(pattern, name[1]):
             path.unlink(missing_ok=True)
 
 
-def sizes_in(folder: Place) -> dict[str, int]:
-    """Bytes of the files in a folder, by name; of a store by one question, and not by one for each."""
-    if isinstance(folder, Remote):
-        return folder.sizes()
-    try:
-        with os.scandir(folder) as entries:
-            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
-    except FileNotFoundError:
-        return {}
-
-
-def sizes_of(folder: Place, names: Iterable[str]) -> dict[str, int]:
-    """Bytes of these files of a folder, of those that are there. On disk each is asked for: the others may be many."""
-    if isinstance(folder, Remote):
-        there = folder.sizes()
-        return {name: there[name] for name in names if name in there}
-    found = {}
-    for name in names:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            found[name] = os.stat(os.path.join(folder, name)).st_size
-    return found
-
-
-def read_json(path: Place) -> Any:
-    return parse_json(path.read_bytes())
+def read_json(path: PathLike) -> Any:
+    return parse_json(Location.parse(path).read_bytes())
 
 
 def parse_json(content: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
@@ -274,18 +206,19 @@ def parse_json(content: bytes, object_hook: Callable[[dict[str, Any]], Any] | No
     raise ValueError(f"nested deeper than {MAX_NESTING} levels")
 
 
-def inside(root: Place, name: str) -> Place:
+def inside(root: PathLike, name: str) -> Location:
     """A file under `root`. Raises ValueError where `name` leads out of it, by itself or by a symbolic link.
 
     `root` itself may be reached by links. What is not there yet is inside.
     """
-    if isinstance(root, Remote):  # where a name is a name, and .. is no way
+    root = Location.parse(root)
+    if not root.is_local:  # where a name is a name, and .. is no way
         if name.startswith("/") or not {"", ".", ".."}.isdisjoint(name.split("/")):
             raise OutputError(
                 f"{name!r} is no name of a file in {root}", code="output-damaged", path=name, escapes=True
             )
         return root / name
-    path = root / name
+    path = root.path / name
     place, top = os.path.realpath(path), os.path.realpath(root)
     if os.path.commonpath([place, top]) != top or place == top:
         raise OutputError(
@@ -294,10 +227,10 @@ def inside(root: Place, name: str) -> Place:
             path=str(path),
             escapes=True,
         )
-    return path
+    return root / name
 
 
-def read_inside(root: Place, name: str, most: int) -> bytes:
+def read_inside(root: PathLike, name: str, most: int) -> bytes:
     """Read a plain file under `root`. Raises ValueError where it leads out of it or has more than `most` bytes."""
     path = inside(root, name)
     file, found = open_regular(path)
@@ -317,20 +250,15 @@ class NotPlain(FileNotFoundError):
     """A pipe, a device or a socket under the name of a file."""
 
 
-class Status(Protocol):
-    @property
-    def st_size(self) -> int: ...
-
-
-def open_regular(path: str | Place) -> tuple[io.FileIO | io.BufferedReader, Status]:
+def open_regular(path: PathLike) -> tuple[io.FileIO | io.BufferedReader, os.stat_result | FileStatus]:
     """A file for reading, and what it is at this moment. Raises OSError, also for what is no plain file.
 
     Without waiting: opening a FIFO would wait for its writer.
     """
-    if isinstance(path, Remote):
-        opened = path.opened()
-        return opened.file(), SimpleNamespace(st_size=opened.size)
-    file = io.FileIO(str(path), opener=_opened)
+    if isinstance(path, Location) and not path.is_local:
+        reader = path.open_object()
+        return reader.file(), FileStatus(reader.size, 0)
+    file = io.FileIO(os.fspath(path), opener=_open_at_once)
     found = os.fstat(file.fileno())
     if stat.S_ISREG(found.st_mode):
         return file, found
@@ -338,13 +266,13 @@ def open_regular(path: str | Place) -> tuple[io.FileIO | io.BufferedReader, Stat
     raise NotPlain(f"{path}: not a plain file")
 
 
-def _opened(path: str, flags: int) -> int:
+def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def read_ends(path: str, first: int, last: int) -> tuple[os.stat_result, bytes, bytes]:
     """What a plain file is at this moment, and its first and last bytes: all that most media are ever asked for."""
-    opened = _opened(path, os.O_RDONLY | os.O_CLOEXEC)
+    opened = _open_at_once(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         found = os.fstat(opened)
         if not stat.S_ISREG(found.st_mode):
@@ -359,8 +287,8 @@ def read_ends(path: str, first: int, last: int) -> tuple[os.stat_result, bytes, 
 
 def read_into(file: BinaryIO, buffer: memoryview, offset: int) -> int:
     """Fill a buffer from a place in a file, in any thread; how much of it was filled before the file ended."""
-    if isinstance(file, io.BufferedReader) and isinstance(file.raw, RawObject):
-        content = file.raw.opened.read_at(len(buffer), offset)
+    if isinstance(file, io.BufferedReader) and isinstance(file.raw, ObjectFile):
+        content = file.raw.reader.read_at(len(buffer), offset)
         buffer[: len(content)] = content
         return len(content)
     done = 0
@@ -369,44 +297,36 @@ def read_into(file: BinaryIO, buffer: memoryview, offset: int) -> int:
     return done
 
 
-def open_file(path: str | Place, buffer: int = BUFFER) -> BinaryIO:
-    """A file for reading from any place in it. In a store it is read by requests of at least `buffer` bytes."""
-    found = place(path)
-    if isinstance(found, Remote):
-        return found.opened().file(buffer)
-    return open(found, "rb")  # the caller's to close
-
-
 @contextlib.contextmanager
-def local_copy(path: Place) -> Iterator[Path]:
+def local_copy(path: Location) -> Iterator[Location]:
     """A file of this machine with the bytes of a file: itself, or a copy that is gone afterwards.
 
     For readers that go through it more than once, or want to map it.
     """
-    if not isinstance(path, Remote):
+    if path.is_local:
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="neatpack-") as folder:
         copy = Path(folder, path.name)
-        with open_file(path, BLOCK) as source, open(copy, "wb") as target:
+        with path.open(BLOCK) as source, open(copy, "wb") as target:
             shutil.copyfileobj(source, target, BLOCK)
-        yield copy
+        yield Location.parse(copy)
 
 
-def append(path: Place, sink: Sink) -> None:
+def append(path: Location, sink: Sink) -> None:
     """The bytes of a file, block by block through one buffer that stays in the cache of the CPU."""
     buffer = bytearray(1 << 18)
-    with open_file(path, BLOCK) as file:
+    with path.open(BLOCK) as file:
         while size := file.readinto(buffer):  # type: ignore[attr-defined]  # BinaryIO does not tell of it
             sink.write(memoryview(buffer)[:size])
 
 
-def sha256_of(path: str | Place, start: int = 0, end: int | None = None) -> str:
+def sha256_of(path: PathLike, start: int = 0, end: int | None = None) -> str:
     """Digest of a file, or of its bytes [start, end)."""
     digest = hashlib.sha256()
-    path = place(path)
+    path = Location.parse(path)
     left = (path.stat().st_size if end is None else end) - start
-    with open_file(path, min(max(left, 1), BLOCK)) as file:
+    with path.open(min(max(left, 1), BLOCK)) as file:
         file.seek(start)
         while left > 0 and (block := file.read(min(left, 1 << 20))):
             digest.update(block)

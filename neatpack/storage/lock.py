@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from neatpack.errors import UserError
-from neatpack.storage.files import Place, create_file, write_whole
+from neatpack.storage.files import create_file, write_whole
+from neatpack.storage.location import Location, PathLike
 
 FILE = "lock"
 BEAT = 10.0  # seconds between two heartbeats
@@ -47,20 +48,20 @@ class Owner:
 
 
 @contextlib.contextmanager
-def lock_folders(folders: Iterable[Place]) -> Iterator[None]:
+def lock_folders(folders: Iterable[PathLike]) -> Iterator[None]:
     """Lock folders until the block ends.
 
     Raises:
         UserError: another run holds one of them. The message names it.
     """
     with contextlib.ExitStack() as stack:
-        for folder in sorted(set(folders), key=str):
+        for folder in sorted(set(map(Location.parse, folders))):
             stack.enter_context(_lock_folder(folder))
         yield
 
 
 @contextlib.contextmanager
-def _lock_folder(folder: Place) -> Iterator[None]:
+def _lock_folder(folder: Location) -> Iterator[None]:
     path, stop, mine = folder / FILE, threading.Event(), _describe_this_run()
     _take_lock(path, mine)
     heart = threading.Thread(target=_beat, args=(path, mine, stop), name=_name_thread(mine), daemon=True)
@@ -72,12 +73,12 @@ def _lock_folder(folder: Place) -> Iterator[None]:
         heart.join()
         if _is_same(_read_owner(path), mine):
             path.unlink(missing_ok=True)
-        if isinstance(folder, Path):
+        if folder.is_local:
             with contextlib.suppress(OSError):  # it holds more than the lock, or is gone
-                folder.rmdir()
+                folder.path.rmdir()
 
 
-def _take_lock(path: Place, mine: Owner) -> None:
+def _take_lock(path: Location, mine: Owner) -> None:
     if create_file(path, _to_bytes(mine)):
         return
     _wait_for_end(path)
@@ -87,7 +88,7 @@ def _take_lock(path: Place, mine: Owner) -> None:
         raise _busy(path, owner)
 
 
-def _wait_for_end(path: Place) -> None:
+def _wait_for_end(path: Location) -> None:
     """Return when nobody has the lock. Raises UserError where its owner lives."""
     owner = _read_owner(path)
     if owner is None:
@@ -107,7 +108,7 @@ def _wait_for_end(path: Place) -> None:
     logger.warning("%s: it does not; going on", path)
 
 
-def _beat(path: Place, owner: Owner, stop: threading.Event) -> None:
+def _beat(path: Location, owner: Owner, stop: threading.Event) -> None:
     while not stop.wait(BEAT):
         try:
             if not _is_same(_read_owner(path), owner):
@@ -176,7 +177,7 @@ def _is_same(found: Owner | None, mine: Owner) -> bool:
     return found is not None and found.token == mine.token
 
 
-def _write(path: Place, owner: Owner) -> None:
+def _write(path: Location, owner: Owner) -> None:
     with write_whole(path, durable=False) as file:
         file.write(_to_bytes(owner))
 
@@ -185,7 +186,7 @@ def _to_bytes(owner: Owner) -> bytes:
     return json.dumps(asdict(owner)).encode()
 
 
-def _read_owner(path: Place) -> Owner | None:
+def _read_owner(path: Location) -> Owner | None:
     """Return the owner that a lock names; None where there is no lock, or a file of something else."""
     try:
         return Owner(**json.loads(path.read_bytes()))
@@ -193,7 +194,7 @@ def _read_owner(path: Place) -> Owner | None:
         return None
 
 
-def _busy(path: Place, owner: Owner | None) -> UserError:
+def _busy(path: Location, owner: Owner | None) -> UserError:
     who = f"process {owner.pid} on {owner.host}, since {owner.since}" if owner else "a process that has just begun"
     return UserError(
         f"{path.parent} is in use by another run ({who}); wait for it or end it, or give another --out and --work",

@@ -1,14 +1,12 @@
 """Stretches of bytes, of files on disk or in a store: what lies close together is read together."""
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
 
-from neatpack.storage.files import AT_ONCE, Place
-from neatpack.storage.location import Remote
+from neatpack.storage.location import AT_ONCE, Location
 
 NEAR = 64 << 10  # bytes between two stretches that are read as one: a request costs as much as reading these
 
@@ -16,7 +14,7 @@ NEAR = 64 << 10  # bytes between two stretches that are read as one: a request c
 class Stretch(NamedTuple):
     """Some bytes of a file."""
 
-    file: Place
+    file: Location
     at: int
     size: int
 
@@ -31,7 +29,7 @@ def read_stretches(wanted: Sequence[Stretch]) -> list[memoryview]:
     return read_from(files, which, at, size)
 
 
-def read_from(files: Sequence[Place], which: np.ndarray, at: np.ndarray, size: np.ndarray) -> list[memoryview]:
+def read_from(files: Sequence[Location], which: np.ndarray, at: np.ndarray, size: np.ndarray) -> list[memoryview]:
     """`size` bytes from `at` on of files[which], for each of these; fewer where a file ends before. What lies close
     together is read together, and from a store several reads run at once: few requests, and none waits for another."""
     if not len(which):
@@ -57,7 +55,7 @@ def read_from(files: Sequence[Place], which: np.ndarray, at: np.ndarray, size: n
 
 
 def _read_runs(runs: Sequence[Stretch]) -> Iterator[memoryview]:
-    if not any(isinstance(run.file, Remote) for run in runs):
+    if all(run.file.is_local for run in runs):
         yield from map(_read_run, runs)
         return
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -65,7 +63,4 @@ def _read_runs(runs: Sequence[Stretch]) -> Iterator[memoryview]:
 
 
 def _read_run(run: Stretch) -> memoryview:
-    if isinstance(run.file, Remote):
-        return memoryview(run.file.opened().read_at(run.size, run.at))
-    with open(run.file, "rb", buffering=0) as file:
-        return memoryview(os.pread(file.fileno(), run.size, run.at))
+    return memoryview(run.file.read_range(run.size, run.at))

@@ -1,6 +1,7 @@
 """Tables on disk, written whole: parquet for people and other programs, Arrow files for random access by row."""
 
 import contextlib
+import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from neatpack.storage.files import AT_ONCE, Hashed, Place, open_file, write_whole
-from neatpack.storage.location import Remote
+from neatpack.storage.files import Hashed, write_whole
+from neatpack.storage.location import AT_ONCE, Location, PathLike
 
 _ROOM, _RATIO, _WIDTH = 256 << 20, 256, 8  # bytes that any table may take, times its own, of a value at least
 ROW_GROUP = 1 << 20  # lines of a row group: what pyarrow takes by itself, so that a table may be written in pieces
@@ -27,7 +28,7 @@ def value_counts(column: pa.ChunkedArray) -> dict[str, int]:
     return {item["values"]: item["counts"] for item in pc.value_counts(column).to_pylist()}
 
 
-def write_parquet(path: Place, table: pa.Table) -> str:
+def write_parquet(path: PathLike, table: pa.Table) -> str:
     """The sha256 of what is written."""
     with write_whole(path) as file:
         hashed = Hashed(file)
@@ -35,25 +36,27 @@ def write_parquet(path: Place, table: pa.Table) -> str:
     return hashed.digest()
 
 
-def read_parquet(path: Place, **options: Any) -> pa.Table:
-    """A table of a file; options (columns, filters) as of pyarrow."""
-    with open_file(path) as file, pq.ParquetFile(file) as opened:
-        refuse_bomb(opened.metadata, path.stat().st_size)
-        if isinstance(path, Remote):
+def read_parquet(path: PathLike, **options: Any) -> pa.Table:
+    """Read a table; options (columns, filters) as of pyarrow."""
+    place = Location.parse(path)
+    with place.open() as file, pq.ParquetFile(file) as opened:
+        refuse_bomb(opened.metadata, place.stat().st_size)
+        if not place.is_local:
             return pq.read_table(file, **options)
-    return pq.read_table(path, **options)
+    return pq.read_table(place.key, **options)
 
 
 def read_groups(
-    path: Place, columns: Sequence[str] | None = None, between: tuple[str, int, int] | None = None
+    path: PathLike, columns: Sequence[str] | None = None, between: tuple[str, int, int] | None = None
 ) -> Iterator[pa.Table]:
     """A parquet file, or these columns of it, row group by row group: as much as is in memory at a time.
 
     `between`: a column of whole numbers, the least and the last one; groups in which it has none of them are not read.
     """
-    with open_file(path) as opened:
+    place = Location.parse(path)
+    with place.open() as opened:
         file = pq.ParquetFile(opened)
-        refuse_bomb(file.metadata, path.stat().st_size)
+        refuse_bomb(file.metadata, place.stat().st_size)
         for number in range(file.num_row_groups):
             if between is not None:
                 name, least, last = between
@@ -64,15 +67,15 @@ def read_groups(
             yield file.read_row_group(number, columns=None if columns is None else list(columns))
 
 
-def schema_of(path: Place) -> pa.Schema:
+def schema_of(path: PathLike) -> pa.Schema:
     """The columns of a parquet file."""
-    with open_file(path) as opened:
+    with Location.parse(path).open() as opened:
         return pq.ParquetFile(opened).schema_arrow.remove_metadata()
 
 
-def num_lines(path: Place) -> int:
+def num_lines(path: PathLike) -> int:
     """Of a parquet file, by what it says at its end."""
-    with open_file(path) as opened:
+    with Location.parse(path).open() as opened:
         return int(pq.ParquetFile(opened).metadata.num_rows)
 
 
@@ -94,7 +97,7 @@ class ParquetGroups:
 
 
 @contextlib.contextmanager
-def parquet_groups(path: Place, schema: pa.Schema) -> Iterator[ParquetGroups]:
+def parquet_groups(path: PathLike, schema: pa.Schema) -> Iterator[ParquetGroups]:
     with write_whole(path) as file:
         hashed = Hashed(file)
         with pq.ParquetWriter(pa.PythonFile(hashed, mode="w"), schema, compression="zstd") as writer:
@@ -188,13 +191,13 @@ def read_plain_arrow(content: bytes, schema: pa.Schema, num_rows: int | None = N
         raise ValueError(f"{num_read} lines of {names}; expected {num_rows}")
 
 
-def write_arrow(path: Place, table: pa.Table) -> None:
+def write_arrow(path: PathLike, table: pa.Table) -> None:
     """An uncompressed Arrow file of one batch: memory-mapped and read by row without decoding."""
     with write_whole(path) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table.combine_chunks(), max_chunksize=max(1, table.num_rows))
 
 
-def write_batches(path: Place, table: pa.Table, ranges: Iterable[tuple[int, int]]) -> None:
+def write_batches(path: PathLike, table: pa.Table, ranges: Iterable[tuple[int, int]]) -> None:
     """An Arrow file with a batch for each range of lines, empty ones too: who needs one of them reads that one only."""
     whole = pa.record_batch([column.combine_chunks() for column in table.columns], schema=table.schema)
     with write_whole(path) as file, pa.ipc.new_file(file, table.schema) as writer:
@@ -202,37 +205,41 @@ def write_batches(path: Place, table: pa.Table, ranges: Iterable[tuple[int, int]
             writer.write_batch(whole.slice(start, end - start))
 
 
-def read_batch(path: Place, number: int) -> pa.Table:
-    """One batch of an Arrow file; -1: the last."""
-    source = open_file(path) if isinstance(path, Remote) else pa.memory_map(str(path))
+def read_batch(path: PathLike, number: int) -> pa.Table:
+    """Read one batch of an Arrow file; -1: the last."""
+    place = Location.parse(path)
+    source = pa.memory_map(place.key) if place.is_local else place.open()
     file = pa.ipc.open_file(source)
     return pa.Table.from_batches([file.get_batch(number % file.num_record_batches)])
 
 
-def read_arrow(path: Place) -> pa.Table:
-    """On disk by a map of it, of a store in one request."""
-    source = path.read_bytes() if isinstance(path, Remote) else pa.memory_map(str(path))
+def read_arrow(path: PathLike) -> pa.Table:
+    """Read an Arrow file: on disk by a map of it, from a store in one request."""
+    place = Location.parse(path)
+    source = pa.memory_map(place.key) if place.is_local else place.read_bytes()
     return pa.ipc.open_file(source).read_all()
 
 
-def open_arrow(path: Place) -> pa.Table:
-    """As `read_arrow`, but a file is opened once in a process; one that was written anew is opened anew."""
-    if isinstance(path, Remote):
-        return read_arrow(path)
-    stat = path.stat()
-    return _open_arrow(path, stat.st_mtime_ns, stat.st_ino)
+def open_arrow(path: PathLike) -> pa.Table:
+    """As `read_arrow`, but a file on disk is opened once in a process, and again when it was replaced."""
+    place = Location.parse(path)
+    if not place.is_local:
+        return read_arrow(place)
+    stat = os.stat(place)
+    return _open_arrow(place, stat.st_mtime_ns, stat.st_ino)
 
 
-def open_arrows(paths: Sequence[Place]) -> Iterator[pa.Table]:
+def open_arrows(paths: Sequence[PathLike]) -> Iterator[pa.Table]:
     """Each of them, in this order; those of a store are read ahead, several at once."""
-    if not any(isinstance(path, Remote) for path in paths):
-        yield from map(open_arrow, paths)
+    places = list(map(Location.parse, paths))
+    if all(place.is_local for place in places):
+        yield from map(open_arrow, places)
         return
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for start in range(0, len(paths), 4 * AT_ONCE):  # as many are in memory
-            yield from pool.map(open_arrow, paths[start : start + 4 * AT_ONCE])
+        for start in range(0, len(places), 4 * AT_ONCE):  # as many are in memory
+            yield from pool.map(open_arrow, places[start : start + 4 * AT_ONCE])
 
 
 @lru_cache(maxsize=512)  # packs draw their documents from all over the token store
-def _open_arrow(path: Place, _mtime: int, _inode: int) -> pa.Table:
+def _open_arrow(path: Location, _mtime: int, _inode: int) -> pa.Table:
     return read_arrow(path)

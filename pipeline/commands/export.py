@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from neatpack.format.manifest import Manifest
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 
 from ..config import UserError, place_of
 from ..runtime.logs import to_stdout
@@ -40,7 +40,7 @@ def _export(args: argparse.Namespace) -> int:
     return DONE
 
 
-def _energon(out: Place, manifest: Manifest, args: argparse.Namespace) -> str:
+def _energon(out: Location, manifest: Manifest, args: argparse.Namespace) -> str:
     from ..shard.export import export_energon
 
     num_shards = export_energon(out, manifest)
@@ -48,7 +48,7 @@ def _energon(out: Place, manifest: Manifest, args: argparse.Namespace) -> str:
     return f"{out}: {packs}, readable by Megatron-Energon"
 
 
-def _hub_card(out: Place, manifest: Manifest, args: argparse.Namespace) -> str:
+def _hub_card(out: Location, manifest: Manifest, args: argparse.Namespace) -> str:
     from ..shard.card import write_card
 
     return f"{write_card(out, manifest, overwrite=args.overwrite)}: say in it what the data are, and their licence"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from neatpack.format.manifest import Manifest
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 
 from ..config import place_of
 from ..runtime.logs import to_stdout
@@ -36,7 +36,7 @@ def _inspect(args: argparse.Namespace) -> int:
     return DONE
 
 
-def _lines(out: Place, args: argparse.Namespace) -> Iterator[str]:
+def _lines(out: Location, args: argparse.Namespace) -> Iterator[str]:
     from ..view.columns import aligned
     from ..view.inspect import answered, described, inspected
 

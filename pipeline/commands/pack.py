@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from neatpack.storage.files import place
+from neatpack.storage.location import Location
 
 from ..config import PackConfig, UserError, place_of
 from ..display import shown
@@ -177,5 +177,5 @@ def _split(args: argparse.Namespace) -> int:
 
         counts = run_split(config, progress)
     for name, num_rows in counts.items():
-        to_stdout(f"{counted(num_rows, 'row')} in {place(config.out) / name}/meta.json")
+        to_stdout(f"{counted(num_rows, 'row')} in {Location.parse(config.out) / name}/meta.json")
     return DONE

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neatpack.format.manifest import Manifest
-from neatpack.storage.files import Place, write_whole
+from neatpack.storage.files import write_whole
+from neatpack.storage.location import Location
 
 from ..config import PackConfig, UserError, place_of
 from ..flags import add_flags, load_config
@@ -150,7 +151,7 @@ def _print(view: "PackView", args: argparse.Namespace) -> int:
     return FAILED if view.skipped else DONE
 
 
-def _write(flag: str, file: str, content: bytes) -> Place:
+def _write(flag: str, file: str, content: bytes) -> Location:
     path = place_of(flag, file)
     try:
         with write_whole(path) as target:

@@ -17,7 +17,7 @@ import urllib.request
 from functools import lru_cache
 from pathlib import Path
 
-from neatpack.storage.location import Remote, parse
+from neatpack.storage.location import Location
 from neatpack.storage.private_folders import private_folder
 from neatpack.storage.uris import is_stored, redact_uri
 
@@ -93,7 +93,7 @@ def processor_here(processor: str) -> str:
     if not copy.is_dir():
         with tempfile.TemporaryDirectory(dir=copy.parent) as folder:
             for file, *_ in files:
-                target = Path(folder, "copy", str(file.relative_to(parse(processor))))
+                target = Path(folder, "copy", file.relative_to(Location.parse(processor)))
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(file.read_bytes())
             with contextlib.suppress(FileExistsError, OSError):  # another process was faster
@@ -107,7 +107,7 @@ def processor_here(processor: str) -> str:
     return str(copy)
 
 
-def stamped_files(processor: str) -> list[Path | Remote] | None:
+def stamped_files(processor: str) -> list[Location] | None:
     """All files that a processor may be made of, which are another if it is. None: the hub may have others by now."""
     if is_stored(processor):
         return [file for file, *_ in _files_of(processor)]
@@ -118,13 +118,13 @@ def stamped_files(processor: str) -> list[Path | Remote] | None:
         from huggingface_hub import constants
 
         folder = Path(constants.HF_HUB_CACHE, f"models--{processor.replace('/', '--')}")
-    return sorted(file for file in folder.rglob("*") if file.is_file())
+    return [file for file, *_ in Location.parse(folder).files()]
 
 
-def _files_of(processor: str) -> list[tuple[Remote, int, int]]:
+def _files_of(processor: str) -> list[tuple[Location, int, int]]:
     """Files of a processor in a store, with their sizes and when they were changed; the model's weights stay there."""
     try:
-        listed = parse(processor).files()
+        listed = Location.parse(processor).files()
     except ValueError as error:
         raise UserError(f"--processor: {error}", code="uri-invalid", name="--processor") from None
     return [found for found in listed if not found[0].name.endswith(WEIGHTS)]

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from neatpack.format.manifest import fingerprint
-from neatpack.storage.files import Place, write_whole
+from neatpack.storage.files import write_whole
+from neatpack.storage.location import Location
 
 from . import hard_strings, merges, tokens
 from .chat import tokenizer_identity
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _LISTS = ("stripping", "before", "after")
 
 
-def kept_encoder(tokenizer: "PreTrainedTokenizerBase", folder: Place) -> Encoder:
+def kept_encoder(tokenizer: "PreTrainedTokenizerBase", folder: Location) -> Encoder:
     """As `encoder_of`, by what another process has left in the folder, or leaving it there."""
     own = Own(tokenizer)
     if own.engine != "tokenizers":

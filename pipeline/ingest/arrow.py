@@ -5,12 +5,12 @@ is a stretch of the file, and the row says which: {"path": "data.arrow", "offset
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from neatpack.storage.location import Location
 from neatpack.storage.uris import redact_uri
 
 from ..config import UserError
@@ -21,7 +21,7 @@ Places = Callable[[pa.Array, tuple[str, ...]], list[Any]]  # bytes at names of c
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream; Arrow would take one that is cut between two batches for whole
 
 
-def arrow_rows(file: Path, name: str = "") -> Iterator[dict[str, Any]]:
+def arrow_rows(file: Location, name: str = "") -> Iterator[dict[str, Any]]:
     """Media by their place in the file, which is called `name` where `file` is a copy of it; bytes that do not lie
     there as they are come as bytes."""
     name = name or str(file)

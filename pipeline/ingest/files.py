@@ -5,14 +5,14 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from neatpack.storage.files import Place, inside, read_json, text_of
-from neatpack.storage.location import Remote
+from neatpack.storage.files import inside, read_json
+from neatpack.storage.location import Location
 from neatpack.storage.uris import SCHEME
 
 from ..config import UserError, place_of
@@ -35,7 +35,7 @@ _NOT_TRAINED_ON = re.compile(
 
 
 def data_files(
-    meta_path: Place, where: str, file_name: Any, split: str | None, media_prefixes: tuple[str, ...] = ()
+    meta_path: Location, where: str, file_name: Any, split: str | None, media_prefixes: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
     """Absolute paths, or URIs. Lists keep their order, folders and globs are sorted. `split`: of folders that hold
     several."""
@@ -72,18 +72,18 @@ def data_files(
     return tuple(files)
 
 
-def _start(path: Place) -> Place:
+def _start(path: Location) -> Location:
     """Of a pattern, the folder in which all that is like it lies; else the path itself."""
-    if isinstance(path, Remote) or path.exists():
+    if not path.is_local or path.exists():
         return path
-    return Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+    return Location.parse(Path(*takewhile(lambda part: not glob.has_magic(part), path.path.parts)))
 
 
-def _refuse_outside(where: str, start: Place, files: Sequence[Place], allowed: tuple[str, ...]) -> None:
+def _refuse_outside(where: str, start: Location, files: Sequence[Location], allowed: tuple[str, ...]) -> None:
     """Data come from strangers, and a link in a folder of theirs, or a name in its state.json, may lead anywhere."""
     for file in files:
         is_named = file == start  # by the user, who may link as he likes
-        if isinstance(file, Path) and not is_named and not is_inside(str(file), (str(start), *allowed)):
+        if file.is_local and not is_named and not is_inside(str(file), (str(start), *allowed)):
             raise UserError(
                 f"{where}: {file} leads out of {start}, to {os.path.realpath(file)}. Name that file in file_name, or "
                 "allow its folder with media_prefixes",
@@ -93,16 +93,16 @@ def _refuse_outside(where: str, start: Place, files: Sequence[Place], allowed: t
             )
 
 
-def _real(file: Place) -> str:
-    return text_of(file) if isinstance(file, Remote) else os.path.realpath(file)
+def _real(file: Location) -> str:
+    return file.resolve().uri
 
 
-def _place(meta_path: Place, where: str, name: str) -> Place:
+def _place(meta_path: Location, where: str, name: str) -> Location:
     """Where a name leads: a URI by itself, all else from the folder of the meta JSON."""
     return place_of(f"{where}: file_name", name) if SCHEME.match(name) else meta_path.parent / name
 
 
-def _expanded(meta_path: Place, where: str, name: str, split: str | None) -> Sequence[Place]:
+def _expanded(meta_path: Location, where: str, name: str, split: str | None) -> Sequence[Location]:
     path = _place(meta_path, where, name)
     if path.is_file():
         return [path]
@@ -129,14 +129,14 @@ def _expanded(meta_path: Place, where: str, name: str, split: str | None) -> Seq
     )
 
 
-def _without_meta(files: Sequence[Place], meta_path: Place) -> list[Place]:
+def _without_meta(files: Sequence[Location], meta_path: Location) -> list[Location]:
     """It is no data, though "*.json" is like its name."""
     return [file for file in files if file.resolve() != meta_path.resolve()]
 
 
-def _warn_of_splits(where: str, files: Sequence[Place]) -> None:
+def _warn_of_splits(where: str, files: Sequence[Location]) -> None:
     """Of files that came by a folder or a pattern, if some of them are called by a split that is not trained on."""
-    names = [text_of(file) for file in files]
+    names = [file.uri for file in files]
     start = os.path.commonprefix(names).rpartition("/")[0]  # the folder that all are in, whose name says nothing
     held = [name for name in names if _NOT_TRAINED_ON.search(name, len(start))]
     if 0 < len(held) < len(names):
@@ -148,38 +148,38 @@ def _warn_of_splits(where: str, files: Sequence[Place]) -> None:
         )
 
 
-def _hint(path: Place, it: str) -> str:
+def _hint(path: Location, it: str) -> str:
     """Why nothing is there."""
-    if isinstance(path, Remote):
+    if not path.is_local:
         return "look at what the bucket has under that name" if path.has_bucket else path.no_bucket
     return f"{it} is taken relative to the meta file"
 
 
-def _like(path: Place, where: str) -> Sequence[Place]:
+def _like(path: Location, where: str) -> Sequence[Location]:
     """The files whose names are like a pattern: * and ? stand for what has no slash, ** for folders."""
-    if isinstance(path, Remote):
+    if not path.is_local:
         return _like_in_store(path)
-    known: dict[Path, bool] = {}  # folders above what is found, and whether they are ours
+    known: dict[Location, bool] = {}  # folders above what is found, and whether they are ours
 
-    def is_ours(folder: Path) -> bool:
+    def is_ours(folder: Location) -> bool:
         if folder not in known:
             above = folder != folder.parent and is_ours(folder.parent)
             known[folder] = above or _is_ours(folder)
         return known[folder]
 
-    names = sorted(map(Path, glob.glob(str(path), recursive=True)))
+    names = sorted(map(Location.parse, map(Path, glob.glob(str(path), recursive=True))))
     for name in names:
         _refuse_dangling(name, where)
     found = [name for name in names if name.is_file()]
     # Only below where the pattern begins: an output's folder may be named.
-    start = path if path.exists() else Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
-    known |= dict.fromkeys((start, *start.parents), False)
+    start = _start(path)
+    known |= dict.fromkeys(map(Location.parse, (start.path, *start.path.parents)), False)
     return [file for file in found if not is_ours(file.parent)]
 
 
-def _refuse_dangling(path: Place, where: str) -> None:
+def _refuse_dangling(path: Location, where: str) -> None:
     """A link that leads nowhere: the other files would be packed, and nobody would miss what it stood for."""
-    if isinstance(path, Path) and path.is_symlink() and not path.exists():
+    if path.is_symlink() and not path.exists():
         raise UserError(
             f"{where}: {path} is a link to {os.readlink(path)}, which is not there; mend or remove it",
             code="data-missing",
@@ -188,13 +188,12 @@ def _refuse_dangling(path: Place, where: str) -> None:
         )
 
 
-def _walked(folder: Place, where: str, above: tuple[Place, ...] = ()) -> list[Place]:
+def _walked(folder: Location, where: str, above: tuple[Location, ...] = ()) -> list[Location]:
     """All data files in a folder and its subfolders, by name; hidden ones and what is no data file stay out, and so
     does a link to a folder that it lies in (`above`): all that is in there is found already."""
-    files: list[Place] = []
+    files: list[Location] = []
     above = (*above, folder.resolve())
-    inside: Iterable[Place] = folder.iterdir()
-    for path in sorted(inside, key=str):
+    for path in sorted(folder.iterdir(), key=str):
         if path.name.startswith("."):
             continue
         if _is_saved(path):
@@ -210,10 +209,10 @@ def _walked(folder: Place, where: str, above: tuple[Place, ...] = ()) -> list[Pl
     return files
 
 
-def _like_in_store(path: Remote) -> list[Remote]:
+def _like_in_store(path: Location) -> list[Location]:
     """By the names of all objects that may be like it, a thousand by a request: to ask for each folder whether it is
     ours would be several requests for each."""
-    start = path.before_pattern
+    start = replace(path, key=re.split(r"[*?[]", path.key, maxsplit=1)[0].rpartition("/")[0])
     names = [file for file, *_ in start.files()]
     inside: dict[str, set[str]] = {}  # folder -> what is in it
     for name in names:
@@ -231,9 +230,10 @@ def _like_in_store(path: Remote) -> list[Remote]:
         return is_output or is_work(folder) or is_work(f"{folder}/work")
 
     ours = [replace(start, key=folder) for folder in sorted(inside) if folder != start.key and is_ours(folder)]
-    kept, warned = [], set[Remote]()
-    for file in path.matches(names):
-        output = next((folder for folder in ours if file.is_relative_to(folder)), None)  # the outermost: it sorts first
+    kept, warned = [], set[Location]()
+    pattern = re.compile(glob_to_regex(path.key))
+    for file in filter(lambda name: pattern.fullmatch(name.key), names):
+        output = next((folder for folder in ours if file.is_under(folder)), None)  # the outermost: it sorts first
         if output is None:
             kept.append(file)
         elif output not in warned:
@@ -242,15 +242,22 @@ def _like_in_store(path: Remote) -> list[Remote]:
     return kept
 
 
+def glob_to_regex(pattern: str) -> str:
+    """Return a pattern of names as a regular expression: "a/**/*.jsonl" -> a/(?:.*/)?[^/]*[.]jsonl"""
+    pieces = re.split(r"(\*\*/|\*|\?|\[[^]]*\])", pattern)
+    known = {"**/": "(?:.*/)?", "*": "[^/]*", "?": "[^/]"}
+    return "".join(known.get(piece) or (piece if piece[:1] == "[" else re.escape(piece)) for piece in pieces)
+
+
 def _has_digests(names: Sequence[str]) -> bool:
     return bool(names) and all(map(_DIGEST.fullmatch, names))
 
 
-def _is_ours(folder: Place) -> bool:
+def _is_ours(folder: Location) -> bool:
     """Whether it is an output of neatpack, begun or finished, or its work folder. What is in it is made from data and
     would be taken for more of it: by the second run, where OUT lies among the data."""
 
-    def is_work(place: Place) -> bool:
+    def is_work(place: Location) -> bool:
         return _has_digests(
             [inner.name for name in _OF_WORK if (place / name).is_dir() for inner in (place / name).iterdir()]
         )
@@ -262,14 +269,14 @@ def _is_ours(folder: Place) -> bool:
     return True
 
 
-def _is_saved(folder: Place) -> bool:
+def _is_saved(folder: Location) -> bool:
     """By Dataset.save_to_disk or DatasetDict.save_to_disk."""
     return (folder / "dataset_dict.json").is_file() or (
         (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
     )
 
 
-def _saved_files(folder: Place, split: str | None, where: str) -> list[Place]:
+def _saved_files(folder: Location, split: str | None, where: str) -> list[Location]:
     """The Arrow files of one split, in their order; without its name, those of "train"."""
     if (folder / "dataset_dict.json").is_file():
         splits, chosen = read_json(folder / "dataset_dict.json")["splits"], split or "train"

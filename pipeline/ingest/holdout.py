@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from neatpack.storage.files import sha256_of, text_of
+from neatpack.storage.files import sha256_of
 
 from ..media.parquet import cell_bytes, cell_of
 from ..records import Skip
@@ -24,9 +24,7 @@ from .meta import Dataset
 
 def held_out(dataset: Dataset, part: Part, share: float, max_row_bytes: int = MAX_ROW_BYTES) -> NDArray[np.bool_]:
     """The task: which rows of a part are held out."""
-    embedded = (
-        (text_of(media_beside(part.file)), part.origin) if part.origin else ()
-    )  # what was rewritten may have some
+    embedded = (media_beside(part.file).uri, part.origin) if part.origin else ()  # what was rewritten may have some
     below = (row_hash(line, dataset, embedded, max_row_bytes) < share * 2**64 for *_, line in rows(part, max_row_bytes))
     return np.fromiter(below, dtype=np.bool_, count=part.num_rows)
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from neatpack.format.manifest import fingerprint
-from neatpack.storage.files import Hashed, Place, Sink, place, text_of, write_whole
+from neatpack.storage.files import Hashed, Sink, write_whole
+from neatpack.storage.location import Location, PathLike
 
 from ..config import ParquetMedia
 from ..runtime.work import did
@@ -23,17 +24,17 @@ def num_files(dataset: Dataset) -> int:
     return 1 if dataset.source else len(dataset.files)
 
 
-def lines_of(dataset: Dataset, imported: Place, number: int = 0, parquet_media: ParquetMedia = "copy") -> Lines:
+def lines_of(dataset: Dataset, imported: PathLike, number: int = 0, parquet_media: ParquetMedia = "copy") -> Lines:
     """The task: of a data set's file `number`."""
     if dataset.source:
-        return _imported(dataset, imported)
+        return _imported(dataset, Location.parse(imported))
     columns = {kind: getattr(dataset.row_columns, column) for column, kind in MEDIA_COLUMNS.items()}
-    lines = as_lines(place(dataset.files[number]), imported, columns, parquet_media)
+    lines = as_lines(Location.parse(dataset.files[number]), imported, columns, parquet_media)
     did(files=1)
     return lines
 
 
-def _imported(dataset: Dataset, imported: Place) -> Lines:
+def _imported(dataset: Dataset, imported: Location) -> Lines:
     """Rows with their media by their own bytes, in a folder named by the digest of both.
 
     A hub data set is no file with a digest, and what `datasets` calls its fingerprint is not one of the content. So the
@@ -45,10 +46,10 @@ def _imported(dataset: Dataset, imported: Place) -> Lines:
     target = imported / digest / "rows.jsonl"
     if not target.exists():
         logger.info("%s: imported, once, into %s", dataset.name, target.parent)
-        media_path = media_beside(text_of(target))
+        media_path = media_beside(target.uri)
         with write_whole(target) as out, write_whole(media_path) as beside:  # media first there, rows last
-            _write(dataset, out, beside, text_of(media_path))
-    return Lines(file=text_of(target), rewritten_from=digest, origin=dataset.source)
+            _write(dataset, out, beside, media_path.uri)
+    return Lines(file=target.uri, rewritten_from=digest, origin=dataset.source)
 
 
 def _write(dataset: Dataset, out: Sink, media: MediaFile, media_path: str) -> None:

@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -28,7 +27,8 @@ import pyarrow.parquet as pq
 
 from neatpack.format.layout import MediaKind
 from neatpack.format.manifest import fingerprint
-from neatpack.storage.files import Place, Sink, local_copy, open_file, sha256_of, text_of, write_whole
+from neatpack.storage.files import Sink, local_copy, sha256_of, write_whole
+from neatpack.storage.location import Location, PathLike
 from neatpack.storage.uris import redact_uri
 
 from ..config import ParquetMedia, UserError
@@ -71,7 +71,7 @@ class MediaFile(Sink, Protocol):
 class _Beside:
     """A `media.bin` that is there only if something is written to it."""
 
-    def __init__(self, path: Place) -> None:
+    def __init__(self, path: Location) -> None:
         self.path, self._stack = path, ExitStack()
         self._file: BinaryIO | None = None
         self._num_bytes = 0
@@ -95,7 +95,7 @@ class _Beside:
 Reader = Callable[["DataFile", _Beside], Iterator[bytes]]  # a file -> its rewriting, piece by piece
 
 
-def kind_of(file: Place) -> str:
+def kind_of(file: Location) -> str:
     """The suffix of a data file without that of its compression: ".jsonl"; "" for what is no data file."""
     name = file.name.lower()
     if name.endswith(_COMPRESSED_TARS):
@@ -107,7 +107,7 @@ def kind_of(file: Place) -> str:
     return suffix if suffix in TEXT_KINDS + BINARY_KINDS else ""
 
 
-def is_packed_otherwise(file: Place) -> bool:
+def is_packed_otherwise(file: Location) -> bool:
     """Whether its name is that of a data file in a compression that is not read: "a.jsonl.lz4", "a.parquet.gz"."""
     stem, suffix = os.path.splitext(file.name.lower())
     is_packed = suffix in COMPRESSED or suffix in _OTHER_COMPRESSIONS
@@ -115,12 +115,11 @@ def is_packed_otherwise(file: Place) -> bool:
 
 
 def as_lines(
-    file: Place, imported: Place, columns: Mapping[MediaKind, str] = COLUMNS, parquet_media: ParquetMedia = "copy"
+    file: PathLike, imported: PathLike, columns: Mapping[MediaKind, str] = COLUMNS, parquet_media: ParquetMedia = "copy"
 ) -> Lines:
     """The file itself if it is JSONL, else a rewriting of it under `imported`. `columns`: where a tar's media go."""
-    if isinstance(file, Path):
-        file = Path(os.path.abspath(file))  # rows of a rewriting may name it
-    with open_file(file, 64) as head:
+    file, imported = Location.parse(file).absolute(), Location.parse(imported)  # rows of a rewriting may name it
+    with file.open(64) as head:
         start = head.read(64)
     if start.startswith(b"version https://git-lfs"):
         raise UserError(
@@ -143,23 +142,23 @@ def as_lines(
     if kind == ".tar":
         names = [columns[medium] for medium in COLUMNS]
         longest = str(limits().max_row_bytes)  # of which depends what a row of the rewriting is
-        return _rewrite(file, imported, partial(_tar_rows, columns), text_of(file), *names, *KIND_OF, longest)
+        return _rewrite(file, imported, partial(_tar_rows, columns), file.uri, *names, *KIND_OF, longest)
     if kind in (".arrow", ".feather"):
-        return _rewrite(file, imported, _arrow_rows, text_of(file))
+        return _rewrite(file, imported, _arrow_rows, file.uri)
     if kind == ".parquet":
         if parquet_media == "in-place":
-            return _rewrite(file, imported, _parquet_rows_in_place, text_of(file), parquet_media)
+            return _rewrite(file, imported, _parquet_rows_in_place, file.uri, parquet_media)
         return _rewrite(file, imported, _parquet_rows)
     if kind in (".csv", ".tsv"):
         return _rewrite(file, imported, _table_rows)
     if kind == ".json":
         return _json_lines(file, imported, is_compressed=is_compressed)
     if kind:
-        return _rewrite(file, imported, _unpacked_lines) if is_compressed else Lines(file=text_of(file))
+        return _rewrite(file, imported, _unpacked_lines) if is_compressed else Lines(file=file.uri)
     raise UserError(f"{file}: unknown kind of file; known: {KNOWN}", code="data-format", file=str(file))
 
 
-def _check_start(file: Place, kind: str, start: bytes) -> None:
+def _check_start(file: Location, kind: str, start: bytes) -> None:
     """Refuses a text whose every line would be a broken row."""
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError(
@@ -189,13 +188,13 @@ def _check_start(file: Place, kind: str, start: bytes) -> None:
         )
 
 
-def _json_lines(file: Place, imported: Place, *, is_compressed: bool) -> Lines:
-    with local_copy(file) as copy, _content(DataFile(text_of(file), copy)) as content:
+def _json_lines(file: Location, imported: Location, *, is_compressed: bool) -> Lines:
+    with local_copy(file) as copy, _content(DataFile(file.uri, copy)) as content:
         start = content.read(64).removeprefix(BOM).lstrip(BLANK)
     if start.startswith(b"["):
         return _rewrite(file, imported, _array_rows)
     if start.startswith(b"{"):  # JSONL under another name
-        return _rewrite(file, imported, _unpacked_lines) if is_compressed else Lines(file=text_of(file))
+        return _rewrite(file, imported, _unpacked_lines) if is_compressed else Lines(file=file.uri)
     raise UserError(
         f"{file}: neither a JSON array nor JSON lines; it starts with {start[:20]!r}",
         code="data-format",
@@ -203,32 +202,32 @@ def _json_lines(file: Place, imported: Place, *, is_compressed: bool) -> Lines:
     )
 
 
-def _rewrite(file: Place, imported: Place, read: Reader, *also: str) -> Lines:
+def _rewrite(file: Location, imported: Location, read: Reader, *also: str) -> Lines:
     """`also`: what the rewriting depends on besides the file's content, as its place if rows name it."""
     with local_copy(file) as copy:  # gone through twice, for its digest and for its rows
         digest = sha256_of(copy)
         target = imported / (fingerprint(digest, *also) if also else digest) / "rows.jsonl"
         if not target.exists():
             logger.info("%s: rewritten as JSONL, once, in %s", file, target.parent)
-            beside = media_beside(text_of(target))
+            beside = media_beside(target.uri)
             size, num_bytes = copy.stat().st_size, 0
             unpacked = UnpackedBytes(file, size)
             # Media are there first, rows last.
             with bounded_memory(file, size), write_whole(target) as out, _Beside(beside) as media:
-                for piece in read(DataFile(text_of(file), copy), media):
+                for piece in read(DataFile(file.uri, copy), media):
                     num_bytes += len(piece)
                     unpacked.check(num_bytes + media.tell())
                     out.write(piece)
                 if media.tell():
                     logger.info("%s: %d bytes of media copied out of it into %s", file, media.tell(), media.path)
-    return Lines(file=text_of(target), rewritten_from=digest, origin=text_of(file))
+    return Lines(file=target.uri, rewritten_from=digest, origin=file.uri)
 
 
 class DataFile(NamedTuple):
     """A data file that is rewritten."""
 
     name: str  # by which rows name it, and people
-    copy: Path  # its bytes: the file itself, or a copy of one in a store
+    copy: Location  # its bytes: the file itself, or a copy of one in a store
 
     def __str__(self) -> str:
         return redact_uri(self.name)
@@ -240,7 +239,7 @@ def _content(file: DataFile) -> Iterator[BinaryIO]:
     compression = COMPRESSED.get(file.copy.suffix.lower())
     try:
         with ExitStack() as stack:
-            content = stack.enter_context(open_file(file.copy))
+            content = stack.enter_context(Location.parse(file.copy).open())
             if compression == "xz":
                 content = stack.enter_context(io.BufferedReader(_Xz(content), 1 << 20))
             elif compression is not None:
@@ -415,7 +414,7 @@ def _parquet_rows(file: DataFile, media: _Beside) -> Iterator[bytes]:
         with pq.ParquetFile(file.copy) as table:
             for batch in table.iter_batches(batch_size=rows_at_once(table.metadata)):
                 for row in batch.to_pylist():
-                    yield dumped(with_bytes_moved(row, media, text_of(media.path)))
+                    yield dumped(with_bytes_moved(row, media, media.path.uri))
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
@@ -433,7 +432,7 @@ def _parquet_rows_in_place(file: DataFile, media: _Beside) -> Iterator[bytes]:
             counts: Counter[tuple[str, ...]] = Counter()
             for batch in batches(file.copy, group):
                 for row in rows_of(batch, partial(_cells, file.name, group, counts)):
-                    yield dumped(with_bytes_moved(row, media, text_of(media.path)))  # what is in no cell of its own
+                    yield dumped(with_bytes_moved(row, media, media.path.uri))  # what is in no cell of its own
     except MemoryError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: text that is not UTF-8
@@ -460,7 +459,7 @@ def _tar_rows(columns: Mapping[MediaKind, str], file: DataFile, _: _Beside) -> I
 
 def _arrow_rows(file: DataFile, media: _Beside) -> Iterator[bytes]:
     for row in arrow_rows(file.copy, file.name):
-        yield dumped(with_bytes_moved(row, media, text_of(media.path)))
+        yield dumped(with_bytes_moved(row, media, media.path.uri))
 
 
 def with_bytes_moved(value: Any, media: MediaFile, path: str) -> Any:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, NamedTuple
 
 from neatpack.format.manifest import fingerprint
-from neatpack.storage.files import Place, open_file, place, text_of
+from neatpack.storage.location import Location
 from neatpack.storage.uris import is_stored
 
 from ..config import PackConfig
@@ -59,7 +59,7 @@ class Part:
         if not self.origin:
             return ()
         is_file = os.path.isabs(self.origin) or is_stored(self.origin)
-        return (*((self.origin,) if is_file else ()), text_of(media_beside(self.file)))
+        return (*((self.origin,) if is_file else ()), media_beside(self.file).uri)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,14 +106,14 @@ class RangeCount(NamedTuple):
 
 
 def part_ranges(lines: Lines) -> list[ByteRange]:
-    size = place(lines.file).stat().st_size
+    size = Location.parse(lines.file).stat().st_size
     return [(start, min(size, start + RANGE_BYTES)) for start in range(0, size, RANGE_BYTES)]
 
 
 def scan(lines: Lines, ranges: Sequence[ByteRange]) -> list[RangeCount]:
     """Digest and parts of each byte range: the one pass over the data that numbers its rows."""
     counts = []
-    with open_file(lines.file, BEYOND) as source:
+    with Location.parse(lines.file).open(BEYOND) as source:
         for start, end in ranges:
             inside, beyond = hashlib.sha256(), hashlib.sha256()
             found = [
@@ -240,7 +240,7 @@ def rows(part: Part, max_bytes: int = 0) -> Iterator[Row]:
     """Yield the rows of a part. Of a line with more bytes than `max_bytes`, if it is given, one byte more than that is
     read: enough to see that it is too long, and not the gigabytes that it may have."""
     number, line = part.first_row, part.first_line
-    with open_file(part.file, BEYOND) as source:
+    with Location.parse(part.file).open(BEYOND) as source:
         for offset, text in _lines(source, part.start, part.end, max_bytes):
             if text.strip(BLANK):
                 yield Row(number, line, offset, text)
@@ -299,9 +299,9 @@ def _mark(rest: bytes) -> bytes:
     return b"#" if rest.strip(BLANK) else b" "
 
 
-def media_beside(rows_file: str) -> Place:
+def media_beside(rows_file: str) -> Location:
     """Where a rewriting has the bytes of embedded media."""
-    return place(rows_file).with_name("media.bin")
+    return Location.parse(rows_file).with_name("media.bin")
 
 
 def constant(name: str) -> float | None:

@@ -11,8 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from neatpack.storage.files import is_under, place, text_of
-from neatpack.storage.location import Remote
+from neatpack.storage.location import Location
 from neatpack.storage.uris import SCHEME, STORES, is_http, is_stored, is_uri, redact_uri
 
 from ..media.remote import located
@@ -110,7 +109,7 @@ def _relative(path: str, folders: MediaFolders) -> str | Skip:
     """
     first = located(path, folders.search[0])
     if is_uri(first):
-        leads_out = is_stored(first) and not is_under(place(first), place(folders.search[0]))
+        leads_out = is_stored(first) and not Location.parse(first).is_under(Location.parse(folders.search[0]))
         return _outside(path) if leads_out and folders.bounds is not None else first
     found = _candidates(path, folders)
     if "\\" in path and not any(each.exists for each in found):
@@ -169,8 +168,8 @@ def _object(uri: str, named: str, folders: MediaFolders) -> str | Skip:
     for store in stores:
         if (scheme, authority) == (store.scheme, store.authority.rpartition("@")[2]) and "?" not in key:
             found = replace(store, key="") / key
-            if found.is_relative_to(store):
-                return text_of(found)
+            if found.is_under(store):
+                return found.uri
     is_known = scheme in STORES or scheme in {store.scheme for store in stores}
     return _outside(uri) if is_known else _unknown(named)
 
@@ -215,9 +214,8 @@ def _local(bounds: tuple[str, ...]) -> _Local:
 
 
 @lru_cache(maxsize=256)
-def _remote(bounds: tuple[str, ...]) -> tuple[Remote, ...]:
-    found = [place(bound) for bound in bounds if is_stored(bound)]
-    return tuple(each for each in found if isinstance(each, Remote))
+def _remote(bounds: tuple[str, ...]) -> tuple[Location, ...]:
+    return tuple(Location.parse(bound) for bound in bounds if is_stored(bound))
 
 
 @lru_cache(maxsize=4096)

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from neatpack.errors import add_fields
 from neatpack.format.manifest import fingerprint
-from neatpack.storage.files import Place, place, text_of
-from neatpack.storage.location import NoBucket, Remote
+from neatpack.storage.location import Location, NoBucket, PathLike
 from neatpack.storage.uris import SCHEME, is_http, redact_uri
 
 from ..config import UserError, place_of
@@ -126,7 +125,7 @@ class Dataset:
 
 
 def read_meta(
-    path: Place, select: tuple[str, ...] = (), *, allow_unknown: bool = False, media_prefixes: tuple[str, ...] = ()
+    path: PathLike, select: tuple[str, ...] = (), *, allow_unknown: bool = False, media_prefixes: tuple[str, ...] = ()
 ) -> list[Dataset]:
     """The data sets of a meta JSON, in its order; `select` keeps only those named, in their order.
 
@@ -147,6 +146,7 @@ def read_meta(
                 )
         return dict(pairs)
 
+    path = Location.parse(path)
     try:
         meta = json.loads(path.read_text(encoding="utf-8").removeprefix("\ufeff"), object_pairs_hook=unique)
     except FileNotFoundError as error:
@@ -177,7 +177,7 @@ def read_meta(
     return _weighted(path, [_dataset(path, name, meta[name], allow_unknown, also) for name in names])
 
 
-def _weighted(meta_path: Place, datasets: list[Dataset]) -> list[Dataset]:
+def _weighted(meta_path: Location, datasets: list[Dataset]) -> list[Dataset]:
     """Weights as shares, whatever they add up to: 3 and 1 -> 0.75 and 0.25. All data sets have one, or none has."""
     given = {dataset.name: dataset.weight for dataset in datasets if dataset.weight is not None}
     if not given:
@@ -194,12 +194,16 @@ def _weighted(meta_path: Place, datasets: list[Dataset]) -> list[Dataset]:
     return [dataclasses.replace(dataset, weight=given[dataset.name] / total) for dataset in datasets]
 
 
-def _dataset(meta_path: Place, name: str, entry: Any, allow_unknown: bool, media_prefixes: tuple[str, ...]) -> Dataset:
+def _dataset(
+    meta_path: Location, name: str, entry: Any, allow_unknown: bool, media_prefixes: tuple[str, ...]
+) -> Dataset:
     with add_fields(dataset=name):
         return _parsed(meta_path, name, entry, allow_unknown, media_prefixes)
 
 
-def _parsed(meta_path: Place, name: str, entry: Any, allow_unknown: bool, media_prefixes: tuple[str, ...]) -> Dataset:
+def _parsed(
+    meta_path: Location, name: str, entry: Any, allow_unknown: bool, media_prefixes: tuple[str, ...]
+) -> Dataset:
     where = f"{meta_path}: data set {name!r}"
     if not is_unicode(name):
         raise UserError(
@@ -379,7 +383,7 @@ def _fields(kind: Any) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(kind))
 
 
-def _media_prefixes(meta_path: Place, where: str, entry: dict[str, Any]) -> tuple[str, ...]:
+def _media_prefixes(meta_path: Location, where: str, entry: dict[str, Any]) -> tuple[str, ...]:
     given = entry.get("media_prefixes", [])
     if not isinstance(given, list) or not all(isinstance(each, str) and each and "\0" not in each for each in given):
         raise UserError(
@@ -391,7 +395,7 @@ def _media_prefixes(meta_path: Place, where: str, entry: dict[str, Any]) -> tupl
     return tuple(_prefix(f"{where}: media_prefixes", prefix, meta_path.parent) for prefix in given)
 
 
-def _prefix(name: str, given: str, base: Place | None = None) -> str:
+def _prefix(name: str, given: str, base: Location | None = None) -> str:
     """A folder, or the URI of one. A relative one starts at `base`, or else at the working directory."""
     if is_http(given):
         raise UserError(
@@ -401,12 +405,12 @@ def _prefix(name: str, given: str, base: Place | None = None) -> str:
             got=redact_uri(given),
         )
     if SCHEME.match(given) or base is None or given[0] in "/~":
-        return text_of(place_of(name, given))
-    return text_of(base / given)
+        return place_of(name, given).uri
+    return (base / given).uri
 
 
 def _media_dirs(
-    meta_path: Place, where: str, entry: dict[str, Any], data: dict[str, Any], prefixes: tuple[str, ...]
+    meta_path: Location, where: str, entry: dict[str, Any], data: dict[str, Any], prefixes: tuple[str, ...]
 ) -> dict[str, Any]:
     """media_dir, where relative paths may start, and the bounds of all media.
 
@@ -421,19 +425,18 @@ def _media_dirs(
         )
     if given and given[:7].lower() == "file://":
         given = str(place_of(f"{where}: media_dir", given))  # a path like any other
-    folder = meta_path.parent.absolute() if isinstance(meta_path, Path) else meta_path.parent
-    home = (text_of(folder), *_data_folders(data))
+    folder = meta_path.parent.absolute()
+    home = (folder.uri, *_data_folders(data))
     if given and SCHEME.match(given):
         if not is_http(given):
             place_of(f"{where}: media_dir", given)
         return {"media_dir": str(given), "given_dirs": (str(given),), "bounds": (str(given),)}
-    if isinstance(meta_path, Remote) and not os.path.isabs(
-        given or ""
-    ):  # where nobody can ask whether a folder is there: it is what names begin with
-        media_dir = text_of(folder / given) if given else text_of(folder)
+    if not folder.is_local and not os.path.isabs(given or ""):
+        # Nobody can ask whether a folder is there: it is what names begin with.
+        media_dir = (folder / given).uri if given else folder.uri
         own: tuple[str, ...] = (media_dir,) if given else ()
         return {"media_dir": media_dir, "given_dirs": own, "bounds": own or home}
-    meta_folders = [folder] if isinstance(folder, Path) else []
+    meta_folders = [folder.path] if folder.is_local else []
     starts = list(dict.fromkeys(folder.resolve() for folder in (*meta_folders, Path.cwd())))
     places = dict.fromkeys(start / given for start in (*meta_folders, Path.cwd())) if given else {}
     folders = [folder for folder in places if folder.is_dir()]
@@ -455,7 +458,7 @@ def _media_dirs(
 
 def _data_folders(data: dict[str, Any]) -> tuple[str, ...]:
     """The folders of data files, and a local one of a source; none that is below another."""
-    folders = sorted({text_of(place(file).parent) for file in data.get("files", ())})
+    folders = sorted({(Location.parse(file).parent).uri for file in data.get("files", ())})
     source = data.get("path_or_dataset", "")
     if os.path.isabs(source):
         folders.append(source if os.path.isdir(source) else os.path.dirname(source))
@@ -466,7 +469,7 @@ def _data_folders(data: dict[str, Any]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _files(meta_path: Place, where: str, entry: dict[str, Any], media_prefixes: tuple[str, ...]) -> dict[str, Any]:
+def _files(meta_path: Location, where: str, entry: dict[str, Any], media_prefixes: tuple[str, ...]) -> dict[str, Any]:
     known = ", ".join((*SOURCES, HUB))
     if "path_or_dataset" in entry:
         raise UserError(
@@ -484,7 +487,7 @@ def _files(meta_path: Place, where: str, entry: dict[str, Any], media_prefixes: 
     return {"files": data_files(meta_path, where, entry["file_name"], split, media_prefixes)}
 
 
-def _source(meta_path: Place, where: str, entry: dict[str, Any]) -> dict[str, Any]:
+def _source(meta_path: Location, where: str, entry: dict[str, Any]) -> dict[str, Any]:
     source = entry["source"]
     if not isinstance(source, str) or source not in (*SOURCES, HUB):
         raise UserError(
@@ -511,7 +514,7 @@ def _source(meta_path: Place, where: str, entry: dict[str, Any]) -> dict[str, An
             key="path_or_dataset",
         )
     local = meta_path.parent / given.get("path_or_dataset", "")
-    if "path_or_dataset" in given and isinstance(local, Path) and local.exists():
+    if "path_or_dataset" in given and local.is_local and local.exists():
         given["path_or_dataset"] = str(local.resolve())
     return {"source": source, **given}
 

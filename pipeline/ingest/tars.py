@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, Self
 
 from neatpack.format.layout import MediaKind
-from neatpack.storage.files import Place, open_file, text_of
+from neatpack.storage.location import Location, PathLike
 from neatpack.storage.uris import redact_uri
 
 from ..config import UserError
@@ -73,13 +73,14 @@ class _Header(tarfile.TarInfo):
 Sample = dict[str, tarfile.TarInfo]  # by extension: what follows the first dot of the name ("0.jpg")
 
 
-def tar_rows(file: Place, columns: Mapping[MediaKind, str] = COLUMNS, name: str = "") -> Iterator[dict[str, Any]]:
+def tar_rows(file: PathLike, columns: Mapping[MediaKind, str] = COLUMNS, name: str = "") -> Iterator[dict[str, Any]]:
     """One row per sample, in the order of the tar; `columns` names those of the media. `name`: of the tar, where `file`
     is a copy of it."""
-    name = name or text_of(file)
+    file = Location.parse(file)
+    name = name or file.uri
     shown = redact_uri(name)
     idle: Counter[str] = Counter()
-    with open_file(file) as content:
+    with file.open() as content:
         for key, sample in _samples(shown, content):
             idle.update(extension for extension in sample if not _means_something(extension))
             try:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from neatpack.storage.files import Place, write_json, write_whole
+from neatpack.storage.files import write_json, write_whole
+from neatpack.storage.location import Location
 
 from .formats import FORMATS
 from .lines import Source, rows
@@ -16,7 +17,7 @@ from .meta import Dataset
 SplitRows = tuple[Dataset, Source, NDArray[np.bool_]]  # a data set, its rows, and which of them are held out
 
 
-def write_data(folder: Place, data: Iterable[tuple[Dataset, Source, Iterable[bytes]]]) -> None:
+def write_data(folder: Location, data: Iterable[tuple[Dataset, Source, Iterable[bytes]]]) -> None:
     """`data`: each data set with its rows, which have no line breaks. Their media stay where they are."""
     meta = {}
     for number, (dataset, source, texts) in enumerate(data):
@@ -55,7 +56,7 @@ def _given_columns(dataset: Dataset) -> dict[str, str]:
     return {field: name for field, name in names if name}
 
 
-def write_split(out: Place, data: Sequence[SplitRows]) -> dict[str, int]:
+def write_split(out: Location, data: Sequence[SplitRows]) -> dict[str, int]:
     """OUT/train and OUT/holdout: each row, as it is, in one of them; the number of rows in each.
 
     What is held out comes once, as in an output (see `Corpus.of`), so that its sample_ratio is 1 and it has no weight.

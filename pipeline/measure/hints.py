@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 from neatpack.storage.tables import open_arrow
 
 from ..ingest.corpus import Corpus
@@ -20,7 +20,7 @@ from ..records import Measured
 from .store import MeasuredPart, read_measured
 
 
-def write_lengths(folder: Place, corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> dict[str, int]:
+def write_lengths(folder: Location, corpora: Sequence[Corpus], parts: Sequence[MeasuredPart]) -> dict[str, int]:
     """One JSONL per data set and a meta.json that names them; the number of rows with lengths, by data set."""
     counts = {corpus.name: 0 for corpus in corpora}
 

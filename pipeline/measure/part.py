@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from neatpack.storage.files import Place, place, read_json, write_json
+from neatpack.storage.files import read_json, write_json
+from neatpack.storage.location import Location
 
 from ..families.base import Family, ProcessorKey
 from ..families.registry import family_for
@@ -45,15 +46,15 @@ class PartJob:
     lenient: bool  # about placeholders
     train_on: TrainOn
     processor: ProcessorKey
-    path: Place
+    path: Location
 
 
-def facts_beside(path: Place) -> Place:
+def facts_beside(path: Location) -> Location:
     """Where a part has what `measure_part` returns; a part of which there is nothing to tell has no such file."""
     return path.with_suffix(".facts")
 
 
-def read_facts(path: Place) -> RowFacts:
+def read_facts(path: Location) -> RowFacts:
     return RowFacts.from_json(read_json(path))
 
 
@@ -113,7 +114,7 @@ def _read(job: PartJob, watch: Journal, later: LaterRows) -> Iterator[_Read]:
     dataset = job.dataset
     dataset = replace(dataset, own_files=job.part.media_files)
     converted = converter(dataset, lenient=job.lenient)
-    file = place(job.part.origin or job.part.file).name if len(job.dataset.files) > 1 else ""
+    file = Location.parse(job.part.origin or job.part.file).name if len(job.dataset.files) > 1 else ""
     taken = (row for row in rows(job.part, job.max_row_bytes) if job.is_taken[row.number - job.part.first_row])
     while some := list(islice(taken, BATCH)):
         named = [(row.text, f"{row.line} of {file}" if file else row.line) for row in some]

@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 from zlib_ng import zlib_ng
 
 from neatpack.format.layout import Form, MediaKind
-from neatpack.storage.files import Place, write_whole
+from neatpack.storage.files import write_whole
+from neatpack.storage.location import Location
 from neatpack.storage.ranges import Stretch, read_stretches
 from neatpack.storage.tables import open_arrow, write_arrow
 
@@ -63,15 +64,15 @@ class MeasuredPart:
 
     corpus: int  # index into the run's corpora
     part: Part
-    path: Place
+    path: Location
 
 
-def rows_beside(path: Place) -> Place:
+def rows_beside(path: Location) -> Location:
     return path.with_suffix(".rows")
 
 
 def write_measured(
-    path: Place,
+    path: Location,
     numbers: Sequence[int],
     ids: Sequence[str],
     results: Sequence[Measured | Skip],
@@ -181,7 +182,7 @@ def _medium(values: Sequence[Any]) -> MeasuredMedia:
     return MeasuredMedia(ref=ref, **dict(zip(_OF_MEDIUM, of_medium, strict=True)))
 
 
-def check_media(paths: Sequence[Place], level: str) -> tuple[bool, str]:
+def check_media(paths: Sequence[Location], level: str) -> tuple[bool, str]:
     """The task of --check-media: whether a medium of these parts has changed, and a digest of what media there are."""
     digest = hashlib.sha256()
     changed = False
@@ -193,7 +194,7 @@ def check_media(paths: Sequence[Place], level: str) -> tuple[bool, str]:
     return changed, digest.hexdigest()
 
 
-def _good_rows(path: Place) -> Iterator[Measured | None]:
+def _good_rows(path: Location) -> Iterator[Measured | None]:
     """None: it is not what was written."""
     table = open_arrow(path)
     content = memoryview(rows_beside(path).read_bytes())
@@ -202,13 +203,13 @@ def _good_rows(path: Place) -> Iterator[Measured | None]:
             yield unpacked(row, content[at : at + size])
 
 
-def has_media_trouble(path: Place) -> bool:
+def has_media_trouble(path: Location) -> bool:
     """Whether any row of a part was skipped for its media files."""
     trouble = pa.array(["missing_media", "bad_media"])
     return bool(pc.any(pc.is_in(open_arrow(path)["reason"], trouble)).as_py())
 
 
-def read_measured(path: Place, index: int) -> Measured | None:
+def read_measured(path: Location, index: int) -> Measured | None:
     """Line `index` of a part's file; None where it is a skipped row."""
     row, at, size = (open_arrow(path)[name][index].as_py() for name in ("row", "at", "size"))
     if not size:

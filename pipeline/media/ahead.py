@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from neatpack.storage.files import AT_ONCE, place
-from neatpack.storage.location import Opened, Remote
+from neatpack.storage.location import AT_ONCE, Location, ObjectReader
 from neatpack.storage.uris import is_stored
 
 from ..records import MediaRef
@@ -31,7 +30,7 @@ class _Wanted(NamedTuple):
 
 
 class _Held(NamedTuple):
-    opened: Opened
+    opened: ObjectReader
     content: bytes  # of a medium that is a part of an object
 
 
@@ -44,7 +43,7 @@ class Ahead:
 
     def _reset(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
-        self._objects: OrderedDict[str, Opened] = OrderedDict()  # those that media are parts of
+        self._objects: OrderedDict[str, ObjectReader] = OrderedDict()  # those that media are parts of
         self._next: deque[tuple[_Wanted, bool]] = deque()
         self._coming: dict[_Wanted, Future[_Held]] = {}
         self._used: OrderedDict[_Wanted, _Held] = OrderedDict()
@@ -61,7 +60,7 @@ class Ahead:
                     self._next.append((wanted, headers and ref.kind != "audio"))
         self._fill()
 
-    def opened(self, uri: str) -> Opened:
+    def opened(self, uri: str) -> ObjectReader:
         return self._got(_Wanted(uri)).opened
 
     def content(self, uri: str, offset: int, length: int) -> tuple[int, bytes]:
@@ -112,12 +111,12 @@ class Ahead:
         return _Held(opened, b"")
 
 
-def _opened(uri: str) -> Opened:
-    found = place(uri)
-    assert isinstance(found, Remote), "a path is opened elsewhere"
+def _opened(uri: str) -> ObjectReader:
+    found = Location.parse(uri)
+    assert not found.is_local, "a path is opened elsewhere"
     if len(found.key.encode()) > _LONGEST_KEY or _CONTROL.search(found.key):
         raise ValueError("no store has an object of such a name")
-    opened = found.opened(store_failures.patience(found))
+    opened = found.open_object(store_failures.patience(found))
     store_failures.note_answer(found)
     return opened
 

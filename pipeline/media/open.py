@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from PIL import UnidentifiedImageError
 
 from neatpack.storage.clients import Unreachable
-from neatpack.storage.files import NotPlain, open_regular, text_of
+from neatpack.storage.files import NotPlain, open_regular
 from neatpack.storage.uris import is_http, is_stored
 
 from ..records import MediaError, MediaRef
@@ -55,7 +55,7 @@ def open_media(ref: MediaRef) -> BinaryIO:
     """The bytes of a medium as a file."""
     if isinstance(ref.held, bytes):
         return _in_memory(ref, ref.held)
-    path = text_of(fetched(ref.path)) if is_http(ref.path) else ref.path
+    path = fetched(ref.path).uri if is_http(ref.path) else ref.path
     if is_cell(ref.inside):
         return _in_memory(ref, _in_cell(ref, path))
     if is_stored(path):

@@ -13,7 +13,8 @@ from functools import cache
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from neatpack.storage.files import Place, open_file, open_regular
+from neatpack.storage.files import open_regular
+from neatpack.storage.location import Location
 from neatpack.storage.uris import is_stored
 
 from .ahead import ahead
@@ -76,8 +77,8 @@ def cell_bytes(file: str, cell: Cell) -> bytes:
     raise ValueError(f"no bytes in cell {cell}")
 
 
-def batches(file: str | Place, row_group: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    with open_file(file) as source, pq.ParquetFile(source) as table:
+def batches(file: str | Location, row_group: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    with Location.parse(file).open() as source, pq.ParquetFile(source) as table:
         rows = rows_at_once(table.metadata)
         yield from table.iter_batches(batch_size=rows, row_groups=[row_group], columns=columns)
 

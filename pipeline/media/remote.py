@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from neatpack.storage.files import Hashed, Place, place, read_json, text_of, write_json, write_whole
+from neatpack.storage.files import Hashed, read_json, write_json, write_whole
+from neatpack.storage.location import Location
 from neatpack.storage.uris import is_http, is_stored, is_uri, redact_uri, shown_path
 
 from ..records import MediaError, MediaRef
@@ -48,7 +49,7 @@ def located(path: str, media_dir: str) -> str:
     if not is_uri(media_dir):
         return os.path.join(media_dir, path)
     if is_stored(media_dir):
-        return text_of(place(media_dir) / path)
+        return (Location.parse(media_dir) / path).uri
     folder, mark, query = media_dir.partition("?")
     name = path.replace("?", "%3F").replace("#", "%23")
     return f"{folder.rstrip('/')}/{name}{mark}{query}"
@@ -65,14 +66,14 @@ def missing_told(uri: str) -> Iterator[None]:
         raise MediaError("missing_media", f"{shown_path(uri)}: {error}", medium=shown_path(uri)) from None
 
 
-def fetched(url: str) -> Place:
+def fetched(url: str) -> Location:
     """The file of a download, which is made once: measuring and rendering see the same bytes."""
     folder = os.environ.get(DOWNLOADS)
     if not folder:
         raise MediaError(
             "missing_media", f"{shown_path(url)}: downloads are off; give --allow-http", medium=shown_path(url)
         )
-    path = place(folder) / hashlib.sha256(url.encode()).hexdigest()
+    path = Location.parse(folder) / hashlib.sha256(url.encode()).hexdigest()
     if not path.exists():
         _download(url, path)
     return path
@@ -92,7 +93,7 @@ def fetched_for(ref: MediaRef) -> list[Fetched]:
     return [Fetched(**read_json(fetched(url).with_suffix(".json"))) for url in urls]
 
 
-def _download(url: str, path: Place) -> None:
+def _download(url: str, path: Location) -> None:
     """All tries together have the time that a medium has."""
     seconds = limits().media_timeout
     deadline = time.monotonic() + seconds if seconds else float("inf")
@@ -162,7 +163,7 @@ class _HTTPStatus(Exception):
         self.code = code
 
 
-def _copy(url: str, path: Place, deadline: float) -> None:
+def _copy(url: str, path: Location, deadline: float) -> None:
     with _response(url, deadline) as response, write_whole(path) as file:
         out, most = Hashed(file), min(MAX_BYTES, limits().max_media_bytes)
         while block := response.read1(1 << 20):  # what is there: read() would wait for all of it

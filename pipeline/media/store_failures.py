@@ -5,7 +5,7 @@ import time
 from collections import defaultdict, deque
 
 from neatpack.storage.clients import NoAnswer, Unreachable
-from neatpack.storage.location import Remote, parse
+from neatpack.storage.location import Location
 
 from ..records import Skip
 from .limits import limits
@@ -25,11 +25,11 @@ class StoreFailures:
         self._times: defaultdict[str, deque[float]] = defaultdict(deque)
         self._in_a_row: defaultdict[str, int] = defaultdict(int)
 
-    def patience(self, medium: Remote) -> float:
+    def patience(self, medium: Location) -> float:
         """Return the seconds within which a request for a medium is tried again."""
         return _ONCE if self._in_a_row[_store_of(medium)] >= _DOWN else limits().media_timeout
 
-    def note_answer(self, medium: Remote) -> None:
+    def note_answer(self, medium: Location) -> None:
         self._in_a_row[_store_of(medium)] = 0
 
     def lose_medium(self, error: NoAnswer) -> Skip:
@@ -38,7 +38,7 @@ class StoreFailures:
         Raises:
             Unreachable: its store lost more than `MOST` media within `WINDOW` seconds.
         """
-        store = _store_of(parse(error.shown))
+        store = _store_of(Location.parse(error.shown))
         now = time.monotonic()
         times = self._times[store]
         times.append(now)
@@ -56,7 +56,7 @@ class StoreFailures:
         )
 
 
-def _store_of(medium: Remote) -> str:
+def _store_of(medium: Location) -> str:
     return f"{medium.scheme}://{medium.authority.rpartition('@')[2]}"
 
 

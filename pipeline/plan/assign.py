@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 from neatpack.storage.tables import open_arrow, open_arrows
 
 from ..config import PackConfig, UserError
@@ -62,7 +62,7 @@ class TakenPart:
 
     index: int  # in the run's measured parts
     corpus: int  # index into the run's corpora
-    path: Place
+    path: Location
     rows: TakenRows
 
     @classmethod
@@ -172,7 +172,12 @@ def fitted_lines(
 
 
 def measured_again(
-    plan: Plan, where: np.ndarray, names: Sequence[str], paths: Mapping[int, Place], family: Family, config: PackConfig
+    plan: Plan,
+    where: np.ndarray,
+    names: Sequence[str],
+    paths: Mapping[int, Location],
+    family: Family,
+    config: PackConfig,
 ) -> pa.Table:
     """What the lines at these places of the plan's table are by the token store as it is now. `names`: of corpora."""
     lines = plan.table.take(pa.array(where))
@@ -315,7 +320,7 @@ class _Fitting:
     """Truncates, shrinks, skips or refuses what does not fit a pack, as the config says."""
 
     names: Sequence[str]  # of corpora
-    paths: Mapping[int, Place]  # of parts, by index
+    paths: Mapping[int, Location]  # of parts, by index
     family: Family
     config: PackConfig
     reserve: int  # tokens that a pack without visual tokens keeps free, for the fake image

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from neatpack.storage.files import Place, place, read_json, text_of, write_whole
+from neatpack.storage.files import read_json, write_whole
+from neatpack.storage.location import Location
 from neatpack.storage.tables import open_arrow, read_batch, write_arrow, write_batches
 
 from ..codecs import AS_THEY_ARE, Shares
@@ -105,7 +106,7 @@ class PlanFile:
 
 
 def write_plan(
-    path: Place,
+    path: Location,
     number: int,
     plan: Plan,
     num_corpora: int,
@@ -141,21 +142,21 @@ def write_plan(
     )
 
 
-def read_plan(path: Place) -> Plan:
+def read_plan(path: Location) -> Plan:
     return Plan(open_arrow(path))
 
 
-def read_skipped(path: Place) -> pa.Table:
+def read_skipped(path: Location) -> pa.Table:
     """Lines in no pack."""
     return read_batch(path, OF_SKIPS)
 
 
-def read_shard(path: Place, number: int, shift: int) -> Plan:
+def read_shard(path: Location, number: int, shift: int) -> Plan:
     """The packs of a shard of a plan file, under the numbers that they have in the output."""
     return Plan(read_batch(path, number)).shifted(shift)
 
 
-def lines_of_pack(folder: Place, files: Sequence[PlanFile], number: int) -> list[PlanLine]:
+def lines_of_pack(folder: Location, files: Sequence[PlanFile], number: int) -> list[PlanLine]:
     """Of one pack, by its number in the output; none where its file is not there any more."""
     for file, first in zip(files, first_packs(files), strict=False):
         for batch, cut in enumerate(file.cuts):
@@ -165,25 +166,25 @@ def lines_of_pack(folder: Place, files: Sequence[PlanFile], number: int) -> list
     return []
 
 
-def write_list(path: Place, files: Sequence[PlanFile]) -> None:
+def write_list(path: Location, files: Sequence[PlanFile]) -> None:
     """The files that are the plan; what is not in the list does not count."""
     with write_whole(path) as file:
         file.write(json.dumps([each.to_json() for each in files]).encode())  # on one line: json is ten times as fast
 
 
-def read_list(path: Place) -> list[PlanFile] | None:
+def read_list(path: Location) -> list[PlanFile] | None:
     """None: there is none yet."""
     return [PlanFile.from_json(file) for file in read_json(path)] if path.exists() else None
 
 
-def write_paths(path: Place, parts: Sequence[Place]) -> None:
+def write_paths(path: Location, parts: Sequence[Location]) -> None:
     """Where the measured parts of a run are, by index: a task looks up the few that it needs."""
-    write_arrow(path, pa.table({"path": pa.array([text_of(part) for part in parts], TEXT)}))
+    write_arrow(path, pa.table({"path": pa.array([part.uri for part in parts], TEXT)}))
 
 
-def read_paths(path: Place, parts: Iterable[int]) -> dict[int, Place]:
+def read_paths(path: Location, parts: Iterable[int]) -> dict[int, Location]:
     column = open_arrow(path)["path"]
-    return {index: place(column[index].as_py()) for index in parts}
+    return {index: Location.parse(column[index].as_py()) for index in parts}
 
 
 def first_packs(files: Sequence[PlanFile]) -> list[int]:

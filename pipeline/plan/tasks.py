@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 from neatpack.storage.tables import open_arrow, write_arrow
 
 from ..codecs import stored_shares
@@ -45,16 +45,16 @@ class PartitionJob:
     """What a partition is planned from, and where to."""
 
     number: int
-    path: Place
+    path: Location
     parts: Sequence[TakenPart]
     corpora: Sequence[Share]
     config: PackConfig
     processor: ProcessorKey
-    rest: Place | None  # where packs go that fill no whole group; None: they stay
+    rest: Location | None  # where packs go that fill no whole group; None: they stay
     dealt: Dealt | None = None  # of several partitions: which this is; then `parts` are those of all
 
     @property
-    def note(self) -> Place:
+    def note(self) -> Location:
         """Its figures, once it is planned."""
         return self.path.with_suffix(".json")
 
@@ -110,7 +110,7 @@ def _without_rest(plan: Plan, group_size: int) -> tuple[Plan, Plan]:
 
 
 def join_rests(
-    rests: Sequence[Place], path: Place, number: int, num_corpora: int, config: PackConfig, most: int | None
+    rests: Sequence[Location], path: Location, number: int, num_corpora: int, config: PackConfig, most: int | None
 ) -> PlanFile:
     """The task after the partitions: the packs that fill no whole group, of all of them, in a balanced order.
 
@@ -143,7 +143,9 @@ def join_rests(
     )
 
 
-def cut_partition(path: Place, new: Place, number: int, num_corpora: int, config: PackConfig, most: int) -> PlanFile:
+def cut_partition(
+    path: Location, new: Location, number: int, num_corpora: int, config: PackConfig, most: int
+) -> PlanFile:
     """The task of a partition of which --max-packs, over all of them, leaves so many packs only."""
     return write_plan(
         new,
@@ -160,11 +162,11 @@ class MendJob:
     """Plan files with rows that were lost, or measured again."""
 
     files: Sequence[PlanFile]  # all of the plan, in their order
-    folder: Place  # where they are
-    paths: Mapping[int, Place]  # of the new ones, by index: those that are mended, and those with the last packs
+    folder: Location  # where they are
+    paths: Mapping[int, Location]  # of the new ones, by index: those that are mended, and those with the last packs
     last: int  # packs from this number on may go elsewhere
     names: Sequence[str]  # of corpora
-    parts: Mapping[int, Place]  # of the token store, by index: those with rows that were measured again
+    parts: Mapping[int, Location]  # of the token store, by index: those with rows that were measured again
     config: PackConfig
     processor: ProcessorKey
 
@@ -213,7 +215,7 @@ class _Chosen:
     """The lines of a file that are looked at: of packs with holes, of the last ones, and what --max-packs left over."""
 
     index: int
-    path: Place
+    path: Location
     first: int  # number of its first pack
     is_chosen: np.ndarray
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from neatpack.storage.files import Place, name_errors
-from neatpack.storage.location import Remote
+from neatpack.storage.files import name_errors
+from neatpack.storage.location import Location, PathLike
 from neatpack.storage.private_folders import private_folder
 
 from .faults import MachineError
@@ -161,13 +161,14 @@ class Journal:
 
 
 @contextmanager
-def journal(place: Place) -> Iterator[Journal]:
+def journal(place: PathLike) -> Iterator[Journal]:
     """The journal of a task; it is removed when the task gets through, or fails by an exception of its own.
 
     C code writes to it while a process crashes, so it is on a disk: of a place in a store, on this machine's own. Each
     machine that tries the task then learns by itself which row it must leave out.
     """
-    folder = _beside(place) if isinstance(place, Remote) else place
+    place = Location.parse(place)
+    folder = place.path if place.is_local else _beside(place)
     folder.mkdir(parents=True, exist_ok=True)
     opened = Journal(folder)
     try:
@@ -184,7 +185,7 @@ def journal(place: Place) -> Iterator[Journal]:
         folder.rmdir()
 
 
-def _beside(place: Remote) -> Path:
+def _beside(place: Location) -> Path:
     name = hashlib.sha256(place.uri.encode()).hexdigest()[:32]
     return private_folder("journals") / name
 

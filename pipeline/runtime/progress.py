@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from neatpack.storage.files import Place, write_json
+from neatpack.storage.files import write_json
+from neatpack.storage.location import Location
 
 from .interrupts import check_interrupted
 from .work import Work
@@ -135,7 +136,7 @@ class Progress:
             if stage is not None:
                 stage.worker_seconds += (self.clock() - start) * min(num_tasks, num_workers)
 
-    def write(self, path: Place, **about: Any) -> None:
+    def write(self, path: Location, **about: Any) -> None:
         """Time by stage, of the run so far."""
         with self.lock:
             now = [Stage.to_json(stage) | {"seconds": round(self.seconds_of(stage), 3)} for stage in self.stages]

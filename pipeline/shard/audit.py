@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 from neatpack.storage.tables import column_sum, read_groups, schema_of
 
 from ..records import REASONS
@@ -54,7 +54,7 @@ class Figures:
         self.problems |= other.problems
 
 
-def audit_file(path: Place, name: str, dataset: str, number: int, firsts: NDArray[np.int64]) -> Figures:
+def audit_file(path: Location, name: str, dataset: str, number: int, firsts: NDArray[np.int64]) -> Figures:
     """The task: a file of the ledger of data set `number`. `firsts`: the first pack of each shard, and how many packs
     there are."""
     figures = Figures(sums=np.zeros((len(firsts) - 1, 2), np.uint64))
@@ -137,7 +137,7 @@ class Rows:
     are_all: bool  # exactly those that were asked for
 
 
-def audit_rows(files: Sequence[Place], block: Block) -> Rows:
+def audit_rows(files: Sequence[Location], block: Block) -> Rows:
     """The task: whether each of these rows of a data set is in the ledger, and no repetition of one twice."""
     lines = ledger_rows(files, block, ("row", "repeat"))
     rows, repeats = (lines[name].to_numpy() for name in ("row", "repeat"))

@@ -16,7 +16,8 @@ from typing import Any
 
 from neatpack.errors import OutputError
 from neatpack.format.manifest import FORMAT, INDEX, PLAIN, Codecs, Manifest, spelled
-from neatpack.storage.files import Place, parse_json, read_inside, sha256_of, write_whole
+from neatpack.storage.files import parse_json, read_inside, sha256_of, write_whole
+from neatpack.storage.location import Location
 from neatpack.storage.tables import column_sum, read_parquet
 
 from ..config import UserError
@@ -108,7 +109,7 @@ CODED = """
 The pixels are stored coded ({codec}), and neatpack restores them. For other readers, pack with `--pixels u8`."""
 
 
-def write_card(out: Place, manifest: Manifest, *, overwrite: bool) -> Place:
+def write_card(out: Location, manifest: Manifest, *, overwrite: bool) -> Location:
     """Write the card of a finished output; a card that somebody edited only if `overwrite`."""
     path = out / FILE
     if path.exists() and not overwrite and not _is_untouched(path.read_bytes()):
@@ -128,7 +129,7 @@ def _is_untouched(content: bytes) -> bool:
     return mark is not None and hashlib.sha256(content[: mark.start() - 1]).hexdigest() == mark[1].decode()
 
 
-def _card(out: Place, manifest: Manifest) -> str:
+def _card(out: Location, manifest: Manifest) -> str:
     for name in (INDEX, DATASETS):
         if sha256_of(out / name) != manifest.files[name]:
             raise OutputError(
@@ -155,7 +156,7 @@ def _coded(codecs: Codecs) -> str:
     return CODED.format(codec=spelled(codecs))
 
 
-def _processor(out: Place) -> str:
+def _processor(out: Location) -> str:
     """Its name, if the output knows it."""
     try:
         return str(parse_json(read_inside(out, SOURCES, MOST_BYTES))["processor"])
@@ -163,7 +164,7 @@ def _processor(out: Place) -> str:
         return ""  # sources.json may be left out when an output is given away
 
 
-def _facts(out: Place, manifest: Manifest, processor: str) -> list[tuple[str, ...]]:
+def _facts(out: Location, manifest: Manifest, processor: str) -> list[tuple[str, ...]]:
     counts, config = manifest.counts, manifest.identity.config
     index = read_parquet(out / INDEX, columns=["num_images", "num_videos", "num_audios", "fake_tokens"])
     num_fakes = sum(tokens > 0 for tokens in index["fake_tokens"].to_pylist())

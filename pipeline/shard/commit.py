@@ -6,7 +6,6 @@ The manifest is written last, after index, stats, ledger and pixel tables: its e
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,8 @@ from neatpack.format.manifest import (
     changes,
 )
 from neatpack.format.members import member_names
-from neatpack.storage.files import Hashed, Place, read_json, remove, remove_parts, write_json, write_whole
+from neatpack.storage.files import Hashed, read_json, remove_parts, write_json, write_whole
+from neatpack.storage.location import Location
 from neatpack.storage.tables import write_parquet
 
 from ..codecs import parse_codecs
@@ -59,7 +59,7 @@ LEFT_OVERS = {
 logger = logging.getLogger(__name__)
 
 
-def refuse_strangers(out: Place) -> None:
+def refuse_strangers(out: Location) -> None:
     """OUT must be new, empty or ours; asked before anything is written there."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; give a directory", code="out-not-empty", out=str(out))
@@ -74,7 +74,7 @@ def refuse_strangers(out: Place) -> None:
         )
 
 
-def refuse_old_holdout(out: Place, beside: Place) -> None:
+def refuse_old_holdout(out: Location, beside: Location) -> None:
     """A run without --holdout packs all rows into OUT, also those that an earlier run kept for validation."""
     try:
         _, identities = _records(beside)
@@ -90,7 +90,7 @@ def refuse_old_holdout(out: Place, beside: Place) -> None:
         )
 
 
-def claim(outputs: Mapping[Place, Identity], *, overwrite: bool) -> dict[Place, Manifest]:
+def claim(outputs: Mapping[Location, Identity], *, overwrite: bool) -> dict[Location, Manifest]:
     """Make the outputs of a run ours for these identities. The manifests of those that are finished already.
 
     Refuses an output, finished or begun, of another identity, naming the difference, unless `overwrite`; then none of
@@ -100,15 +100,15 @@ def claim(outputs: Mapping[Place, Identity], *, overwrite: bool) -> dict[Place, 
         for out in outputs:
             logger.info("overwrite: %s starts anew", out)
             for name in OURS:
-                remove(out / name)
+                (out / name).remove()
     done = {out: manifest for out, identity in outputs.items() if (manifest := _finished(out, identity)) is not None}
     for out in done:
         logger.info("%s is finished and made from the same inputs", out)
     if len(done) < len(outputs):
         for out in outputs:
             remove_left_overs(out)
-            if isinstance(out, Path):
-                for folder in [path for path in (out / "work").rglob("*") if path.is_dir()]:
+            if out.is_local:
+                for folder in [path for path in (out / "work").path.rglob("*") if path.is_dir()]:
                     remove_parts(folder, ".+")
     for out, identity in outputs.items():
         if out not in done:
@@ -116,23 +116,23 @@ def claim(outputs: Mapping[Place, Identity], *, overwrite: bool) -> dict[Place, 
     return done
 
 
-def release(outputs: Mapping[Place, Place]) -> None:
+def release(outputs: Mapping[Location, Location]) -> None:
     """Give up outputs of which nothing is rendered, so that the same OUT takes another config. `outputs`: where each is
     written, by OUT."""
     for out, written in outputs.items():
         if written != out:
-            remove(written)
+            written.remove()
         elif not any(path.exists() for path in (out / MANIFEST, note_path(out, 0).parent, pieces_folder(out))):
             (out / BEGUN).unlink(missing_ok=True)
 
 
-def remove_left_overs(out: Place) -> None:
+def remove_left_overs(out: Location) -> None:
     """What killed processes have left of files of ours. Not while tasks write there."""
     for folder, names in LEFT_OVERS.items():
         remove_parts(out / folder, names)
 
 
-def _finished(out: Place, identity: Identity) -> Manifest | None:
+def _finished(out: Location, identity: Identity) -> Manifest | None:
     """The manifest, if OUT is finished. Refuses what is of another identity."""
     try:
         manifest, identities = _records(out)
@@ -155,7 +155,7 @@ def _finished(out: Place, identity: Identity) -> Manifest | None:
     return manifest
 
 
-def _records(out: Place) -> tuple[Manifest | None, list[Identity]]:
+def _records(out: Location) -> tuple[Manifest | None, list[Identity]]:
     """The manifest, if there is one, and what OUT is made from, as that and the record of the begun run say."""
     try:
         manifest = Manifest.read(out) if (out / MANIFEST).exists() else None
@@ -221,7 +221,9 @@ def commit(planned: Planned, shards: Sequence[ShardEntry], processor: ProcessorK
     )
     if planned.is_mended:
         _remove_others(out, manifest)
-    running.run(remove, [(out / "work" / GATHERED,)], title="clean", unit="folder")  # a tenth of a second per 2M rows
+    running.run(
+        Location.remove, [(out / "work" / GATHERED,)], title="clean", unit="folder"
+    )  # a tenth of a second per 2M rows
     remove_left_overs(out)
     manifest.write(out)
     return manifest
@@ -277,7 +279,7 @@ def _counts(planned: Planned, made: Tables) -> Counts:
     )
 
 
-def _remove_others(out: Place, manifest: Manifest) -> None:
+def _remove_others(out: Location, manifest: Manifest) -> None:
     """A mended plan may need fewer shards than the one before it, and fewer ledgers."""
     names = {shard.name for shard in manifest.shards}
     strangers = [path for path in (out / "shards").glob("pack-*.tar") if path.name not in names]

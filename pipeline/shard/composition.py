@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from neatpack.format.manifest import Manifest
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 from neatpack.storage.tables import read_groups, schema_of
 
 from .problems import Problem
@@ -47,7 +47,7 @@ class Together:
         return self.kind in (COPIES, NEIGHBORS) and self.together > MOST_TOGETHER * self.by_chance + noise
 
 
-def read_composition(out: Place, manifest: Manifest) -> list[Together]:
+def read_composition(out: Location, manifest: Manifest) -> list[Together]:
     """Return how often rows share packs: copies, neighbours, rows of one group, rows of one dataset.
 
     Nothing for outputs of versions that did not record groups.
@@ -98,7 +98,9 @@ def composition_problems(found: Sequence[Together]) -> Iterator[Problem]:
             )
 
 
-def _blocks(out: Place, manifest: Manifest, name: str, files: Sequence[str]) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
+def _blocks(
+    out: Location, manifest: Manifest, name: str, files: Sequence[str]
+) -> Iterator[tuple[Ints, Ints, Ints, Ints]]:
     """Yield the packed lines of a dataset by row and repetition; a row is in one block."""
     places = [table_file(out, manifest, file) for file in files]
     num_lines = sum(len(lines) for place in places for lines in read_groups(place, ("row",)))

@@ -11,11 +11,10 @@ A store has no renames: there the old output is removed, its manifest first, bef
 import logging
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 from neatpack.format.manifest import FETCHED, FILE as MANIFEST, INDEX, LOADS, PLACES
-from neatpack.storage.files import Place, remove, sync_folder
-from neatpack.storage.location import Remote
+from neatpack.storage.files import sync_folder
+from neatpack.storage.location import Location
 
 from ..finished import FILE as FINISHED
 from ..runtime.progress import FILE as TIMING
@@ -49,48 +48,48 @@ ANEW, INSTALLING, OLD = "work/anew", "work/installing", "work/old"
 logger = logging.getLogger(__name__)
 
 
-def place_for(out: Place, *, overwrite: bool) -> Place:
+def place_for(out: Location, *, overwrite: bool) -> Location:
     """Where a run writes: OUT, or beside the finished output that it overwrites."""
-    if isinstance(out, Remote):
+    if not out.is_local:
         return out
-    remove(out / ANEW)  # of a run that did not get to its end
+    (out / ANEW).remove()  # of a run that did not get to its end
     return out / ANEW if overwrite and (out / MANIFEST).exists() else out
 
 
-def is_halfway(out: Place) -> bool:
+def is_halfway(out: Location) -> bool:
     """Whether a complete new output waits for its place."""
-    if isinstance(out, Remote):
+    if not out.is_local:
         return False
     return (out / INSTALLING).exists() or (out / ANEW / MANIFEST).exists()
 
 
-def is_alone(out: Place) -> bool:
+def is_alone(out: Location) -> bool:
     """Whether no run that was killed has left a new output beside this one, complete or not."""
-    return isinstance(out, Remote) or not any((out / name).exists() for name in (ANEW, INSTALLING))
+    return not out.is_local or not any((out / name).exists() for name in (ANEW, INSTALLING))
 
 
-def put_in_place(out: Place) -> None:
+def put_in_place(out: Location) -> None:
     """The complete new output, if there is one, and the old one away."""
-    if isinstance(out, Remote) or not is_halfway(out):
+    if not out.is_local or not is_halfway(out):
         return
     anew, installing, old = (out / name for name in (ANEW, INSTALLING, OLD))
     if not installing.exists():
         if (out / MANIFEST).exists():
-            remove(old)
+            old.remove()
         _move(OURS, out, old)
         os.replace(anew, installing)
         sync_folder(out / "work")
     _move(reversed(OURS), installing, out)
-    remove(installing)
-    remove(old)
+    installing.remove()
+    old.remove()
     logger.info("%s: the new output has taken the place of the old one", out)
 
 
-def _move(names: Iterable[str], source: Path, target: Path) -> None:
+def _move(names: Iterable[str], source: Location, target: Location) -> None:
     """What is there of them. Each move is on disk before the next begins."""
     for name in names:
         if (source / name).exists():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / name).parent.mkdir()
             os.replace(source / name, target / name)
             sync_folder((target / name).parent)
             sync_folder((source / name).parent)

@@ -19,7 +19,8 @@ import numpy as np
 
 from neatpack.errors import OutputError
 from neatpack.format.manifest import Manifest
-from neatpack.storage.files import Place, sha256_of, write_json, write_whole
+from neatpack.storage.files import sha256_of, write_json, write_whole
+from neatpack.storage.location import Location
 from neatpack.storage.tables import read_parquet
 
 META = ".nv-meta"
@@ -27,7 +28,7 @@ MODULE = "megatron.energon"
 TOOLS = {"sample_type": {"__module__": MODULE, "__class__": "TextSample"}, "field_map": {"text": "json"}}
 
 
-def export_energon(out: Place, manifest: Manifest) -> int:
+def export_energon(out: Location, manifest: Manifest) -> int:
     """Write the files; how many shards they name. A shard without packs is left out: Energon refuses such."""
     if sha256_of(out / "index.parquet") != manifest.files["index.parquet"]:
         raise OutputError(

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from neatpack.format.index import SCHEMA, write_places
 from neatpack.format.manifest import FETCHED, INDEX, MEDIA, IndexFile
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 from neatpack.storage.tables import ROW_GROUP, column_sum, parquet_groups, read_arrow, write_arrow, write_parquet
 
 from ..media.remote import Fetched
@@ -32,11 +32,11 @@ _COUNTED = ("tokens", "visual_tokens", "target_tokens")
 class Gathering:
     """Some shards of an output, and where what they have left is gathered."""
 
-    out: Place
+    out: Location
     first: int
     last: int
 
-    def file(self, what: str) -> Place:
+    def file(self, what: str) -> Location:
         return self.out / "work" / FOLDER / f"{self.first:06d}-{what}.arrow"
 
 
@@ -61,7 +61,7 @@ class Tabling:
 
     def __init__(
         self,
-        out: Place,
+        out: Location,
         num_shards: int,
         num_packs: Sequence[int],
         *,
@@ -137,7 +137,7 @@ def gather(chunk: Gathering) -> dict[str, Counter[str]]:
     return sums
 
 
-def write_index(out: Place, chunks: Sequence[Gathering], num_packs: Sequence[int]) -> dict[str, str]:
+def write_index(out: Location, chunks: Sequence[Gathering], num_packs: Sequence[int]) -> dict[str, str]:
     """The index, for people and other programs."""
     with parquet_groups(out / INDEX, SCHEMA) as index:
         for group in _row_groups(chunks, num_packs):
@@ -146,14 +146,14 @@ def write_index(out: Place, chunks: Sequence[Gathering], num_packs: Sequence[int
 
 
 def write_loader_index(
-    out: Place, chunks: Sequence[Gathering], num_packs: Sequence[int], num_members: int
+    out: Location, chunks: Sequence[Gathering], num_packs: Sequence[int], num_members: int
 ) -> tuple[IndexFile, dict[str, str]]:
     """The index as loaders read it."""
     return write_places(out, _row_groups(chunks, num_packs), num_members)
 
 
 def write_stats(
-    out: Place, chunks: Sequence[Gathering], num_packs: Sequence[int], pack_size: int
+    out: Location, chunks: Sequence[Gathering], num_packs: Sequence[int], pack_size: int
 ) -> tuple[dict[str, int], dict[str, str]]:
     """Statistics of packs and of shards; their sums."""
     sums: Counter[str] = Counter()
@@ -168,7 +168,7 @@ def write_stats(
     return dict(sums), {PACKS: packs.digest(), SHARDS: shards}
 
 
-def write_media(out: Place, chunks: Sequence[Gathering]) -> dict[str, str]:
+def write_media(out: Location, chunks: Sequence[Gathering]) -> dict[str, str]:
     """Statistics of media, and the list of downloads, if there are any."""
     *of_size, number = MediaSize._fields
     sizes = [media_stats({}), *(read_arrow(chunk.file("media")) for chunk in chunks)]

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from neatpack.storage.files import Place, place
+from neatpack.storage.location import Location
 from neatpack.storage.tables import ROW_GROUP, column_sum, parquet_groups, value_counts
 from neatpack.storage.uris import is_stored, redact_uri
 
@@ -40,13 +40,13 @@ BEFORE_GROUPS = SCHEMA.remove(SCHEMA.get_field_index("group"))  # ledgers of nea
 class LedgerJob:
     """A plan file whose lines are to be in the ledger, with the rows of its parts that the plan never saw."""
 
-    plan: Place
+    plan: Location
     shift: int  # what its numbers of packs lack to those of the output
     number: int | None  # of the partition; None: there is one only
     corpora: Sequence[str]  # names
     folders: Sequence[Sequence[str]]  # of each corpus: see `folders_of`
     rows: Sequence[Sequence[TakenRows]]  # likewise, by part
-    out: Place
+    out: Location
 
 
 def ledger_name(corpus: int, partition: int | None) -> str:
@@ -166,7 +166,7 @@ def _joined(parts: Sequence[TakenRows]) -> dict[str, NDArray[np.int64]]:
 def folders_of(corpus: Corpus) -> list[str]:
     """Where a corpus lies on this machine, the innermost folders first."""
     names = {name for part in corpus.source.parts for name in (part.file, part.origin)}
-    files = [place(name) for name in names if os.path.isabs(name) or is_stored(name)]
+    files = [Location.parse(name) for name in names if os.path.isabs(name) or is_stored(name)]
     folders = {*map(redact_uri, corpus.dataset.media_dirs), *(str(file.parent) for file in files)}
     return sorted((folder for folder in folders if len(folder) > 1), key=len, reverse=True)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 
 from ..plan.assign import Key
 from ..plan.files import PlanFile
@@ -11,7 +11,7 @@ from ..records import Skip
 from .note import CHANGED, ShardNote
 
 
-def mend_task(job: MendJob, notes: Sequence[tuple[int, Place]]) -> dict[int, PlanFile]:
+def mend_task(job: MendJob, notes: Sequence[tuple[int, Location]]) -> dict[int, PlanFile]:
     """`notes`: of shards that lost rows, each with the index of its plan file."""
     lost: dict[int, dict[Key, Skip]] = {}
     changed: dict[int, list[Key]] = {}

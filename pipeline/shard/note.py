@@ -13,7 +13,8 @@ import numpy as np
 
 from neatpack.format.manifest import ShardEntry
 from neatpack.format.members import Documents, Pack
-from neatpack.storage.files import Place, read_json, write_json
+from neatpack.storage.files import read_json, write_json
+from neatpack.storage.location import Location
 
 from ..media.remote import Fetched
 from ..records import Skip
@@ -21,12 +22,12 @@ from ..records import Skip
 logger = logging.getLogger(__name__)
 
 
-def note_path(out: Place, shard: int) -> Place:
+def note_path(out: Location, shard: int) -> Location:
     """Where the note of a shard is; beside it, as .arrow, the lines of its packs."""
     return out / "work" / "done" / f"{shard:06d}.json"
 
 
-def lines_path(out: Place, shard: int) -> Place:
+def lines_path(out: Location, shard: int) -> Location:
     return out / "work" / "done" / f"{shard:06d}.arrow"
 
 
@@ -168,11 +169,11 @@ class ShardNote:
             changed_parts=tuple(sorted({row.part for row in changed})),
         )
 
-    def write(self, path: Place) -> None:
+    def write(self, path: Location) -> None:
         write_json(path, dataclasses.asdict(self))
 
     @classmethod
-    def read(cls, path: Place, fingerprint: str = "") -> "ShardNote | None":
+    def read(cls, path: Location, fingerprint: str = "") -> "ShardNote | None":
         """None where there is no note, one of another fingerprint, if one is given, or a damaged one: the shard is made
         again."""
         if not path.exists():

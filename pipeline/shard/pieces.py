@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 
 from neatpack.format.manifest import fingerprint
 from neatpack.format.members import write_end
-from neatpack.storage.files import Counted, Hashed, Place, append, sizes_in, write_whole
+from neatpack.storage.files import Counted, Hashed, append, write_whole
+from neatpack.storage.location import Location
 from neatpack.storage.tables import read_arrow, write_arrow
 
 from ..config import UserError
@@ -54,18 +55,18 @@ class Piece:
     seconds: float  # that it takes, about
 
     @property
-    def tar(self) -> Place:
+    def tar(self) -> Location:
         return self._file("tar")
 
     @property
-    def done(self) -> Place:
+    def done(self) -> Location:
         return self._file("json")
 
     @property
-    def lines(self) -> Place:
+    def lines(self) -> Location:
         return self._file("arrow")
 
-    def _file(self, ending: str) -> Place:
+    def _file(self, ending: str) -> Location:
         name = f"{self.job.number:06d}-{self.first:09d}-{self.last:09d}.{ending}"
         return pieces_folder(self.job.out) / name
 
@@ -83,7 +84,7 @@ class Piece:
 
 
 @lru_cache(maxsize=8)  # of a shard there are a hundred pieces, of three files each
-def pieces_folder(out: Place) -> Place:
+def pieces_folder(out: Location) -> Location:
     return out / "work" / FOLDER
 
 
@@ -94,7 +95,7 @@ def write_shards(jobs: Sequence[ShardJob], largest: int, running: Engine) -> dic
     """
     if not jobs:
         return {}
-    there = sizes_in(pieces_folder(jobs[0].out))
+    there = pieces_folder(jobs[0].out).sizes()
     begun = {int(name.split("-")[0]) for name in there if name.endswith(".json")}
     pieces = _pieces(jobs, running.num_workers, begun)
     missing: dict[int, set[Piece]] = {}

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 from neatpack.storage.ranges import read_from
 
 from ..measure.store import TextRow, read_measured, rows_beside, text_row, unpacked
@@ -36,7 +36,7 @@ class Rows(NamedTuple):
         return cast(PlanLine, {name: values[at] for name, values in self.lines.items()})
 
 
-def rows_of_packs(plan: Plan, parts: Mapping[int, Place], numbers: Sequence[int]) -> Iterator[tuple[int, Rows]]:
+def rows_of_packs(plan: Plan, parts: Mapping[int, Location], numbers: Sequence[int]) -> Iterator[tuple[int, Rows]]:
     """Packs and their rows. All rows are read at once, in few requests: they lie all over the token store."""
     ahead.forget()
     first, last = min(numbers) - plan.first, max(numbers) + 1 - plan.first
@@ -62,7 +62,7 @@ def rows_of_packs(plan: Plan, parts: Mapping[int, Place], numbers: Sequence[int]
     yield from coming
 
 
-def _measured(line: PlanLine, content: memoryview, parts: Mapping[int, Place]) -> Measured | None:
+def _measured(line: PlanLine, content: memoryview, parts: Mapping[int, Location]) -> Measured | None:
     """Where its part was measured again, a row is found by its line."""
     found = unpacked(line["row"], content)
     return read_measured(parts[line["part"]], line["line"]) if found is None else found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neatpack.format.manifest import Manifest
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 from neatpack.storage.tables import read_parquet
 
 from ..config import UserError
@@ -52,7 +52,7 @@ class SkippedRow:
 
 
 def skipped_rows(
-    out: Place,
+    out: Location,
     manifest: Manifest,
     *,
     reasons: Sequence[str] = (),
@@ -88,7 +88,7 @@ def skipped_rows(
             yield from _placed(out, name, lines, follow, problems) if lines else ()
 
 
-def _lines(ledgers: Sequence[Place], reasons: Sequence[str]) -> dict[int, dict[str, Any]]:
+def _lines(ledgers: Sequence[Location], reasons: Sequence[str]) -> dict[int, dict[str, Any]]:
     """Lines of the ledger by row, ascending: the first of each row's repetitions."""
     names = ["row", "repeat", "id", "reason", "detail"]
     wanted = [("status", "=", "skipped"), ("reason", "in", list(reasons))]
@@ -100,7 +100,7 @@ def _lines(ledgers: Sequence[Place], reasons: Sequence[str]) -> dict[int, dict[s
 
 
 def _placed(
-    out: Place, name: str, lines: Mapping[int, dict[str, Any]], follow: bool, problems: list[str]
+    out: Location, name: str, lines: Mapping[int, dict[str, Any]], follow: bool, problems: list[str]
 ) -> Iterator[SkippedRow]:
     def skipped(number: int, file: DataFile | None, row: Row | None) -> SkippedRow:
         line = lines[number]

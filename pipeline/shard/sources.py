@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from neatpack.storage.files import Place, inside, is_under, parse_json, place, read_inside, text_of, write_json
-from neatpack.storage.location import Remote
+from neatpack.storage.files import inside, parse_json, read_inside, write_json
+from neatpack.storage.location import Location
 from neatpack.storage.uris import is_stored
 
 from ..config import PackConfig
@@ -39,14 +39,16 @@ class DataFile:
     """A file of a data set."""
 
     file: str  # where its rows came from: the data file, or what the meta JSON calls a named source
-    lines: Place | None  # the file that has them as lines of JSON: the same, or our rewriting of it; None: not followed
+    lines: (
+        Location | None
+    )  # the file that has them as lines of JSON: the same, or our rewriting of it; None: not followed
     digest: str  # of its content
     first_row: int
     num_rows: int
 
     @property
     def is_jsonl(self) -> bool:
-        return self.lines is not None and text_of(self.lines) == self.file
+        return self.lines is not None and self.lines.uri == self.file
 
     def rows(self, numbers: Sequence[int]) -> Iterator[Row]:
         """Yield those of these numbers, none of a file that is not followed. One is in memory at a time.
@@ -55,7 +57,7 @@ class DataFile:
         """
         if self.lines is None:
             return
-        lines = Lines(file=text_of(self.lines), rewritten_from="" if self.is_jsonl else self.digest)
+        lines = Lines(file=self.lines.uri, rewritten_from="" if self.is_jsonl else self.digest)
         try:
             ranges = part_ranges(lines)
             source = source_of(lines, ranges, scan(lines, ranges))
@@ -72,13 +74,13 @@ class DataFile:
                 )
 
 
-def write_sources(where: Place, out: Place, corpora: Sequence[Corpus], config: PackConfig) -> None:
+def write_sources(where: Location, out: Location, corpora: Sequence[Corpus], config: PackConfig) -> None:
     """`where`: where the output is written, `out`: where it will be."""
-    base = place(config.meta).parent
+    base = Location.parse(config.meta).parent
     processor = os.path.abspath(config.processor) if os.path.isdir(config.processor) else config.processor
-    write_json(where / BASE, {"base": text_of(base), "processor": processor})
+    write_json(where / BASE, {"base": base.uri, "processor": processor})
     datasets = {corpus.name: {"files": list(_files(out, corpus, base))} for corpus in corpora}
-    told = {"base": text_of(base), "processor_path": processor} if config.record_paths else {"base": ""}
+    told = {"base": base.uri, "processor_path": processor} if config.record_paths else {"base": ""}
     write_json(where / FILE, {**told, "processor": processor_name(config.processor), "datasets": datasets})
 
 
@@ -88,7 +90,7 @@ def processor_name(given: str) -> str:
     ~/.cache/…/models--Qwen--Qwen2.5-VL-7B-Instruct/snapshots/1a2b -> Qwen/Qwen2.5-VL-7B-Instruct
     """
     if is_stored(given):
-        return place(given).name
+        return Location.parse(given).name
     if not Path(given).is_dir():
         return given
     folder = Path(given).resolve()
@@ -96,7 +98,7 @@ def processor_name(given: str) -> str:
     return downloads[-1].removeprefix("models--").replace("--", "/", 1) if downloads else folder.name
 
 
-def _files(out: Place, corpus: Corpus, base: Place) -> Iterator[dict[str, Any]]:
+def _files(out: Location, corpus: Corpus, base: Location) -> Iterator[dict[str, Any]]:
     source, dataset = corpus.source, corpus.dataset
     origins = {part.file: part.origin for part in source.parts}
     counts = dict.fromkeys(source.files, 0)
@@ -107,34 +109,32 @@ def _files(out: Place, corpus: Corpus, base: Place) -> Iterator[dict[str, Any]]:
         given = origin or dataset.path_or_dataset or dataset.source
         is_file = os.path.isabs(given) or is_stored(given)
         told = {"file": _relative(given, base)} if is_file else {"source": given}
-        rewritten = place(name)
-        if is_under(rewritten, out):
-            told["in_output"] = str(rewritten.relative_to(out))  # type: ignore[arg-type]  # our rewriting moves with OUT
+        rewritten = Location.parse(name)
+        if rewritten.is_under(out):
+            told["in_output"] = rewritten.relative_to(out)  # our rewriting moves with OUT
         elif name != given:
             told["lines"] = _relative(name, base)
         yield {**told, "digest": digest, "rows": counts[name]}
 
 
-def _relative(file: str, base: Place) -> str:
+def _relative(file: str, base: Location) -> str:
     """A file as seen from a folder; as it is, where the two are not on one machine or in one bucket."""
-    found = place(file)
-    if isinstance(found, Path) and isinstance(base, Path):
+    found = Location.parse(file)
+    if found.is_local and base.is_local:
         return os.path.relpath(found, base)
-    if isinstance(found, Remote) and isinstance(base, Remote) and found.is_relative_to(replace(base, key="")):
-        return os.path.relpath(f"/{found.key}", f"/{base.key}")
-    return str(found)
+    return os.path.relpath(f"/{found.key}", f"/{base.key}") if found.is_under(base.root) else str(found)
 
 
-def _found(base: Place, told: str) -> Place:
+def _found(base: Location, told: str) -> Location:
     """The file that `_relative` tells of."""
     if is_stored(told):
-        return place(told)
-    if isinstance(base, Remote):
-        return replace(base, key=os.path.normpath(f"/{base.key}/{told}").lstrip("/")) if told[:1] != "/" else Path(told)
-    return Path(os.path.normpath(base / told))
+        return Location.parse(told)
+    if base.is_local or told[:1] == "/":
+        return Location("", "", os.path.normpath(os.path.join(base.key, told)))
+    return replace(base, key=os.path.normpath(f"/{base.key}/{told}").lstrip("/"))
 
 
-def files_of(out: Place, name: str, *, follow: bool) -> list[DataFile]:
+def files_of(out: Location, name: str, *, follow: bool) -> list[DataFile]:
     """Return where the rows of a data set are; unless `follow`, names alone, which nothing opens.
 
     Raises SourceError where sources.json does not say.
@@ -143,12 +143,12 @@ def files_of(out: Place, name: str, *, follow: bool) -> list[DataFile]:
     first_row = 0
     with _reading(out, name):
         found = _read(out, FILE)
-        base = place(found["base"] or _base(out)) if follow else None
+        base = Location.parse(found["base"] or _base(out)) if follow else None
         for entry in found["datasets"][name]["files"]:
             num_rows = int(entry["rows"])
             file, lines = str(entry["file"] if "file" in entry else entry["source"]), None
             if base is not None:
-                file = text_of(_found(base, file)) if "file" in entry else file
+                file = _found(base, file).uri if "file" in entry else file
                 rewritten = entry.get("in_output")
                 lines = inside(out, rewritten) if rewritten else _found(base, entry.get("lines", file))
             files.append(
@@ -159,7 +159,7 @@ def files_of(out: Place, name: str, *, follow: bool) -> list[DataFile]:
 
 
 @contextmanager
-def _reading(out: Place, name: str) -> Iterator[None]:
+def _reading(out: Location, name: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -168,11 +168,11 @@ def _reading(out: Place, name: str) -> Iterator[None]:
         ) from None
 
 
-def _read(out: Place, name: str) -> Any:
+def _read(out: Location, name: str) -> Any:
     return parse_json(read_inside(out, name, MOST_BYTES))
 
 
-def _base(out: Place) -> str:
+def _base(out: Location) -> str:
     try:
         return str(_read(out, BASE)["base"])
     except FileNotFoundError:
@@ -180,7 +180,7 @@ def _base(out: Place) -> str:
         raise ValueError(problem) from None
 
 
-def processor_of(out: Place) -> str:
+def processor_of(out: Location) -> str:
     """The directory or hub id of the processor that an output was packed with; "": nobody has written it down."""
     for name, key in ((BASE, "processor"), (FILE, "processor_path"), (FILE, "processor")):
         try:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from neatpack.format.manifest import Counts, Manifest
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 from neatpack.storage.tables import column_sum, read_parquet
 
 from ..ingest.meta import HUB
@@ -40,7 +40,7 @@ class Share:
     repeated_media_bytes: int
 
 
-def describe_output(out: Place, manifest: Manifest, *, reused_shards: int = 0) -> str:
+def describe_output(out: Location, manifest: Manifest, *, reused_shards: int = 0) -> str:
     counts, pack_size = manifest.counts, manifest.identity.config["pack_size"]
     media = ("num_images", "num_videos", "num_audios")
     index = read_parquet(out / "index.parquet", columns=["tokens", "visual_tokens", *media, "fake_tokens"])
@@ -71,7 +71,7 @@ def describe_output(out: Place, manifest: Manifest, *, reused_shards: int = 0) -
     return "\n".join([str(out), *_table(lines), *skips, *_warnings(manifest.warnings)])
 
 
-def _unavoidable_lines(out: Place, manifest: Manifest) -> list[Line]:
+def _unavoidable_lines(out: Location, manifest: Manifest) -> list[Line]:
     """Copies of rows that share packs: of those that are repeated, where there are too few packs."""
     if manifest.counts.samples == manifest.counts.rows:
         return []
@@ -88,7 +88,7 @@ def describe_plan(planned: Planned) -> str:
     return "\n".join(_describe_plan(title, each) for title, each in both)
 
 
-def describe_verified(out: Place, manifest: Manifest) -> str:
+def describe_verified(out: Location, manifest: Manifest) -> str:
     """What `verify` says of an output in which nothing is wrong."""
     counts = manifest.counts
     return (

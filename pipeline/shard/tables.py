@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 
 from neatpack.errors import OutputError
 from neatpack.format.manifest import REMEDY, Manifest
-from neatpack.storage.files import Place, inside, open_regular, sha256_of
+from neatpack.storage.files import inside, open_regular, sha256_of
+from neatpack.storage.location import Location
 from neatpack.storage.tables import read_groups, read_parquet
 
 from .ledger import SCHEMA as LEDGER
@@ -21,7 +22,7 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 _LEDGER = re.compile(r"ledger/(\d{5,})(-\d{5,})?\.parquet")
 
 
-def table_file(out: Place, manifest: Manifest, name: str) -> Place:
+def table_file(out: Location, manifest: Manifest, name: str) -> Location:
     """The file of a table, which is as it was written. Raises OutputError where it is not."""
     where = f"{out}/{name}"
     if name not in manifest.files:
@@ -47,7 +48,7 @@ def table_file(out: Place, manifest: Manifest, name: str) -> Place:
     return path
 
 
-def read_table(out: Place, manifest: Manifest, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+def read_table(out: Location, manifest: Manifest, name: str, columns: Sequence[str] | None = None) -> pa.Table:
     """A table, or these columns of it."""
     path = table_file(out, manifest, name)
     with _parquet_of(f"{out}/{name}"):
@@ -82,7 +83,7 @@ def ledger_names(manifest: Manifest) -> dict[str, list[str]]:
     return dict(zip(names, found, strict=True))
 
 
-def read_ledger(out: Place, manifest: Manifest, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
+def read_ledger(out: Location, manifest: Manifest, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
     """The ledger of a data set, or these columns of it, by row and repetition. `names`: of its files."""
     tables = [read_table(out, manifest, name, columns) for name in names]
     whole = pa.concat_tables(tables) if tables else LEDGER.empty_table().select(columns)
@@ -90,7 +91,7 @@ def read_ledger(out: Place, manifest: Manifest, names: Sequence[str], columns: S
     return whole.sort_by([(name, "ascending") for name in order]) if len(names) > 1 and order else whole
 
 
-def table_groups(out: Place, manifest: Manifest, name: str, columns: Sequence[str]) -> Iterator[pa.Table]:
+def table_groups(out: Location, manifest: Manifest, name: str, columns: Sequence[str]) -> Iterator[pa.Table]:
     """As `read_table`, row group by row group."""
     path = table_file(out, manifest, name)
     with _parquet_of(f"{out}/{name}"):
@@ -124,7 +125,7 @@ def row_blocks(num_rows: int, num_lines: int) -> list[Block]:
     return [Block(first, min(num_rows, first + step), first + step >= num_rows) for first in firsts]
 
 
-def ledger_rows(files: Sequence[Place], block: Block, columns: Sequence[str]) -> pa.Table:
+def ledger_rows(files: Sequence[Location], block: Block, columns: Sequence[str]) -> pa.Table:
     """Lines of some rows of a data set, by row and repetition; no more than these and a row group are in memory."""
     least = block.first if block.first else _LEAST
     last = _MOST if block.is_last else block.end - 1

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from neatpack.format.manifest import Manifest
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 from neatpack.storage.tables import read_parquet
 
 from ..config import PackConfig
@@ -102,7 +102,7 @@ class Tally:
 
 
 def troubles_of_output(
-    out: Place, manifest: Manifest, corpora: Sequence[Corpus], config: PackConfig
+    out: Location, manifest: Manifest, corpora: Sequence[Corpus], config: PackConfig
 ) -> tuple[str, ...]:
     """Of a finished output, from its statistics and ledger: a second run on it says the same."""
     ledgers = list(ledger_names(manifest).values())

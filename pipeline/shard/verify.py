@@ -19,7 +19,8 @@ from neatpack.format.layout import TOKEN_TYPES, layout_of
 from neatpack.format.manifest import FETCHED, FILE, INDEX, LOADS, PLACES, Counts, Manifest, ShardEntry
 from neatpack.format.members import BLOCK, END, members_of, read_pack, tar_header
 from neatpack.format.pixels import PixelDecoder, PixelsChangedError
-from neatpack.storage.files import Place, inside, open_regular, read_into
+from neatpack.storage.files import inside, open_regular, read_into
+from neatpack.storage.location import Location
 from neatpack.storage.tables import arrow_blocks, column_sum, read_groups, read_message, read_parquet, read_plain_arrow
 
 from ..families.registry import FAMILIES
@@ -46,7 +47,7 @@ FAMILY_KEYS = {"name": str, "placeholder_ids": dict, "assistant_header_ids": lis
                "end_of_turn_id": int, "fake_image_ids": list, "padding_id": int, "facts": dict}  # fmt: skip
 
 
-def verify_output(out: Place, manifest: Manifest, running: Engine) -> list[Problem]:
+def verify_output(out: Location, manifest: Manifest, running: Engine) -> list[Problem]:
     """All that is wrong with a finished output; nothing, if it is as promised."""
     problems, ledger = _verified_tables(out, manifest, running)
     if any(problem.startswith(("manifest.json", INDEX, "ledger/")) for problem in problems):
@@ -60,12 +61,12 @@ def verify_output(out: Place, manifest: Manifest, running: Engine) -> list[Probl
     return problems
 
 
-def verify_ledger(out: Place, manifest: Manifest, running: Engine | None = None) -> list[Problem]:
+def verify_ledger(out: Location, manifest: Manifest, running: Engine | None = None) -> list[Problem]:
     """Digests of the tables, conservation of rows and tokens, index against manifest."""
     return _verified_tables(out, manifest, running or Engine({}))[0]
 
 
-def _verified_tables(out: Place, manifest: Manifest, running: Engine) -> tuple[list[Problem], Figures | None]:
+def _verified_tables(out: Location, manifest: Manifest, running: Engine) -> tuple[list[Problem], Figures | None]:
     """What is wrong with them; and what the ledger adds up to, if it can be read. Tasks read it: nobody holds it."""
     problems = [
         Problem(f"{FILE}: {problem}", "manifest-invalid", file=FILE) for problem in _manifest_problems(manifest)
@@ -109,7 +110,7 @@ def _verified_tables(out: Place, manifest: Manifest, running: Engine) -> tuple[l
     return problems, ledger
 
 
-def _audited(out: Place, manifest: Manifest, running: Engine) -> Figures:
+def _audited(out: Location, manifest: Manifest, running: Engine) -> Figures:
     """The ledger's figures, by tasks: of each of its files, then of the rows of each data set."""
     firsts, ledgers = np.array(manifest.shards.firsts), ledger_names(manifest)
     files = [(number, dataset, name) for number, (dataset, own) in enumerate(ledgers.items()) for name in own]
@@ -170,7 +171,7 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         yield f"files: {', '.join(sorted(odd))} are too many, or missing"
 
 
-def _arrow_problems(out: Place, index: pa.Table, manifest: Manifest) -> Iterator[Problem]:
+def _arrow_problems(out: Location, index: pa.Table, manifest: Manifest) -> Iterator[Problem]:
     """Whether the loader's files say what index.parquet says, which is known to be sound."""
     if manifest.index is None:
         return
@@ -226,7 +227,7 @@ def _loads_problems(file: BinaryIO, index: pa.Table, manifest: Manifest) -> Iter
         yield f"says something else than {INDEX}"
 
 
-def file_problem(out: Place, name: str, sha256: str) -> Problem | None:
+def file_problem(out: Location, name: str, sha256: str) -> Problem | None:
     """Compare a file with the manifest. A task."""
     try:
         with open_regular(inside(out, name))[0] as file:
@@ -241,7 +242,7 @@ def file_problem(out: Place, name: str, sha256: str) -> Problem | None:
     return Problem(words, "file-changed", file=name, got=digest, expected=sha256)
 
 
-def _strangers(out: Place, manifest: Manifest) -> list[Problem]:
+def _strangers(out: Location, manifest: Manifest) -> list[Problem]:
     """Files beside the shards: whoever takes all of the folder would read them, too."""
     known = {shard.name for shard in manifest.shards}
     known |= {f"{name}.idx" for name in known}  # of `neatpack export energon`
@@ -289,11 +290,13 @@ def _sum_problems(ledger: Figures, index: pa.Table, manifest: Manifest) -> list[
     ]
 
 
-def read_ledger(out: Place, manifest: Manifest) -> pa.Table:
+def read_ledger(out: Location, manifest: Manifest) -> pa.Table:
     return pa.concat_tables([read_parquet(out / name) for name in manifest.files if name.startswith("ledger/")])
 
 
-def verify_shard(out: Place, manifest: Manifest, number: int, expected: tuple[int, int] | None = None) -> list[Problem]:
+def verify_shard(
+    out: Location, manifest: Manifest, number: int, expected: tuple[int, int] | None = None
+) -> list[Problem]:
     """One shard: every byte of the tar, digest, index, and every pack in it.
 
     `expected`: what its documents add up to by the ledger (audit.py), which is looked into only if that is not so.
@@ -323,7 +326,7 @@ def verify_shard(out: Place, manifest: Manifest, number: int, expected: tuple[in
 
 
 def _shard_problems(
-    out: Place, file: BinaryIO, shard: ShardEntry, manifest: Manifest, expected: tuple[int, int] | None
+    out: Location, file: BinaryIO, shard: ShardEntry, manifest: Manifest, expected: tuple[int, int] | None
 ) -> Iterator[Problem]:
     """The index was held against the manifest before: its places are inside the file, and leave no gap."""
     index = read_parquet(out / INDEX, filters=[("shard", "=", shard.name)]).to_pylist()
@@ -367,7 +370,7 @@ def _shard_problems(
         yield from _ledger_problems(out, documents, manifest)
 
 
-def _ledger_problems(out: Place, documents: dict[int, list[Documented]], manifest: Manifest) -> Iterator[Problem]:
+def _ledger_problems(out: Location, documents: dict[int, list[Documented]], manifest: Manifest) -> Iterator[Problem]:
     """Packs whose documents are others in the ledger."""
     ledger = _ledger_of_packs(out, list(documents), manifest)
     for pack, own in documents.items():
@@ -419,7 +422,7 @@ def _line_problems(
     ]
 
 
-def _ledger_of_packs(out: Place, packs: list[int], manifest: Manifest) -> dict[int, list[Documented]]:
+def _ledger_of_packs(out: Location, packs: list[int], manifest: Manifest) -> dict[int, list[Documented]]:
     """Documents by pack and position, as the ledger has them."""
     if not packs:
         return {}

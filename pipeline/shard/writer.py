@@ -15,7 +15,8 @@ from neatpack.format.manifest import shard_name
 from neatpack.format.members import Documents, Pack, member_names, write_end, write_pack
 from neatpack.format.pixels import ImageFile, PixelEncoder
 from neatpack.storage.clients import NoAnswer
-from neatpack.storage.files import Counted, Hashed, Place, sizes_of, write_whole
+from neatpack.storage.files import Counted, Hashed, write_whole
+from neatpack.storage.location import Location
 from neatpack.storage.tables import write_arrow
 
 from ..codecs import parse_codecs
@@ -52,17 +53,17 @@ class ShardJob:
     number: int
     first: int
     last: int
-    plan: Place
+    plan: Location
     batch: int
     shift: int  # what the plan's numbers of packs lack to those of the output
-    parts: Place  # where measured parts are, which the plan names by index: see `write_paths`
+    parts: Location  # where measured parts are, which the plan names by index: see `write_paths`
     corpora: tuple[str, ...]  # names, likewise
     processor: ProcessorKey
     resize: str
     pixels: str
     fake_image: bool
     align: int
-    out: Place
+    out: Location
     fingerprint: str  # of the identity, and of its packs in the plan
     seconds: float = 0.0  # that it takes, about
 
@@ -71,27 +72,27 @@ class ShardJob:
         return shard_name(self.number)
 
     @property
-    def tar(self) -> Place:
+    def tar(self) -> Location:
         return self.out / "shards" / self.name
 
     @property
-    def done(self) -> Place:
+    def done(self) -> Location:
         """Where the note goes."""
         return note_path(self.out, self.number)
 
     @property
-    def lines(self) -> Place:
+    def lines(self) -> Location:
         """Of its packs, as the index has them."""
         return lines_path(self.out, self.number)
 
 
-def finished_shards(out: Place, shards: Sequence[tuple[int, str]]) -> dict[int, ShardDone]:
+def finished_shards(out: Location, shards: Sequence[tuple[int, str]]) -> dict[int, ShardDone]:
     """The task that looks for what earlier runs with the same fingerprint finished: of these, numbers and fingerprints,
     by number. Their tars must still be whole in size."""
     folder = note_path(out, 0).parent
     beside = {number: (note_path(out, number), lines_path(out, number)) for number, _ in shards}
-    notes = sizes_of(folder, [path.name for paths in beside.values() for path in paths])
-    tars = sizes_of(out / "shards", [shard_name(number) for number, _ in shards])
+    notes = folder.sizes([path.name for paths in beside.values() for path in paths])
+    tars = (out / "shards").sizes([shard_name(number) for number, _ in shards])
     found = {}
     for number, fingerprint in shards:
         path, lines = beside[number]
@@ -173,7 +174,7 @@ def encoder_of(job: ShardJob, family: Family) -> PixelEncoder:
     return PixelEncoder(layout=family.media, codecs=parse_codecs(job.pixels), renderer=renderer)
 
 
-def parts_of(job: ShardJob, plan: Plan) -> dict[int, Place]:
+def parts_of(job: ShardJob, plan: Plan) -> dict[int, Location]:
     return read_paths(job.parts, np.unique(plan.packed["part"].to_numpy()).tolist())
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from neatpack.errors import OutputError
 from neatpack.format.manifest import FILE, REMEDY, Manifest, changes
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 from neatpack.storage.tables import num_lines
 
 from ..shard.tables import ledger_names, ledger_rows, row_blocks, table_file
@@ -67,7 +67,7 @@ class Difference:
         }
 
 
-def difference(first: Place, second: Place, *, num_examples: int = 3) -> Difference:
+def difference(first: Location, second: Location, *, num_examples: int = 3) -> Difference:
     """Raises OutputError where one of them cannot be read."""
     manifests = Manifest.read(first), Manifest.read(second)
     old, new = manifests
@@ -92,7 +92,7 @@ def difference(first: Place, second: Place, *, num_examples: int = 3) -> Differe
     )
 
 
-Side = tuple[Place, Manifest, list[str]]  # an output, and the files of a data set's ledger in it
+Side = tuple[Location, Manifest, list[str]]  # an output, and the files of a data set's ledger in it
 
 
 def _joined(first: Side, second: Side, dataset: str) -> "Iterator[_Joined]":
@@ -214,7 +214,7 @@ def _state(ledger: _Ledger, at: int) -> str:
     return clipped(f"{reason}: {detail}" if detail else reason, 2 * MAX_VALUE)
 
 
-def described(first: Place, second: Place, found: Difference) -> Iterator[str]:
+def described(first: Location, second: Location, found: Difference) -> Iterator[str]:
     """In lines of text: settings, rows by data set, examples, shards."""
     if found.is_same:
         yield f"{first} and {second} are the same: {counted(found.totals['same'], 'ledger line')}"

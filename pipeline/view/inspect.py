@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from neatpack.format.manifest import FETCHED, INDEX, MEDIA, Manifest
-from neatpack.storage.files import Place
-from neatpack.storage.location import Remote
+from neatpack.storage.location import Location
 from neatpack.storage.tables import column_sum, read_parquet
 
 from ..config import UserError
@@ -38,7 +37,7 @@ OF_PACK = ("tokens", "visual_tokens", "target_tokens", "num_documents")
 PERCENTILES = {"min": 0, "p5": 5, "median": 50, "p95": 95, "max": 100}
 
 
-def inspected(out: Place, manifest: Manifest) -> dict[str, Lines]:
+def inspected(out: Location, manifest: Manifest) -> dict[str, Lines]:
     """The tables that are shown, by title. Sums of columns are the manifest's counts."""
     shards = read_table(out, manifest, "stats/shards.parquet").to_pylist()
     return {
@@ -71,7 +70,7 @@ def inspected(out: Place, manifest: Manifest) -> dict[str, Lines]:
     }
 
 
-def dataset_lines(out: Place, manifest: Manifest) -> Lines:
+def dataset_lines(out: Location, manifest: Manifest) -> Lines:
     """By data set; what is in packs and of none (fake images, padding) has lines of its own, so that sums are right."""
     found = read_table(out, manifest, "stats/datasets.parquet").to_pylist()
     lines: Lines = []
@@ -95,7 +94,7 @@ def dataset_lines(out: Place, manifest: Manifest) -> Lines:
     return lines
 
 
-def _lengths(out: Place, manifest: Manifest) -> Lines:
+def _lengths(out: Location, manifest: Manifest) -> Lines:
     """How tokens are spread over documents, and over packs."""
     names = [name for files in ledger_names(manifest).values() for name in files]
     of_documents, of_packs = ({name: _Spread() for name in columns} for columns in (OF_DOCUMENT, OF_PACK))
@@ -150,7 +149,7 @@ def with_total(lines: Sequence[Mapping[str, Any]]) -> Lines:
     return [*map(dict, lines), total]
 
 
-def described(out: Place, manifest: Manifest, tables: Mapping[str, Lines]) -> Iterator[str]:
+def described(out: Location, manifest: Manifest, tables: Mapping[str, Lines]) -> Iterator[str]:
     """The tables as lines of text; the longest, shards, last."""
     config, counts = manifest.identity.config, manifest.counts
     yield str(out)
@@ -165,7 +164,7 @@ def described(out: Place, manifest: Manifest, tables: Mapping[str, Lines]) -> It
         yield from table(lines if title in ("lengths", "sharing packs") else with_total(lines))
 
 
-def answered(out: Place, manifest: Manifest, query: str) -> tuple[list[str], Iterator[Sequence[Any]]]:
+def answered(out: Location, manifest: Manifest, query: str) -> tuple[list[str], Iterator[Sequence[Any]]]:
     """Names of columns, and the lines that DuckDB answers a query with. Raises UserError where it does not."""
     try:
         import duckdb
@@ -177,7 +176,7 @@ def answered(out: Place, manifest: Manifest, query: str) -> tuple[list[str], Ite
     asked = duckdb.connect(config={"autoinstall_known_extensions": "false"})
     tables = views(out, manifest)
     for name, files in tables.items():
-        if isinstance(out, Remote):  # DuckDB's own way to stores is an extension
+        if not out.is_local:  # DuckDB's own way to stores is an extension
             asked.register(name, pa.concat_tables([read_parquet(file) for file in files]))
             continue
         places = ", ".join("'" + str(path).replace("'", "''") + "'" for path in files)
@@ -215,7 +214,7 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0].rstrip("!.")
 
 
-def views(out: Place, manifest: Manifest) -> dict[str, list[Place]]:
+def views(out: Location, manifest: Manifest) -> dict[str, list[Location]]:
     """What a query can name, with the parquet files that it is made of."""
     named = {"index": [INDEX], "ledger": [name for files in ledger_names(manifest).values() for name in files]}
     named |= {name: [f"stats/{name}.parquet"] for name in ("datasets", "packs", "shards")}

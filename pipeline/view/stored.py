@@ -1,6 +1,7 @@
 """A pack of a finished output, read and checked, and what is known of its documents beside it."""
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,8 @@ from neatpack.format.layout import TOKEN_TYPES, Layout, Misfit, layout_of, misfi
 from neatpack.format.manifest import INDEX, REMEDY, Manifest
 from neatpack.format.members import Pack, read_pack, text_problem
 from neatpack.format.pixels import PixelDecoder
-from neatpack.storage.files import Place, inside, open_regular, read_into, shown
+from neatpack.storage.files import inside, open_regular, read_into
+from neatpack.storage.location import Location, PathLike
 
 from ..config import UserError
 from ..families.restore import load_renderer
@@ -29,13 +31,14 @@ LOOKED_THROUGH = 64 << 20  # bytes of data files in which lines are counted: a f
 
 
 def stored_view(
-    out: Place, manifest: Manifest, number: int, *, only: int | None = None, processor: str = "",
+    out: PathLike, manifest: Manifest, number: int, *, only: int | None = None, processor: str = "",
     trust_remote_code: bool = False, follow: bool = False,
 ) -> PackView:  # fmt: skip
     """Return pack `number` of an output. Raises UserError for a number that it has not, OutputError for damage.
 
     `follow`: open the processor, the data files and the token store that the output names.
     """
+    out = Location.parse(out)
     if not 0 <= number < manifest.counts.packs:
         raise UserError(
             f"pack {number}: {out} has {counted(manifest.counts.packs, 'pack')}, {_range(manifest)}",
@@ -62,7 +65,7 @@ def stored_view(
     places = _places(out, pack, wanted, notes, follow=follow)
     measured = _measured(out, manifest, pack) if follow else {}
     return pack_view(
-        f"pack {number} of {shown(out)}",
+        f"pack {number} of {os.path.relpath(out) if out.is_local else out}",
         pack,
         layout_of(manifest.family),
         manifest.family,
@@ -79,7 +82,7 @@ def _range(manifest: Manifest) -> str:
     return "none to show" if not count else "number 0" if count == 1 else f"numbers 0 to {count - 1}"
 
 
-def stored_pack(out: Place, manifest: Manifest, number: int) -> Pack:
+def stored_pack(out: Location, manifest: Manifest, number: int) -> Pack:
     """One pack, its bytes compared with the index. Raises OutputError; of the pack itself, a ShardError."""
     return StoredPacks(out, manifest).pack(number)
 
@@ -87,7 +90,7 @@ def stored_pack(out: Place, manifest: Manifest, number: int) -> Pack:
 class StoredPacks:
     """Packs of an output, each as `stored_pack` gives it; what is the same for all of them is read once."""
 
-    def __init__(self, out: Place, manifest: Manifest) -> None:
+    def __init__(self, out: Location, manifest: Manifest) -> None:
         try:
             content = inside(out, INDEX).read_bytes()
             self.layout, self._pixels = layout_of(manifest.family), PixelDecoder(manifest, load_renderer)
@@ -110,7 +113,7 @@ class StoredPacks:
 
 
 def _checked_pack(
-    out: Place, manifest: Manifest, line: Mapping[str, Any], layout: Layout, pixels: PixelDecoder
+    out: Location, manifest: Manifest, line: Mapping[str, Any], layout: Layout, pixels: PixelDecoder
 ) -> Pack:
     """`line`: of the index."""
     number = line["pack"]
@@ -173,7 +176,7 @@ def _decoder(
     return decoder
 
 
-def _places(out: Place, pack: Pack, wanted: Sequence[int], notes: list[str], *, follow: bool) -> dict[int, str]:
+def _places(out: Location, pack: Pack, wanted: Sequence[int], notes: list[str], *, follow: bool) -> dict[int, str]:
     """Return file:line of each document, as far as the files are there and as they were; unless `follow`, the file."""
     places: dict[int, str] = {}
     names = {pack.documents[at].dataset for at in wanted if pack.documents[at].row >= 0}
@@ -206,7 +209,7 @@ def _places(out: Place, pack: Pack, wanted: Sequence[int], notes: list[str], *, 
     return places
 
 
-def _measured(out: Place, manifest: Manifest, pack: Pack) -> dict[int, tuple[MeasuredMedia, ...]]:
+def _measured(out: Location, manifest: Manifest, pack: Pack) -> dict[int, tuple[MeasuredMedia, ...]]:
     """Media as they were measured (file, size of the source, tiles), by position: as far as OUT/work still knows.
 
     A finished output does not need its work folder, so whatever is not there is not known, and that is no problem.

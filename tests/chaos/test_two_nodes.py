@@ -15,14 +15,14 @@ from s3_server import S3
 from jobs.breaking.processes import named_below
 from neatpack.pipeline.run import run_pack
 from neatpack.storage import clients
-from neatpack.storage.location import Remote, parse
+from neatpack.storage.location import Location
 
 pytestmark = pytest.mark.cluster
 
 SHAPE = ["--pack-size", "300", "--shard-mb", "1", "--group-size", "4", "--pixels", "u8"]
 
 
-def uploaded(folder: Path, target: Remote) -> None:
+def uploaded(folder: Path, target: Location) -> None:
     for file in folder.rglob("*"):
         if file.is_file():
             (target / str(file.relative_to(folder))).write_bytes(file.read_bytes())
@@ -37,8 +37,8 @@ def test_a_node_is_lost(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with faulty_proxy(s3) as proxy:
         for name, value in proxy.env.items():
             monkeypatch.setenv(name, value)
-        clients.client.cache_clear()
-        bucket = parse(f"s3://{s3.bucket}/two-nodes")
+        clients.connect.cache_clear()
+        bucket = Location.parse(f"s3://{s3.bucket}/two-nodes")
         uploaded(tmp_path / "data", bucket / "data")
         uploaded(DEMO_PROCESSOR, bucket / "processor")
         # Each node has a disk of its own, and knows of no other place than the bucket.

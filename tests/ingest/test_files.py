@@ -21,9 +21,8 @@ from neatpack.pipeline.ingest.lines import Source, joined, part_ranges, rows, sc
 from neatpack.pipeline.ingest.meta import Dataset, read_meta
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger
-from neatpack.storage import clients, location
-from neatpack.storage.files import text_of
-from neatpack.storage.location import Remote
+from neatpack.storage import clients
+from neatpack.storage.location import Location
 
 
 def said(word: str) -> dict[str, Any]:
@@ -240,15 +239,15 @@ def test_an_output_among_the_data_is_no_data(tmp_path: Path, file_name: str, cap
 
 
 @pytest.fixture
-def bucket(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Remote:
+def bucket(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Location:
     for name, value in s3.env.items():
         monkeypatch.setenv(name, value)
-    clients.client.cache_clear()
-    return location.parse(s3.uri(""))
+    clients.connect.cache_clear()
+    return Location.parse(s3.uri(""))
 
 
 def test_an_output_among_the_data_in_a_bucket_is_no_data(
-    tmp_path: Path, bucket: Remote, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, bucket: Location, caplog: pytest.LogCaptureFixture
 ) -> None:
     digest = "0123456789abcdef0123"
     for name in (
@@ -267,29 +266,29 @@ def test_an_output_among_the_data_in_a_bucket_is_no_data(
                                                          "deep/shards/d.jsonl")]  # fmt: skip
     for file_name in ("among/**/*.jsonl", "among/"):
         caplog.clear()
-        assert list(dataset_of(tmp_path, text_of(bucket / file_name)).files) == expected
+        assert list(dataset_of(tmp_path, (bucket / file_name).uri).files) == expected
         told = sorted(message.partition(": ")[0] for message in caplog.messages)
         assert told == [f"s3://bucket/among/{name}" for name in ("deep/begun", "done", "work")]
     caplog.clear()
-    assert dataset_of(tmp_path, text_of(bucket / "among" / "*.jsonl")).files == ("s3://bucket/among/a.jsonl",)
+    assert dataset_of(tmp_path, (bucket / "among" / "*.jsonl").uri).files == ("s3://bucket/among/a.jsonl",)
     # Who writes down the folder of an output means it.
-    assert len(dataset_of(tmp_path, text_of(bucket / "among" / "done" / "**" / "*.jsonl")).files) == 1
+    assert len(dataset_of(tmp_path, (bucket / "among" / "done" / "**" / "*.jsonl").uri).files) == 1
     assert not caplog.messages
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "*.jsonl"])
-def test_a_bucket_that_is_not_there(tmp_path: Path, bucket: Remote, name: str) -> None:
+def test_a_bucket_that_is_not_there(tmp_path: Path, bucket: Location, name: str) -> None:
     with raises(UserError, "data-missing") as caught:
         dataset_of(tmp_path, f"s3://absent-bucket/{name}")
     assert "'absent-bucket'" in str(caught.error)
     with raises(UserError, "data-missing") as caught:
-        dataset_of(tmp_path, text_of(bucket / "absent" / name))
-    assert text_of(bucket / "absent" / name) in str(caught.error)
+        dataset_of(tmp_path, (bucket / "absent" / name).uri)
+    assert (bucket / "absent" / name).uri in str(caught.error)
     with raises(UserError, "meta-unreadable", file="s3://absent-bucket/meta.json") as caught:
-        read_meta(location.parse("s3://absent-bucket/meta.json"))
+        read_meta(Location.parse("s3://absent-bucket/meta.json"))
     assert "'absent-bucket'" in str(caught.error)
     with pytest.raises(OutputError, match="'absent-bucket'"):
-        Manifest.read(location.parse("s3://absent-bucket/packed"))
+        Manifest.read(Location.parse("s3://absent-bucket/packed"))
     with pytest.raises(OutputError, match="'absent-bucket'"):
         PackedShards("s3://absent-bucket/packed")
 

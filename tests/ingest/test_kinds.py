@@ -28,6 +28,7 @@ from neatpack.pipeline.ingest.media import media_reference
 from neatpack.pipeline.ingest.meta import Dataset
 from neatpack.pipeline.media.open import open_media
 from neatpack.pipeline.records import MediaRef
+from neatpack.storage.location import Location
 
 
 def values(lines: Lines) -> list[Any]:
@@ -132,7 +133,7 @@ def test_every_kind_gives_the_same_rows_once_and_in_order(
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
     path = WRITERS[name](given, folder / name)
-    files = data_files(folder / "meta.json", "here", path.name, None)
+    files = data_files(Location.parse(folder / "meta.json"), "here", path.name, None)
     found = [row for file in files for row in values(as_lines(Path(file), folder / "imported"))]
     for row in found:
         row.pop("__key__", None)
@@ -195,7 +196,7 @@ ROWS = [
 def test_media_in_a_saved_data_set_are_read_in_place(tmp_path: Path) -> None:
     given = datasets.Dataset.from_list(ROWS).cast_column("image", datasets.Image())
     given.save_to_disk(tmp_path / "saved")
-    (file,) = data_files(tmp_path / "meta.json", "here", "saved", None)
+    (file,) = data_files(Location.parse(tmp_path / "meta.json"), "here", "saved", None)
     found = values(as_lines(Path(file), tmp_path / "imported"))
     assert [row["text"] for row in found] == ["a", "b"]
     assert [row["image"].keys() for row in found] == [{"path", "offset", "length"}] * 2

@@ -120,7 +120,7 @@ def test_a_store_that_does_not_answer_is_no_missing_media(tmp_path: Path, monkey
                 raise errors.pop()
             return fs.LocalFileSystem().open_input_file(str(tmp_path / Path(path).name))
 
-    monkeypatch.setattr(location, "client", lambda bucket, process: (Moody(), "bucket"))
+    monkeypatch.setattr(location, "connect", lambda *_: (Moody(), "bucket"))
     assert content(image("s3://bucket/a.png")) == b"here"
     errors += [OSError("slow down s3://u:secret@b/x")] * clients.TRIES
     with pytest.raises(clients.Unreachable) as caught:

@@ -16,7 +16,7 @@ from helpers import ROOT, TinyData, tiny_config
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.plan.files import write_paths
 from neatpack.pipeline.run import run_pack
-from neatpack.storage.files import place
+from neatpack.storage.location import Location
 
 pytestmark = pytest.mark.slow
 
@@ -119,7 +119,7 @@ def names_processor(out: Path, uri: str) -> None:
 
 def names_token_store(out: Path, uri: str) -> None:
     (parts,) = (out / "work/plans").glob("*.parts.arrow")
-    write_paths(parts, [place(uri)] * 9)
+    write_paths(parts, [Location.parse(uri)] * 9)
 
 
 ATTACKS = [names_base, names_base_in_work, names_file, names_lines, names_processor, names_token_store]

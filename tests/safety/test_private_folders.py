@@ -14,7 +14,7 @@ from neatpack.pipeline.cli import main
 from neatpack.pipeline.config import UserError
 from neatpack.pipeline.families.hub import processor_here
 from neatpack.pipeline.runtime.journal import journal
-from neatpack.storage.location import parse
+from neatpack.storage.location import Location
 from neatpack.storage.private_folders import private_folder, temporary_folder
 
 STRANGER = 65534
@@ -78,7 +78,7 @@ def test_folder_that_another_user_prepared_is_refused(
     if inner:
         private_folder()
     prepare(own(shared) / inner if inner else own(shared), elsewhere)
-    journal_place = parse("s3://bucket/out/work/measured/0.journal")
+    journal_place = Location.parse("s3://bucket/out/work/measured/0.journal")
     with raises(UserError, "folder-unsafe"):
         private_folder("journals" if inner != "processors" else inner)
     if inner != "processors":
@@ -93,7 +93,7 @@ def test_folder_that_another_user_prepared_is_refused(
 def test_private_folders_have_mode_0700(shared: Path) -> None:
     before = os.umask(0)
     try:
-        with journal(parse("s3://bucket/out/0.journal")), temporary_folder("ray-path-") as folder:
+        with journal(Location.parse("s3://bucket/out/0.journal")), temporary_folder("ray-path-") as folder:
             found = [own(shared), *own(shared).iterdir(), folder]
             assert {stat.S_IMODE(each.stat().st_mode) for each in found if each.is_dir()} == {0o700}
     finally:

@@ -17,8 +17,7 @@ from neatpack.pipeline.media.ahead import ahead
 from neatpack.pipeline.records import Skip
 from neatpack.pipeline.run import run_pack, run_split
 from neatpack.pipeline.shard.verify import read_ledger
-from neatpack.storage.files import place, text_of
-from neatpack.storage.location import Remote, parse
+from neatpack.storage.location import Location
 
 
 @pytest.fixture
@@ -261,8 +260,8 @@ def test_store_of_a_row_is_one_that_the_user_names(uri: str, key: str | None) ->
         assert isinstance(found, Skip) and found.reason == "missing_media" and "--media-prefix" in found.detail
     else:
         assert isinstance(found, str)
-        assert place(found) == Remote("s3", "bucket", key, "endpoint_override=host:1&scheme=http")
-        assert text_of(parse(found)) == found
+        assert Location.parse(found) == Location("s3", "bucket", key, "endpoint_override=host:1&scheme=http")
+        assert Location.parse(found).uri == found
 
 
 def test_prefix_allows_a_store_and_a_folder(tmp_path: Path, listener: Listener) -> None:

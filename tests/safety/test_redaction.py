@@ -13,8 +13,7 @@ from neatpack.pipeline.records import MAX_DETAIL, MediaError, MediaRef, Skip
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.shard.verify import read_ledger
 from neatpack.storage.clients import Unreachable
-from neatpack.storage.files import place, text_of
-from neatpack.storage.location import Remote
+from neatpack.storage.location import Location
 from neatpack.storage.uris import redact_uri, without_secrets
 
 # Each hides the word "secret" somewhere else.
@@ -215,11 +214,11 @@ def test_password_in_a_flag_is_refused_and_not_repeated(uri: str) -> None:
     ],
 )
 def test_object_name_survives_being_written_as_text(key: str) -> None:
-    found = Remote("s3", "bucket", f"dir/{key}", "region=x")
-    assert place(text_of(found)) == found
-    assert found.bucket == Remote("s3", "bucket", "", "region=x").bucket
+    found = Location("s3", "bucket", f"dir/{key}", "region=x")
+    assert Location.parse(found.uri) == found
+    assert found.root == Location("s3", "bucket", "", "region=x")
     assert str(found).isprintable()
 
 
 def test_object_name_is_taken_as_it_is_written() -> None:
-    assert place("s3://bucket/my%20file #1.jpg") == Remote("s3", "bucket", "my%20file #1.jpg")
+    assert Location.parse("s3://bucket/my%20file #1.jpg") == Location("s3", "bucket", "my%20file #1.jpg")

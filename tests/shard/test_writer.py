@@ -19,6 +19,7 @@ from neatpack.pipeline.records import Example, Measured, MediaRef, Turn
 from neatpack.pipeline.shard import writer
 from neatpack.pipeline.shard.note import CHANGED, LostRow, ShardDone, ShardNote
 from neatpack.pipeline.shard.writer import ShardJob, finished_shards, write_shard
+from neatpack.storage.location import Location
 from neatpack.storage.tables import read_arrow
 
 
@@ -48,7 +49,7 @@ def shard(tmp_path: Path, demo_family: Family) -> Shard:
     examples = [Example(turns=(Turn(role="user", parts=parts), answer)) for parts in asked]
     rows = [row for row in measure(examples, demo_family) if isinstance(row, Measured)]
     write_measured(tmp_path / "000000.arrow", [0, 1, 2], [""] * 3, rows)
-    write_paths(tmp_path / "parts.arrow", [tmp_path / "000000.arrow"])
+    write_paths(tmp_path / "parts.arrow", [Location.parse(tmp_path / "000000.arrow")])
     lines = [
         {"pack": pack, "row": row, "line": row, "tokens": rows[row].tokens, "visual_tokens": rows[row].visual_tokens}
         for pack, row in ((0, 0), (0, 1), (1, 2))
@@ -118,13 +119,13 @@ def test_a_finished_shard_is_known_by_its_note(shard: Shard) -> None:
     out = shard.job.out
 
     def finished(out: Path, number: int, fingerprint: str) -> ShardDone | None:
-        return finished_shards(out, [(number, fingerprint)]).get(number)
+        return finished_shards(Location.parse(out), [(number, fingerprint)]).get(number)
 
     assert finished(out, 3, "f1") is None
     note = shard.write()
     assert finished(out, 3, "f1") == note.done
     assert finished(out, 3, "f2") is None
-    assert finished_shards(out, [(2, "f1"), (3, "f1"), (4, "f1")]) == {3: note.done}
+    assert finished_shards(Location.parse(out), [(2, "f1"), (3, "f1"), (4, "f1")]) == {3: note.done}
     with open(shard.job.tar, "ab") as file:
         file.write(b"x")
     assert finished(out, 3, "f1") is None

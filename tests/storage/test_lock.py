@@ -20,54 +20,53 @@ from support.errors import raises
 
 from neatpack.errors import UserError
 from neatpack.storage import clients, lock
-from neatpack.storage.files import Place, place
+from neatpack.storage.files import write_whole
+from neatpack.storage.location import Location
 from neatpack.storage.lock import lock_folders
 
 HOLD = """
 import sys, time
-from neatpack.storage.files import place
 from neatpack.storage.lock import lock_folders
-with lock_folders([place(sys.argv[1])]):
+with lock_folders([sys.argv[1]]):
     print("held", flush=True)
     time.sleep(600)
 """
 
 
 @pytest.fixture(params=["disk", "store"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Location:
     if request.param == "disk":
-        return tmp_path / "work"
+        return Location.parse(tmp_path / "work")
     s3: S3 = request.getfixturevalue("s3")
     for name, value in s3.env.items():
         monkeypatch.setenv(name, value)
-    clients.client.cache_clear()
-    return place(s3.uri(f"locks-{abs(hash(request.node.name))}/work"))
+    clients.connect.cache_clear()
+    return Location.parse(s3.uri(f"locks-{abs(hash(request.node.name))}/work"))
 
 
 @pytest.fixture
-def holder(folder: Place) -> Iterator["subprocess.Popen[str]"]:
+def holder(folder: Location) -> Iterator["subprocess.Popen[str]"]:
     """Another process that holds the lock of the folder."""
-    where = folder.uri if not isinstance(folder, Path) else str(folder)
-    process = subprocess.Popen([sys.executable, "-c", HOLD, where], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", HOLD, folder.uri], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     yield process
     process.kill()
     process.wait()
 
 
-def owner_of(folder: Place) -> dict[str, Any]:
+def owner_of(folder: Location | Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "lock").read_bytes())
     return found
 
 
-def test_second_run_is_rejected_and_names_the_first(folder: Place, holder: "subprocess.Popen[str]") -> None:
+def test_second_run_is_rejected_and_names_the_first(folder: Location, holder: "subprocess.Popen[str]") -> None:
     with raises(UserError, "output-locked", out=str(folder), pid=holder.pid, host=socket.gethostname()):
         lock_folders([folder]).__enter__()
     assert owner_of(folder)["pid"] == holder.pid
 
 
 def test_lock_of_killed_run_is_free_at_once(
-    folder: Place, holder: "subprocess.Popen[str]", caplog: pytest.LogCaptureFixture
+    folder: Location, holder: "subprocess.Popen[str]", caplog: pytest.LogCaptureFixture
 ) -> None:
     holder.send_signal(signal.SIGKILL)
     holder.wait()
@@ -79,7 +78,7 @@ def test_lock_of_killed_run_is_free_at_once(
 
 
 def test_run_that_is_being_killed_is_waited_for(
-    folder: Place, holder: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+    folder: Location, holder: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job of a command runs in a fork, which the kernel ends when the command is gone, and a moment later."""
 
@@ -92,7 +91,9 @@ def test_run_that_is_being_killed_is_waited_for(
         assert owner_of(folder)["pid"] == os.getpid()
 
 
-def test_zombie_holds_no_lock(folder: Place, holder: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zombie_holds_no_lock(
+    folder: Location, holder: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed, and not waited for: its number is still taken."""
     holder.kill()
     os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
@@ -101,23 +102,24 @@ def test_zombie_holds_no_lock(folder: Place, holder: "subprocess.Popen[str]", mo
         assert owner_of(folder)["pid"] == os.getpid()
 
 
-def test_process_with_the_number_of_a_dead_owner_holds_no_lock(folder: Place, holder: "subprocess.Popen[str]") -> None:
+def test_process_with_the_number_of_a_dead_owner_holds_no_lock(
+    folder: Location, holder: "subprocess.Popen[str]"
+) -> None:
     write_owner(folder, owner_of(folder) | {"started": "1"})
     with lock_folders([folder]):
         assert owner_of(folder)["pid"] == os.getpid()
 
 
-def write_owner(folder: Place, owner: dict[str, Any]) -> None:
-    if isinstance(folder, Path):
-        folder.mkdir(exist_ok=True)
-    (folder / "lock").write_bytes(json.dumps(owner).encode())
+def write_owner(folder: Location, owner: dict[str, Any]) -> None:
+    with write_whole(folder / "lock") as file:
+        file.write(json.dumps(owner).encode())
 
 
 def elsewhere(beat: int) -> dict[str, Any]:
     return {"host": "another", "pid": 7, "since": "today", "beat": beat, "machine": "another pid:[1]", "token": "x"}
 
 
-def test_living_owner_on_another_machine_is_rejected(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_living_owner_on_another_machine_is_rejected(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     write_owner(folder, elsewhere(3))
     monkeypatch.setattr(time, "sleep", lambda _: write_owner(folder, elsewhere(4)))
     with raises(UserError, "output-locked", pid=7, host="another", since="today"):
@@ -125,7 +127,7 @@ def test_living_owner_on_another_machine_is_rejected(folder: Place, monkeypatch:
     assert owner_of(folder)["pid"] == 7
 
 
-def test_dead_owner_on_another_machine_is_followed(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_owner_on_another_machine_is_followed(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     write_owner(folder, elsewhere(3))
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
@@ -134,7 +136,7 @@ def test_dead_owner_on_another_machine_is_followed(folder: Place, monkeypatch: p
     assert sum(waited) == lock.WATCH + lock.SETTLING
 
 
-def test_owner_that_gives_the_lock_back_is_followed_at_once(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owner_that_gives_the_lock_back_is_followed_at_once(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     write_owner(folder, elsewhere(3))
     waited: list[float] = []
 
@@ -149,7 +151,7 @@ def test_owner_that_gives_the_lock_back_is_followed_at_once(folder: Place, monke
 
 
 def test_container_of_the_same_host_name_is_watched(
-    folder: Place, holder: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+    folder: Location, holder: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its numbers of processes are others: that none here has its number says nothing."""
     here = owner_of(folder)
@@ -160,7 +162,7 @@ def test_container_of_the_same_host_name_is_watched(
         lock_folders([folder]).__enter__()
 
 
-def test_last_of_two_that_follow_a_dead_owner_stays(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_of_two_that_follow_a_dead_owner_stays(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     other = json.loads(lock._to_bytes(lock._describe_this_run()))
     write_owner(folder, elsewhere(3) | {"machine": lock._name_machine(), "pid": 1 << 22})
     monkeypatch.setattr(time, "sleep", lambda _: write_owner(folder, other))
@@ -169,17 +171,16 @@ def test_last_of_two_that_follow_a_dead_owner_stays(folder: Place, monkeypatch: 
     assert owner_of(folder) == other
 
 
-def test_file_of_something_else_is_replaced(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_of_something_else_is_replaced(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "SETTLING", 0.0)
     for content in (b"", b"[]", b'{"a": 1}', b"x"):
-        if isinstance(folder, Path):
-            folder.mkdir(exist_ok=True)
-        (folder / "lock").write_bytes(content)
+        with write_whole(folder / "lock") as file:
+            file.write(content)
         with lock_folders([folder]):
             assert owner_of(folder)["pid"] == os.getpid()
 
 
-def test_owner_renews_its_lock(folder: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owner_renews_its_lock(folder: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "BEAT", 0.01)
     monkeypatch.setattr(lock, "SETTLING", 0.0)
     seen = set()
@@ -190,7 +191,7 @@ def test_owner_renews_its_lock(folder: Place, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_lost_lock_is_neither_renewed_nor_removed(
-    folder: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Location, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(lock, "BEAT", 0.01)
     monkeypatch.setattr(lock, "SETTLING", 0.0)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from neatpack.errors import OutputError
 from neatpack.format.manifest import INDEX, MEDIA, Manifest
-from neatpack.storage.files import Place, read_json
+from neatpack.storage.files import read_json
+from neatpack.storage.location import Location
 
 from ...plan.balance import step_ratios
 from ...records import REASONS
@@ -79,7 +80,7 @@ class Figures:
     stages: Sequence[tuple[str, float]]  # of the run that packed, in seconds; none: not recorded
 
 
-def figures_of(out: Place, manifest: Manifest) -> Figures:
+def figures_of(out: Location, manifest: Manifest) -> Figures:
     """Raises OutputError where a table cannot be read."""
     index = read_table(out, manifest, INDEX, _OF_PACK)
     packs = {name: index[name].to_numpy().astype(np.int64) for name in _OF_PACK}
@@ -212,7 +213,7 @@ def _middle(values: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
     return int(order[np.searchsorted(reached, (reached[-1] + 1) // 2)])
 
 
-def _stages(out: Place) -> list[tuple[str, float]]:
+def _stages(out: Location) -> list[tuple[str, float]]:
     """Time by stage, where the last run has left it."""
     if not (out / TIMING).is_file():
         return []

@@ -16,7 +16,7 @@ from neatpack.errors import OutputError
 from neatpack.format.layout import Layout
 from neatpack.format.manifest import Manifest
 from neatpack.format.members import Pack
-from neatpack.storage.files import Place
+from neatpack.storage.location import Location
 
 from ...ingest.convert import parse_row, said_of
 from ...ingest.meta import Columns, Dataset, Tags
@@ -53,7 +53,7 @@ class Shown:
     pictures: Sequence[str] = ()  # data: URIs of small ones, as the model sees them
 
 
-def some_documents(out: Place, manifest: Manifest, *, follow: bool = False) -> list[Shown]:
+def some_documents(out: Location, manifest: Manifest, *, follow: bool = False) -> list[Shown]:
     """A few of each data set, in the order of the run; the same ones each time."""
     columns = ["row", "repeat", "id", "detail", "pack", "position", "tokens", "visual_tokens", "status"]
     found: list[Shown] = []
@@ -76,7 +76,7 @@ def some_documents(out: Place, manifest: Manifest, *, follow: bool = False) -> l
     return [replace(each, pictures=pictures.get((each.pack, each.position), ())) for each in found]
 
 
-def _pictures(out: Place, manifest: Manifest, shown: Sequence[Shown]) -> dict[tuple[int, int], list[str]]:
+def _pictures(out: Location, manifest: Manifest, shown: Sequence[Shown]) -> dict[tuple[int, int], list[str]]:
     """By pack and position: the first pictures of a document, and first frames, small.
 
     None where a shard is not there, or damaged: tables may be looked at alone, and `neatpack verify` says what is wrong
@@ -113,7 +113,7 @@ def _small(pixels: np.ndarray) -> str:
 
 
 def turns_of_rows(
-    out: Place, manifest: Manifest, name: str, numbers: Sequence[int]
+    out: Location, manifest: Manifest, name: str, numbers: Sequence[int]
 ) -> Mapping[int, Sequence[tuple[str, str]]]:
     """What these rows say, as far as their files are where they were, unchanged, and not too large to look for that."""
     dataset = _dataset(name, manifest.identity.inputs[name])

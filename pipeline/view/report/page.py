@@ -6,7 +6,8 @@ import logging
 from pathlib import Path
 
 from neatpack.format.manifest import Manifest
-from neatpack.storage.files import Place, remove_parts, write_whole
+from neatpack.storage.files import remove_parts, write_whole
+from neatpack.storage.location import Location
 
 from ...runtime.faults import sentence
 from ...safe import harmless_html as escape
@@ -20,7 +21,9 @@ FILE = "report.html"
 logger = logging.getLogger(__name__)
 
 
-def write_report(out: Place, manifest: Manifest, file_name: Place | None = None, *, follow: bool = False) -> Place:
+def write_report(
+    out: Location, manifest: Manifest, file_name: Location | None = None, *, follow: bool = False
+) -> Location:
     """Write OUT/report.html, or another file, whole or not at all. The same output gives the same bytes.
 
     `follow`: open the data files that the output names, for what rows say.
@@ -36,7 +39,7 @@ def write_report(out: Place, manifest: Manifest, file_name: Place | None = None,
     return target
 
 
-def add_report(out: Place, manifest: Manifest, follow: bool = True) -> None:
+def add_report(out: Location, manifest: Manifest, follow: bool = True) -> None:
     """Write the report of an output that a run has finished, unless it is there.
 
     `follow`: this run has written what the output names, so that its data files may be opened.
@@ -54,7 +57,7 @@ def add_report(out: Place, manifest: Manifest, follow: bool = True) -> None:
         logger.info("the report failed", exc_info=True)
 
 
-def page(out: Place, manifest: Manifest, *, follow: bool = False) -> str:
+def page(out: Location, manifest: Manifest, *, follow: bool = False) -> str:
     figures = figures_of(out, manifest)
     script, style = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.js", "page.css"))
     body = "\n".join(

@@ -241,7 +241,7 @@ def test_an_output_that_is_not_to_be_written_to(out: Path, tmp_path: Path, monke
     before = (out / "report.html").read_bytes()
 
     def read_only(path: Path):
-        if path.is_relative_to(out):
+        if Path(path).is_relative_to(out):
             raise OSError(errno.EROFS, "Read-only file system", str(path))
         return write_whole(path)
 
