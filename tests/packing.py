@@ -71,9 +71,7 @@ def main() -> None:
     from forked import become
     from transformers import AutoTokenizer, Qwen2Tokenizer  # noqa: F401
 
-    import neatpack.pipeline.families.registry
-    import neatpack.pipeline.run
-    import neatpack.pipeline.stages  # noqa: F401
+    from neatpack import PackedShards, run_pack  # noqa: F401
 
     child = 0
     for line in sys.stdin:
