@@ -1,37 +1,20 @@
-"""Stretches of bytes, of files on disk or in a store: what lies close together is read together."""
+"""Ranges of bytes, of files on disk or in a store: those that lie close together are read together."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import numpy as np
 
 from neatpack.storage.location import AT_ONCE, Location
 
-NEAR = 64 << 10  # bytes between two stretches that are read as one: a request costs as much as reading these
+NEAR = 64 << 10  # bytes between two ranges that are read as one: a request costs as much as reading these
 
 
-class Stretch(NamedTuple):
-    """Some bytes of a file."""
+def read_ranges(files: Sequence[Location], which: np.ndarray, at: np.ndarray, size: np.ndarray) -> list[memoryview]:
+    """Return `size` bytes from `at` on of files[which], for each of these; fewer where a file ends before.
 
-    file: Location
-    at: int
-    size: int
-
-
-def read_stretches(wanted: Sequence[Stretch]) -> list[memoryview]:
-    """The bytes of each, in this order: see `read_from`."""
-    files = list(dict.fromkeys(stretch.file for stretch in wanted))
-    which, at, size = (
-        np.array(values, dtype=np.int64)
-        for values in zip(*((files.index(file), at, size) for file, at, size in wanted), strict=True)
-    )
-    return read_from(files, which, at, size)
-
-
-def read_from(files: Sequence[Location], which: np.ndarray, at: np.ndarray, size: np.ndarray) -> list[memoryview]:
-    """`size` bytes from `at` on of files[which], for each of these; fewer where a file ends before. What lies close
-    together is read together, and from a store several reads run at once: few requests, and none waits for another."""
+    Ranges that lie close together are one read, and reads of a store run in parallel: few requests, and none waits.
+    """
     if not len(which):
         return []
     order = np.lexsort((at, which))
@@ -42,7 +25,7 @@ def read_from(files: Sequence[Location], which: np.ndarray, at: np.ndarray, size
     begins = np.flatnonzero(np.append(True, before[1:] + at[1:] - reached[:-1] > NEAR))
     ends = (reached - before)[np.append(begins[1:], len(at)) - 1]
     starts = at[begins]
-    runs = [Stretch(files[file], start, end - start) for file, start, end in
+    runs = [(files[file], end - start, start) for file, start, end in
             zip(which[begins].tolist(), starts.tolist(), ends.tolist(), strict=True)]  # fmt: skip
     contents = list(_read_runs(runs))
     run = np.repeat(np.arange(len(runs)), np.diff(np.append(begins, len(at))))
@@ -54,13 +37,14 @@ def read_from(files: Sequence[Location], which: np.ndarray, at: np.ndarray, size
     return found
 
 
-def _read_runs(runs: Sequence[Stretch]) -> Iterator[memoryview]:
-    if all(run.file.is_local for run in runs):
+def _read_runs(runs: Sequence[tuple[Location, int, int]]) -> Iterator[memoryview]:
+    if all(file.is_local for file, _, _ in runs):
         yield from map(_read_run, runs)
         return
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield from pool.map(_read_run, runs)
 
 
-def _read_run(run: Stretch) -> memoryview:
-    return memoryview(run.file.read_range(run.size, run.at))
+def _read_run(run: tuple[Location, int, int]) -> memoryview:
+    file, length, start = run
+    return memoryview(file.read_range(length, start))

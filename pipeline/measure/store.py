@@ -23,7 +23,6 @@ from zlib_ng import zlib_ng
 from neatpack.format.layout import Form, MediaKind
 from neatpack.storage.files import write_whole
 from neatpack.storage.location import Location
-from neatpack.storage.ranges import Stretch, read_stretches
 from neatpack.storage.tables import open_arrow, write_arrow
 
 from ..ingest.lines import Part
@@ -214,5 +213,4 @@ def read_measured(path: Location, index: int) -> Measured | None:
     row, at, size = (open_arrow(path)[name][index].as_py() for name in ("row", "at", "size"))
     if not size:
         return None
-    (content,) = read_stretches([Stretch(rows_beside(path), at, size)])
-    return unpacked(row, content)
+    return unpacked(row, rows_beside(path).read_range(size, at))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from neatpack.storage.location import Location
-from neatpack.storage.ranges import read_from
+from neatpack.storage.ranges import read_ranges
 
 from ..measure.store import TextRow, read_measured, rows_beside, text_row, unpacked
 from ..media.ahead import ahead
@@ -43,7 +43,7 @@ def rows_of_packs(plan: Plan, parts: Mapping[int, Location], numbers: Sequence[i
     begin, end = plan.starts[[first, last]].tolist()
     part, at, size = (plan.packed[name].slice(begin, end - begin).to_numpy() for name in ("part", "at", "size"))
     known, of_known = np.unique(part, return_inverse=True)
-    contents = read_from([rows_beside(parts[each]) for each in known.tolist()], of_known, at, size)
+    contents = read_ranges([rows_beside(parts[each]) for each in known.tolist()], of_known, at, size)
     coming: deque[tuple[int, Rows]] = deque()
     for number in numbers:
         lines, start = plan.columns_of_pack(number), int(plan.starts[number - plan.first]) - begin

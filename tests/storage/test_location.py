@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 from faulty_proxy import Proxy, faulty_proxy
 from s3_server import S3
@@ -21,7 +22,7 @@ from neatpack.storage import clients, location
 from neatpack.storage.clients import Unreachable
 from neatpack.storage.files import inside, local_copy, read_into, sha256_of, write_whole
 from neatpack.storage.location import Location, NoBucket
-from neatpack.storage.ranges import Stretch, read_stretches
+from neatpack.storage.ranges import read_ranges
 
 
 def use(env: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,18 +257,17 @@ def sha256_of_bytes(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def test_stretches_that_lie_together_are_one_request(folder: Location, proxy: Proxy) -> None:
+def test_ranges_that_lie_together_are_one_request(folder: Location, proxy: Proxy) -> None:
     content = os.urandom(400_000)
     for name in "ab":
         (folder / name).write_bytes(content)
     proxy.requests.clear()
-    wanted = [(folder / name, at, 100) for at in (0, 300_000, 120, 50) for name in "ba"]
-    found = read_stretches([Stretch(*each) for each in wanted])
-    assert [bytes(each) for each in found] == [content[at : at + 100] for _, at, _ in wanted]
+    which, at = np.array([1, 0] * 4), np.repeat([0, 300_000, 120, 50], 2)
+    found = read_ranges([folder / "a", folder / "b"], which, at, np.full(8, 100))
+    assert [bytes(each) for each in found] == [content[start : start + 100] for start in at]
     asked = Counter(request.range for request in proxy.requests if request.method == "GET")
     assert asked == {"bytes=0-219": 2, "bytes=300000-300099": 2}
-    (short,) = read_stretches([Stretch(folder / "a", len(content) - 5, 50)])
-    assert bytes(short) == content[-5:]
+    assert (folder / "a").read_range(50, len(content) - 5) == content[-5:]
 
 
 def _read_in_child(file: Location, pipe: "multiprocessing.connection.Connection") -> None:  # type: ignore[name-defined]
@@ -372,7 +372,7 @@ def test_a_scheme_of_fsspec() -> None:
     with write_whole(folder / "a.txt") as file:
         file.write(b"12345")
     assert folder.sizes() == {"a.txt": 5} and (folder / "a.txt").read_bytes() == b"12345"
-    assert [bytes(each) for each in read_stretches([Stretch(folder / "a.txt", 1, 2)])] == [b"23"]
+    assert (folder / "a.txt").read_range(2, 1) == b"23"
     with pytest.raises(FileNotFoundError):
         (folder / "b.txt").read_bytes()
     folder.remove()
