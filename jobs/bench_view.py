@@ -136,6 +136,7 @@ def write_manifest(
         family={"name": "made up", "position_axes": 3, "position_dtype": "int32"},
         pixels=Pixels(codec=PLAIN, resize="torch", tables={}),
         counts=Counts(rows=num_rows, samples=num_rows, packed=packed, skipped={"bad_media": num_rows - packed},
+                      skipped_tokens={},
                       fitted={}, packs=len(index), tokens=sums["tokens"], visual_tokens=sums["visual_tokens"],
                       target_tokens=sums["target_tokens"]),
         shards=Shards(ShardEntry(name=line["shard"], bytes=line["bytes"], sha256="0" * 64, num_packs=line["num_packs"],

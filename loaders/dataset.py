@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from neatpack.errors import UserError
+from neatpack.format.output import OutputReader
 
 from .arguments import flag, is_positive, whole
 from .item import PIXELS, pack_item
@@ -17,9 +18,8 @@ from .loader import PackLoader
 from .mix import Mix, Outputs
 from .model_inputs import PackCollater, collater_for, restores_pixels
 from .order import CHUNK, Order, rank_share, share_length
-from .pixels import stored_arrays
+from .pixels import read_pixel_tables, stored_arrays
 from .ranks import Ranks
-from .reader import ShardReader
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class PackedShards:
             )
         self.mix = Mix(out, check=check, cache=cache, cache_gb=cache_gb)
         self.layout = self.reader.layout  # what the media arrays are; `wrap_vlm_collate_for_pp` takes it
-        self.stored = stored_arrays(self.layout, self.reader.pixel_tables())
+        self.stored = stored_arrays(self.layout, read_pixel_tables(self.reader))
         self.epoch = 0
         self.position = 0  # packs of the epoch, over all ranks, that were consumed before this iteration
         self.read_by = 0  # number of the loader that began an iteration last
@@ -99,7 +99,7 @@ class PackedShards:
         self._shuffles: dict[tuple[int, int], int] = {}  # by source and pass, which of the drawn shuffles is taken
 
     @property
-    def reader(self) -> ShardReader:
+    def reader(self) -> OutputReader:
         """The first output; what its manifest says of the family holds for all of them."""
         return self.mix.outputs[0].reader
 

@@ -11,9 +11,9 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory as pin
 
 from neatpack.errors import UserError
+from neatpack.format.output_files import in_advance
 
 from .arguments import flag, whole
-from .opened import in_advance
 from .pp_media import CollateForPP
 
 logger = logging.getLogger(__name__)

@@ -1,20 +1,22 @@
 """Several outputs read as one: which packs an epoch has, and where each lies."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from neatpack.errors import OutputError, UserError
-from neatpack.format.manifest import LOADS, Manifest, changes, differences
+from neatpack.format.manifest import Manifest, changes, differences
+from neatpack.format.output import OutputReader
 
 from .arguments import is_positive
-from .order import Drawn, Order, Source, apportioned, lazy_order, shares, spread_group_size
-from .reader import ShardReader
+from .cache import ShardCache
+from .order import Drawn, Order, Source, lazy_order, shares, spread_group_size
+from .pixels import load_renderer
 
 Outputs = str | Path | Sequence[tuple[str, str | Path] | tuple[str, str | Path, float]]
 
@@ -22,14 +24,14 @@ Outputs = str | Path | Sequence[tuple[str, str | Path] | tuple[str, str | Path, 
 @dataclass(frozen=True, slots=True)
 class Output:
     name: str
-    reader: ShardReader
+    reader: OutputReader
 
 
 class Mix:
     """One output, or several: [("coco", out1, 0.7), ("text", out2, 0.3)].
 
     A pack is known by one number: its own in its output, plus where the numbers of that output begin.
-    Without weights an epoch has every pack of every output once, or as often as it was packed for (--repeat-at-load).
+    Without weights an epoch has every pack of every output once.
     With weights it is as long, an output's share of its packs is its weight, and each output goes through passes of its
     own: see `lazy_order`.
     """
@@ -44,19 +46,18 @@ class Mix:
     ) -> None:
         listed = _listed(out)
         names, weights = [name for name, _, _ in listed], [weight for *_, weight in listed if weight is not None]
-        how: Any = {"check": check, "cache": cache, "cache_gb": cache_gb}
-        readers = [ShardReader(where, **how) for _, where, _ in listed]
+        make_cache = _cache_maker(cache, cache_gb)
+        readers = [OutputReader(where, load_renderer, check=check, make_cache=make_cache) for _, where, _ in listed]
         for name, reader in zip(names[1:], readers[1:], strict=True):
             _check_agreement(names[0], readers[0].manifest, name, reader.manifest)
         self.outputs = [Output(name, reader) for name, reader in zip(names, readers, strict=True)]
-        sizes = [sum(_repeated(reader).values()) for reader in readers]
+        sizes = [reader.num_packs for reader in readers]
         per_epoch = shares(sizes, weights) if weights else sizes
         ends = np.cumsum([reader.num_packs for reader in readers])
         self._firsts = np.concatenate([[0], ends[:-1]])
         self._sources = [
-            source
+            _make_source(reader, count, first)
             for reader, count, first in zip(readers, per_epoch, self._firsts.tolist(), strict=True)
-            for source in _sources(reader, count, first)
         ]
         self.num_packs = sum(per_epoch)
 
@@ -69,12 +70,14 @@ class Mix:
                for output, source in zip(firsts, self._sources, strict=True)]  # fmt: skip
         return {"num_packs": self.num_packs, "mix": mix}
 
-    @property
+    @cached_property
     def plan(self) -> str:
-        """Stands for what is in which pack, as far as the packs' loads tell, and for the shuffles that they allow. The
-        same however pixels are stored; "" of outputs that are older than the file of loads."""
-        digests = [output.reader.manifest.files.get(LOADS, "") for output in self.outputs]
-        return hashlib.sha256("".join(digests).encode()).hexdigest()[:16] if all(digests) else ""
+        """A digest of the packs' loads, which stands for their documents. The same for any codec of pixels."""
+        digest = hashlib.sha256()
+        for output in self.outputs:
+            for load in output.reader.loads():
+                digest.update(load.data)
+        return digest.hexdigest()[:16]
 
     def order(self, seed: int, epoch: int, *, shuffle: bool, drawn: Drawn) -> Order:
         return lazy_order(self._sources, seed, epoch, shuffle=shuffle, drawn=drawn)
@@ -96,60 +99,34 @@ class Mix:
         return pack + int(self._firsts[names.index(output)])
 
 
-def _runs(reader: ShardReader) -> dict[float, list[tuple[int, int]]]:
-    """By how often packs come in an epoch, ascending: which do, as first and last of each run of them."""
-    ends = [*(first for first, _ in reader.times[1:]), reader.num_packs]
-    runs: dict[float, list[tuple[int, int]]] = {}
-    for (first, times), end in zip(reader.times, ends, strict=True):
-        runs.setdefault(times, []).append((first, end))
-    return dict(sorted(runs.items()))
-
-
-def _repeated(reader: ShardReader) -> dict[float, int]:
-    """How often packs come in an epoch, and how many that makes: 10 packs 2.5 times are 25."""
-    return {times: round(times * sum(end - first for first, end in runs)) for times, runs in _runs(reader).items()}
-
-
-def _sources(reader: ShardReader, per_epoch: int, first: int) -> list[Source]:
-    """The packs of an output by how often they come. Those of one kind lie together, in groups of their own."""
-    repeated, sources = _repeated(reader), []
-    counts = apportioned(per_epoch, list(repeated.values()) or [1])
+def _make_source(reader: OutputReader, per_epoch: int, first: int) -> Source:
     keeps_spread = has_copies(reader.manifest)
-    for (times, runs), count in zip(_runs(reader).items(), counts, strict=False):
-        begin = runs[0][0]
-        packs = [np.arange(one, other) - begin for one, other in runs] if len(runs) > 1 else []
-        numbers = np.concatenate(packs) if packs else range(runs[0][1] - begin)
-        # Packs that fill no group come last, with all their copies, so groups of packs with copies are small.
-        is_spread = keeps_spread or (times > 1 and plans_copies(reader.manifest))
-        sources.append(
-            Source(
-                packs=numbers,
-                group_size=spread_group_size(reader.group_size, len(numbers)) if is_spread else reader.group_size,
-                loads=partial(_loads, reader, runs),
-                per_epoch=count,
-                first=first + begin,
-                keeps_spread=keeps_spread,
-            )
-        )
-    return sources
+    group_size = spread_group_size(reader.group_size, reader.num_packs) if keeps_spread else reader.group_size
+    return Source(
+        packs=range(reader.num_packs),
+        group_size=group_size,
+        loads=reader.loads,
+        per_epoch=per_epoch,
+        first=first,
+        keeps_spread=keeps_spread,
+    )
 
 
 def has_copies(manifest: Manifest) -> bool:
     """Return whether rows come several times and are spread over the packs: then an epoch keeps them so."""
-    return manifest.counts.samples > manifest.counts.rows and plans_copies(manifest)
+    return manifest.counts.samples > manifest.counts.rows
 
 
-def plans_copies(manifest: Manifest) -> bool:
-    """Return whether copies are to be spread; outputs of 0.10 keep the order that trainings have begun with."""
-    return "group_by" in manifest.identity.config
-
-
-def _loads(reader: ShardReader, runs: Sequence[tuple[int, int]]) -> list[np.ndarray]:
-    """Visual tokens and tokens of these packs."""
-    return [
-        load[slice(*runs[0])] if len(runs) == 1 else np.concatenate([load[slice(*run)] for run in runs])
-        for load in reader.loads()
-    ]
+def _cache_maker(folder: str | Path | None, gb: float | None) -> Callable[[], ShardCache] | None:
+    if (folder is None) != (gb is None):
+        raise UserError(
+            f"cache={folder!r}, cache_gb={gb!r}: give both, or neither",
+            code="loader-argument",
+            argument="cache",
+            cache=folder,
+            cache_gb=gb,
+        )
+    return None if folder is None or gb is None else partial(ShardCache, folder, int(gb * 1e9))
 
 
 def _listed(out: Outputs) -> list[tuple[str, str | Path, float | None]]:

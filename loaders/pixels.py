@@ -13,6 +13,7 @@ from neatpack.errors import OutputError, UserError
 from neatpack.format.layout import MediaArray
 from neatpack.format.manifest import REMEDY, Manifest, Pixels
 from neatpack.format.members import read_array
+from neatpack.format.output import OutputReader
 from neatpack.format.pixels import ImageRenderer
 
 from .arrays import empty
@@ -72,6 +73,11 @@ def read_tables(manifest: Manifest, read: Callable[[str], bytes], out: str) -> d
             )
         tables[kind] = table.copy()
     return tables
+
+
+def read_pixel_tables(reader: OutputReader) -> dict[str, np.ndarray]:
+    """Read the tables of an output."""
+    return read_tables(reader.manifest, reader.read_file, reader.out)
 
 
 def stored_arrays(layout: Mapping[str, MediaArray], tables: Mapping[str, np.ndarray]) -> dict[str, Stored]:

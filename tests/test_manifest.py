@@ -20,7 +20,6 @@ from neatpack.format.manifest import (
     PLAIN,
     Counts,
     Identity,
-    IndexFile,
     Manifest,
     Pixels,
     ShardEntry,
@@ -41,12 +40,12 @@ MANIFEST = Manifest(
     family={"name": "qwen2_vl", "padding_id": 0, "position_axes": 3, "position_dtype": "int32"},
     pixels=Pixels(codec=PLAIN, resize="torch", tables={"image": "image_table.npy"}),
     counts=Counts(
-        rows=2, samples=2, packed=1, skipped={"bad_row": 1}, fitted={}, packs=1, tokens=60, visual_tokens=4,
+        rows=2, samples=2, packed=1, skipped={"bad_row": 1}, skipped_tokens={}, fitted={},
+        packs=1, tokens=60, visual_tokens=4,
         target_tokens=9,
     ),
     shards=Shards([ShardEntry(name="pack-000000.tar", bytes=1024, sha256="a1" * 32, first_pack=0, num_packs=3)]),
-    files=dict.fromkeys(("index.parquet", "index.arrow", "loads.arrow", "image_table.npy"), "b2" * 32),
-    index=IndexFile(packs_per_batch=2, offsets=(8, 108, 208), crc32=(7, 9), times=((0, 1.0), (2, 2.5))),
+    files=dict.fromkeys(("index.parquet", "index.arrow", "sources.json", "image_table.npy"), "b2" * 32),
 )  # fmt: skip
 
 
@@ -62,21 +61,21 @@ def test_the_keys_on_disk_are_those_that_other_readers_know(tmp_path: Path) -> N
     assert signed(MANIFEST.to_json()) == written and b'\n  {"name": "pack-000000.tar", "bytes": 1024, ' in written
     found = json.loads(written)
     assert list(found) == [
-        "format", "neatpack", "fingerprint", "identity", "family", "pixels", "counts", "shards", "files", "index",
+        "format", "neatpack", "fingerprint", "identity", "family", "pixels", "counts", "shards", "files",
         "warnings", "digest",
     ]  # fmt: skip
-    assert (found["format"], found["neatpack"]) == (FORMAT, __version__) == (7, __version__)
+    assert (found["format"], found["neatpack"]) == (FORMAT, __version__) == (8, __version__)
     assert found["shards"] == [
         {"name": "pack-000000.tar", "bytes": 1024, "sha256": "a1" * 32, "first_pack": 0, "num_packs": 3}
     ]
     assert found["identity"]["code"] == {"neatpack": "0.2.0", "measure": 1, "family": 1}
 
 
-def test_a_manifest_of_format_5_has_no_index() -> None:
-    older = MANIFEST.to_json() | {"format": 5}
-    del older["index"]
-    read = Manifest.parse(signed(older), "out")
-    assert read == dataclasses.replace(MANIFEST, index=None) and read.to_json()["format"] == 5
+def test_older_formats_are_named_with_their_maker() -> None:
+    older = MANIFEST.to_json() | {"format": 7, "neatpack": "0.11.0"}
+    with raises(OutputError, "output-format", out="out", got=7) as caught:
+        Manifest.parse(signed(older), "out")
+    assert "neatpack 0.11.0" in str(caught.error)
 
 
 def test_shards_are_kept_in_few_bytes() -> None:
@@ -165,19 +164,6 @@ def edit(*keys: Any, value: Any) -> Callable[[dict[str, Any]], Any]:
         (edit("identity", "inputs", "coco", value={}), "identity.inputs.coco.rows"),
         (edit("shards", 0, "first_pack", value=1), "shards[0]"),
         (edit("shards", 0, "bytes", value=1 << 63), "shards[0]"),
-        (edit("index", value=None), "index"),
-        (edit("index", "packs_per_batch", value=0), "index.packs_per_batch"),
-        (edit("index", "packs_per_batch", value=1 << 60), "index.packs_per_batch"),
-        (edit("index", "packs_per_batch", value=1), "index"),
-        (edit("index", "offsets", value=[8, 8, 208]), "index.offsets"),
-        (edit("index", "offsets", value=[-8, 108, 208]), "index.offsets"),
-        (edit("index", "offsets", value=[8, 108, "208"]), "index.offsets"),
-        (edit("index", "crc32", value=[7, 1 << 32]), "index.crc32"),
-        (edit("index", "times", value=[]), "index.times"),
-        (edit("index", "times", value=[[1, 1.0]]), "index.times"),
-        (edit("index", "times", value=[[0, 1.0], [3, 2.0]]), "index.times"),
-        (edit("index", "times", value=[[0, 1e300]]), "index.times"),
-        (edit("index", "times", value=[[0]]), "index.times"),
         (edit("family", value="qwen"), "family"),
         (edit("family", "position_axes", value=2), "family"),
     ],

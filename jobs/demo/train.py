@@ -9,7 +9,7 @@ files, and transformers computes positions, mask and shift.
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from neatpack import PackedShards, PreTokenizedDatasetWrapper
+from neatpack.format.members import Document
 from neatpack.loaders.online.datasets import _convert_sharegpt_to_conversation
-from neatpack.loaders.reader import ShardReader
 
 PROCESSOR = Path(__file__).parent / "processor"
 STEPS = 5
@@ -33,16 +33,16 @@ def tiny_model() -> Any:
     return models.from_config(AutoConfig.from_pretrained(PROCESSOR)).float().train()
 
 
-def conversations(meta: Path, documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def conversations(meta: Path, documents: Sequence[Document]) -> Iterator[dict[str, Any]]:
     """Read the rows of a pack from the files that the meta JSON names."""
     entries = json.loads(meta.read_text())
     for document in documents:
-        entry = entries[document["dataset"]]
+        entry = entries[document.dataset]
         text = (meta.parent / entry["file_name"]).read_text(encoding="utf-8")
         if entry["file_name"].endswith(".json"):
-            row = json.loads(text)[document["row"]]
+            row = json.loads(text)[document.row]
         else:
-            row = json.loads(text.split("\n")[document["row"]])
+            row = json.loads(text.split("\n")[document.row])
         media = str(meta.parent / entry["media_dir"])
         yield _convert_sharegpt_to_conversation(row, entry["columns"], entry["tags"], media)
 
@@ -68,13 +68,13 @@ def train(meta: Path, out: Path, steps: int = STEPS) -> list[float]:
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     shards = PackedShards(str(out), rank=0, world_size=1, seed=0, pixels="fp32")
-    loader, reader = shards.loader(batch_size=1, num_workers=0, model=model), ShardReader(out)
+    loader = shards.loader(batch_size=1, num_workers=0, model=model)
     order, losses = shards.order(), []
     for step, batch in enumerate(loader, start=1):
         loss = model(**batch).loss
         if step == 1:
             number = int(order[0])
-            documents = reader.header(number, reader.content(number))["documents"]
+            documents = shards.reader.read_pack(number).documents
             alone, trained = loss_one_by_one(model, list(conversations(meta, documents)))
             print(f"  pack {number}: {len(documents)} conversations, {trained:,} trained tokens")
             print(f"  loss of the pack, in one forward pass         {loss.item():.6f}")

@@ -8,7 +8,6 @@ import random
 import shutil
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from PIL import Image
 
 from neatpack import PackedShards
 from neatpack.errors import OutputError
-from neatpack.format.index import write_places
+from neatpack.format.index import write_loader_index
 from neatpack.format.manifest import Manifest, signed
 from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.run import run_pack
@@ -35,8 +34,8 @@ PROCESSOR = Path(__file__).parents[1] / "demo" / "processor"
 KINDS = {
     "shard": "shards/*.tar",
     "index": "index.parquet",
-    "places": "index.arrow",
-    "loads": "loads.arrow",
+    "loader index": "index.arrow",
+    "sources": "sources.json",
     "manifest": "manifest.json",
     "table": "*_table.npy",
     "ledger": "ledger/*.parquet",
@@ -151,36 +150,16 @@ def write_forged(out: Path, name: str, table: pa.Table) -> None:
         pq.write_table(table, out / name)
         sign(out)
         return
-    found = json.loads((out / "manifest.json").read_bytes())["index"]
-    batches = table.combine_chunks().to_batches(max_chunksize=found["packs_per_batch"])
-    contents = [batch.serialize() for batch in batches]
     with (out / name).open("wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-        end = file.tell()
-    starts = [end - sum(content.size for content in contents[at:]) for at in range(len(contents))]
-    if name == "index.arrow":
-        found |= {"offsets": [*starts, end], "crc32": [zlib.crc32(content) for content in contents]}
-    sign(out, lambda manifest: manifest.update(index=found))
+        writer.write_table(table.combine_chunks())
+    sign(out)
 
 
 def write_indexes(out: Path, table: pa.Table) -> None:
-    """An index that can be, in all files that have it."""
-    described, _ = write_places(Location.parse(out), [table], len(table["members"][0]))
+    """Write an index that can be to both files that have it."""
+    write_loader_index(out, [table])
     pq.write_table(table, out / "index.parquet")
-    sign(out, lambda manifest: manifest.update(index=asdict(described)))
-
-
-def as_format_5(out: Path) -> None:
-    """The output as it was when the loader read index.parquet."""
-
-    def change(found: dict[str, Any]) -> None:
-        found["format"] = 5
-        del found["index"], found["files"]["index.arrow"], found["files"]["loads.arrow"]
-
-    for name in ("index.arrow", "loads.arrow"):
-        (out / name).unlink()
-    sign(out, change)
+    sign(out)
 
 
 def forged_manifest(out: Path, rng: random.Random) -> str:
@@ -225,17 +204,8 @@ def forged_index(out: Path, rng: random.Random) -> str:
     return forged_table(out, "index.parquet", rng)
 
 
-def forged_places(out: Path, rng: random.Random) -> str:
+def forged_loader_index(out: Path, rng: random.Random) -> str:
     return forged_table(out, "index.arrow", rng)
-
-
-def forged_loads(out: Path, rng: random.Random) -> str:
-    return forged_table(out, "loads.arrow", rng)
-
-
-def forged_old_index(out: Path, rng: random.Random) -> str:
-    as_format_5(out)
-    return forged_table(out, "index.parquet", rng)
 
 
 def forged_ledger(out: Path, rng: random.Random) -> str:
@@ -283,10 +253,6 @@ def changed_cell(line: dict[str, Any], column: str, schema: pa.Schema, rng: rand
             rng.choice(["../x", "json", ""]) if key == "name" else rng.choice([*NUMBERS, before + 512, -before])
         )
         return f"{key} {before} -> {place[key]}"
-    if column == "sizes":
-        at = rng.randrange(len(old))
-        line[column] = [*old[:at], new := rng.choice([*NUMBERS, old[at] + 512, -old[at]]), *old[at + 1 :]]
-        return f"sizes {old[at]} -> {new}"
     kind = schema.field(column).type
     for _ in range(20):
         is_text = pa.types.is_string(kind)
@@ -363,9 +329,7 @@ MUTATORS: dict[str, Mutator] = {
     "a shard is a pipe": becomes_pipe,
     "forged manifest": forged_manifest,
     "forged index": forged_index,
-    "forged places": forged_places,
-    "forged loads": forged_loads,
-    "forged index of format 5": forged_old_index,
+    "forged loader index": forged_loader_index,
     "forged ledger": forged_ledger,
     "forged pack": forged_pack,
 }  # fmt: skip

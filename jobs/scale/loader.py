@@ -28,13 +28,13 @@ import pyarrow as pa
 
 from jobs.fuzzing.output import make
 from neatpack import PackedShards
-from neatpack.format.index import SCHEMA, write_places
+from neatpack.format.index import SCHEMA, write_loader_index
 from neatpack.format.layout import MediaArray
 from neatpack.format.manifest import (
     INDEX,
-    LOADS,
-    PLACES,
+    LOADER_INDEX,
     PLAIN,
+    SOURCES,
     Counts,
     Identity,
     Manifest,
@@ -103,7 +103,7 @@ def measure(num_packs: Sequence[int], *, packs_per_shard: int = 64) -> list[dict
         with tempfile.TemporaryDirectory() as folder:
             make_output(Path(folder), number, packs_per_shard)
             told: dict[str, Any] = {"packs": number, "shards": -(-number // packs_per_shard)}
-            told |= {"index_bytes_per_pack": (Path(folder) / PLACES).stat().st_size / number}
+            told |= {"index_bytes_per_pack": (Path(folder) / LOADER_INDEX).stat().st_size / number}
             told |= in_process("order", folder, "none")
             told |= {key: value for key, value in in_process("place", folder, "none").items() if "place" in key}
             for check in ("packs", "sizes"):  # what the default looks at, and with the sizes of all shards
@@ -129,10 +129,9 @@ def make_output(out: Path, num_packs: int, packs_per_shard: int, seed: int = 0) 
     family = {"name": "made up", "position_axes": 3, "position_dtype": "int32", "media": media}
     members = member_names(MEDIA)
     shards: list[ShardEntry] = []
-    index, _ = write_places(
-        Location.parse(out), index_tables(num_packs, packs_per_shard, members, shards, seed), len(members)
-    )
-    (out / INDEX).touch()  # nobody reads it here
+    write_loader_index(out, index_tables(num_packs, packs_per_shard, members, shards, seed))
+    for name in (INDEX, SOURCES):
+        (out / name).touch()  # nobody reads them here
     (out / "shards").mkdir()
     for shard in shards:
         with open(out / "shards" / shard.name, "wb") as file:
@@ -144,11 +143,11 @@ def make_output(out: Path, num_packs: int, packs_per_shard: int, seed: int = 0) 
         identity=identity,
         family=family,
         pixels=Pixels(codec=PLAIN, resize="torch", tables={}),
-        counts=Counts(rows=0, samples=0, packed=0, skipped={}, fitted={}, packs=num_packs, tokens=0, visual_tokens=0,
+        counts=Counts(rows=0, samples=0, packed=0, skipped={}, skipped_tokens={}, fitted={},
+                      packs=num_packs, tokens=0, visual_tokens=0,
                       target_tokens=0),
         shards=Shards(shards),
-        files={name: sha256_of(out / name) for name in (INDEX, PLACES, LOADS)},
-        index=index,
+        files={name: sha256_of(out / name) for name in (INDEX, LOADER_INDEX, SOURCES)},
     )  # fmt: skip
     manifest.write(Location.parse(out))
     return manifest
@@ -184,7 +183,7 @@ def index_tables(
             name: np.zeros(count, np.int64) for name in SCHEMA.names if name not in ("shard", "members")
         }
         columns |= {"pack": np.arange(first, first + count), "offset": offset, "bytes": length, "tokens": tokens,
-                    "visual_tokens": visual, "times": np.ones(count), "crc32": np.arange(count)}  # fmt: skip
+                    "visual_tokens": visual, "crc32": np.arange(count)}  # fmt: skip
         names = pa.DictionaryArray.from_arrays(
             numbers - numbers[0], [shard_name(at) for at in range(numbers[0], numbers[-1] + 1)]
         )

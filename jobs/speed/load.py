@@ -27,10 +27,10 @@ from PIL import Image
 from jobs.speed.side_by_side import Options, Row, side_by_side
 from neatpack import PackedShards, neat_packed_vlm_collater
 from neatpack.format.layout import TOKEN_TYPES
+from neatpack.format.output import OutputReader
 from neatpack.loaders.masks import block_causal_mask
 from neatpack.loaders.media import LAYOUT_KEY, document_numbers
 from neatpack.loaders.pixels import STORED_KEY, restored, restored_shape
-from neatpack.loaders.reader import ShardReader
 from neatpack.pipeline.config import PackConfig
 from neatpack.pipeline.run import run_pack
 
@@ -199,7 +199,7 @@ def written_for_litdata(packs: PackedShards, folder: Path) -> Path:
     return folder
 
 
-def stored_pack(reader: ShardReader, number: int) -> Item:
+def stored_pack(reader: OutputReader, number: int) -> Item:
     arrays, counts = reader.arrays(number, reader.content(number)), reader.counts(number)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return tensors | {f"n_{kind}s": counts[f"num_{kind}s"] for kind in TOKEN_TYPES}

@@ -129,28 +129,26 @@ def checked_codecs(found: Any, name: str) -> dict[str, str]:
     return {kind: found[kind] for kind in KINDS}
 
 
-FORMAT = 7  # of everything in OUT but work/; raise it when a reader of the older format would fail or misread
-READ = (5, 6, FORMAT)  # formats that are read; 5 has no files for the loader beside index.parquet, 5 and 6 have u8
+# Of everything in OUT but work/. From 8 on, every later neatpack reads it: raise it where a reader of the older format
+# would fail or misread, add its number to READ and an output of it to tests/fixtures.
+FORMAT = 8
+READ = (FORMAT,)
 FILE = "manifest.json"
 MOST_BYTES = 1 << 30  # of it: those of four million shards
 INDEX = "index.parquet"
-PLACES = "index.arrow"  # of the same packs, what the loader reads
-LOADS = "loads.arrow"
+LOADER_INDEX = "index.arrow"  # of the same packs, what the loader reads
+SOURCES = "sources.json"  # where the rows came from
 FETCHED = "fetched.parquet"  # only of an output with downloads in it
 MEDIA = "stats/media.parquet"
 REMEDY = "run `neatpack verify`, and pack again what is broken"
 _SHA256 = re.compile("[0-9a-f]{64}")
 _FILES = re.compile(
-    r"(index|fetched)\.parquet|(index|loads)\.arrow|(image|video)_table\.npy|stats/[a-z]+\.parquet|"
+    r"(index|fetched)\.parquet|index\.arrow|sources\.json|(image|video)_table\.npy|stats/[a-z]+\.parquet|"
     r"ledger/[0-9]+(-[0-9]+)?\.parquet"
 )
 _NUMBERS = {"pack_size": 1 << 31, "align": 1 << 31, "group_size": 1 << 24}  # of the config: what readers reckon with
 _INT64 = 1 << 63
-_PER_BATCH = 1 << 16  # packs of a batch of index.arrow; so as many packs as there are said to be have batches
-MAX_TIMES = 10_000  # how often a pack may come in an epoch: each time is a pass, with a shuffle of its own
 _LEAST_PACK = 1 << 8  # bytes of a pack in its shard: a member has a header of 512
-_LEAST_BATCH, _MOST_PER_PACK = 1 << 16, 1 << 12  # bytes of a batch of index.arrow, which is read at once
-MAX_EPOCH = 1 << 30  # packs of an epoch, with all repetitions: more than anybody trains on, and few enough to count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,16 +260,6 @@ class Shards(Sequence[ShardEntry]):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class IndexFile:
-    """What readers of `index.arrow` know before they read it: they take from it only what they need."""
-
-    packs_per_batch: int  # the last batch may have fewer
-    offsets: tuple[int, ...]  # where in the file each batch begins, and where the last one ends
-    crc32: tuple[int, ...]  # of the bytes of each batch
-    times: tuple[tuple[int, float], ...]  # a pack, and how often it and those after it come in an epoch
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Pixels:
     """How stored bytes become pixels again."""
 
@@ -294,8 +282,7 @@ class Counts:
     tokens: int
     visual_tokens: int
     target_tokens: int
-    # Of skipped samples by reason, as far as they were measured. Outputs before 0.11 have none.
-    skipped_tokens: dict[str, int] = dataclasses.field(default_factory=dict)
+    skipped_tokens: dict[str, int]  # of skipped samples by reason, as far as they were measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,7 +295,6 @@ class Manifest:
     counts: Counts
     shards: Shards
     files: dict[str, str]  # sha256 of every other file of the output
-    index: IndexFile | None = None  # None: of format 5, which has no index.arrow
     warnings: tuple[str, ...] = ()  # about the data: what rows hold and nothing reads, and the like
 
     def to_json(self) -> dict[str, Any]:
@@ -317,8 +303,6 @@ class Manifest:
     def _values(self) -> dict[str, Any]:
         """As JSON has them, but for the shards."""
         values = dataclasses.asdict(dataclasses.replace(self, shards=Shards()))
-        if self.index is None:  # of format 5, which has no codec but one
-            return {"format": READ[0], **values, "pixels": values["pixels"] | {"codec": U8}}
         return {"format": FORMAT, **values}
 
     def write(self, out: Location) -> None:
@@ -355,8 +339,8 @@ class Manifest:
         if not isinstance(found, dict) or found.get("format") not in READ:
             got = found.get("format") if isinstance(found, dict) else f"of a JSON {type(found).__name__}"
             raise OutputError(
-                f"{where}: format {got}, this neatpack ({neatpack.__version__}) reads formats {READ[0]} to {FORMAT}; "
-                "use the neatpack that made it, or pack again",
+                f"{where}: format {got}, made by {_maker(found)}; this is neatpack {neatpack.__version__}, which reads "
+                f"format {', '.join(map(str, READ))}. Run the same pack command again",
                 code="output-format",
                 out=out,
                 file=FILE,
@@ -371,16 +355,13 @@ class Manifest:
                 key="digest",
             )
         try:
-            absent: dict[str, Any] = {"warnings": []} | ({"index": None} if found["format"] == READ[0] else {})
-            values = fields_from_json(cls, absent | found)
+            values = fields_from_json(cls, found)
             values["identity"] = Identity.from_json(values["identity"])
-            values["pixels"] = _pixels_from_json(values["pixels"], found["format"])
+            values["pixels"] = _pixels_from_json(values["pixels"])
             values["counts"] = _counts_from_json(values["counts"])
             values["warnings"] = _warnings_from_json(values["warnings"])
             shards.check(values["shards"])
             values["shards"] = shards
-            if found["format"] != READ[0]:
-                values["index"] = _index_from_json(values["index"])
             manifest = cls(**values)
             _check(manifest)
         except ValueError as error:
@@ -388,6 +369,12 @@ class Manifest:
                 f"{where}: {error}; pack again", code="output-damaged", out=out, file=FILE, **fields_of(error)
             ) from None
         return manifest
+
+
+def _maker(found: Any) -> str:
+    """Return which neatpack says that it wrote a manifest."""
+    version = found.get("neatpack") if isinstance(found, dict) else None
+    return f"neatpack {version[:20]}" if isinstance(version, str) and version.isascii() else "another program"
 
 
 def shard_name(number: int) -> str:
@@ -430,8 +417,6 @@ def _check(manifest: Manifest) -> None:
             code="output-damaged",
             key="shards",
         )
-    if manifest.index is not None:
-        _check_index(manifest.index, manifest.shards.num_packs)
     for name, digest in manifest.files.items():
         if not _FILES.fullmatch(name) or not _SHA256.fullmatch(digest):
             raise OutputError(
@@ -454,7 +439,7 @@ def _check(manifest: Manifest) -> None:
             code="output-damaged",
             key="pixels.rule",
         )
-    needed = {INDEX, *manifest.pixels.tables.values()} | ({PLACES, LOADS} if manifest.index else set())
+    needed = {INDEX, LOADER_INDEX, SOURCES, *manifest.pixels.tables.values()}
     if absent := needed - manifest.files.keys():
         raise OutputError(
             f"files: lacks {', '.join(sorted(absent))}", code="output-damaged", key="files", missing=sorted(absent)
@@ -481,11 +466,6 @@ def _check(manifest: Manifest) -> None:
             )
 
 
-def most_times(num_packs: int) -> float:
-    """Return how often one of so many packs may come in an epoch."""
-    return min(MAX_TIMES, MAX_EPOCH / max(1, num_packs))
-
-
 def _is_sound(values: tuple[Any, ...], number: int, first_pack: int) -> bool:
     """As `_shard_error`, for values from JSON, and fast."""
     name, size, sha256, first, num_packs = values
@@ -506,17 +486,13 @@ def _shard_error(shard: ShardEntry, number: int, first_pack: int) -> OutputError
     return OutputError(key + words, code="output-damaged", key=key)
 
 
-def _pixels_from_json(found: Any, written: int) -> Pixels:
-    """`written`: the format; before 7 there was one codec."""
-    if written < FORMAT and isinstance(found, dict) and found.get("codec") == U8:
-        found = found | {"codec": PLAIN, "rule": None}
+def _pixels_from_json(found: Any) -> Pixels:
     values = fields_from_json(Pixels, found, "pixels")
     return Pixels(**values | {"codec": checked_codecs(values["codec"], "pixels.codec")})
 
 
 def _counts_from_json(found: Any) -> Counts:
-    absent: dict[str, Any] = {"skipped_tokens": {}}
-    return Counts(**fields_from_json(Counts, absent | found if isinstance(found, dict) else found, "counts"))
+    return Counts(**fields_from_json(Counts, found, "counts"))
 
 
 def _warnings_from_json(found: Any) -> tuple[str, ...]:
@@ -525,69 +501,6 @@ def _warnings_from_json(found: Any) -> tuple[str, ...]:
             f"warnings: expected a list of texts, got {str(found)[:60]}", code="output-damaged", key="warnings"
         )
     return tuple(found)
-
-
-def _index_from_json(found: Any) -> IndexFile:
-    values = fields_from_json(IndexFile, found, "index")
-    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-    if "times" in lists:
-        lists["times"] = tuple(tuple(each) if isinstance(each, list) else each for each in lists["times"])
-    return IndexFile(**values | lists)
-
-
-def _check_index(index: IndexFile, num_packs: int) -> None:
-    """Raises ValueError where the batches are not those of so many packs."""
-    check_types(index, "index")
-    firsts, times = [first for first, _ in index.times], [times for _, times in index.times]
-    if not 1 <= index.packs_per_batch <= _PER_BATCH:
-        raise OutputError(
-            f"index.packs_per_batch: expected 1 to {_PER_BATCH}, got {index.packs_per_batch}",
-            code="output-damaged",
-            key="index.packs_per_batch",
-            got=index.packs_per_batch,
-        )
-    num_batches = -(-num_packs // index.packs_per_batch)
-    if (len(index.offsets), len(index.crc32)) != (num_batches + 1, num_batches):
-        raise OutputError(
-            f"index: {len(index.offsets)} offsets and {len(index.crc32)} crc32, expected {num_batches + 1} and "
-            f"{num_batches} for {num_packs} packs by {index.packs_per_batch}",
-            code="output-damaged",
-            key="index",
-            packs=num_packs,
-        )
-    if any(not 0 <= one < other < _INT64 for one, other in pairwise(index.offsets)):
-        raise OutputError("index.offsets: expected them to rise", code="output-damaged", key="index.offsets")
-    most = _LEAST_BATCH + _MOST_PER_PACK * index.packs_per_batch
-    if any(other - one > most for one, other in pairwise(index.offsets)):
-        raise OutputError(
-            f"index.offsets: expected batches of at most {most} bytes",
-            code="output-damaged",
-            key="index.offsets",
-            most=most,
-        )
-    if any(not 0 <= each < 1 << 32 for each in index.crc32):
-        raise OutputError("index.crc32: expected numbers of 32 bits", code="output-damaged", key="index.crc32")
-    if any(one >= other for one, other in pairwise([*firsts, num_packs])) or (firsts or [0])[0] != 0:
-        raise OutputError(
-            f"index.times: expected packs from 0 to below {num_packs}, ascending, got {firsts[:5]}",
-            code="output-damaged",
-            key="index.times",
-            firsts=firsts[:5],
-        )
-    if not firsts and num_packs:
-        raise OutputError(
-            "index.times: expected how often packs come in an epoch, got nothing",
-            code="output-damaged",
-            key="index.times",
-            times=[],
-        )
-    if any(not 0 < each <= most_times(num_packs) for each in times):  # so written, also for NaN
-        raise OutputError(
-            f"index.times: packs cannot come so often: {times[:5]}",
-            code="output-damaged",
-            key="index.times",
-            times=times[:5],
-        )
 
 
 def missing_manifest(out: str) -> OutputError:

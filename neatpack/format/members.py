@@ -195,6 +195,22 @@ def _header_of(member: str) -> tuple[bytes, bytes, bytes, int]:
     return head, middle, tail, sum(head) + sum(middle) + sum(tail) + 8 * ord(" ")
 
 
+def split_members(content: memoryview, pack: int, names: Sequence[str]) -> dict[str, memoryview]:
+    """Return the members of a pack as views of its bytes. Raise OutputError where it is not made of these members."""
+    members, start = {}, 0
+    for name in names:
+        header = bytes(content[start : start + BLOCK])
+        size = int(header[124:135], 8) if header[124:135].isdigit() else -1
+        begin, end = start + BLOCK, start + BLOCK + size
+        start = end + -size % BLOCK
+        if size < 0 or header != tar_header(pack, name, size) or start > len(content) or any(content[end:start]):
+            raise OutputError(f"{name}: its header in the tar, or its padding, is not as written", member=name)
+        members[name] = content[begin:end]
+    if start != len(content):
+        raise OutputError(f"{len(content)} bytes, its members have {start}", got=len(content), expected=start)
+    return members
+
+
 def write_end(file: Sink) -> None:
     file.write(bytes(END))
 

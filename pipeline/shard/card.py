@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from neatpack.errors import OutputError
-from neatpack.format.manifest import FORMAT, INDEX, PLAIN, Codecs, Manifest, spelled
+from neatpack.format.manifest import FORMAT, INDEX, PLAIN, SOURCES, Codecs, Manifest, spelled
 from neatpack.storage.files import parse_json, read_inside, sha256_of, write_whole
 from neatpack.storage.location import Location
 from neatpack.storage.tables import column_sum, read_parquet
 
 from ..config import UserError
 from ..safe import harmless_line
-from .sources import FILE as SOURCES, MOST_BYTES
+from .sources import MOST_BYTES
 from .words import counted, percent, size, times_taken
 
 FILE = "README.md"

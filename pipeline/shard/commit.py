@@ -14,6 +14,7 @@ from neatpack.errors import OutputError, fields_of
 from neatpack.format.manifest import (
     FILE as MANIFEST,
     SOURCE,
+    SOURCES,
     Counts,
     Identity,
     Manifest,
@@ -22,7 +23,6 @@ from neatpack.format.manifest import (
     Shards,
     changes,
 )
-from neatpack.format.members import member_names
 from neatpack.storage.files import Hashed, read_json, remove_parts, write_json, write_whole
 from neatpack.storage.location import Location
 from neatpack.storage.tables import write_parquet
@@ -47,7 +47,7 @@ from .stats import DATASETS, dataset_stats
 
 # Where a process that is killed may leave a part of which files.
 LEFT_OVERS = {
-    "": r"manifest\.json|(index|fetched)\.parquet|(index|loads)\.arrow|sources\.json|(image|video)_table\.npy"
+    "": r"manifest\.json|(index|fetched)\.parquet|index\.arrow|sources\.json|(image|video)_table\.npy"
     r"|report\.html|README\.md",
     "shards": r"pack-\d{6,}\.tar",
     "stats": r"[a-z]+\.parquet",
@@ -177,7 +177,6 @@ def commit(planned: Planned, shards: Sequence[ShardEntry], processor: ProcessorK
         len(shards),
         [file.num_packs for file in planned.files],
         pack_size=config.pack_size,
-        num_members=len(member_names(family.media, codecs)),
     )
     ledgers: dict[str, str] = {}
     described: dict[str, Any] = {}
@@ -195,7 +194,7 @@ def commit(planned: Planned, shards: Sequence[ShardEntry], processor: ProcessorK
     running.flow([*calls, Call(function=_described, arguments=(processor,))], then, title="commit", unit="table")
     made = tabling.made
     digests = {DATASETS: write_parquet(out / DATASETS, dataset_stats(inputs.corpora, planned.sums, made.datasets))}
-    write_sources(out, inputs.out, inputs.corpora, config)
+    digests[SOURCES] = write_sources(out, inputs.out, inputs.corpora, config)
     pixel_tables = {}
     for kind, values in family.tables(config.resize).items():
         pixel_tables[kind] = f"{kind}_table.npy"
@@ -216,7 +215,6 @@ def commit(planned: Planned, shards: Sequence[ShardEntry], processor: ProcessorK
         counts=_counts(planned, made),
         shards=Shards(shards),
         files=dict(sorted((made.files | ledgers | digests).items())),
-        index=made.places,
         warnings=planned.warnings,
     )
     if planned.is_mended:

@@ -12,13 +12,13 @@ import logging
 import os
 from collections.abc import Iterable
 
-from neatpack.format.manifest import FETCHED, FILE as MANIFEST, INDEX, LOADS, PLACES
+from neatpack.format.manifest import FETCHED, FILE as MANIFEST, INDEX, LOADER_INDEX, SOURCES
 from neatpack.storage.files import sync_folder
 from neatpack.storage.location import Location
 
 from ..finished import FILE as FINISHED
 from ..runtime.progress import FILE as TIMING
-from .sources import BASE, FILE as SOURCES
+from .sources import BASE
 
 BEGUN = "work/run.json"  # what a begun output is made from; of a finished one its manifest says it
 # The manifest first: without it nobody takes the rest for a finished output.
@@ -27,8 +27,7 @@ OURS = (
     "report.html",  # of the old output; the new one gets its own when it is in place
     SOURCES,
     INDEX,
-    PLACES,
-    LOADS,
+    LOADER_INDEX,
     FETCHED,
     "image_table.npy",
     "video_table.npy",

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from neatpack.format.index import SCHEMA, write_places
-from neatpack.format.manifest import FETCHED, INDEX, MEDIA, IndexFile
+from neatpack.format import index as loader_index
+from neatpack.format.index import SCHEMA
+from neatpack.format.manifest import FETCHED, INDEX, MEDIA
 from neatpack.storage.location import Location
 from neatpack.storage.tables import ROW_GROUP, column_sum, parquet_groups, read_arrow, write_arrow, write_parquet
 
@@ -48,7 +49,6 @@ class Tables:
     tokens: int = 0
     visual_tokens: int = 0
     target_tokens: int = 0
-    places: IndexFile | None = None  # what the manifest says of index.arrow
     datasets: dict[str, Counter[str]] = dataclasses.field(default_factory=dict)  # see DatasetSums
     files: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -56,7 +56,7 @@ class Tables:
 class Tabling:
     """The calls that make the tables of an output, for `Engine.flow`, and what came of them.
 
-    `num_packs`: of each plan file; `num_members`: of each pack; `media`: whether there is to be a table of them.
+    `num_packs`: of each plan file.
     """
 
     def __init__(
@@ -66,15 +66,13 @@ class Tabling:
         num_packs: Sequence[int],
         *,
         pack_size: int,
-        num_members: int,
-        media: bool = True,
     ) -> None:
         self._chunks = [
             Gathering(out=out, first=first, last=min(first + SHARDS_AT_ONCE, num_shards))
             for first in range(0, num_shards, SHARDS_AT_ONCE)
         ]
-        self._out, self._num_packs, self._pack_size, self._num_members = out, num_packs, pack_size, num_members
-        self._media, self._left = media, len(self._chunks)
+        self._out, self._num_packs, self._pack_size = out, num_packs, pack_size
+        self._left = len(self._chunks)
         self.made = Tables()
 
     def calls(self) -> list[Call]:
@@ -91,9 +89,6 @@ class Tabling:
             self._left -= 1
             if not self._left:
                 yield from self._tables()
-        elif call.function is write_loader_index:
-            made.places, files = result
-            made.files |= files
         elif call.function is write_stats:
             sums, files = result
             for name, number in sums.items():
@@ -106,10 +101,9 @@ class Tabling:
         """The longest first."""
         lines = (self._out, self._chunks, self._num_packs)
         yield Call(function=write_index, arguments=lines)
-        yield Call(function=write_loader_index, arguments=(*lines, self._num_members))
+        yield Call(function=write_loader_index, arguments=lines)
         yield Call(function=write_stats, arguments=(*lines, self._pack_size))
-        if self._media:
-            yield Call(function=write_media, arguments=(self._out, self._chunks))
+        yield Call(function=write_media, arguments=(self._out, self._chunks))
 
 
 # The tasks
@@ -145,11 +139,9 @@ def write_index(out: Location, chunks: Sequence[Gathering], num_packs: Sequence[
     return {INDEX: index.digest()}
 
 
-def write_loader_index(
-    out: Location, chunks: Sequence[Gathering], num_packs: Sequence[int], num_members: int
-) -> tuple[IndexFile, dict[str, str]]:
+def write_loader_index(out: Location, chunks: Sequence[Gathering], num_packs: Sequence[int]) -> dict[str, str]:
     """The index as loaders read it."""
-    return write_places(out, _row_groups(chunks, num_packs), num_members)
+    return loader_index.write_loader_index(out, _row_groups(chunks, num_packs))
 
 
 def write_stats(

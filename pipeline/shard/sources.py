@@ -1,8 +1,8 @@
 """OUT/sources.json: where the rows of an output came from, so that one can be looked at and repaired, and which
 processor it was packed with, so that its tokens can be read as text.
 
-Paths are no part of the identity, for data may move. So this file is beside the manifest, which does not name it. They
-are relative to the folder of the meta JSON: an output may be given away, and a machine's folders are nobody's business.
+Paths are not part of the identity, because data may move. The manifest has the digest of this file only. Paths are
+relative to the folder of the meta JSON: an output may be given away, and a machine's folders are nobody's business.
 Where that folder is, is in the work folder, which stays, or here with --record-paths. The name of the processor is here
 for the same reason: what it does is in the identity, and where it lies is not.
 
@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from neatpack.storage.files import inside, parse_json, read_inside, write_json
+from neatpack.format.manifest import SOURCES as FILE
+from neatpack.storage.files import inside, parse_json, read_inside, sha256_of, write_json
 from neatpack.storage.location import Location
 from neatpack.storage.uris import is_stored
 
@@ -25,7 +26,6 @@ from ..config import PackConfig
 from ..ingest.corpus import Corpus
 from ..ingest.lines import Lines, Row, part_ranges, rows, scan, source_of
 
-FILE = "sources.json"
 BASE = "work/base.json"  # the folder of the meta JSON, and the processor
 MOST_BYTES = 64 << 20  # of either file: names of a million data files
 
@@ -74,14 +74,15 @@ class DataFile:
                 )
 
 
-def write_sources(where: Location, out: Location, corpora: Sequence[Corpus], config: PackConfig) -> None:
-    """`where`: where the output is written, `out`: where it will be."""
+def write_sources(where: Location, out: Location, corpora: Sequence[Corpus], config: PackConfig) -> str:
+    """Write the file and return its sha256. `where`: where the output is written, `out`: where it will be."""
     base = Location.parse(config.meta).parent
     processor = os.path.abspath(config.processor) if os.path.isdir(config.processor) else config.processor
     write_json(where / BASE, {"base": base.uri, "processor": processor})
     datasets = {corpus.name: {"files": list(_files(out, corpus, base))} for corpus in corpora}
     told = {"base": base.uri, "processor_path": processor} if config.record_paths else {"base": ""}
     write_json(where / FILE, {**told, "processor": processor_name(config.processor), "datasets": datasets})
+    return sha256_of(where / FILE)
 
 
 def processor_name(given: str) -> str:

@@ -37,7 +37,7 @@ SUMMED = (
 )  # fmt: skip
 _OF_SUMS = ("packed", "tokens", "visual_tokens", "media_bytes", "repeated_media_bytes")
 # Columns that are fields of a PackLine; the others are made from them.
-_OF_PACK_LINE = [name for name in SCHEMA.names if name not in ("shard", "fake_tokens", "times", "members")]
+_OF_PACK_LINE = [name for name in SCHEMA.names if name not in ("shard", "fake_tokens", "members")]
 
 
 def make_index(shard: str, packs: Sequence[PackLine], members: Sequence[str], fake_tokens: int) -> pa.Table:
@@ -50,7 +50,6 @@ def make_index(shard: str, packs: Sequence[PackLine], members: Sequence[str], fa
             | {
                 "shard": shard,
                 "fake_tokens": fake_tokens if pack.fake_image else 0,
-                "times": 1.0,
                 "members": [{"name": name, "offset": offset, "size": size} for name, (offset, size) in places],
             }
         )

@@ -2,10 +2,8 @@
 
 import dataclasses
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -13,15 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from zlib_ng import zlib_ng
 
-from neatpack.errors import OutputError
-from neatpack.format.index import LOADS_SCHEMA, index_problems, most_loads, places_of, places_schema, runs
+from neatpack.errors import OutputError, fields_of
+from neatpack.format.index import LOADER_SCHEMA, index_problems, largest_index, to_loader_index
 from neatpack.format.layout import TOKEN_TYPES, layout_of
-from neatpack.format.manifest import FETCHED, FILE, INDEX, LOADS, PLACES, Counts, Manifest, ShardEntry
-from neatpack.format.members import BLOCK, END, members_of, read_pack, tar_header
+from neatpack.format.manifest import FETCHED, FILE, INDEX, LOADER_INDEX, SOURCES, Counts, Manifest, ShardEntry
+from neatpack.format.members import END, read_pack, split_members
 from neatpack.format.pixels import PixelDecoder, PixelsChangedError
-from neatpack.storage.files import inside, open_regular, read_into
+from neatpack.storage.files import inside, open_regular, read_inside, read_into
 from neatpack.storage.location import Location
-from neatpack.storage.tables import arrow_blocks, column_sum, read_groups, read_message, read_parquet, read_plain_arrow
+from neatpack.storage.tables import column_sum, read_groups, read_parquet, read_plain_arrow
 
 from ..families.registry import FAMILIES
 from ..families.restore import load_renderer
@@ -94,7 +92,7 @@ def _verified_tables(out: Location, manifest: Manifest, running: Engine) -> tupl
     ]
     if problems:
         return problems, None
-    problems += _arrow_problems(out, index, manifest)
+    problems += _loader_index_problems(out, index, manifest)
     if manifest.fingerprint != manifest.identity.fingerprint:
         problems.append(Problem("manifest: its fingerprint is not that of its identity", "manifest-invalid"))
     problems += ledger.problems
@@ -159,8 +157,12 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         check_types(TrainOn(**asked), "identity.config")
     except ValueError as error:
         yield str(error)
-    expected = {INDEX, *(f"stats/{name}.parquet" for name in ("shards", "packs", "datasets", "media"))}
-    expected |= {PLACES, LOADS} if manifest.index else set()
+    expected = {
+        INDEX,
+        LOADER_INDEX,
+        SOURCES,
+        *(f"stats/{name}.parquet" for name in ("shards", "packs", "datasets", "media")),
+    }
     expected |= set(manifest.pixels.tables.values())
     try:
         expected |= {name for names in ledger_names(manifest).values() for name in names}
@@ -171,60 +173,16 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
         yield f"files: {', '.join(sorted(odd))} are too many, or missing"
 
 
-def _arrow_problems(out: Location, index: pa.Table, manifest: Manifest) -> Iterator[Problem]:
-    """Whether the loader's files say what index.parquet says, which is known to be sound."""
-    if manifest.index is None:
+def _loader_index_problems(out: Location, index: pa.Table, manifest: Manifest) -> Iterator[Problem]:
+    """Whether index.arrow has what index.parquet has, which is known to be sound."""
+    try:
+        content = read_inside(out, LOADER_INDEX, largest_index(len(index)))
+        found = pa.Table.from_batches(read_plain_arrow(content, LOADER_SCHEMA, len(index)), LOADER_SCHEMA)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        yield Problem(f"{LOADER_INDEX}: not Arrow: {str(error)[:200]}", "file-unreadable", file=LOADER_INDEX)
         return
-    if list(manifest.index.times) != runs(index["times"].to_numpy()):
-        yield Problem(f"{FILE}: index.times is not that of {INDEX}", "index-mismatch", file=FILE, key="index.times")
-    for name, problems in ((PLACES, _places_problems), (LOADS, _loads_problems)):
-        try:
-            with open_regular(inside(out, name))[0] as file:
-                found = problems(file, index, manifest)
-                yield from (Problem(f"{name}: {words}", "index-mismatch", file=name) for words in found)
-        except OutputError as error:
-            yield Problem(f"{name}: {error}", "index-mismatch", file=name)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            yield Problem(f"{name}: not Arrow: {str(error)[:200]}", "file-unreadable", file=name)
-
-
-def _places_problems(file: BinaryIO, index: pa.Table, manifest: Manifest) -> Iterator[str]:
-    """Batch by batch: as other readers find them, by the file's footer, and as the loader does, by the manifest."""
-    described = manifest.index
-    assert described is not None
-    size = file.seek(0, os.SEEK_END)
-    if size > (most := 2 * described.offsets[-1] + (1 << 20)):  # the footer has 24 bytes for a batch
-        yield f"{size} bytes, expected at most {most}"
-        return
-    file.seek(0)
-    content = pa.py_buffer(file.read())
-    if pa.ipc.open_file(content).schema.remove_metadata() != places_schema(len(members_of(manifest))):
-        yield "has other columns"
-        return
-    if arrow_blocks(content) != [(first, last - first) for first, last in pairwise(described.offsets)]:
-        yield "its batches are not where the manifest has them"
-        return
-    for number, (crc32, (first, last)) in enumerate(zip(described.crc32, pairwise(described.offsets), strict=True)):
-        lines = index.slice(number * described.packs_per_batch, described.packs_per_batch)
-        expected = places_of(lines, len(members_of(manifest))).batch()
-        got = memoryview(content)[first:last]
-        if zlib_ng.crc32(got) != crc32:
-            yield f"batch {number}: its crc32 is not that of the manifest"
-            return
-        if not read_message(content.slice(first, last - first), expected.schema).equals(expected):
-            yield f"batch {number} says something else than {INDEX}"
-            return
-
-
-def _loads_problems(file: BinaryIO, index: pa.Table, manifest: Manifest) -> Iterator[str]:
-    if (size := file.seek(0, os.SEEK_END)) > (most := most_loads(len(index))):
-        yield f"{size} bytes, expected at most {most}"
-        return
-    file.seek(0)
-    batches = list(read_plain_arrow(file.read(), LOADS_SCHEMA))
-    found = pa.Table.from_batches(batches, LOADS_SCHEMA)
-    if not found.equals(index.select(LOADS_SCHEMA.names).cast(LOADS_SCHEMA)):
-        yield f"says something else than {INDEX}"
+    if not found.equals(to_loader_index(index)):
+        yield Problem(f"{LOADER_INDEX}: has other lines than {INDEX}", "index-mismatch", file=LOADER_INDEX)
 
 
 def file_problem(out: Location, name: str, sha256: str) -> Problem | None:
@@ -233,6 +191,8 @@ def file_problem(out: Location, name: str, sha256: str) -> Problem | None:
         with open_regular(inside(out, name))[0] as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
+        if name == SOURCES:  # it may be removed before an output is given away
+            return None
         return Problem(f"{name}: missing", "file-missing", file=name)
     except (OSError, ValueError) as error:
         return Problem(f"{name}: cannot be read: {error}", "file-unreadable", file=name)
@@ -394,15 +354,11 @@ def _line_problems(
     documents: dict[int, list[Documented]],
 ) -> Iterator[Problem]:
     """A pack by its bytes, against its line of the index. Its documents, if they can be read, are added."""
-    members, start = {}, 0
-    for place in line["members"]:
-        name, size = place["name"], place["size"]
-        begin, end = start + BLOCK, start + BLOCK + size
-        start = end + -size % BLOCK
-        if content[begin - BLOCK : begin] != tar_header(line["pack"], name, size) or any(content[end:start]):
-            yield Problem(f"{name}: its header in the tar, or what pads it, is another", "pack-changed", member=name)
-            return
-        members[name] = content[begin:end]
+    try:
+        members = split_members(content, line["pack"], [place["name"] for place in line["members"]])
+    except OutputError as error:
+        yield Problem(str(error), "pack-changed", **fields_of(error))
+        return
     pack = read_pack(members, pixels)
     problems = check_pack(pack, manifest)
     yield from problems

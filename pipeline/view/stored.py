@@ -1,19 +1,12 @@
 """A pack of a finished output, read and checked, and what is known of its documents beside it."""
 
-import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from zlib_ng import zlib_ng
-
-from neatpack.errors import OutputError, ShardError, fields_of
-from neatpack.format.index import parse_index
-from neatpack.format.layout import TOKEN_TYPES, Layout, Misfit, layout_of, misfit
-from neatpack.format.manifest import INDEX, REMEDY, Manifest
-from neatpack.format.members import Pack, read_pack, text_problem
-from neatpack.format.pixels import PixelDecoder
-from neatpack.storage.files import inside, open_regular, read_into
+from neatpack.format.layout import layout_of
+from neatpack.format.manifest import Manifest
+from neatpack.format.members import Pack
+from neatpack.format.output import OutputReader
 from neatpack.storage.location import Location, PathLike
 
 from ..config import UserError
@@ -47,7 +40,7 @@ def stored_view(
             pack=number,
             packs=manifest.counts.packs,
         )
-    pack = stored_pack(out, manifest, number)
+    pack = stored_pack(out, number)
     if only is not None and not 0 <= only < len(pack.documents):
         valid = f"0 to {len(pack.documents) - 1}" if len(pack.documents) > 1 else "number 0"
         has = counted(len(pack.documents), "document")
@@ -82,70 +75,9 @@ def _range(manifest: Manifest) -> str:
     return "none to show" if not count else "number 0" if count == 1 else f"numbers 0 to {count - 1}"
 
 
-def stored_pack(out: Location, manifest: Manifest, number: int) -> Pack:
-    """One pack, its bytes compared with the index. Raises OutputError; of the pack itself, a ShardError."""
-    return StoredPacks(out, manifest).pack(number)
-
-
-class StoredPacks:
-    """Packs of an output, each as `stored_pack` gives it; what is the same for all of them is read once."""
-
-    def __init__(self, out: Location, manifest: Manifest) -> None:
-        try:
-            content = inside(out, INDEX).read_bytes()
-            self.layout, self._pixels = layout_of(manifest.family), PixelDecoder(manifest, load_renderer)
-        except (OSError, ValueError) as error:
-            raise OutputError(f"{out}: {error}; {REMEDY}", code="output-damaged", out=str(out)) from None
-        if hashlib.sha256(content).hexdigest() != manifest.files[INDEX]:
-            raise OutputError(
-                f"{out}/{INDEX}: sha256 differs from the manifest's; {REMEDY}",
-                code="output-damaged",
-                out=str(out),
-                file=INDEX,
-            )
-        self._index = parse_index(content, manifest, str(out))
-        self._out, self._manifest = out, manifest
-
-    def pack(self, number: int) -> Pack:
-        """Raises OutputError; of the pack itself, a ShardError."""
-        (line,) = self._index.slice(number, 1).to_pylist()
-        return _checked_pack(self._out, self._manifest, line, self.layout, self._pixels)
-
-
-def _checked_pack(
-    out: Location, manifest: Manifest, line: Mapping[str, Any], layout: Layout, pixels: PixelDecoder
-) -> Pack:
-    """`line`: of the index."""
-    number = line["pack"]
-    where = f"{out}/shards/{line['shard']}, pack {number}"
-
-    def broken(words: str, **fields: Any) -> ShardError:
-        return ShardError(f"{where}: {words}; {REMEDY}", line["shard"], number, out=str(out), **fields)
-
-    buffer = memoryview(bytearray(line["bytes"]))
-    try:
-        with open_regular(inside(out, f"shards/{line['shard']}"))[0] as file:
-            got = read_into(file, buffer, line["offset"])
-    except (OSError, ValueError) as error:
-        raise broken(f"cannot be read: {error}", errno=getattr(error, "errno", None)) from error
-    if got != len(buffer) or zlib_ng.crc32(buffer) != line["crc32"]:
-        raise broken("its bytes are not those that were written", truncated=got != len(buffer))
-    starts = {member["name"]: member["offset"] - line["offset"] for member in line["members"]}
-    try:
-        pack = read_pack(
-            {m["name"]: buffer[starts[m["name"]] : starts[m["name"]] + m["size"]] for m in line["members"]},
-            pixels,
-        )
-    except ValueError as error:
-        raise broken(str(error), **fields_of(error)) from None
-    family = manifest.family
-    problem = text_problem(pack.arrays, family["position_axes"], family["position_dtype"])
-    if not problem and pack.arrays["seq_lens"].tolist() != [document.tokens for document in pack.documents]:
-        problem = Misfit("its documents have other lengths than its JSON says", "seq_lens")
-    parts = {kind: [getattr(document, f"num_{kind}s") for document in pack.documents] for kind in TOKEN_TYPES}
-    if problem := problem or misfit(pack.arrays, layout, parts):
-        raise broken(problem, array=problem.array)
-    return pack
+def stored_pack(out: Location, number: int) -> Pack:
+    """Read one pack and compare it with the index. Raise OutputError; for the pack itself, ShardError."""
+    return OutputReader(out, load_renderer, check="read").read_pack(number)
 
 
 def _decoder(

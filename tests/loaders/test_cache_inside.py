@@ -20,7 +20,7 @@ def content_of(path):
 
 
 def test_large_shards_come_by_ranges_in_order(bucket, store, tmp_path, monkeypatch):
-    monkeypatch.setattr("neatpack.loaders.files.CHUNK", 100_000)
+    monkeypatch.setattr("neatpack.format.output_files.CHUNK", 100_000)
     assert_same(cached(store, tmp_path), PackedShards(bucket / "out"))
     assert store.num("GET", ".tar") == sum(-(-shard.bytes // 100_000) for shard in shards_of(bucket))
 

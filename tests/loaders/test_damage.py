@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.commands import list_problems
-from support.damage import Lines, edit_table, exchange, has, put
+from support.damage import Lines, edit_table, has, put
 from support.errors import raises
 from support.outputs import sign
 
@@ -26,54 +26,40 @@ def size(number: int, value: int) -> Callable[[Lines], None]:
 @pytest.mark.parametrize(
     ("change", "fields"),
     [
-        (put(shard=1), {"column": "shard", "pack": 3, "shard": "pack-000000.tar"}),
-        (put(shard=-1), {"column": "shard", "pack": 3, "shard": "pack-000000.tar"}),
-        (put(offset=1 << 40), {"column": "offset", "pack": 3, "shard": "pack-000000.tar"}),
-        (put(offset=-512), {"column": "offset", "pack": 3, "shard": "pack-000000.tar"}),
-        (exchange("offset"), {"column": "offset", "pack": 3, "shard": "pack-000000.tar"}),
-        (exchange("sizes"), {"column": "offset", "pack": 4, "shard": "pack-000000.tar"}),
-        (size(2, 1 << 62), {"column": "members.size", "pack": 3, "shard": "pack-000000.tar"}),
-        (size(2, -1), {"column": "members.size", "pack": 3, "shard": "pack-000000.tar"}),
-        (lambda lines: lines[-1].update(offset=0), {"column": "offset"}),
+        (put(blocks=0), {"column": "blocks", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(blocks=-7), {"column": "blocks", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(blocks=(1 << 31) - 1), {"column": "blocks", "pack": 0, "shard": "pack-000000.tar"}),
         (put(tokens=1 << 30), {"column": "tokens", "pack": 3, "shard": "pack-000000.tar"}),
-        (put(num_images=-1), {"column": "counts", "pack": 3, "shard": "pack-000000.tar"}),
-        (put(tokens=None), {"batch": 0, "column": None}),
-        (lambda lines: lines.pop(), {"batch": 0, "column": None}),
-        (lambda lines: lines.insert(3, lines[3]), {"batch": 0, "column": None}),
+        (put(tokens=-1), {"column": "tokens", "pack": 3}),
+        (put(visual_tokens=1 << 30), {"column": "visual_tokens", "pack": 3}),
+        (put(num_images=-1), {"column": "num_images", "pack": 3, "shard": "pack-000000.tar"}),
+        (put(tokens=None), {"column": None}),
+        (lambda lines: lines.pop(), {"column": None}),
+        (lambda lines: lines.insert(3, lines[3]), {"column": None}),
     ],
 )
-def test_places_that_were_edited(out: Path, change: Callable[[Lines], Any], fields: dict[str, Any]) -> None:
-    """The loader finds it where it needs the batch, before it reads where that points."""
+def test_loader_index_that_was_edited(out: Path, change: Callable[[Lines], Any], fields: dict[str, Any]) -> None:
+    """The loader finds it when it opens, before it reads where a line points."""
     edit_table(out, "index.arrow", change)
-    packs = PackedShards(out, check="none")
     with pytest.raises(OutputError) as caught:
-        packs.pack(5)
+        PackedShards(out, check="none")
     assert has(caught.value, out=str(out), file="index.arrow", **fields)
     found = list_problems(out)
     assert "index.arrow" in {problem.place for problem in found}, found
 
 
-@pytest.mark.parametrize(
-    ("change", "fields"),
-    [
-        (put(tokens=-1), {"column": "tokens", "least": -1}),
-        (put(visual_tokens=1 << 30), {"column": "visual_tokens", "most": 1 << 30}),
-        (lambda lines: lines.pop(), {"column": None}),
-    ],
-)
-def test_loads_that_were_edited(out: Path, change: Callable[[Lines], Any], fields: dict[str, Any]) -> None:
-    edit_table(out, "loads.arrow", change)
-    packs = PackedShards(out)
-    assert packs.pack(0)["pack"] == 0
-    with pytest.raises(OutputError) as caught:
-        next(iter(packs))
-    assert has(caught.value, out=str(out), file="loads.arrow", **fields)
-    assert "loads.arrow" in {problem.place for problem in list_problems(out)}
+def test_sizes_that_are_exchanged(out: Path) -> None:
+    """They add up to the shard, so the loader finds them where it reads such a pack."""
 
+    def exchange(lines: Lines) -> None:
+        other = next(at for at in range(4, len(lines)) if lines[at]["blocks"] != lines[3]["blocks"])
+        lines[3]["blocks"], lines[other]["blocks"] = lines[other]["blocks"], lines[3]["blocks"]
 
-def test_times_that_were_edited(out: Path) -> None:
-    sign(out, lambda found: found["index"].update(times=[[0, 2.0]]))
-    assert ("manifest.json", None, "index-mismatch") in list_problems(out)
+    edit_table(out, "index.arrow", exchange)
+    for check in ("packs", "none"):
+        with raises(ShardError, "shard-damaged", pack=3):
+            PackedShards(out, check=check).pack(3)
+    assert "index.arrow" in {problem.place for problem in list_problems(out)}
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from support.shards import one_shard_per_pack
 
 from jobs.fuzzing.output import loaded
 from neatpack import PackedShards, ShardError
-from neatpack.loaders.opened import FILES_OPEN
+from neatpack.format.output_files import FILES_OPEN
 
 
 def test_of_many_shards_each_size_is_compared_where_it_is_read(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That they are there is seen at once; what a check promises to look at first, it looks at first."""
-    monkeypatch.setattr("neatpack.loaders.files.SIZED_AT_ONCE", 1)
+    monkeypatch.setattr("neatpack.format.output_files.SIZED_AT_ONCE", 1)
     shard = out / "shards/pack-000001.tar"
     os.truncate(shard, shard.stat().st_size - 512)
     packs = PackedShards(out, shuffle=False)
@@ -51,7 +51,7 @@ def test_a_pack_is_compared_once_in_a_process(out: Path, monkeypatch: pytest.Mon
         counted.append(len(content))
         return zlib.crc32(content)
 
-    monkeypatch.setattr("neatpack.loaders.reader.zlib_ng", type("zlib_ng", (), {"crc32": staticmethod(crc32)}))
+    monkeypatch.setattr("neatpack.format.output.zlib_ng", type("zlib_ng", (), {"crc32": staticmethod(crc32)}))
     packs = PackedShards(out)
     for _ in range(3):
         assert len(list(packs)) == len(packs)

@@ -37,14 +37,11 @@ def source(num_packs, group_size, per_epoch, first=0):
 # The order
 
 
-def test_outputs_with_copies_keep_them_spread_and_old_ones_their_order(tmp_path):
-    """Trainings on outputs of neatpack 0.10 resume in the order that they have begun with."""
+def test_outputs_with_copies_keep_them_spread(tmp_path):
     data = mixed_rows(TinyData(tmp_path / "data"), 20, 0)
     run_pack(tiny_config(data.write(ratio=2.0), tmp_path / "out", pack_size=200, group_size=2))
     manifest = Manifest.read(tmp_path / "out")
     assert has_copies(manifest)
-    config = {key: value for key, value in manifest.identity.config.items() if key != "group_by"}
-    assert not has_copies(replace(manifest, identity=replace(manifest.identity, config=config)))
     assert not has_copies(replace(manifest, counts=replace(manifest.counts, samples=manifest.counts.rows)))
     packs = [item["pack"] for item in PackedShards(tmp_path / "out", rank=0, world_size=1)]
     expected = epoch_order(np.arange(len(packs)), 2, 0, 0, keeps_spread=True)

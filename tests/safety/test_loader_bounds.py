@@ -13,14 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from helpers import ROOT, packed_rows, picture
 from support.errors import raises
-from zlib_ng import zlib_ng
 
 from jobs.fuzzing.output import sign
 from neatpack import PackedShards
 from neatpack.errors import OutputError
-from neatpack.format.index import LOADS_SCHEMA, places_schema
-from neatpack.format.manifest import MAX_TIMES, Manifest
-from neatpack.format.members import members_of
+from neatpack.format.index import LOADER_SCHEMA
 from neatpack.format.pixels import MOST_SCANS, ImageFile, is_restorable
 from neatpack.storage.tables import arrow_blocks, read_message, read_parquet, read_plain_arrow
 
@@ -38,33 +35,19 @@ def out(packed: Path, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def arrow_file(schema: pa.Schema, columns: list[Any], compression: str | None) -> tuple[bytes, list[int], list[int]]:
-    """A file of one batch: its bytes, offsets as the manifest has them, crc32."""
+def arrow_file(schema: pa.Schema, columns: list[Any], compression: str | None) -> bytes:
+    """A file of one batch."""
     sink = io.BytesIO()
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_file(sink, schema, options=options) as writer:
         writer.write_batch(pa.record_batch(columns, schema=schema))
-    content = sink.getvalue()
-    ((offset, size),) = arrow_blocks(pa.py_buffer(content))
-    return content, [offset, offset + size], [zlib_ng.crc32(content[offset : offset + size])]
+    return sink.getvalue()
 
 
-def bomb_places(out: Path, rows: int) -> None:
-    """index.arrow of so many lines, all the same, compressed: 74 KB for 2.5 GB."""
-    schema = places_schema(len(members_of(Manifest.read(out))))
-    columns = [np.zeros(rows, field.type.to_pandas_dtype()) for field in schema if field.name != "sizes"]
-    width = schema.field("sizes").type.list_size
-    sizes = pa.FixedSizeListArray.from_arrays(
-        pa.array(np.zeros(rows * width, np.int64)), type=schema.field("sizes").type
-    )
-    content, offsets, crc32 = arrow_file(schema, [*map(pa.array, columns), sizes], "zstd")
-    (out / "index.arrow").write_bytes(content)
-    sign(out, lambda found: found["index"].update(offsets=offsets, crc32=crc32))
-
-
-def bomb_loads(out: Path, rows: int, compression: str = "zstd") -> None:
-    content, *_ = arrow_file(LOADS_SCHEMA, [pa.array(np.zeros(rows, np.int32))] * 2, compression)
-    (out / "loads.arrow").write_bytes(content)
+def bomb_loader_index(out: Path, rows: int, compression: str = "zstd") -> None:
+    """index.arrow of so many lines, all the same, compressed: 100 KB for 2.8 GB."""
+    columns = [pa.array(np.zeros(rows, field.type.to_pandas_dtype())) for field in LOADER_SCHEMA]
+    (out / "index.arrow").write_bytes(arrow_file(LOADER_SCHEMA, columns, compression))
     sign(out)
 
 
@@ -85,9 +68,8 @@ def bomb_statistics(out: Path, rows: int) -> None:
 
 
 BOMBS: dict[str, Callable[[Path], None]] = {
-    "places": lambda out: bomb_places(out, 4_000_000),
-    "loads": lambda out: bomb_loads(out, 100_000_000),
-    "loads-lz4": lambda out: bomb_loads(out, 50_000_000, "lz4"),
+    "loader index": lambda out: bomb_loader_index(out, 50_000_000),
+    "loader index, lz4": lambda out: bomb_loader_index(out, 15_000_000, "lz4"),
     "statistics": lambda out: bomb_statistics(out, 40_000_000),
 }
 READ = """
@@ -121,8 +103,9 @@ def test_compressed_messages_are_refused_and_plain_ones_read(tmp_path: Path) -> 
     schema = pa.schema([pa.field("a", pa.int32(), nullable=False)])
     column = pa.array(np.arange(1000, dtype=np.int32))
     for compression in ("zstd", "lz4", None):
-        content, (first, last), _ = arrow_file(schema, [column], compression)
-        message = pa.py_buffer(content).slice(first, last - first)
+        content = arrow_file(schema, [column], compression)
+        ((first, size),) = arrow_blocks(pa.py_buffer(content))
+        message = pa.py_buffer(content).slice(first, size)
         if compression is None:
             assert read_message(message, schema).column(0).equals(column)
             assert sum(map(len, read_plain_arrow(content, schema, 1000))) == 1000
@@ -135,7 +118,7 @@ def test_compressed_messages_are_refused_and_plain_ones_read(tmp_path: Path) -> 
 
 def test_a_footer_that_points_anywhere_is_refused() -> None:
     schema = pa.schema([pa.field("a", pa.int32(), nullable=False)])
-    content, _, _ = arrow_file(schema, [pa.array(np.arange(1000, dtype=np.int32))], None)
+    content = arrow_file(schema, [pa.array(np.arange(1000, dtype=np.int32))], None)
     rng = np.random.default_rng(0)
     for _ in range(500):
         damaged = bytearray(content)
@@ -151,9 +134,6 @@ def test_a_footer_that_points_anywhere_is_refused() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda found: found["index"].update(times=[[0, float(1 << 30)]]),
-        lambda found: found["index"].update(times=[[0, MAX_TIMES + 1.0]]),
-        lambda found: found["index"].update(offsets=[8, 1 << 40]),
         lambda found: found["shards"][0].update(num_packs=1 << 40),
         lambda found: found["shards"][0].update(num_packs=1 << 20),
     ],
@@ -164,19 +144,10 @@ def test_numbers_of_a_manifest_are_bounded(out: Path, change: Callable[[dict[str
         PackedShards(out, check="none")
 
 
-def test_the_most_passes_of_an_epoch_are_computed_at_once(out: Path) -> None:
-    def repeat(found: dict[str, Any]) -> None:
-        found["index"]["times"] = [[0, float(MAX_TIMES)]]
-
-    sign(out, repeat)
-    packs = PackedShards(out, check="none", rank=0, world_size=1)
-    assert len(packs) == MAX_TIMES * Manifest.read(out).counts.packs
-
-
 def test_files_are_read_up_to_their_bound(out: Path) -> None:
     import os
 
-    os.truncate(out / "loads.arrow", 1 << 41)  # of which no block is on disk
+    os.truncate(out / "index.arrow", 1 << 41)  # of which no block is on disk
     with raises(OutputError, "data-limit", got=1 << 41):
         next(iter(PackedShards(out, check="none")))
 

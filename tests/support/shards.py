@@ -1,13 +1,12 @@
 """Rewrites the shards and the index of an output, by the documented format (docs/FORMAT.md)."""
 
 import shutil
-import zlib
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from support.outputs import read_manifest, sign
+from support.outputs import sign
 
 BLOCK = 512
 END = bytes(2 * BLOCK)  # of a tar
@@ -37,28 +36,9 @@ def one_shard_per_pack(out: Path) -> None:
 def write_index(out: Path, lines: list[dict[str, Any]]) -> None:
     """Write the index in all files that have it, and sign the manifest."""
     pq.write_table(pa.Table.from_pylist(lines, schema=pq.read_schema(out / "index.parquet")), out / "index.parquet")
-    places = [line | {"shard": int(line["shard"][5:11]), "sizes": [member["size"] for member in line["members"]]}
-              for line in lines]  # fmt: skip
-    described = dict(read_manifest(out).index)
-    for name in ("index.arrow", "loads.arrow"):
-        schema = pa.ipc.open_file((out / name).read_bytes()).schema
-        table = pa.Table.from_pylist(places, schema=schema)
-        offsets, crc32 = write_batches(out / name, table, described["packs_per_batch"])
-        if name == "index.arrow":
-            described |= {"offsets": offsets, "crc32": crc32}
-    sign(out, lambda manifest: manifest.update(index=described))
-
-
-def write_batches(path: Path, table: pa.Table, size: int) -> tuple[list[int], list[int]]:
-    """Write an Arrow file; return where its batches begin and the last one ends, and the crc32 of each."""
-    batches = table.combine_chunks().to_batches(max_chunksize=size)
-    messages = [batch.serialize() for batch in batches]
-    with path.open("wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-        end = file.tell()
-    starts = [end - sum(message.size for message in messages[at:]) for at in range(len(messages))]
-    return [*starts, end], [zlib.crc32(message) for message in messages]
+    schema = pa.ipc.open_file((out / "index.arrow").read_bytes()).schema
+    table = pa.Table.from_pylist([line | {"blocks": line["bytes"] // BLOCK} for line in lines], schema=schema)
+    write_forged(out, "index.arrow", table)
 
 
 def read_table(path: Path) -> pa.Table:
@@ -69,9 +49,7 @@ def write_forged(out: Path, name: str, table: pa.Table) -> None:
     """Write a table of an output, and all digests that fit it."""
     if name.endswith(".parquet"):
         pq.write_table(table, out / name)
-        sign(out)
-        return
-    described = dict(read_manifest(out).index)
-    offsets, crc32 = write_batches(out / name, table, described["packs_per_batch"])
-    described |= {"offsets": offsets, "crc32": crc32} if name == "index.arrow" else {}
-    sign(out, lambda manifest: manifest.update(index=described))
+    else:
+        with (out / name).open("wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table.combine_chunks())
+    sign(out)

@@ -16,8 +16,10 @@ from neatpack.errors import OutputError
 from neatpack.format.layout import Layout
 from neatpack.format.manifest import Manifest
 from neatpack.format.members import Pack
+from neatpack.format.output import OutputReader
 from neatpack.storage.location import Location
 
+from ...families.restore import load_renderer
 from ...ingest.convert import parse_row, said_of
 from ...ingest.meta import Columns, Dataset, Tags
 from ...records import Skip
@@ -25,7 +27,6 @@ from ...shard.sources import SourceError, files_of
 from ...shard.tables import ledger_names, read_ledger
 from ...shard.words import clipped
 from ..of_pack import pack_view
-from ..stored import StoredPacks
 
 NUM_DOCUMENTS, SEED = 8, 0
 MAX_BYTES = 256 << 20  # of a data file: its digest is compared before a row of it is shown
@@ -89,13 +90,13 @@ def _pictures(out: Location, manifest: Manifest, shown: Sequence[Shown]) -> dict
     if not positions:
         return found
     try:
-        packs = StoredPacks(out, manifest)
+        reader = OutputReader(out, load_renderer, check="read")
     except OutputError:
         return found
     for number, own in positions.items():
         with contextlib.suppress(OutputError):
-            pack = packs.pack(number)
-            found |= {(number, at): _pictures_of(pack, at, packs.layout, manifest.family) for at in own}
+            pack = reader.read_pack(number)
+            found |= {(number, at): _pictures_of(pack, at, reader.layout, manifest.family) for at in own}
     return found
 
 

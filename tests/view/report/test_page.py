@@ -14,6 +14,7 @@ from PIL import Image
 from support.errors import prints_code
 
 from neatpack.format.manifest import Manifest
+from neatpack.format.output import OutputReader
 from neatpack.pipeline.cli import main
 from neatpack.pipeline.run import run_pack
 from neatpack.pipeline.runtime.progress import FILE as TIMING
@@ -22,7 +23,6 @@ from neatpack.pipeline.view.report.figures import figures_of
 from neatpack.pipeline.view.report.gallery import Shown, some_documents
 from neatpack.pipeline.view.report.page import write_report
 from neatpack.pipeline.view.report.sections import gallery
-from neatpack.pipeline.view.stored import StoredPacks
 from neatpack.storage.files import write_whole
 
 HOSTILE = "</script><img src=http://example.com/x onerror=alert(1)>&amp;"
@@ -111,7 +111,9 @@ def test_a_pack_is_read_once_for_all_pictures_of_its_documents(tiny: TinyData, t
     run_pack(tiny_config(tiny.write(), tmp_path / "out", pack_size=4096))
     read = []
     monkeypatch.setattr(
-        StoredPacks, "pack", lambda packs, number, pack=StoredPacks.pack: (read.append(number), pack(packs, number))[1]
+        OutputReader,
+        "read_pack",
+        lambda packs, number, pack=OutputReader.read_pack: (read.append(number), pack(packs, number))[1],
     )
     shown = some_documents(tmp_path / "out", Manifest.read(tmp_path / "out"))
     sizes = [Image.open(io.BytesIO(base64.b64decode(each.pictures[0].partition(",")[2]))).size for each in shown]

@@ -1,18 +1,24 @@
-"""The files of an output: local, or remote and read by range or through a cache; and held against the manifest."""
+"""The files of a finished output, compared with its manifest: local, or remote and read by range or through a cache."""
 
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from threading import Lock
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from neatpack.errors import OutputError, ShardError, UserError, fields_of
-from neatpack.format.manifest import (
+from neatpack.storage.files import inside, open_regular, read_inside
+from neatpack.storage.location import Location, ObjectReader, PathLike
+
+from .manifest import (
     FILE as MANIFEST,
     MOST_BYTES,
     REMEDY,
@@ -21,46 +27,52 @@ from neatpack.format.manifest import (
     missing_manifest,
     shard_name,
 )
-from neatpack.storage.files import inside, open_regular, read_inside, read_into
-from neatpack.storage.location import Location, ObjectReader
-
-from .cache import ShardCache
-from .opened import FileVersion, in_advance, opened_local, opened_remote
 
 logger = logging.getLogger(__name__)
+Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 SIZED_AT_ONCE = 4096  # local shards: 20 ms, and 0.8 s for 156,250; what is read is compared in any case
 LISTED = 16  # of more remote shards than this, the sizes are taken from a listing
 CHUNK = 16 << 20  # a shard is downloaded by ranges of this size,
 CHUNKS_AT_ONCE = 4  # several at once: a single connection to an object store does not fill the network
+FILES_OPEN = 64  # shards that a process keeps open; the usual limit is 1,024 of all files
+REMOTE_OPEN = 8192  # remote ones, which are a name, a size and a client: 1 KB each, and no file of this machine
+
+
+class ShardCache(Protocol):
+    """Whole shards of remote outputs on a local disk."""
+
+    folder: Path
+    max_bytes: int
+
+    def opened(self, shard: ShardEntry, out: str, chunks: Callable[[], Iterable[bytes]]) -> BinaryIO: ...
+
+
+class FileVersion(NamedTuple):
+    """Tells a file from another one under its name, and from itself after somebody wrote to it."""
+
+    device: int
+    inode: int
+    bytes: int
+    modified: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> "FileVersion":
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 class OutputFiles:
-    """Of OUT, a local directory or a URI. Cheap to pickle: files are opened where they are used.
+    """Reads the files of OUT, a local directory or a URI. Cheap to pickle: files are opened where they are used."""
 
-    cache, cache_gb: a folder on this node's disk for whole shards of a remote output, and its size in GB (10^9 bytes).
-    """
-
-    def __init__(self, out: str | Path, cache: str | Path | None = None, cache_gb: float | None = None) -> None:
-        if (cache is None) != (cache_gb is None):
-            raise UserError(
-                f"cache={cache!r}, cache_gb={cache_gb!r}: give both, or neither",
-                code="loader-argument",
-                argument="cache",
-                cache=cache,
-                cache_gb=cache_gb,
-            )
-        found = Location.parse(out)
+    def __init__(self, out: PathLike, make_cache: Callable[[], ShardCache] | None = None) -> None:
         # Absolute: files are opened later, and a program may change its working directory before (Hydra does).
-        self._place = found.absolute()
-        self.out = str(self._place)  # as messages have it
+        self._place = Location.parse(out).absolute()
+        self.out = str(self._place)  # for messages
         self.is_local = self._place.is_local
         self.manifest = self._read_manifest()
-        self.cache: ShardCache | None = None
+        self.cache = None if make_cache is None or self.is_local else self._check_cache(make_cache())
         self._warned: set[int | None] = set()
-        if cache is not None and cache_gb is not None and not self.is_local:
-            self.cache = self._open_cache(cache, cache_gb)
         # A FileVersion for every local shard, as it was when last looked at; zeros: not yet.
         self._versions = np.zeros((len(self.manifest.shards) if self.is_local else 0, 4), np.uint64)
 
@@ -71,20 +83,19 @@ class OutputFiles:
             raise missing_manifest(self.out) from None
         return Manifest.parse(content, self.out)
 
-    def _open_cache(self, folder: str | Path, gb: float) -> ShardCache:
+    def _check_cache(self, cache: ShardCache) -> ShardCache:
         sizes = self.manifest.shards.bytes
-        largest = max(sizes, default=0)
-        if largest > gb * 1e9:
+        if (largest := max(sizes, default=0)) > cache.max_bytes:
             name = shard_name(sizes.index(largest))
             raise UserError(
-                f"cache_gb={gb}: the largest shard of {self.out}, {name}, has {largest / 1e9:.3f} GB; "
-                "give room for several shards per loader worker, or no cache",
+                f"cache_gb={cache.max_bytes / 1e9:g}: the largest shard of {self.out}, {name}, has {largest / 1e9:.3f} "
+                "GB; give room for several shards, or no cache",
                 code="cache-unusable",
-                cache_gb=gb,
+                cache_gb=cache.max_bytes / 1e9,
                 shard=name,
                 bytes=largest,
             )
-        return ShardCache(folder, int(gb * 1e9))
+        return cache
 
     # Beside the shards
 
@@ -104,25 +115,6 @@ class OutputFiles:
                 file=name,
             )
         return content
-
-    def read_part(self, name: str, offset: int, size: int) -> bytes | memoryview:
-        """Bytes of a file from a place on; fewer, if it ends before."""
-        if not self.is_local:
-            return self._remote(name).read_at(size, offset)
-        content = np.empty(size, np.uint8).data
-        try:
-            version = FileVersion.of(Path(self.out, name).stat())
-            return content[: read_into(opened_local(self.out, name, version), content, offset)]
-        except FileNotFoundError:
-            raise OutputError(
-                f"{self.out}/{name} is missing; {REMEDY}", code="output-damaged", out=self.out, file=name
-            ) from None
-        except (OSError, ValueError) as error:
-            raise OutputError(
-                f"{self.out}/{name}: cannot be read: {error}; {REMEDY}",
-                code="output-damaged",
-                **fields_of(error) | {"out": self.out, "file": name},
-            ) from error
 
     def _read_file(self, name: str, most: int) -> bytes:
         """Raises FileNotFoundError if it is not there."""
@@ -267,3 +259,76 @@ class OutputFiles:
                 yield self._remote(f"shards/{shard_name(number)}").size
             except FileNotFoundError:
                 yield None
+
+
+def in_advance(
+    function: Callable[[Argument], Result],
+    arguments: Iterable[Argument],
+    depth: int,
+    pool: ThreadPoolExecutor | None = None,
+) -> Iterator[Result]:
+    """Return results in order, computed by threads before they are asked for.
+
+    Args:
+        function: computes a result.
+        arguments: of each call; taken `depth` calls ahead.
+        depth: how many results are computed ahead.
+        pool: the threads, shut down at the end; None makes as many as `depth`.
+    """
+    results: deque[Future[Result]] = deque()
+    pool = pool or ThreadPoolExecutor(depth)
+    try:
+        for argument in arguments:
+            results.append(pool.submit(function, argument))
+            if len(results) > depth:
+                yield results.popleft().result()
+        while results:
+            yield results.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+class Locks:
+    """Lets one of several threads do what all of them want; the others wait for it.
+
+    A forked process gets new ones: it would inherit locks of threads that it does not inherit.
+    """
+
+    def __init__(self) -> None:
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._locks = [Lock() for _ in range(64)]
+
+    def of(self, key: Hashable) -> Lock:
+        return self._locks[hash(key) % len(self._locks)]
+
+
+_opening = Locks()
+
+
+@lru_cache(maxsize=FILES_OPEN)
+def opened_local(out: str, name: str, _version: FileVersion) -> BinaryIO:
+    """A file of a local output, kept open until others have taken its place here, and nobody reads it any more.
+
+    An output may be packed again while this process lives: who has seen another version opens another file.
+    """
+    return open_regular(inside(Path(out), name))[0]
+
+
+def opened_remote(file: Location) -> ObjectReader:
+    """A remote file, kept open: opening costs a request, by which pyarrow asks the store for the size.
+
+    It does so even where the size is known: of Arrow's ways to open a file, Python lacks the one that takes it (pyarrow
+    26: no FileInfo for a path; streams, and fragments of data sets with a file_size, ask all the same). Threads
+    that read ahead come here at once for packs of one shard; one of them asks.
+    """
+    with _opening.of(file):
+        return _opened_once(file, os.getpid())
+
+
+@lru_cache(maxsize=REMOTE_OPEN)
+def _opened_once(file: Location, _process: int) -> ObjectReader:
+    """Once per process: clients of object stores have threads, which a forked worker does not inherit."""
+    return file.open_object()
