@@ -104,7 +104,7 @@ def make_index(tokens: np.ndarray, visual: np.ndarray, pack: np.ndarray, num_pac
         "pack": numbers, "shard": names.take(pa.array(numbers // PER_SHARD)), "bytes": per_pack(visual) * 2352,
         "tokens": per_pack(tokens), "visual_tokens": per_pack(visual), "squares": per_pack(tokens**2),
         "target_tokens": per_pack(tokens) // 9, "num_documents": per_pack(np.ones(len(tokens))),
-        "num_images": per_pack(visual > 0), "times": np.ones(num_packs),
+        "num_images": per_pack(visual > 0), 
         "members": pa.array([[]], INDEX_SCHEMA.field("members").type).take(pa.array(np.zeros(num_packs, np.int32))),
     }  # fmt: skip
     return pa.table([pa.array(values[field.name]).cast(field.type) for field in INDEX_SCHEMA], schema=INDEX_SCHEMA)

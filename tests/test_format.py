@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.commands import assert_verified, list_problems
+from support.commands import assert_verified, list_problems, main
 from support.outputs import read_manifest
 
 from neatpack import PackedShards
-from neatpack.pipeline.cli import main
 
 pytestmark = pytest.mark.net
 

@@ -35,7 +35,6 @@ KINDS = {
     "shard": "shards/*.tar",
     "index": "index.parquet",
     "loader index": "index.arrow",
-    "sources": "sources.json",
     "manifest": "manifest.json",
     "table": "*_table.npy",
     "ledger": "ledger/*.parquet",

@@ -225,7 +225,7 @@ def write_note(job: ShardJob, media: Any) -> None:
     columns = {
         "pack": np.arange(job.first, job.last), "offset": offset, "bytes": bytes_, "tokens": tokens,
         "visual_tokens": visual, "target_tokens": tokens // 8, "num_documents": np.diff(plan.starts),
-        "times": np.ones(count), "shard": pa.array([job.name] * count),
+        "shard": pa.array([job.name] * count),
         "members": pa.ListArray.from_arrays(pa.array(np.arange(count + 1) * len(names), pa.int32()), places),
     }  # fmt: skip
     zeros = np.zeros(count, np.int64)

@@ -260,7 +260,7 @@ def test_a_flipped_byte_is_found(forged: Path, part: str) -> None:
         (lambda pixels: pixels["codec"].update(audio="u8"), {"key": "pixels.codec"}),
         (
             lambda pixels: pixels.update(codec={"image": "u8", "video": "u8"}, rule=None),
-            {"file": "index.arrow"},
+            {"member": "pixel_values.npy"},
         ),
         (lambda pixels: pixels["rule"].update(name="subprocess.Popen"), {"key": "pixels.rule"}),
         (lambda pixels: pixels["rule"]["fields"].update(patch_size=0), {"key": "pixels.rule"}),
