@@ -271,7 +271,7 @@ def test_an_output_of_an_older_format_is_refused_and_overwritten_on_demand(tiny,
     config = tiny_config(tiny.text("a", "b").write(), tmp_path / "out")
     run_pack(config)
     manifest = tmp_path / "out/manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format": 7,', '"format": 2,'))
+    manifest.write_text(manifest.read_text().replace('"format": 8,', '"format": 2,'))
     with raises(UserError, "output-format", out=str(tmp_path / "out"), got=2):
         run_pack(config)
     manifest.unlink()
