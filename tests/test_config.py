@@ -327,8 +327,8 @@ def test_relative_paths_are_taken_elsewhere(job_copy: Path, tmp_path: Path, monk
 
 
 def test_work_lies_in_the_output_unless_named() -> None:
-    assert PackConfig(out="/o").work_dir == Path("/o/work")
-    assert PackConfig(out="/o", work="/w").work_dir == Path("/w")
+    assert PackConfig(out="/o").work_dir.path == Path("/o/work")
+    assert PackConfig(out="/o", work="/w").work_dir.path == Path("/w")
 
 
 # ---------------------------------------------------------------- what follows from a config
