@@ -70,7 +70,7 @@ def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     """What a run on disk gives."""
     out = tmp_path_factory.mktemp("local") / "out"
     run_pack(tiny_config(data / "meta.json", out, max_skipped=1.0))
-    return {name: content for name, content in files_of(out).items() if name != SOURCES}
+    return without_sources(files_of(out))
 
 
 @pytest.fixture
@@ -95,6 +95,14 @@ def bucket(proxy: Proxy, s3: S3, data: Path) -> StorePath:
     return folder
 
 
+def without_sources(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return files of an output without what says where its data lie: sources.json and its digest in the manifest."""
+    del files[SOURCES]
+    manifest = json.loads(files["manifest.json"])
+    del manifest["files"][SOURCES], manifest["digest"]
+    return files | {"manifest.json": json.dumps(manifest).encode()}
+
+
 def config_in(bucket: StorePath, **overrides: Any) -> PackConfig:
     local = tiny_config(Path("meta"), Path("out"), max_skipped=1.0)
     return dataclasses.replace(local, meta=(bucket / "data" / "meta.json").uri, out=(bucket / "out").uri, **overrides)
@@ -104,11 +112,8 @@ def stored(bucket: StorePath) -> dict[str, bytes]:
     """As `files_of`, of a store."""
     out = bucket / "out"
     names = {file.relative_to(out): file for file in out.files()}
-    return {
-        name: file.read_bytes()
-        for name, file in names.items()
-        if not name.startswith("work/") and "report.html" not in name and name != SOURCES
-    }
+    is_kept = {name for name in names if not name.startswith("work/") and "report.html" not in name}
+    return without_sources({name: file.read_bytes() for name, file in names.items() if name in is_kept})
 
 
 def about(requests: list[Request], *methods: str) -> list[str]:
