@@ -7,11 +7,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from places import SHARED
 from support.commands import assert_verified
 
 from neatpack import PackConfig, run_pack
 
-SHARED = (Path(__file__).resolve().parents[2] / "shared").resolve()
 NASTY = SHARED / "data" / "nasty"
 
 
